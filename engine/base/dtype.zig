@@ -1,0 +1,122 @@
+//! Element types and reduce operations: their numbers (those of include/pccl.h), names, sizes, and
+//! the type in which a partial sum travels. The arithmetic itself is in kernels/; which numbers come
+//! out is written in kernels/scalar.zig.
+
+const std = @import("std");
+
+pub const DType = enum(u8) {
+    f32 = 0,
+    f64 = 1,
+    f16 = 2,
+    bf16 = 3,
+    i8 = 4,
+    u8 = 5,
+    i16 = 6,
+    u16 = 7,
+    i32 = 8,
+    u32 = 9,
+    i64 = 10,
+    u64 = 11,
+
+    /// Bytes of one element.
+    pub fn size(d: DType) usize {
+        return switch (d) {
+            .i8, .u8 => 1,
+            .f16, .bf16, .i16, .u16 => 2,
+            .f32, .i32, .u32 => 4,
+            .f64, .i64, .u64 => 8,
+        };
+    }
+
+    /// "f32", "bf16", ...; the spelling of every message and of the Python interface.
+    pub fn name(d: DType) [:0]const u8 {
+        return @tagName(d);
+    }
+
+    pub fn is_float(d: DType) bool {
+        return switch (d) {
+            .f32, .f64, .f16, .bf16 => true,
+            .i8, .u8, .i16, .u16, .i32, .u32, .i64, .u64 => false,
+        };
+    }
+
+    pub fn is_signed(d: DType) bool {
+        return switch (d) {
+            .f32, .f64, .f16, .bf16, .i8, .i16, .i32, .i64 => true,
+            .u8, .u16, .u32, .u64 => false,
+        };
+    }
+
+    /// Null if the number is no dtype; the number may come from a stranger.
+    pub fn from_int(number: u8) ?DType {
+        return std.enums.fromInt(DType, number);
+    }
+};
+
+pub const ReduceOp = enum(u8) {
+    sum = 0,
+    avg = 1,
+    prod = 2,
+    min = 3,
+    max = 4,
+
+    pub fn name(op: ReduceOp) [:0]const u8 {
+        return @tagName(op);
+    }
+
+    /// Null if the number is no operation; the number may come from a stranger.
+    pub fn from_int(number: u8) ?ReduceOp {
+        return std.enums.fromInt(ReduceOp, number);
+    }
+};
+
+/// The dtype in which a partial result of `op` over elements of `d` is kept and travels. It is `d`
+/// itself, but for avg of narrow integers: their sum is carried in 64 bits, so that it cannot
+/// overflow before the division.
+pub fn partial_dtype(op: ReduceOp, d: DType) DType {
+    if (op != .avg) return d;
+    return switch (d) {
+        .i8, .i16, .i32 => .i64,
+        .u8, .u16, .u32 => .u64,
+        .f32, .f64, .f16, .bf16, .i64, .u64 => d,
+    };
+}
+
+/// Bytes per element of a partial result: 8 for avg of 8 to 32 bit integers, else the size of `d`.
+pub fn partial_size(op: ReduceOp, d: DType) usize {
+    return partial_dtype(op, d).size();
+}
+
+test "the numbers and sizes are those of include/pccl.h" {
+    const expect_equal = std.testing.expectEqual;
+    const sizes = [_]usize{ 4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8 };
+    const names = [_][]const u8{
+        "f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64",
+    };
+    try expect_equal(sizes.len, std.enums.values(DType).len);
+    for (sizes, names, 0..) |size, name, number| {
+        const d = DType.from_int(@intCast(number)).?;
+        try expect_equal(size, d.size());
+        try std.testing.expectEqualStrings(name, d.name());
+        try expect_equal(name[0] == 'f' or name[0] == 'b', d.is_float());
+        try expect_equal(name[0] != 'u', d.is_signed());
+    }
+    try expect_equal(@as(?DType, null), DType.from_int(12));
+    try expect_equal(@as(?DType, null), DType.from_int(255));
+    for ([_][]const u8{ "sum", "avg", "prod", "min", "max" }, 0..) |name, number| {
+        try std.testing.expectEqualStrings(name, ReduceOp.from_int(@intCast(number)).?.name());
+    }
+    try expect_equal(@as(?ReduceOp, null), ReduceOp.from_int(5));
+}
+
+test "only avg of narrow integers travels wider than it is" {
+    for (std.enums.values(ReduceOp)) |op| {
+        for (std.enums.values(DType)) |d| {
+            const wide = op == .avg and !d.is_float();
+            try std.testing.expectEqual(if (wide) 8 else d.size(), partial_size(op, d));
+            const partial = partial_dtype(op, d);
+            try std.testing.expectEqual(d.is_signed(), partial.is_signed());
+            try std.testing.expectEqual(d.is_float(), partial.is_float());
+        }
+    }
+}
