@@ -1,0 +1,72 @@
+//! BitSet: a fixed-size set of indices with a scan for the next member. Memory is given at init.
+//! Used for the pieces of an operation (collective/ring.zig).
+
+const std = @import("std");
+const assert = std.debug.assert;
+
+pub const BitSet = struct {
+    words: []u64 = &.{},
+    bits: usize = 0,
+    /// How many are set.
+    count: usize = 0,
+
+    pub fn init(gpa: std.mem.Allocator, bits: usize) !BitSet {
+        const words = try gpa.alloc(u64, (bits + 63) / 64);
+        @memset(words, 0);
+        return .{ .words = words, .bits = bits };
+    }
+
+    pub fn deinit(set: *BitSet, gpa: std.mem.Allocator) void {
+        gpa.free(set.words);
+        set.* = .{};
+    }
+
+    pub fn clear(set: *BitSet) void {
+        @memset(set.words, 0);
+        set.count = 0;
+    }
+
+    pub fn has(set: *const BitSet, index: usize) bool {
+        assert(index < set.bits);
+        return set.words[index / 64] >> @intCast(index % 64) & 1 == 1;
+    }
+
+    pub fn set_bit(set: *BitSet, index: usize) void {
+        if (set.has(index)) return;
+        set.words[index / 64] |= @as(u64, 1) << @intCast(index % 64);
+        set.count += 1;
+    }
+
+    pub fn unset_bit(set: *BitSet, index: usize) void {
+        if (!set.has(index)) return;
+        set.words[index / 64] &= ~(@as(u64, 1) << @intCast(index % 64));
+        set.count -= 1;
+    }
+
+    /// The first member at or after `from`, wrapping around once; null when the set is empty.
+    pub fn next(set: *const BitSet, from: usize) ?usize {
+        if (set.count == 0) return null;
+        const start = if (from < set.bits) from else 0;
+        const first_word = start / 64;
+        const head = set.words[first_word] & ~@as(u64, 0) << @intCast(start % 64);
+        if (head != 0) return first_word * 64 + @ctz(head);
+        for (1..set.words.len + 1) |step| {
+            const index = (first_word + step) % set.words.len;
+            if (set.words[index] != 0) return index * 64 + @ctz(set.words[index]);
+        }
+        unreachable; // count > 0
+    }
+};
+
+test "next wraps around and finds every member" {
+    var set = try BitSet.init(std.testing.allocator, 200);
+    defer set.deinit(std.testing.allocator);
+    try std.testing.expectEqual(null, set.next(0));
+    for ([_]usize{ 3, 64, 199 }) |index| set.set_bit(index);
+    try std.testing.expectEqual(3, set.next(0));
+    try std.testing.expectEqual(64, set.next(4));
+    try std.testing.expectEqual(199, set.next(65));
+    set.unset_bit(199);
+    try std.testing.expectEqual(3, set.next(65));
+    try std.testing.expectEqual(2, set.count);
+}

@@ -1,0 +1,28 @@
+//! Canaries: mutations of the protocol that the simulator switches on to prove that its checkers see
+//! them. In the library `build_options.simulation` is false and every test below folds to `false`.
+//! Who uses them: tests/sim (each must be caught by its named checker).
+
+const std = @import("std");
+const build_options = @import("build_options");
+
+pub const Canary = enum {
+    none,
+    /// A call returns when its own result is complete, before the coordinator has committed.
+    publish_before_commit,
+    /// Results are written into the caller's in-place buffer before the commit.
+    forget_shadow,
+    /// Frames of a passed attempt are taken for current ones.
+    accept_older_attempt,
+    /// Descriptors are not compared.
+    skip_fingerprint,
+    /// A finished chunk is kept whichever attempt reduced it, and listed with the current members.
+    keep_without_attempt,
+    /// Two operations in flight receive into the same slots.
+    shared_slots,
+};
+
+pub var active: Canary = .none;
+
+pub inline fn on(comptime canary: Canary) bool {
+    return build_options.simulation and active == canary;
+}

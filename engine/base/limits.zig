@@ -1,0 +1,51 @@
+//! Every limit of the library, in one place (docs: design, section 10). A breach is a clear error,
+//! never an assertion. Who enforces a limit is written beside it.
+
+const std = @import("std");
+const assert = std.debug.assert;
+
+pub const KiB = 1024;
+pub const MiB = 1024 * KiB;
+
+/// Members of one run, so of any group too. Enforced by the coordinator at registration.
+pub const peers_max = 512;
+/// Groups of one run. Enforced by the coordinator at join.
+pub const groups_max = 64;
+/// TCP connections between two peers. Enforced by the coordinator's options.
+pub const lanes_per_link_max = 64;
+/// Operations that one group may have in flight at a peer. Enforced at the call.
+pub const operations_in_flight_max = 64;
+/// Elements of one operation. Enforced at the call.
+pub const elements_max = 1 << 40;
+/// Units of recovery of one operation; a chunk of a very large operation spans several pieces.
+pub const chunks_max = 16_384;
+/// Payload of one frame, and so the largest piece.
+pub const frame_payload_bytes_max = 256 * KiB;
+/// Smallest chunk that is worth a frame of its own.
+pub const chunk_bytes_min = 1 * KiB;
+/// Partial sums that one link may hold for one operation.
+pub const window_bytes_max = 1024 * MiB;
+/// Group names, without terminating zero.
+pub const name_bytes_max = 256;
+/// "host:port" of a peer or a coordinator.
+pub const address_bytes_max = 255;
+/// Largest control message: a resume that lists every chunk with its holders.
+pub const control_message_bytes_max = 2 * MiB;
+/// Decisions that a member may lag behind before it is expelled.
+pub const decisions_kept_max = 4096;
+/// Tags that one epoch of a group may use.
+pub const tags_per_epoch_max = 65_536;
+/// Links of a group are a full mesh up to this many members; above, each rank keeps
+/// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
+pub const full_mesh_max = 32;
+pub const ring_reach = 3;
+/// Connections that have not said who they are yet, and how long they may take.
+pub const strangers_max = 64;
+pub const stranger_ns_max = 5 * std.time.ns_per_s;
+
+comptime {
+    // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).
+    assert(chunks_max * (12 + peers_max / 8) + 256 <= control_message_bytes_max);
+    // Chunk indices travel as u32, ranks as u16.
+    assert(chunks_max <= std.math.maxInt(u32) and peers_max <= std.math.maxInt(u16));
+}

@@ -1,0 +1,27 @@
+//! base: ids, limits, element types, time, randomness and small containers, for every other layer.
+//! It knows nothing of peers, frames or sockets. Next: wire/root.zig (bytes <-> values).
+
+const std = @import("std");
+
+pub const limits = @import("limits.zig");
+pub const ids = @import("ids.zig");
+pub const canary = @import("canary.zig");
+pub const dtype = @import("dtype.zig");
+pub const BitSet = @import("bit_set.zig").BitSet;
+pub const Prng = @import("prng.zig").Prng;
+
+pub const PeerId = ids.PeerId;
+pub const RunId = ids.RunId;
+pub const Mask = ids.Mask;
+pub const DType = dtype.DType;
+pub const ReduceOp = dtype.ReduceOp;
+
+/// Monotonic nanoseconds. The sans-I/O layers are told the time; they never ask for it.
+pub const Instant = u64;
+pub const never: Instant = std.math.maxInt(u64);
+
+test {
+    std.testing.refAllDecls(@This());
+    _ = @import("bit_set.zig");
+    _ = @import("prng.zig");
+}

@@ -1,0 +1,763 @@
+//! Executor: the moves of one operation over a chunked, pipelined ring, one attempt at a time.
+//!
+//! Positions 0..n-1 are the members that are alive, in rank order; each sends to the next. Chunk c is
+//! owned by position c mod n. Its partial sum starts behind the owner, travels all the way round to it
+//! while everybody adds its own part, and is finished there; the final bytes travel on from the owner
+//! until everybody has them. A broadcast is the second half alone: all chunks are final at the root.
+//! After a loss, chunks that some survivors hold travel on from them in the same way.
+//!
+//! Nothing is written to the caller's memory here: results are staged in `result` and copied when the
+//! operation is committed, so a call that fails has its input by construction (docs/PROMISE.md, P3).
+//! Partial sums wait in slots. Every owner has slots of its own at every rank, so partial sums of one
+//! owner never wait for those of another and no cycle of full buffers can form.
+//!
+//! Who calls: session/session.zig. Steps and bytes: docs/ALGORITHMS.md.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const kernels = @import("kernels");
+const Partition = @import("partition.zig").Partition;
+const Pool = @import("pool.zig").Pool;
+const Allocator = std.mem.Allocator;
+const BitSet = base.BitSet;
+const Descriptor = wire.control.Descriptor;
+const KeptRange = wire.control.KeptRange;
+const assert = std.debug.assert;
+
+pub const Executor = struct {
+    gpa: Allocator,
+    pool: *Pool,
+    descriptor: Descriptor,
+    partition: Partition,
+    /// The caller's contribution; read until this peer has voted, never written.
+    send: [*]const u8,
+    /// The staged result.
+    result: Pool.Buffer,
+    /// Where the result is written: `result`, except under a canary.
+    target: [*]u8,
+
+    slots: Pool.Buffer,
+    slot_bytes: usize,
+    free_slots: []u16,
+    free_count: u16,
+
+    // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not settled.
+    chunk_reduced: []u32,
+    chunk_arriving: []u32,
+    chunk_left: []u32,
+    chunk_digest: []u128,
+    chunks_settled: u32 = 0,
+    kept: BitSet,
+    successor_holds: BitSet,
+
+    // Per piece.
+    settled: BitSet,
+    final_seen: BitSet,
+    final_ready: BitSet,
+    partial_seen: BitSet,
+    final_cursor: usize = 0,
+
+    // The attempt under way; `members` 0 while stopped.
+    attempt: u32 = 0,
+    position: u16 = 0,
+    members: u16 = 0,
+    successor_open: bool = false,
+    /// Partial sums per owner that may still come in, and the piece to start next.
+    credits: []Credit,
+    ready: std.ArrayList(Partial),
+    origin_next: u64 = 0,
+
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+
+    const Credit = struct {
+        /// As receiver: slots of this owner in use, and how many have been freed in this attempt.
+        held: u32 = 0,
+        freed: u64 = 0,
+        announced: u64 = 0,
+        /// As sender: what the successor allows, and what was used.
+        allowed: u64 = 0,
+        used: u64 = 0,
+    };
+    const Partial = struct { piece: u64, slot: u16 };
+
+    pub const no_slot: u16 = std.math.maxInt(u16);
+    /// Slots for contributions that must be widened before they travel.
+    const origin_slots = 8;
+
+    pub const Options = struct {
+        descriptor: Descriptor,
+        send: [*]const u8,
+        /// The caller's buffer, which only a canary writes early.
+        recv: [*]u8,
+        world_size: u32,
+        chunk_bytes: u32,
+        window_bytes: u64,
+        is_root: bool,
+    };
+
+    pub fn partition_of(descriptor: Descriptor, world_size: u32, chunk_bytes: u32, window: u64) Partition {
+        return Partition.init(.{
+            .count = if (descriptor.kind == .barrier) 0 else descriptor.count,
+            .element_bytes = descriptor.dtype.size(),
+            .partial_bytes = partial_bytes(descriptor),
+            .world_size = world_size,
+            .chunk_bytes_max = chunk_bytes,
+            .window_bytes = window,
+        });
+    }
+
+    fn partial_bytes(descriptor: Descriptor) usize {
+        if (descriptor.kind != .all_reduce) return descriptor.dtype.size();
+        return base.dtype.partial_size(descriptor.op, descriptor.dtype);
+    }
+
+    /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
+    pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
+        const descriptor = options.descriptor;
+        const partition = partition_of(
+            descriptor,
+            options.world_size,
+            options.chunk_bytes,
+            options.window_bytes,
+        );
+        const slot_count = slots_needed(&partition, descriptor, options);
+        const slot_bytes = partition.slot_bytes();
+
+        const result = try pool.take(@intCast(partition.count * partition.element_bytes));
+        errdefer pool.give(result);
+        const slots = try pool.take(slot_count * slot_bytes);
+        errdefer pool.give(slots);
+        const free_slots = try gpa.alloc(u16, slot_count);
+        errdefer gpa.free(free_slots);
+        const chunk_reduced = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_reduced);
+        const chunk_arriving = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_arriving);
+        const chunk_left = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_left);
+        const chunk_digest = try gpa.alloc(u128, partition.chunks);
+        errdefer gpa.free(chunk_digest);
+        const credits = try gpa.alloc(Credit, options.world_size);
+        errdefer gpa.free(credits);
+        var kept = try BitSet.init(gpa, partition.chunks);
+        errdefer kept.deinit(gpa);
+        var successor_holds = try BitSet.init(gpa, partition.chunks);
+        errdefer successor_holds.deinit(gpa);
+        var settled = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer settled.deinit(gpa);
+        var final_seen = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer final_seen.deinit(gpa);
+        var final_ready = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer final_ready.deinit(gpa);
+        var partial_seen = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer partial_seen.deinit(gpa);
+        var ready: std.ArrayList(Partial) = .empty;
+        try ready.ensureTotalCapacity(gpa, slot_count);
+
+        var executor: Executor = .{
+            .gpa = gpa,
+            .pool = pool,
+            .descriptor = descriptor,
+            .partition = partition,
+            .send = options.send,
+            .result = result,
+            .target = result.ptr,
+            .slots = slots,
+            .slot_bytes = slot_bytes,
+            .free_slots = free_slots,
+            .free_count = 0,
+            .chunk_reduced = chunk_reduced,
+            .chunk_arriving = chunk_arriving,
+            .chunk_left = chunk_left,
+            .chunk_digest = chunk_digest,
+            .kept = kept,
+            .successor_holds = successor_holds,
+            .settled = settled,
+            .final_seen = final_seen,
+            .final_ready = final_ready,
+            .partial_seen = partial_seen,
+            .credits = credits,
+            .ready = ready,
+        };
+        if (base.canary.on(.forget_shadow)) executor.target = options.recv;
+        for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
+        if (descriptor.kind == .broadcast and options.is_root) executor.settle_all_from_input();
+        return executor;
+    }
+
+    pub fn deinit(x: *Executor) void {
+        x.pool.give(x.result);
+        x.pool.give(x.slots);
+        const gpa = x.gpa;
+        gpa.free(x.free_slots);
+        gpa.free(x.chunk_reduced);
+        gpa.free(x.chunk_arriving);
+        gpa.free(x.chunk_left);
+        gpa.free(x.chunk_digest);
+        gpa.free(x.credits);
+        x.kept.deinit(gpa);
+        x.successor_holds.deinit(gpa);
+        x.settled.deinit(gpa);
+        x.final_seen.deinit(gpa);
+        x.final_ready.deinit(gpa);
+        x.partial_seen.deinit(gpa);
+        x.ready.deinit(gpa);
+        x.* = undefined;
+    }
+
+    fn slots_needed(partition: *const Partition, descriptor: Descriptor, options: Options) usize {
+        if (descriptor.kind != .all_reduce or options.world_size < 2) return 0;
+        const owners = options.world_size - 1;
+        const slot_bytes = @max(1, partition.slot_bytes());
+        const by_window = @max(1, options.window_bytes / (slot_bytes * owners));
+        // After a loss fewer owners share the same pieces, hence the factor.
+        const by_work = @max(1, std.math.divCeil(u64, partition.pieces, 2) catch unreachable);
+        const widening: usize = if (partition.partial_bytes > partition.element_bytes)
+            origin_slots
+        else
+            0;
+        const per_owner = @min(by_window, by_work, 4096);
+        return @intCast(@min(per_owner * owners + widening, no_slot - 1));
+    }
+
+    // ---- attempts
+
+    pub const Begin = struct {
+        attempt: u32,
+        /// Members alive, and the rank of this peer.
+        alive: *const base.Mask,
+        rank: u16,
+        /// Ranges that some members hold; null for a first attempt.
+        kept: []const KeptRange,
+        /// The root's rank, for a broadcast.
+        root: u16,
+    };
+
+    /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
+    pub fn begin(x: *Executor, options: Begin) void {
+        assert(x.members == 0);
+        const n = options.alive.count();
+        x.attempt = options.attempt;
+        x.members = @intCast(n);
+        x.position = @intCast(options.alive.position(options.rank));
+        x.successor_open = false;
+        x.reset_movement();
+
+        const successor = options.alive.at((x.position + 1) % n);
+        x.kept.clear();
+        x.successor_holds.clear();
+        for (options.kept) |range| for (range.begin..@min(range.end, x.partition.chunks)) |chunk| {
+            x.kept.set_bit(chunk);
+            if (range.holders.has(successor)) x.successor_holds.set_bit(chunk);
+        };
+        // A chunk of a broadcast that nobody else holds is still held by the root.
+        if (x.descriptor.kind == .broadcast) for (0..x.partition.chunks) |chunk| {
+            if (x.kept.has(chunk)) continue;
+            x.kept.set_bit(chunk);
+            if (successor == options.root) x.successor_holds.set_bit(chunk);
+        };
+        for (0..x.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) x.chunk_discard(chunk);
+        }
+        x.final_seen.clear();
+        for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
+        x.final_seen.count = x.settled.count;
+
+        if (n == 1) return x.finish_alone();
+        for (0..x.partition.chunks) |chunk| {
+            if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) continue;
+            if (!x.successor_holds.has(chunk)) x.chunk_ready(@intCast(chunk));
+        }
+        x.origin_next = x.next_origin(0);
+    }
+
+    /// Ends the attempt: nothing moves until the next begin. The caller has made sure that no lane still reads
+    /// or writes slots and results.
+    pub fn halt(x: *Executor) void {
+        x.members = 0;
+    }
+
+    fn reset_movement(x: *Executor) void {
+        x.free_count = @intCast(x.free_slots.len);
+        // The lowest slots are handed out first and so stay in cache.
+        for (x.free_slots, 0..) |*entry, index| {
+            entry.* = @intCast(x.free_slots.len - 1 - index);
+        }
+        @memset(x.credits, .{});
+        x.ready.clearRetainingCapacity();
+        x.final_ready.clear();
+        x.partial_seen.clear();
+        x.final_cursor = 0;
+    }
+
+    fn chunk_reset(x: *Executor, chunk: u32) void {
+        x.chunk_reduced[chunk] = 0;
+        x.chunk_arriving[chunk] = 0;
+        x.chunk_left[chunk] = x.partition.pieces_of(chunk);
+        x.chunk_digest[chunk] = 0;
+    }
+
+    fn chunk_discard(x: *Executor, chunk: u32) void {
+        if (x.chunk_reduced[chunk] != 0) x.chunks_settled -= 1;
+        x.chunk_reset(chunk);
+        const first = x.partition.first_piece(chunk);
+        for (0..x.partition.pieces_of(chunk)) |index| x.settled.unset_bit(@intCast(first + index));
+    }
+
+    fn chunk_ready(x: *Executor, chunk: u32) void {
+        const first = x.partition.first_piece(chunk);
+        for (0..x.partition.pieces_of(chunk)) |index| x.final_ready.set_bit(@intCast(first + index));
+    }
+
+    fn finish_alone(x: *Executor) void {
+        for (0..@intCast(x.partition.pieces)) |piece| {
+            if (x.settled.has(piece)) continue;
+            const out = x.target_piece(piece);
+            const count = x.partition.elements(piece);
+            kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, x.own(piece), count);
+            x.settle(piece, x.attempt);
+        }
+    }
+
+    fn settle_all_from_input(x: *Executor) void {
+        const total: usize = @intCast(x.partition.count * x.partition.element_bytes);
+        @memcpy(x.target[0..total], x.send[0..total]);
+        for (0..@intCast(x.partition.pieces)) |piece| x.settle(piece, 1);
+    }
+
+    // ---- who owns what
+
+    fn owner(x: *const Executor, piece: u64) u16 {
+        return @intCast(x.partition.chunk_of(piece) % x.members);
+    }
+
+    fn predecessor(x: *const Executor) u16 {
+        return (x.position + x.members - 1) % x.members;
+    }
+
+    fn successor_position(x: *const Executor) u16 {
+        return (x.position + 1) % x.members;
+    }
+
+    /// The first piece at or after `from` whose partial sum starts here.
+    fn next_origin(x: *const Executor, from: u64) u64 {
+        if (x.descriptor.kind != .all_reduce) return x.partition.pieces;
+        var piece = from;
+        while (piece < x.partition.pieces) {
+            const chunk = x.partition.chunk_of(piece);
+            if (chunk % x.members == x.predecessor() and !x.kept.has(chunk)) return piece;
+            piece = x.partition.first_piece(@as(u64, chunk) + 1);
+        }
+        return piece;
+    }
+
+    fn own(x: *const Executor, piece: u64) [*]const u8 {
+        return x.send + @as(usize, @intCast(x.partition.offset(piece) * x.partition.element_bytes));
+    }
+
+    fn target_piece(x: *const Executor, piece: u64) []u8 {
+        const start: usize = @intCast(x.partition.offset(piece) * x.partition.element_bytes);
+        const bytes = x.partition.elements(piece) * x.partition.element_bytes;
+        return x.target[start .. start + bytes];
+    }
+
+    fn slot(x: *const Executor, index: u16) []u8 {
+        const bytes = if (base.canary.on(.shared_slots)) &shared_slots else x.slots;
+        const number = if (base.canary.on(.shared_slots)) index % 16 else index;
+        return bytes[number * x.slot_bytes ..][0..x.slot_bytes];
+    }
+
+    var shared_slots: [1 << 20]u8 align(64) = undefined; // canary only; see base/canary.zig
+
+    /// Slots each owner may fill here in this attempt.
+    fn slots_per_owner(x: *const Executor) u32 {
+        if (x.members < 2 or x.free_slots.len == 0) return 0;
+        const reserved: usize = if (x.widens()) origin_slots else 0;
+        const owners = x.members - 1;
+        return @intCast(@max(1, (x.free_slots.len - reserved) / owners));
+    }
+
+    fn widens(x: *const Executor) bool {
+        return x.partition.partial_bytes > x.partition.element_bytes;
+    }
+
+    // ---- from the predecessor
+
+    pub const Place = struct { bytes: []u8, slot: u16 };
+    pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, NoCredit, WrongPhase };
+
+    /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
+    pub fn place(x: *Executor, header: *const wire.frame.Header) PlaceError!Place {
+        assert(x.members > 1);
+        if (header.index >= x.partition.pieces) return error.UnknownPiece;
+        const piece: usize = @intCast(header.index);
+        return switch (header.kind) {
+            .partial => x.place_partial(header, piece),
+            .final => x.place_final(header, piece),
+            .open, .credit => error.WrongPhase,
+        };
+    }
+
+    fn place_partial(x: *Executor, header: *const wire.frame.Header, piece: usize) PlaceError!Place {
+        const class = x.owner(piece);
+        if (x.descriptor.kind != .all_reduce or x.kept.has(x.partition.chunk_of(piece)))
+            return error.WrongPhase;
+        if (class == x.predecessor()) return error.WrongPhase; // its sums start here
+        if (x.partial_seen.has(piece)) return error.Twice;
+        const bytes = x.partition.elements(piece) * x.partition.partial_bytes;
+        if (header.payload_bytes != bytes) return error.WrongLength;
+        const credit = &x.credits[class];
+        if (credit.held >= x.slots_per_owner() or x.free_count == 0) return error.NoCredit;
+        credit.held += 1;
+        x.partial_seen.set_bit(piece);
+        x.free_count -= 1;
+        const index = x.free_slots[x.free_count];
+        return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
+    }
+
+    fn place_final(x: *Executor, header: *const wire.frame.Header, piece: usize) PlaceError!Place {
+        if (x.final_seen.has(piece)) return error.Twice;
+        const chunk = x.partition.chunk_of(piece);
+        if (!x.kept.has(chunk) and x.owner(piece) == x.position) return error.WrongPhase;
+        const out = x.target_piece(piece);
+        if (header.payload_bytes != out.len) return error.WrongLength;
+        if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
+            return error.WrongPhase;
+        x.final_seen.set_bit(piece);
+        return .{ .bytes = out, .slot = no_slot };
+    }
+
+    /// The payload of a placed frame is complete.
+    pub fn arrived(x: *Executor, header: *const wire.frame.Header, slot_index: u16) void {
+        assert(x.members > 1);
+        const piece: usize = @intCast(header.index);
+        x.bytes_received += header.payload_bytes;
+        if (header.kind == .final) {
+            x.settle(piece, header.reduced_attempt);
+            return x.forward_final(piece);
+        }
+        const op = x.descriptor.op;
+        const dtype = x.descriptor.dtype;
+        const count = x.partition.elements(piece);
+        const partial = x.slot(slot_index);
+        if (x.owner(piece) == x.position) {
+            const out = x.target_piece(piece);
+            kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, x.own(piece), x.members, count);
+            x.slot_free(x.position, slot_index);
+            x.settle(piece, x.attempt);
+            return x.forward_final(piece);
+        }
+        kernels.accumulate(op, dtype, partial.ptr, partial.ptr, x.own(piece), count);
+        x.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot_index });
+    }
+
+    fn slot_free(x: *Executor, class: u16, index: u16) void {
+        x.free_slots[x.free_count] = index;
+        x.free_count += 1;
+        const credit = &x.credits[class];
+        credit.held -= 1;
+        credit.freed += 1;
+    }
+
+    fn settle(x: *Executor, piece: usize, reduced_attempt: u32) void {
+        const chunk = x.partition.chunk_of(piece);
+        x.settled.set_bit(piece);
+        x.final_seen.set_bit(piece);
+        const seed = x.partition.offset(piece);
+        x.chunk_digest[chunk] +%= kernels.digest(x.target_piece(piece), seed);
+        x.chunk_arriving[chunk] = reduced_attempt;
+        x.chunk_left[chunk] -= 1;
+        if (x.chunk_left[chunk] > 0) return;
+        x.chunk_reduced[chunk] = x.chunk_arriving[chunk];
+        x.chunks_settled += 1;
+    }
+
+    fn forward_final(x: *Executor, piece: usize) void {
+        const chunk = x.partition.chunk_of(piece);
+        const stops = if (x.kept.has(chunk))
+            x.successor_holds.has(chunk)
+        else
+            x.owner(piece) == x.successor_position();
+        if (!stops) x.final_ready.set_bit(piece);
+    }
+
+    // ---- to the predecessor
+
+    pub const Grant = struct { class: u16, allowed: u64 };
+
+    /// What the predecessor may send once it knows that this peer has called: told in the open frame.
+    pub fn initial_credit(x: *const Executor) u64 {
+        return x.slots_per_owner();
+    }
+
+    /// The next owner for whom the predecessor should be told of freed slots; null if none. Told in
+    /// quarters of the window, so that credits cost little.
+    pub fn next_grant(x: *Executor) ?Grant {
+        if (x.members < 2) return null;
+        const window = x.slots_per_owner();
+        for (x.credits[0..x.members], 0..) |*credit, class| {
+            if (credit.freed - credit.announced < @max(1, window / 4)) continue;
+            credit.announced = credit.freed;
+            return .{ .class = @intCast(class), .allowed = credit.freed + window };
+        }
+        return null;
+    }
+
+    // ---- from the successor
+
+    pub fn successor_opened(x: *Executor, credit: u64) void {
+        x.successor_open = true;
+        for (x.credits) |*entry| entry.allowed = @max(entry.allowed, credit);
+    }
+
+    pub fn credited(x: *Executor, class: u16, allowed: u64) error{UnknownPiece}!void {
+        if (class >= x.members) return error.UnknownPiece;
+        x.credits[class].allowed = @max(x.credits[class].allowed, allowed);
+    }
+
+    // ---- to the successor
+
+    pub const Out = struct {
+        kind: wire.frame.Kind,
+        piece: u64,
+        class: u16,
+        reduced_attempt: u32,
+        slot: u16,
+        payload: []const u8,
+    };
+
+    /// The next frame for the successor; null if nothing can be sent now. Finished bytes first, then sums
+    /// that hold a slot, then new ones.
+    pub fn next(x: *Executor) ?Out {
+        if (x.members < 2 or !x.successor_open) return null;
+        const out = x.next_final() orelse x.next_forward() orelse x.next_own() orelse return null;
+        x.bytes_sent += out.payload.len;
+        return out;
+    }
+
+    fn next_final(x: *Executor) ?Out {
+        const piece = x.final_ready.next(x.final_cursor) orelse return null;
+        x.final_ready.unset_bit(piece);
+        x.final_cursor = piece + 1;
+        const chunk = x.partition.chunk_of(piece);
+        return .{
+            .kind = .final,
+            .piece = piece,
+            .class = 0,
+            .reduced_attempt = x.chunk_arriving[chunk],
+            .slot = no_slot,
+            .payload = x.target_piece(piece),
+        };
+    }
+
+    fn next_forward(x: *Executor) ?Out {
+        for (x.ready.items, 0..) |partial, index| {
+            const class = x.owner(partial.piece);
+            const credit = &x.credits[class];
+            if (credit.used >= credit.allowed) continue;
+            credit.used += 1;
+            _ = x.ready.orderedRemove(index);
+            return x.partial_out(partial.piece, class, partial.slot);
+        }
+        return null;
+    }
+
+    fn next_own(x: *Executor) ?Out {
+        if (x.origin_next >= x.partition.pieces) return null;
+        const class = x.predecessor();
+        const credit = &x.credits[class];
+        if (credit.used >= credit.allowed) return null;
+        var index = no_slot;
+        const piece = x.origin_next;
+        if (x.widens()) {
+            if (x.free_count == 0) return null;
+            x.free_count -= 1;
+            index = x.free_slots[x.free_count];
+            const count = x.partition.elements(piece);
+            kernels.first(x.descriptor.op, x.descriptor.dtype, x.slot(index).ptr, x.own(piece), count);
+        }
+        credit.used += 1;
+        x.origin_next = x.next_origin(piece + 1);
+        return x.partial_out(piece, class, index);
+    }
+
+    fn partial_out(x: *const Executor, piece: u64, class: u16, index: u16) Out {
+        const bytes = x.partition.elements(piece) * x.partition.partial_bytes;
+        return .{
+            .kind = .partial,
+            .piece = piece,
+            .class = class,
+            .reduced_attempt = 0,
+            .slot = index,
+            .payload = if (index == no_slot) x.own(piece)[0..bytes] else x.slot(index)[0..bytes],
+        };
+    }
+
+    /// A frame of `next` has left: its slot is free again.
+    pub fn sent(x: *Executor, out: *const Out) void {
+        assert(x.members > 1);
+        if (out.slot == no_slot) return;
+        if (out.class == x.predecessor()) { // widened here, never came in
+            x.free_slots[x.free_count] = out.slot;
+            x.free_count += 1;
+        } else x.slot_free(out.class, out.slot);
+    }
+
+    // ---- results
+
+    pub fn complete(x: *const Executor) bool {
+        return x.chunks_settled == x.partition.chunks;
+    }
+
+    /// Order-independent digest of the whole result.
+    pub fn digest(x: *const Executor) u128 {
+        var total: u128 = 0;
+        for (x.chunk_digest) |part| total +%= part;
+        return total;
+    }
+};
+
+/// Drives n executors over perfect links until nothing moves.
+const Bench = struct {
+    executors: []Executor,
+    alive: base.Mask,
+
+    fn step(bench: *Bench) !bool {
+        var moved = false;
+        const n = bench.alive.count();
+        for (0..n) |position| {
+            const x = &bench.executors[bench.alive.at(position)];
+            const to = &bench.executors[bench.alive.at((position + 1) % n)];
+            while (to.next_grant()) |grant| try x.credited(grant.class, grant.allowed);
+            const out = x.next() orelse continue;
+            moved = true;
+            const header: wire.frame.Header = .{
+                .epoch = 1,
+                .tag = 0,
+                .sequence = 0,
+                .index = out.piece,
+                .attempt = x.attempt,
+                .payload_bytes = @intCast(out.payload.len),
+                .reduced_attempt = out.reduced_attempt,
+                .group = 0,
+                .class = out.class,
+                .kind = out.kind,
+            };
+            const spot = try to.place(&header);
+            @memcpy(spot.bytes, out.payload);
+            x.sent(&out);
+            to.arrived(&header, spot.slot);
+        }
+        return moved;
+    }
+
+    fn begin(bench: *Bench, attempt: u32, kept: []const KeptRange) void {
+        const n = bench.alive.count();
+        for (0..n) |position| {
+            const rank = bench.alive.at(position);
+            bench.executors[rank].begin(.{
+                .attempt = attempt,
+                .alive = &bench.alive,
+                .rank = rank,
+                .kept = kept,
+                .root = 0,
+            });
+        }
+        for (0..n) |position| {
+            const to = &bench.executors[bench.alive.at((position + 1) % n)];
+            bench.executors[bench.alive.at(position)].successor_opened(to.initial_credit());
+        }
+    }
+};
+
+fn test_descriptor(kind: wire.control.OpKind, count: u64) Descriptor {
+    return .{
+        .kind = kind,
+        .dtype = .u64,
+        .op = .sum,
+        .recovery = .resume_chunks,
+        .count = count,
+        .safe_points = 0,
+    };
+}
+
+fn test_ring(n: u16, count: usize, kind: wire.control.OpKind, lose: ?u16) !void {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var inputs: [8][300]u64 = undefined;
+    var executors: [8]Executor = undefined;
+    for (0..n) |rank| {
+        for (&inputs[rank], 0..) |*value, index| {
+            value.* = (index % 7 + 1) << @intCast(4 * rank);
+        }
+        executors[rank] = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(kind, count),
+            .send = @ptrCast(&inputs[rank]),
+            .recv = @ptrCast(&inputs[rank]),
+            .world_size = n,
+            .chunk_bytes = 64,
+            .window_bytes = 1024,
+            .is_root = rank == 0,
+        });
+    }
+    defer for (executors[0..n]) |*x| x.deinit();
+    var bench: Bench = .{ .executors = executors[0..n], .alive = .full(n) };
+    bench.begin(1, &.{});
+    if (lose) |rank| {
+        for (0..@max(1, count / 16)) |_| _ = try bench.step();
+        for (executors[0..n]) |*x| x.halt();
+        bench.alive.unset(rank);
+        var kept: [300]KeptRange = undefined;
+        var kept_count: usize = 0;
+        for (0..executors[0].partition.chunks) |chunk| {
+            var range: KeptRange = .{
+                .begin = @intCast(chunk),
+                .end = @intCast(chunk + 1),
+                .reduced_attempt = 1,
+                .holders = .empty,
+            };
+            for (0..n) |r| if (bench.alive.has(r) and executors[r].chunk_reduced[chunk] > 0)
+                range.holders.set(r);
+            if (range.holders.is_empty()) continue;
+            kept[kept_count] = range;
+            kept_count += 1;
+        }
+        bench.begin(2, kept[0..kept_count]);
+    }
+    while (try bench.step()) {}
+    for (0..bench.alive.count()) |position| {
+        const x = &executors[bench.alive.at(position)];
+        try std.testing.expect(x.complete());
+        try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
+        const result = std.mem.bytesAsSlice(u64, x.result[0 .. count * 8]);
+        for (result, 0..) |value, index| {
+            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            const lost_here = x.chunk_reduced[chunk] == 2;
+            var expected: u64 = 0;
+            for (0..n) |rank| {
+                if (kind == .broadcast and rank > 0) continue;
+                if (lost_here and rank == lose.?) continue;
+                expected += (index % 7 + 1) << @intCast(4 * rank);
+            }
+            try std.testing.expectEqual(expected, value);
+        }
+    }
+}
+
+test "every rank ends with the sum of all, for any world and count" {
+    for (1..9) |n| for ([_]usize{ 0, 1, 7, 8, 9, 64, 299 }) |count| {
+        try test_ring(@intCast(n), count, .all_reduce, null);
+        try test_ring(@intCast(n), count, .broadcast, null);
+    };
+}
+
+test "after a loss, kept chunks keep the lost contribution and the others do without" {
+    for (2..7) |n| for (0..n) |lost| {
+        try test_ring(@intCast(n), 299, .all_reduce, @intCast(lost));
+        if (lost != 0) try test_ring(@intCast(n), 299, .broadcast, @intCast(lost));
+    };
+}

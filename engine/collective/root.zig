@@ -1,0 +1,13 @@
+//! collective: sans-I/O data movement of one operation: how a count is cut into chunks and pieces, and which
+//! piece moves, is added or is settled next. It knows ranks, offsets and memory; never sockets, the
+//! coordinator or the clock. Algorithms: docs/ALGORITHMS.md. Next: session/root.zig, which drives it.
+
+pub const Partition = @import("partition.zig").Partition;
+pub const Executor = @import("ring.zig").Executor;
+pub const Pool = @import("pool.zig").Pool;
+
+test {
+    _ = @import("partition.zig");
+    _ = @import("ring.zig");
+    _ = @import("pool.zig");
+}

@@ -1,0 +1,150 @@
+//! codec: explicit little-endian encoding of plain structs, written once for all control messages.
+//! Integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested structs,
+//! `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in declaration order.
+//! No padding, no pointers, no allocation: what is decoded refers to the bytes it came from.
+
+const std = @import("std");
+
+pub const Error = error{ Short, Trailing, BadValue, TooLong };
+
+pub const Reader = struct {
+    bytes: []const u8,
+    offset: usize = 0,
+
+    pub fn take(reader: *Reader, count: usize) Error![]const u8 {
+        if (reader.bytes.len - reader.offset < count) return error.Short;
+        defer reader.offset += count;
+        return reader.bytes[reader.offset..][0..count];
+    }
+};
+
+pub const Writer = struct {
+    bytes: []u8,
+    offset: usize = 0,
+
+    pub fn put(writer: *Writer, bytes: []const u8) Error!void {
+        if (writer.bytes.len - writer.offset < bytes.len) return error.TooLong;
+        @memcpy(writer.bytes[writer.offset..][0..bytes.len], bytes);
+        writer.offset += bytes.len;
+    }
+};
+
+/// Bytes of any length, at most what the message allows.
+pub const Bytes = struct {
+    data: []const u8 = "",
+
+    pub const is_wire_bytes = true;
+
+    pub fn of(data: []const u8) Bytes {
+        return .{ .data = data };
+    }
+};
+
+/// A sequence of T. To send one, give the items; a received one is read with `iterator`.
+pub fn List(comptime T: type) type {
+    return struct {
+        const Self = @This();
+        pub const wire_item = T;
+
+        count: u32 = 0,
+        /// Set on the sending side.
+        items: []const T = &.{},
+        /// Set on the receiving side: validated, still encoded.
+        encoded: []const u8 = "",
+
+        pub fn of(items: []const T) Self {
+            return .{ .count = @intCast(items.len), .items = items };
+        }
+
+        pub fn iterator(list: *const Self) Iterator {
+            return .{ .list = list, .reader = .{ .bytes = list.encoded } };
+        }
+
+        pub const Iterator = struct {
+            list: *const Self,
+            reader: Reader,
+            index: u32 = 0,
+
+            pub fn next(it: *Iterator) ?T {
+                if (it.index == it.list.count) return null;
+                defer it.index += 1;
+                if (it.list.items.len > 0) return it.list.items[it.index];
+                // Decoding was checked when the message was read.
+                return read(T, &it.reader) catch unreachable;
+            }
+        };
+    };
+}
+
+pub fn write(comptime T: type, value: T, writer: *Writer) Error!void {
+    switch (@typeInfo(T)) {
+        .int => |info| {
+            comptime std.debug.assert(info.bits % 8 == 0);
+            var bytes: [info.bits / 8]u8 = undefined;
+            std.mem.writeInt(T, &bytes, value, .little);
+            try writer.put(&bytes);
+        },
+        .@"enum" => |info| try write(info.tag_type, @intFromEnum(value), writer),
+        .bool => try write(u8, @intFromBool(value), writer),
+        .array => |info| if (info.child == u8) {
+            try writer.put(&value);
+        } else for (value) |item| try write(info.child, item, writer),
+        .@"struct" => |info| if (@hasDecl(T, "is_wire_bytes")) {
+            try write(u32, @intCast(value.data.len), writer);
+            try writer.put(value.data);
+        } else if (@hasDecl(T, "wire_item")) {
+            try write(u32, value.count, writer);
+            var it = value.iterator();
+            while (it.next()) |item| try write(T.wire_item, item, writer);
+        } else inline for (info.fields) |field| {
+            try write(field.type, @field(value, field.name), writer);
+        },
+        else => @compileError("not a wire type: " ++ @typeName(T)),
+    }
+}
+
+pub fn read(comptime T: type, reader: *Reader) Error!T {
+    switch (@typeInfo(T)) {
+        .int => |info| {
+            const bytes = try reader.take(info.bits / 8);
+            return std.mem.readInt(T, bytes[0 .. info.bits / 8], .little);
+        },
+        .@"enum" => |info| {
+            return std.enums.fromInt(T, try read(info.tag_type, reader)) orelse error.BadValue;
+        },
+        .bool => return switch (try read(u8, reader)) {
+            0 => false,
+            1 => true,
+            else => error.BadValue,
+        },
+        .array => |info| {
+            var value: T = undefined;
+            if (info.child == u8) {
+                @memcpy(&value, try reader.take(info.len));
+            } else for (&value) |*item| {
+                item.* = try read(info.child, reader);
+            }
+            return value;
+        },
+        .@"struct" => |info| if (@hasDecl(T, "is_wire_bytes")) {
+            const length = try read(u32, reader);
+            return .{ .data = try reader.take(length) };
+        } else if (@hasDecl(T, "wire_item")) {
+            const count = try read(u32, reader);
+            const start = reader.offset;
+            // Each element takes at least one byte, so a lying count ends with the message.
+            for (0..count) |_| _ = try read(T.wire_item, reader);
+            return .{ .count = count, .encoded = reader.bytes[start..reader.offset] };
+        } else {
+            var value: T = undefined;
+            inline for (info.fields) |field| @field(value, field.name) = try read(field.type, reader);
+            return value;
+        },
+        else => @compileError("not a wire type: " ++ @typeName(T)),
+    }
+}
+
+test "a list with a lying count is an error, not an allocation" {
+    var reader: Reader = .{ .bytes = &.{ 0xff, 0xff, 0xff, 0xff, 1, 2 } };
+    try std.testing.expectError(error.Short, read(List(u16), &reader));
+}

@@ -1,0 +1,291 @@
+//! control: the messages between a peer and the coordinator. One struct per message; the union's order is
+//! the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
+//! What they do: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
+
+const std = @import("std");
+const base = @import("base");
+const codec = @import("codec.zig");
+const Bytes = codec.Bytes;
+const List = codec.List;
+const PeerId = base.PeerId;
+const Mask = base.Mask;
+
+pub const header_bytes = 8;
+
+pub const OpKind = enum(u8) { all_reduce = 0, broadcast = 1, barrier = 2 };
+pub const Recovery = enum(u8) { resume_chunks = 1, restart = 2, raise = 3 };
+
+/// What a call asks for. All members must ask for the same; a difference is a Mismatch.
+pub const Descriptor = struct {
+    kind: OpKind,
+    dtype: base.DType,
+    op: base.ReduceOp,
+    recovery: Recovery,
+    /// Codec and its options; 0 = none (docs/ROADMAP.md).
+    codec: u16 = 0,
+    flags: u16 = 0,
+    count: u64,
+    root: PeerId = .none,
+    /// Safe points the caller has passed: all members call admit() equally often.
+    safe_points: u64,
+
+    pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
+        return std.meta.eql(a.*, b.*);
+    }
+};
+pub const descriptor_bytes = 8 + 8 + 16 + 8;
+
+/// An operation within its group and epoch.
+pub const OpId = struct {
+    tag: u64,
+    sequence: u64,
+
+    pub fn eql(a: OpId, b: OpId) bool {
+        return a.tag == b.tag and a.sequence == b.sequence;
+    }
+};
+
+pub const AbortReason = enum(u8) {
+    deadline = 1,
+    cancelled = 2,
+    mismatch = 3,
+    digest = 4,
+    peer_lost = 5,
+    root_lost = 6,
+    too_few_peers = 7,
+    left = 8,
+};
+
+pub const OpState = enum(u8) { running = 0, done = 1 };
+
+/// Chunks [begin, end), settled, reduced by the members of that attempt.
+pub const SettledRange = struct { begin: u32, end: u32, reduced_attempt: u32 };
+/// Chunks [begin, end) that are kept, and who holds them (ranks of the epoch).
+pub const KeptRange = struct { begin: u32, end: u32, reduced_attempt: u32, holders: Mask };
+
+pub const MemberEntry = struct { id: PeerId, address: Bytes };
+
+// ---- peer to coordinator
+pub const Join = struct { name: Bytes, address: Bytes, initial_world_size: u32 };
+pub const Leave = struct { group: u16 };
+pub const Heartbeat = struct { number: u64, bytes_sent: u64, bytes_received: u64 };
+pub const HeartbeatAck = struct { number: u64 };
+pub const Prepared = struct { group: u16, round: u64 };
+pub const SafePoints = struct { group: u16, round: u64, count: u64 };
+pub const Activated = struct { group: u16, epoch: u64 };
+pub const EpochClosed = struct { group: u16, epoch: u64 };
+pub const Done = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    descriptor: Descriptor,
+    digest: u128,
+    decisions_seen: u64,
+};
+pub const GaveUp = struct { group: u16, epoch: u64, op: OpId, reason: AbortReason };
+pub const MismatchSeen = struct {
+    group: u16,
+    epoch: u64,
+    op: OpId,
+    mine: Descriptor,
+    other: PeerId,
+    theirs: Descriptor,
+};
+pub const ReportOp = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    descriptor: Descriptor,
+    state: OpState,
+    chunks: u32,
+    settled: List(SettledRange),
+};
+pub const ReportEnd = struct { group: u16, epoch: u64, attempt: u32, decisions_seen: u64 };
+pub const LinkLost = struct { other: PeerId, group: u16, epoch: u64, attempt: u32 };
+pub const StatusRequest = struct {};
+
+// ---- coordinator to peer
+pub const Welcome = struct {
+    heartbeat_ns: u64,
+    silence_ns: u64,
+    window_bytes: u64,
+    chunk_bytes: u32,
+    lanes: u8,
+};
+pub const Joined = struct { name: Bytes, group: u16 };
+pub const Refused = struct { name: Bytes, why: Bytes };
+pub const Prepare = struct { group: u16, round: u64, members: List(MemberEntry) };
+pub const Release = struct { group: u16, round: u64 };
+pub const AskSafePoints = struct { group: u16, round: u64 };
+pub const Activate = struct {
+    group: u16,
+    round: u64,
+    epoch: u64,
+    /// The safe point at which the epoch begins.
+    safe_point: u64,
+    /// In rank order; the last `joined` of them are new.
+    members: List(PeerId),
+    joined: u32,
+    left: List(PeerId),
+};
+/// A new attempt of an epoch: stop, report, wait for resume.
+pub const View = struct { group: u16, epoch: u64, attempt: u32, alive: Mask };
+pub const ResumeOp = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    kept: List(KeptRange),
+};
+pub const Resume = struct { group: u16, epoch: u64, attempt: u32 };
+pub const Commit = struct {
+    group: u16,
+    epoch: u64,
+    op: OpId,
+    attempt: u32,
+    digest: u128,
+    decision: u64,
+};
+pub const Abort = struct {
+    group: u16,
+    epoch: u64,
+    op: OpId,
+    reason: AbortReason,
+    /// Who gave up, was lost, or differs; none if nobody in particular.
+    peer: PeerId,
+    other: PeerId,
+    /// For a mismatch: what `peer` and `other` called.
+    descriptor: Descriptor,
+    other_descriptor: Descriptor,
+    decision: u64,
+};
+pub const Expelled = struct { group: u16, why: Bytes };
+pub const StatusReply = struct { json: Bytes };
+
+pub const Message = union(enum(u16)) {
+    join: Join = 1,
+    leave: Leave,
+    heartbeat: Heartbeat,
+    heartbeat_ack: HeartbeatAck,
+    prepared: Prepared,
+    safe_points: SafePoints,
+    activated: Activated,
+    epoch_closed: EpochClosed,
+    done: Done,
+    gave_up: GaveUp,
+    mismatch_seen: MismatchSeen,
+    report_op: ReportOp,
+    report_end: ReportEnd,
+    link_lost: LinkLost,
+    status_request: StatusRequest,
+    welcome: Welcome,
+    joined: Joined,
+    refused: Refused,
+    prepare: Prepare,
+    release: Release,
+    ask_safe_points: AskSafePoints,
+    activate: Activate,
+    view: View,
+    resume_op: ResumeOp,
+    resume_all: Resume,
+    commit: Commit,
+    abort: Abort,
+    expelled: Expelled,
+    status_reply: StatusReply,
+};
+
+pub const Error = codec.Error || error{ UnknownKind, BadReserved };
+
+/// Encodes with the 8-byte header. error.TooLong: `bytes` is too small.
+pub fn encode(message: Message, bytes: []u8) codec.Error![]u8 {
+    var writer: codec.Writer = .{ .bytes = bytes };
+    try writer.put(&@as([header_bytes]u8, @splat(0)));
+    switch (message) {
+        inline else => |body| try codec.write(@TypeOf(body), body, &writer),
+    }
+    const body_bytes = writer.offset - header_bytes;
+    if (body_bytes > base.limits.control_message_bytes_max) return error.TooLong;
+    std.mem.writeInt(u32, bytes[0..4], @intCast(body_bytes), .little);
+    std.mem.writeInt(u16, bytes[4..6], @intFromEnum(message), .little);
+    return bytes[0..writer.offset];
+}
+
+/// Length of the body that follows this header, checked against the limit.
+pub fn body_length(header: *const [header_bytes]u8) Error!usize {
+    const length = std.mem.readInt(u32, header[0..4], .little);
+    if (length > base.limits.control_message_bytes_max) return error.TooLong;
+    if (header[6] != 0 or header[7] != 0) return error.BadReserved;
+    return length;
+}
+
+/// Decodes one whole message. Lists and byte strings in it refer to `bytes`.
+pub fn decode(bytes: []const u8) Error!Message {
+    if (bytes.len < header_bytes) return error.Short;
+    if (try body_length(bytes[0..header_bytes]) != bytes.len - header_bytes) return error.Short;
+    const number = std.mem.readInt(u16, bytes[4..6], .little);
+    const kind = std.enums.fromInt(std.meta.Tag(Message), number) orelse return error.UnknownKind;
+    var reader: codec.Reader = .{ .bytes = bytes[header_bytes..] };
+    switch (kind) {
+        inline else => |tag| {
+            const Body = @FieldType(Message, @tagName(tag));
+            const body = try codec.read(Body, &reader);
+            if (reader.offset != reader.bytes.len) return error.Trailing;
+            return @unionInit(Message, @tagName(tag), body);
+        },
+    }
+}
+
+pub fn encode_descriptor(descriptor: Descriptor) [descriptor_bytes]u8 {
+    var bytes: [descriptor_bytes]u8 = undefined;
+    var writer: codec.Writer = .{ .bytes = &bytes };
+    codec.write(Descriptor, descriptor, &writer) catch unreachable; // the size is a constant
+    std.debug.assert(writer.offset == bytes.len);
+    return bytes;
+}
+
+pub fn decode_descriptor(bytes: *const [descriptor_bytes]u8) Error!Descriptor {
+    var reader: codec.Reader = .{ .bytes = bytes };
+    return codec.read(Descriptor, &reader);
+}
+
+test "every message survives the round trip with zero fields" {
+    inline for (@typeInfo(Message).@"union".fields) |field| {
+        // All-zero bytes are not a value of every enum, so start from the smallest legal ones.
+        const message = @unionInit(Message, field.name, smallest(field.type));
+        var bytes: [4096]u8 = undefined;
+        const encoded = try encode(message, &bytes);
+        const decoded = try decode(encoded);
+        try std.testing.expectEqual(std.meta.activeTag(message), std.meta.activeTag(decoded));
+        var again: [4096]u8 = undefined;
+        try std.testing.expectEqualSlices(u8, encoded, try encode(decoded, &again));
+        // Truncation at every length is a named error.
+        for (0..encoded.len) |length| {
+            try std.testing.expect(std.meta.isError(decode(encoded[0..length])));
+        }
+    }
+}
+
+fn smallest(comptime T: type) T {
+    return switch (@typeInfo(T)) {
+        .int => 0,
+        .bool => false,
+        .@"enum" => |info| @field(T, info.fields[0].name),
+        .array => |info| @splat(smallest(info.child)),
+        .@"struct" => |info| value: {
+            var value: T = undefined;
+            if (@hasDecl(T, "is_wire_bytes")) break :value Bytes.of("abc");
+            if (@hasDecl(T, "wire_item")) break :value T.of(&.{smallest(T.wire_item)});
+            inline for (info.fields) |field| @field(value, field.name) = smallest(field.type);
+            break :value value;
+        },
+        else => @compileError("not a wire type"),
+    };
+}
+
+test "descriptors have the size the frames say" {
+    const descriptor = smallest(Descriptor);
+    const bytes = encode_descriptor(descriptor);
+    try std.testing.expect(descriptor.eql(&try decode_descriptor(&bytes)));
+}

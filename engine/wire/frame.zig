@@ -1,0 +1,113 @@
+//! frame: the 64-byte header before everything that travels on a lane between two peers.
+//! It says which operation and attempt the payload belongs to and where it goes, so lanes need no
+//! order among each other. What the kinds mean: collective/ring.zig. Layout: docs/PROTOCOL.md.
+
+const std = @import("std");
+const base = @import("base");
+const codec = @import("codec.zig");
+const assert = std.debug.assert;
+
+pub const header_bytes = 64;
+
+pub const Kind = enum(u8) {
+    /// The sender has called this operation and can receive; payload: its Descriptor (control.zig).
+    open = 1,
+    /// `index` = absolute number of partial sums that `class` may send in this attempt.
+    credit = 2,
+    /// Payload: the partial sum of piece `index`, on its way to the owner.
+    partial = 3,
+    /// Payload: the final bytes of piece `index`, on their way from the owner.
+    final = 4,
+};
+
+pub const Header = struct {
+    epoch: u64,
+    tag: u64,
+    sequence: u64,
+    /// The piece, or the number of credits.
+    index: u64,
+    attempt: u32,
+    payload_bytes: u32,
+    /// The attempt whose members are the contributors of a final piece.
+    reduced_attempt: u32,
+    group: u16,
+    /// Position of the owner whose partial sums a credit is for.
+    class: u16,
+    kind: Kind,
+};
+
+pub const Error = error{ UnknownKind, BadChecksum, BadReserved, TooLong };
+
+comptime {
+    // Stale epochs are rejected from the first 8 bytes; the checksum closes the header.
+    assert(@sizeOf(Header) <= header_bytes);
+}
+
+pub fn encode(header: Header) [header_bytes]u8 {
+    var bytes: [header_bytes]u8 = @splat(0);
+    std.mem.writeInt(u64, bytes[0..8], header.epoch, .little);
+    std.mem.writeInt(u64, bytes[8..16], header.tag, .little);
+    std.mem.writeInt(u64, bytes[16..24], header.sequence, .little);
+    std.mem.writeInt(u64, bytes[24..32], header.index, .little);
+    std.mem.writeInt(u32, bytes[32..36], header.attempt, .little);
+    std.mem.writeInt(u32, bytes[36..40], header.payload_bytes, .little);
+    std.mem.writeInt(u32, bytes[40..44], header.reduced_attempt, .little);
+    std.mem.writeInt(u16, bytes[44..46], header.group, .little);
+    std.mem.writeInt(u16, bytes[46..48], header.class, .little);
+    bytes[48] = @intFromEnum(header.kind);
+    // 49..60 reserved, zero.
+    std.mem.writeInt(u32, bytes[60..64], checksum(&bytes), .little);
+    return bytes;
+}
+
+pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
+    if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
+    for (bytes[49..60]) |byte| if (byte != 0) return error.BadReserved;
+    const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
+    if (payload_bytes > base.limits.frame_payload_bytes_max) return error.TooLong;
+    return .{
+        .epoch = std.mem.readInt(u64, bytes[0..8], .little),
+        .tag = std.mem.readInt(u64, bytes[8..16], .little),
+        .sequence = std.mem.readInt(u64, bytes[16..24], .little),
+        .index = std.mem.readInt(u64, bytes[24..32], .little),
+        .attempt = std.mem.readInt(u32, bytes[32..36], .little),
+        .payload_bytes = payload_bytes,
+        .reduced_attempt = std.mem.readInt(u32, bytes[40..44], .little),
+        .group = std.mem.readInt(u16, bytes[44..46], .little),
+        .class = std.mem.readInt(u16, bytes[46..48], .little),
+        .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
+    };
+}
+
+/// Catches a stream that has lost its place or a flipped header bit; not a defence against people.
+fn checksum(bytes: *const [header_bytes]u8) u32 {
+    var sum: u64 = 0x9e3779b97f4a7c15;
+    for (0..7) |index| {
+        const word = std.mem.readInt(u64, bytes[index * 8 ..][0..8], .little);
+        sum = std.math.rotl(u64, (sum ^ word) *% 0xbf58476d1ce4e5b9, 31);
+    }
+    sum = (sum ^ std.mem.readInt(u32, bytes[56..60], .little)) *% 0x94d049bb133111eb;
+    return @truncate(sum >> 32);
+}
+
+test "a header survives the round trip, and any flipped bit is seen" {
+    const header: Header = .{
+        .epoch = 3,
+        .tag = 1 << 63,
+        .sequence = 9,
+        .index = 77,
+        .attempt = 2,
+        .payload_bytes = 4096,
+        .reduced_attempt = 1,
+        .group = 5,
+        .class = 2,
+        .kind = .final,
+    };
+    const bytes = encode(header);
+    try std.testing.expectEqual(header, try decode(&bytes));
+    for (0..header_bytes * 8) |bit| {
+        var broken = bytes;
+        broken[bit / 8] ^= @as(u8, 1) << @intCast(bit % 8);
+        try std.testing.expect(std.meta.isError(decode(&broken)));
+    }
+}

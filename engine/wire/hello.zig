@@ -1,0 +1,100 @@
+//! hello: the fixed 96 bytes that open every connection, and their 32-byte answer. Nothing else is read from
+//! a stranger. With encryption (docs/ROADMAP.md) the Noise handshake takes this place.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("root.zig");
+
+pub const hello_bytes = 96;
+pub const answer_bytes = 32;
+const magic = "PCCL\r\n\x1a\n"; // a text protocol or a line-ending converter cannot produce it
+
+pub const Purpose = enum(u8) {
+    /// A peer to the coordinator: control messages follow.
+    control = 1,
+    /// A peer to a peer: frames follow.
+    lane = 2,
+    /// Anyone with the token to the coordinator: one status_request, one status_reply.
+    status = 3,
+};
+
+pub const Hello = struct {
+    purpose: Purpose,
+    lane: u8 = 0,
+    run_id: base.RunId,
+    from: base.PeerId,
+    /// The peer that is meant, for lanes: a reused address is noticed.
+    to: base.PeerId = .none,
+};
+
+pub const Verdict = enum(u8) {
+    welcome = 1,
+    version_mismatch = 2,
+    wrong_run = 3,
+    wrong_peer = 4,
+    /// The id is in use, or the run or the table of strangers is full.
+    refused = 5,
+};
+
+pub const Error = error{ NotPccl, VersionMismatch, BadValue };
+
+pub fn encode(hello: Hello) [hello_bytes]u8 {
+    var bytes: [hello_bytes]u8 = @splat(0);
+    bytes[0..8].* = magic.*;
+    std.mem.writeInt(u16, bytes[8..10], wire.version, .little);
+    bytes[10] = @intFromEnum(hello.purpose);
+    bytes[11] = hello.lane;
+    bytes[16..32].* = hello.run_id;
+    bytes[32..48].* = hello.from.bytes;
+    bytes[48..64].* = hello.to.bytes;
+    return bytes;
+}
+
+pub fn decode(bytes: *const [hello_bytes]u8) Error!Hello {
+    if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
+    if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
+    for (bytes[12..16]) |byte| if (byte != 0) return error.BadValue;
+    for (bytes[64..96]) |byte| if (byte != 0) return error.BadValue;
+    return .{
+        .purpose = std.enums.fromInt(Purpose, bytes[10]) orelse return error.BadValue,
+        .lane = bytes[11],
+        .run_id = bytes[16..32].*,
+        .from = .{ .bytes = bytes[32..48].* },
+        .to = .{ .bytes = bytes[48..64].* },
+    };
+}
+
+pub fn encode_answer(verdict: Verdict) [answer_bytes]u8 {
+    var bytes: [answer_bytes]u8 = @splat(0);
+    bytes[0..8].* = magic.*;
+    std.mem.writeInt(u16, bytes[8..10], wire.version, .little);
+    bytes[10] = @intFromEnum(verdict);
+    return bytes;
+}
+
+pub fn decode_answer(bytes: *const [answer_bytes]u8) Error!Verdict {
+    if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
+    const verdict = std.enums.fromInt(Verdict, bytes[10]) orelse return error.BadValue;
+    if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
+    for (bytes[11..]) |byte| if (byte != 0) return error.BadValue;
+    return verdict;
+}
+
+test "a hello survives the round trip, and a stranger's bytes are named errors" {
+    const hello: Hello = .{
+        .purpose = .lane,
+        .lane = 3,
+        .run_id = @splat(7),
+        .from = .from_int(1),
+        .to = .from_int(2),
+    };
+    const bytes = encode(hello);
+    try std.testing.expectEqual(hello, try decode(&bytes));
+    const zeros: [hello_bytes]u8 = @splat(0);
+    try std.testing.expectError(error.NotPccl, decode(&zeros));
+    var old = bytes;
+    old[8] ^= 0xff;
+    try std.testing.expectError(error.VersionMismatch, decode(&old));
+    const answer = encode_answer(.wrong_run);
+    try std.testing.expectEqual(.wrong_run, try decode_answer(&answer));
+}

@@ -1,0 +1,20 @@
+//! wire: bytes <-> values. Every decoder is a total function: any bytes give a value or a named error,
+//! and nothing is allocated. The bytes are described in docs/PROTOCOL.md.
+//! Next: protocol/root.zig, which gives the values their meaning.
+
+const std = @import("std");
+
+pub const codec = @import("codec.zig");
+pub const frame = @import("frame.zig");
+pub const hello = @import("hello.zig");
+pub const control = @import("control.zig");
+pub const token = @import("token.zig");
+pub const Stream = @import("stream.zig").Stream;
+
+/// Peers and coordinator must agree on it exactly; it is in every hello.
+pub const version: u16 = 1;
+
+test {
+    std.testing.refAllDecls(@This());
+    _ = @import("stream.zig");
+}

@@ -1,0 +1,346 @@
+/* pccl.h: the C ABI of PCCL, the only public contract of the native library.
+ *
+ * What it owns: every type, constant and function a C program (or a binding) may use. What it does not: how
+ * any of it works; start at docs/ARCHITECTURE.md for that, and docs/PROMISE.md for what is promised.
+ *
+ * Rules that hold for every function:
+ *   - Every function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
+ *     sentence for a person: which peer, what was expected, what to do. It is per thread, and valid until
+ *     the next failing call of that thread.
+ *   - Handles are opaque and thread-safe: any thread may call any function on a handle, except that a handle must
+ *     not be used during or after its destroy.
+ *   - Options structs begin with their size; initialise them with the _INIT macro (or zero them and set size).
+ *     A zero field means the default. Fields are only ever appended, so old callers keep working.
+ *   - Times are nanoseconds (uint64_t, suffix _ns), sizes are bytes (suffix _bytes), counts are elements.
+ *   - Buffers are borrowed: for the call when it blocks, until the work is finished when it is asynchronous.
+ *   - A process forked after pccl_comm_create must not use the parent's handles: every call but destroy answers
+ *     PCCL_INVALID_USAGE there.
+ */
+#ifndef PCCL_H
+#define PCCL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define PCCL_API __declspec(dllimport)
+#else
+#define PCCL_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Status ---------------------------------------------------------------------------------------------- */
+
+typedef enum pccl_status {
+  PCCL_OK = 0,
+  PCCL_TIMEOUT = 1,                 /* pccl_work_wait only: not finished yet; the operation goes on */
+  PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
+  PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
+  PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
+  PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors */
+  PCCL_ABORTED = 6,                 /* the operation was aborted for all peers; the input is as it was */
+  PCCL_EXPELLED = 7,                /* the coordinator removed this peer; connect again to go on */
+  PCCL_IN_DOUBT = 8,                /* the deadline passed after this peer had voted; see pccl_work_resolve */
+  PCCL_DEADLINE_EXCEEDED = 9,       /* the deadline passed; the input is as it was */
+  PCCL_TOO_FEW_PEERS = 10,          /* fewer than min_world_size peers are left */
+  PCCL_COORDINATOR_UNREACHABLE = 11,/* no connection to the coordinator could be made, or it was lost */
+  PCCL_AUTHENTICATION_FAILED = 12,  /* the token belongs to another run */
+  PCCL_VERSION_MISMATCH = 13,       /* the other side speaks another wire version, or is not PCCL at all */
+  PCCL_STATE_UNAVAILABLE = 14,      /* reserved: nobody holds the shared state any more */
+  PCCL_CANCELLED = 15,              /* the caller withdrew the operation, or closed the communicator */
+  PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files */
+} pccl_status_t;
+
+/* The name of a status, e.g. "PCCL_MISMATCH". Static storage. */
+PCCL_API const char *pccl_status_name(pccl_status_t status);
+
+/* One sentence about this thread's last failure; "" if there was none. Valid until this thread fails again. */
+PCCL_API const char *pccl_last_error(void);
+
+/* ---- Version --------------------------------------------------------------------------------------------- */
+
+#define PCCL_VERSION_MAJOR 0
+#define PCCL_VERSION_MINOR 1
+#define PCCL_VERSION_PATCH 0
+
+/* major * 10000 + minor * 100 + patch of the loaded library. */
+PCCL_API uint32_t pccl_version(void);
+/* e.g. "0.1.0". Static storage. */
+PCCL_API const char *pccl_version_string(void);
+/* Wire protocol version; peers and coordinator must agree on it. */
+PCCL_API uint32_t pccl_wire_version(void);
+/* CPU level of the kernels in use: "baseline", "v3", "v4", "v4x" (x86-64). Static storage.
+ * PCCL_CPU_LEVEL in the environment forces one (an unknown or unsupported name fails the first create). */
+PCCL_API const char *pccl_cpu_level(void);
+
+/* ---- Words ----------------------------------------------------------------------------------------------- */
+
+typedef enum pccl_dtype {
+  PCCL_F32 = 0,
+  PCCL_F64 = 1,
+  PCCL_F16 = 2,
+  PCCL_BF16 = 3,
+  PCCL_I8 = 4,
+  PCCL_U8 = 5,
+  PCCL_I16 = 6,
+  PCCL_U16 = 7,
+  PCCL_I32 = 8,
+  PCCL_U32 = 9,
+  PCCL_I64 = 10,
+  PCCL_U64 = 11
+} pccl_dtype_t;
+
+typedef enum pccl_reduce_op {
+  PCCL_SUM = 0,
+  PCCL_AVG = 1,
+  PCCL_PROD = 2,
+  PCCL_MIN = 3,
+  PCCL_MAX = 4
+} pccl_reduce_op_t;
+
+/* What an operation does when a peer dies inside it (docs/PROMISE.md). */
+typedef enum pccl_recovery {
+  PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
+  PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
+  PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result */
+  PCCL_RECOVERY_RAISE = 3    /* fail with PCCL_ABORTED on every survivor */
+} pccl_recovery_t;
+
+#define PCCL_PEER_ID_BYTES 16
+#define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
+#define PCCL_NAME_BYTES_MAX 256  /* group names, without the terminating zero */
+
+typedef struct pccl_peer_id {
+  uint8_t bytes[PCCL_PEER_ID_BYTES];
+} pccl_peer_id_t;
+
+/* Size of one element in bytes; 0 for an unknown dtype. */
+PCCL_API size_t pccl_dtype_size(pccl_dtype_t dtype);
+
+/* ---- Tokens ---------------------------------------------------------------------------------------------- */
+
+typedef struct pccl_token_info {
+  size_t size;
+  char address[256];  /* host or [v6], colon, port, as given to pccl_token_create */
+  uint8_t run_id[16];
+} pccl_token_info_t;
+#define PCCL_TOKEN_INFO_INIT { sizeof(pccl_token_info_t), {0}, {0} }
+
+/* Makes a token: "pccl1-" and base64url. address is "host:port", "1.2.3.4:port" or "[v6]:port".
+ * run_id is 16 bytes, or NULL for random ones. token receives at most capacity bytes with the terminating zero. */
+PCCL_API pccl_status_t pccl_token_create(const char *address, const uint8_t *run_id, char *token, size_t capacity);
+/* Reads a token. PCCL_INVALID_ARGUMENT if it is none (truncated, mistyped: a token carries a checksum). */
+PCCL_API pccl_status_t pccl_token_parse(const char *token, pccl_token_info_t *info);
+
+/* ---- Coordinator ----------------------------------------------------------------------------------------- */
+
+typedef struct pccl_coordinator pccl_coordinator_t; /* opaque */
+
+typedef struct pccl_coordinator_options {
+  size_t size;
+  const char *bind;            /* address to listen on, "host:port"; NULL: "127.0.0.1:0". Port 0 picks a free one */
+  const char *advertise;       /* address that goes into the token; NULL: the bound one ("host" or "host:port") */
+  const uint8_t *run_id;       /* 16 bytes; NULL: random */
+  uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */
+  uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they say; 0: 1 */
+  uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: 2 */
+  uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
+  uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
+  uint64_t heartbeat_ns;       /* 0: 0.5 s */
+  uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
+  uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 30 s */
+} pccl_coordinator_options_t;
+#define PCCL_COORDINATOR_OPTIONS_INIT \
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Starts a coordinator in this process, on a thread of its own. options may be NULL. */
+PCCL_API pccl_status_t pccl_coordinator_create(const pccl_coordinator_options_t *options,
+                                               pccl_coordinator_t **coordinator);
+/* The token peers join with. Valid until destroy. */
+PCCL_API const char *pccl_coordinator_token(const pccl_coordinator_t *coordinator);
+/* The port it listens on. */
+PCCL_API uint16_t pccl_coordinator_port(const pccl_coordinator_t *coordinator);
+/* Stops it: its connections close, and peers see PCCL_COORDINATOR_UNREACHABLE. NULL is allowed. */
+PCCL_API void pccl_coordinator_destroy(pccl_coordinator_t *coordinator);
+
+/* Asks the coordinator of a token how the run is: JSON, schema in docs/STATUS.md. Writes at most capacity bytes with
+ * the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too small (ask
+ * again with *length + 1). Blocks for timeout_ns at most (0: 5 s). */
+PCCL_API pccl_status_t pccl_run_status(const char *token, uint64_t timeout_ns, char *json, size_t capacity,
+                                       size_t *length);
+
+/* ---- Communicator: membership of this process in one group of the run ------------------------------------ */
+
+typedef struct pccl_comm pccl_comm_t; /* opaque */
+
+typedef struct pccl_comm_options {
+  size_t size;
+  const char *group;           /* name of the group, 1..256 bytes; NULL: "default" */
+  const char *bind;            /* address to listen on for other peers, "host:port"; NULL: all interfaces, port 0 */
+  const char *advertise;       /* address other peers dial, "host" or "host:port"; NULL: the local address of the
+                                  connection to the coordinator, with the bound port */
+  uint32_t initial_world_size; /* peers the first epoch of this group waits for; 0: the coordinator's default */
+  uint64_t deadline_ns;        /* default deadline of collectives and admit on this communicator; 0: 10 min */
+  uint64_t connect_ns;         /* how long create waits to reach the coordinator; 0: 30 s */
+  const pccl_peer_id_t *peer_id; /* NULL: random. Two live peers with one id: the second is refused */
+  /* Asked about every 50 ms by a thread that blocks in create, join or admit of this communicator; non-zero
+   * withdraws that call, which ends with PCCL_CANCELLED (an admit withdrawn so has not passed the safe point; call
+   * it again). For Ctrl-C. Must not call this library. It runs on the blocked thread. NULL: never asked. */
+  int (*interrupted)(void *context);
+  void *interrupted_context;
+} pccl_comm_options_t;
+#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
+
+/* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
+ * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.
+ * Blocks for at most deadline_ns once the coordinator answers. options may be NULL. */
+PCCL_API pccl_status_t pccl_comm_create(const char *token, const pccl_comm_options_t *options, pccl_comm_t **comm);
+/* Joins another group of the same run through the connection and the port that comm already has.
+ * Only group, initial_world_size and deadline_ns of options count. */
+PCCL_API pccl_status_t pccl_comm_join(pccl_comm_t *comm, const pccl_comm_options_t *options, pccl_comm_t **joined);
+/* Leaves the group gracefully: the others go on without this peer. Operations in flight here end with
+ * PCCL_CANCELLED. The last communicator of a peer also closes its connections. Idempotent; every later
+ * call answers PCCL_INVALID_USAGE. */
+PCCL_API pccl_status_t pccl_comm_close(pccl_comm_t *comm);
+/* Closes if needed and frees. Works of it must be destroyed first. NULL is allowed. */
+PCCL_API void pccl_comm_destroy(pccl_comm_t *comm);
+
+typedef struct pccl_admission {
+  size_t size;
+  uint64_t epoch;       /* number of the membership now in force */
+  uint32_t rank;        /* of this peer, 0 .. world_size-1 */
+  uint32_t world_size;
+  uint32_t joined_count; /* peers that are new in this epoch, if changed; read them with pccl_comm_joined */
+  uint32_t left_count;   /* peers of the previous epoch that are gone; pccl_comm_left */
+  uint32_t changed;      /* 1 if this call entered a new epoch */
+} pccl_admission_t;
+#define PCCL_ADMISSION_INIT { sizeof(pccl_admission_t), 0, 0, 0, 0, 0, 0 }
+
+/* The safe point: the only place where new peers enter, and where rank and world_size change. Every member calls it
+ * equally often. Returns without a network round trip if nothing is pending. deadline_ns 0: the default. */
+PCCL_API pccl_status_t pccl_comm_admit(pccl_comm_t *comm, uint64_t deadline_ns, pccl_admission_t *admission);
+/* The peers that joined, and left, with the epoch of the last admit; the same lists on every member. Writes at most
+ * capacity ids and returns how many there are. */
+PCCL_API uint32_t pccl_comm_joined(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
+PCCL_API uint32_t pccl_comm_left(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
+
+typedef struct pccl_comm_info {
+  size_t size;
+  uint64_t epoch;        /* 0 before the first admit */
+  uint32_t attempt;      /* rises at each loss inside the epoch */
+  uint32_t rank;
+  uint32_t world_size;   /* of the epoch; changes only in admit */
+  uint32_t alive;        /* members of the epoch that are still there */
+  uint32_t pending;      /* newcomers that wait for the next safe point, as far as known here */
+  uint32_t operations_in_flight;
+  pccl_peer_id_t peer_id;
+  uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */
+  uint64_t bytes_received;
+} pccl_comm_info_t;
+#define PCCL_COMM_INFO_INIT { sizeof(pccl_comm_info_t), 0, 0, 0, 0, 0, 0, 0, {{0}}, 0, 0 }
+
+PCCL_API pccl_status_t pccl_comm_info(pccl_comm_t *comm, pccl_comm_info_t *info);
+/* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
+PCCL_API uint32_t pccl_comm_members(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
+
+/* ---- Collectives ----------------------------------------------------------------------------------------- */
+
+typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
+
+typedef struct pccl_collective_options {
+  size_t size;
+  uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag */
+  uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
+  pccl_reduce_op_t op;   /* all_reduce only */
+  pccl_recovery_t recovery;
+} pccl_collective_options_t;
+#define PCCL_COLLECTIVE_OPTIONS_INIT { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT }
+
+/* recv_buffer := reduction over all members of send_buffer, count elements of dtype each, identical bytes on every peer.
+ * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. count 0 takes part.
+ * On any status but PCCL_OK recv_buffer is as it was. Blocks until committed or failed. options may be NULL.
+ * work (optional, may be NULL) receives a finished work whose outcome can be read; destroy it. It is set on PCCL_OK
+ * and on PCCL_IN_DOUBT. */
+PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                       pccl_dtype_t dtype, const pccl_collective_options_t *options,
+                                       pccl_work_t **work);
+/* buffer of every member := buffer of root (a rank of the current epoch). */
+PCCL_API pccl_status_t pccl_broadcast(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
+                                      uint32_t root, const pccl_collective_options_t *options, pccl_work_t **work);
+/* Returns once every member has called it. */
+PCCL_API pccl_status_t pccl_barrier(pccl_comm_t *comm, const pccl_collective_options_t *options, pccl_work_t **work);
+
+/* The same, returning at once. Buffers stay borrowed until the work is finished: neither may be read or written. */
+PCCL_API pccl_status_t pccl_all_reduce_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                             uint64_t count, pccl_dtype_t dtype,
+                                             const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_broadcast_async(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
+                                            uint32_t root, const pccl_collective_options_t *options,
+                                            pccl_work_t **work);
+PCCL_API pccl_status_t pccl_barrier_async(pccl_comm_t *comm, const pccl_collective_options_t *options,
+                                          pccl_work_t **work);
+
+/* ---- Work ------------------------------------------------------------------------------------------------ */
+
+/* Waits until the work is finished, at most timeout_ns (0: just looks; UINT64_MAX: until it is finished).
+ * PCCL_TIMEOUT: not finished, it goes on. Otherwise the status of the operation; the buffer is ready on PCCL_OK. */
+PCCL_API pccl_status_t pccl_work_wait(pccl_work_t *work, uint64_t timeout_ns);
+/* *finished := 1 if pccl_work_wait would not block. Never blocks. */
+PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
+/* Calls finished(context) exactly once when the work is finished: from a thread of the library, or from this call if it
+ * is finished already. finished must return at once (set a flag, post a semaphore) and must not call this library. A
+ * second call replaces a callback that has not run. Once pccl_work_destroy has returned it never runs. */
+PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
+/* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others, with the
+ * input as it was; after the vote it ends with PCCL_IN_DOUBT. Returns PCCL_OK also if it had finished before. */
+PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
+/* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
+ * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
+ * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. */
+PCCL_API pccl_status_t pccl_work_resolve(pccl_work_t *work, uint64_t timeout_ns, int copy);
+/* Frees a work. One that is not finished is cancelled first, and its buffers are released before this returns.
+ * NULL is allowed. */
+PCCL_API void pccl_work_destroy(pccl_work_t *work);
+
+typedef struct pccl_outcome {
+  size_t size;
+  uint64_t epoch;
+  uint64_t tag;
+  uint64_t sequence;      /* of this tag in this epoch, from 0 */
+  uint32_t attempts;      /* 1 without a loss */
+  uint32_t range_count;   /* ranges with different contributors; 1 without a loss. 0 for an empty operation */
+  uint8_t digest[16];     /* of the result; equal on every peer */
+  uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
+  uint64_t bytes_received;
+  uint64_t duration_ns;   /* from the call to the commit */
+} pccl_outcome_t;
+#define PCCL_OUTCOME_INIT { sizeof(pccl_outcome_t), 0, 0, 0, 0, 0, {0}, 0, 0, 0 }
+
+typedef struct pccl_outcome_range {
+  size_t size;
+  uint64_t begin;             /* elements [begin, end) */
+  uint64_t end;
+  uint32_t contributor_count;
+} pccl_outcome_range_t;
+#define PCCL_OUTCOME_RANGE_INIT { sizeof(pccl_outcome_range_t), 0, 0, 0 }
+
+/* The outcome of a work that finished with PCCL_OK; PCCL_INVALID_USAGE otherwise. */
+PCCL_API pccl_status_t pccl_work_outcome(pccl_work_t *work, pccl_outcome_t *outcome);
+/* Range index (0 .. range_count-1) and its contributors, in rank order of the epoch: writes at most capacity ids. */
+PCCL_API pccl_status_t pccl_work_range(pccl_work_t *work, uint32_t index, pccl_outcome_range_t *range,
+                                       pccl_peer_id_t *contributors, uint32_t capacity);
+
+/* ---- Logging --------------------------------------------------------------------------------------------- */
+
+typedef enum pccl_log_level { PCCL_LOG_DEBUG = 0, PCCL_LOG_INFO = 1, PCCL_LOG_WARNING = 2, PCCL_LOG_ERROR = 3 } pccl_log_level_t;
+/* The library never prints. Events (a peer lost, an epoch entered, a lane reopened) are queued, at most 1024; this
+ * takes the oldest: PCCL_OK with *level and a zero-terminated message, PCCL_TIMEOUT if there is none. */
+PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PCCL_H */
