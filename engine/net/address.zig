@@ -1,0 +1,229 @@
+//! address: "host:port" as text, and the socket addresses it stands for. Numeric addresses are understood
+//! here, at once; names take the resolver (resolver.zig), because looking one up may block.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const base = @import("base");
+const c = std.c;
+
+/// What a text like "host:port", "1.2.3.4:port", "[v6]:port" says. `host` refers to the text.
+pub const Endpoint = struct {
+    /// Without brackets; empty means every interface.
+    host: []const u8,
+    port: u16,
+
+    pub const ParseError = error{BadAddress};
+
+    /// A port must be there.
+    pub fn parse(text: []const u8) ParseError!Endpoint {
+        const split = try Split.of(text);
+        return .{ .host = split.host, .port = split.port orelse return error.BadAddress };
+    }
+
+    /// `port` stands in where the text has none; a bare v6 address is fine then.
+    pub fn parse_with_port(text: []const u8, port: u16) ParseError!Endpoint {
+        const split = try Split.of(text);
+        return .{ .host = split.host, .port = split.port orelse port };
+    }
+
+    /// The text that `parse` reads back.
+    pub fn format(endpoint: Endpoint, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const is_v6 = std.mem.indexOfScalar(u8, endpoint.host, ':') != null;
+        const form = if (is_v6) .{ "[", "]" } else .{ "", "" };
+        try writer.print("{s}{s}{s}:{d}", .{ form[0], endpoint.host, form[1], endpoint.port });
+    }
+};
+
+const Split = struct {
+    host: []const u8,
+    port: ?u16,
+
+    fn of(text: []const u8) Endpoint.ParseError!Split {
+        if (text.len == 0 or text.len > base.limits.address_bytes_max) return error.BadAddress;
+        for (text) |byte| if (byte <= ' ' or byte >= 0x7f) return error.BadAddress;
+        if (text[0] == '[') {
+            const end = std.mem.indexOfScalar(u8, text, ']') orelse return error.BadAddress;
+            const rest = text[end + 1 ..];
+            if (end == 1 or (rest.len > 0 and rest[0] != ':')) return error.BadAddress;
+            const port = if (rest.len > 0) try parse_port(rest[1..]) else null;
+            return .{ .host = text[1..end], .port = port };
+        }
+        const colons = std.mem.count(u8, text, ":");
+        if (colons != 1) return .{ .host = text, .port = null };
+        const colon = std.mem.indexOfScalar(u8, text, ':').?;
+        return .{ .host = text[0..colon], .port = try parse_port(text[colon + 1 ..]) };
+    }
+
+    fn parse_port(text: []const u8) Endpoint.ParseError!u16 {
+        // parseInt alone would take signs and underscores.
+        for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadAddress;
+        return std.fmt.parseInt(u16, text, 10) catch error.BadAddress;
+    }
+};
+
+/// One address that a socket can be bound or connected to.
+pub const Address = extern union {
+    any: c.sockaddr,
+    v4: c.sockaddr.in,
+    v6: c.sockaddr.in6,
+
+    pub const text_bytes_max = 64;
+
+    pub fn v4_from(octets: [4]u8, to_port: u16) Address {
+        return .{ .v4 = .{
+            .addr = @bitCast(octets),
+            .port = std.mem.nativeToBig(u16, to_port),
+        } };
+    }
+
+    pub fn v6_from(octets: [16]u8, to_port: u16) Address {
+        return .{ .v6 = .{
+            .addr = octets,
+            .port = std.mem.nativeToBig(u16, to_port),
+            .flowinfo = 0,
+            .scope_id = 0,
+        } };
+    }
+
+    pub fn family(a: *const Address) c_uint {
+        return a.any.family;
+    }
+
+    pub fn length(a: *const Address) c.socklen_t {
+        return if (a.family() == c.AF.INET6) @sizeOf(c.sockaddr.in6) else @sizeOf(c.sockaddr.in);
+    }
+
+    pub fn port(a: *const Address) u16 {
+        // The port is in the same place in both.
+        return std.mem.bigToNative(u16, a.v4.port);
+    }
+
+    /// "1.2.3.4" or "::1". A v4 address that came in through a v6 socket is shown as v4.
+    pub fn host(a: *const Address, text: *[text_bytes_max]u8) []const u8 {
+        var plain = a.unmapped();
+        var storage: [text_bytes_max:0]u8 = @splat(0);
+        const flags: c.NI = .{ .NUMERICHOST = true };
+        const result =
+            c.getnameinfo(&plain.any, plain.length(), &storage, storage.len, null, 0, flags);
+        const name = if (@intFromEnum(result) == 0) std.mem.sliceTo(&storage, 0) else "unknown";
+        @memcpy(text[0..name.len], name);
+        return text[0..name.len];
+    }
+
+    pub fn is_any(a: *const Address) bool {
+        const plain = a.unmapped();
+        if (plain.family() == c.AF.INET) return plain.v4.addr == 0;
+        return std.mem.allEqual(u8, &plain.v6.addr, 0);
+    }
+
+    fn unmapped(a: *const Address) Address {
+        const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+        if (a.family() != c.AF.INET6) return a.*;
+        if (!std.mem.startsWith(u8, &a.v6.addr, &mapped_prefix)) return a.*;
+        return v4_from(a.v6.addr[12..16].*, a.port());
+    }
+};
+
+/// What a host stands for, in the order to try.
+pub const AddressList = struct {
+    items: [addresses_max]Address = undefined,
+    count: usize = 0,
+
+    const addresses_max = 8;
+
+    pub fn slice(list: *const AddressList) []const Address {
+        return list.items[0..list.count];
+    }
+};
+
+/// Null if `host` is a name.
+pub fn numeric(endpoint: Endpoint) ?AddressList {
+    return look_up(endpoint, .{ .numeric_only = true }) catch null;
+}
+
+/// Addresses to listen on: "" is every interface. May block on a name.
+pub fn to_bind(endpoint: Endpoint) LookUpError!AddressList {
+    if (endpoint.host.len > 0) return look_up(endpoint, .{ .passive = true });
+    var list: AddressList = .{ .count = 2 };
+    list.items[0] = .v6_from(@splat(0), endpoint.port); // takes v4 as well where the system can
+    list.items[1] = .v4_from(@splat(0), endpoint.port);
+    return list;
+}
+
+pub const LookUpError = error{ NameNotFound, NameLookupFailed, BadAddress };
+
+const LookUpOptions = struct { numeric_only: bool = false, passive: bool = false };
+
+/// Blocks on names, for as long as the system's resolver likes.
+pub fn look_up(endpoint: Endpoint, options: LookUpOptions) LookUpError!AddressList {
+    var host: [base.limits.address_bytes_max + 1:0]u8 = undefined;
+    if (endpoint.host.len == 0 or endpoint.host.len > base.limits.address_bytes_max)
+        return error.BadAddress;
+    @memcpy(host[0..endpoint.host.len], endpoint.host);
+    host[endpoint.host.len] = 0;
+    var hints = std.mem.zeroes(c.addrinfo);
+    hints.socktype = c.SOCK.STREAM;
+    hints.flags = .{ .NUMERICHOST = options.numeric_only, .PASSIVE = options.passive };
+    var found: ?*c.addrinfo = null;
+    const result = c.getaddrinfo(@ptrCast(&host), null, &hints, &found);
+    if (@intFromEnum(result) != 0) return switch (result) {
+        .NONAME, .NODATA => error.NameNotFound,
+        else => error.NameLookupFailed,
+    };
+    defer if (found) |first| c.freeaddrinfo(first);
+    var list: AddressList = .{};
+    var entry = found;
+    while (entry) |item| : (entry = item.next) {
+        const sockaddr = item.addr orelse continue;
+        if (list.count == list.items.len) break;
+        var address: Address = undefined;
+        switch (sockaddr.family) {
+            c.AF.INET => address.v4 = @as(*align(1) const c.sockaddr.in, @ptrCast(sockaddr)).*,
+            c.AF.INET6 => address.v6 = @as(*align(1) const c.sockaddr.in6, @ptrCast(sockaddr)).*,
+            else => continue,
+        }
+        // The port is in the same place in both.
+        address.v4.port = std.mem.nativeToBig(u16, endpoint.port);
+        list.items[list.count] = address;
+        list.count += 1;
+    }
+    return if (list.count > 0) list else error.NameNotFound;
+}
+
+test "endpoints are read and written back" {
+    const good = [_]struct { []const u8, []const u8, u16 }{
+        .{ "10.0.0.1:80", "10.0.0.1", 80 },
+        .{ "[::1]:4000", "::1", 4000 },
+        .{ "node-7.example:0", "node-7.example", 0 },
+        .{ ":65535", "", 65535 },
+    };
+    for (good) |case| {
+        const endpoint = try Endpoint.parse(case[0]);
+        try std.testing.expectEqualStrings(case[1], endpoint.host);
+        try std.testing.expectEqual(case[2], endpoint.port);
+        var text: [base.limits.address_bytes_max]u8 = undefined;
+        const again = try std.fmt.bufPrint(&text, "{f}", .{endpoint});
+        try std.testing.expectEqualStrings(case[0], again);
+    }
+    const bad = [_][]const u8{
+        "",      "host", "host:",  "host:65536", "host:-1",  "host:+1",
+        "[::1]", "[::1", "[]:1",   "::1",        "[::1]x:1", "h\x00:1",
+        "a b:1",
+    };
+    for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));
+    try std.testing.expectEqualStrings("::1", (try Endpoint.parse_with_port("::1", 7)).host);
+    try std.testing.expectEqual(7, (try Endpoint.parse_with_port("host", 7)).port);
+}
+
+test "numeric addresses need no lookup, and names are told apart" {
+    const v4 = numeric(.{ .host = "127.0.0.1", .port = 99 }).?;
+    try std.testing.expectEqual(99, v4.slice()[0].port());
+    var text: [Address.text_bytes_max]u8 = undefined;
+    try std.testing.expectEqualStrings("127.0.0.1", v4.slice()[0].host(&text));
+    const v6 = numeric(.{ .host = "::1", .port = 99 }).?;
+    try std.testing.expectEqualStrings("::1", v6.slice()[0].host(&text));
+    try std.testing.expect(numeric(.{ .host = "localhost", .port = 99 }) == null);
+    const mapped = numeric(.{ .host = "::ffff:10.1.2.3", .port = 1 }).?;
+    try std.testing.expectEqualStrings("10.1.2.3", mapped.slice()[0].host(&text));
+    try std.testing.expect((try to_bind(.{ .host = "", .port = 1 })).slice()[0].is_any());
+}

@@ -1,0 +1,220 @@
+//! lock: the two things threads of one process need from each other here: a fair lock around a session,
+//! and a signal that one thread sets and others wait for. Futexes on Linux, pthread elsewhere. A thread
+//! that waits sleeps in the kernel. Who takes them: peer_engine.zig, work.zig.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const base = @import("base");
+const clock = @import("clock.zig");
+const c = std.c;
+const linux = std.os.linux;
+const assert = std.debug.assert;
+
+const Word = std.atomic.Value(u32);
+const on_linux = builtin.os.tag == .linux;
+
+/// First come, first served: an engine thread that takes the lock round after round cannot starve the
+/// thread of a user.
+pub const FairLock = struct {
+    tickets: Word = .init(0),
+    serving: Word = .init(0),
+    sleep: Sleep = .{},
+
+    pub fn lock(l: *FairLock) void {
+        // The order of this and the two operations in unlock() is total, so either unlock() sees the
+        // ticket and wakes, or the load below sees the turn.
+        const ticket = l.tickets.fetchAdd(1, .seq_cst);
+        while (true) {
+            const serving = l.serving.load(.seq_cst);
+            if (serving == ticket) return;
+            _ = l.sleep.wait(&l.serving, serving, ticket, base.never);
+        }
+    }
+
+    pub fn unlock(l: *FairLock) void {
+        const next = l.serving.load(.monotonic) +% 1;
+        l.serving.store(next, .seq_cst);
+        if (l.tickets.load(.seq_cst) != next) l.sleep.wake(&l.serving, next);
+    }
+
+    /// Somebody waits. Asked by the holder, who may then let them in with `pass`.
+    pub fn contended(l: *const FairLock) bool {
+        return l.tickets.load(.monotonic) -% l.serving.load(.monotonic) > 1;
+    }
+
+    /// Lets everybody who waits have a turn first.
+    pub fn pass(l: *FairLock) void {
+        l.unlock();
+        l.lock();
+    }
+};
+
+/// Set once by one thread, waited for by any number of others.
+pub const Signal = struct {
+    state: Word = .init(0),
+    sleep: Sleep = .{},
+
+    pub fn set(signal: *Signal) void {
+        if (signal.state.swap(1, .seq_cst) == 1) return;
+        signal.sleep.wake_all(&signal.state);
+    }
+
+    pub fn clear(signal: *Signal) void {
+        signal.state.store(0, .seq_cst);
+    }
+
+    pub fn is_set(signal: *const Signal) bool {
+        return signal.state.load(.acquire) == 1;
+    }
+
+    /// False if `deadline` passed first.
+    pub fn wait(signal: *Signal, deadline: base.Instant) bool {
+        while (!signal.is_set()) {
+            if (!signal.sleep.wait(&signal.state, 0, 0, deadline)) return signal.is_set();
+        }
+        return true;
+    }
+};
+
+/// Sleeping on a word. A ticket says which sleepers a wake is for; a few others may wake as well.
+const Sleep = if (on_linux) FutexSleep else PthreadSleep;
+
+const FutexSleep = struct {
+    /// Sleeps while `word` is `expected`; false once `deadline` has passed. May wake without a cause.
+    fn wait(_: *FutexSleep, word: *Word, expected: u32, ticket: u32, deadline: base.Instant) bool {
+        var until: linux.timespec = undefined;
+        if (deadline != base.never) until = .{
+            .sec = @intCast(deadline / std.time.ns_per_s),
+            .nsec = @intCast(deadline % std.time.ns_per_s),
+        };
+        const timeout: ?*const linux.timespec = if (deadline == base.never) null else &until;
+        // A bitset wait takes an absolute time of the monotonic clock.
+        const result = linux.futex(
+            word,
+            .{ .cmd = .WAIT_BITSET, .private = true },
+            expected,
+            .{ .timeout = timeout },
+            null,
+            bit(ticket),
+        );
+        return linux.errno(result) != .TIMEDOUT;
+    }
+
+    fn wake(_: *FutexSleep, word: *Word, ticket: u32) void {
+        wake_bits(word, bit(ticket));
+    }
+
+    fn wake_all(_: *FutexSleep, word: *Word) void {
+        wake_bits(word, std.math.maxInt(u32));
+    }
+
+    fn wake_bits(word: *Word, bits: u32) void {
+        const everyone = std.math.maxInt(i32);
+        const operation: linux.FUTEX_OP = .{ .cmd = .WAKE_BITSET, .private = true };
+        _ = linux.futex(word, operation, everyone, .{ .timeout = null }, null, bits);
+    }
+
+    fn bit(ticket: u32) u32 {
+        return @as(u32, 1) << @intCast(ticket % 32);
+    }
+};
+
+const PthreadSleep = struct {
+    mutex: c.pthread_mutex_t = .{},
+    condition: c.pthread_cond_t = .{},
+
+    fn wait(s: *PthreadSleep, word: *Word, expected: u32, _: u32, deadline: base.Instant) bool {
+        assert(c.pthread_mutex_lock(&s.mutex) == .SUCCESS);
+        defer assert(c.pthread_mutex_unlock(&s.mutex) == .SUCCESS);
+        if (word.load(.seq_cst) != expected) return true;
+        if (deadline == base.never) {
+            assert(c.pthread_cond_wait(&s.condition, &s.mutex) == .SUCCESS);
+            return true;
+        }
+        const left_ns = deadline -| clock.now();
+        if (left_ns == 0) return false;
+        // A condition can only wait for the wall clock on every system; if that is set meanwhile, the
+        // caller's loop looks at the monotonic clock again.
+        var until: c.timespec = undefined;
+        assert(c.clock_gettime(.REALTIME, &until) == 0);
+        const sleep_ns = @min(left_ns, std.time.ns_per_hour) + @as(u64, @intCast(until.nsec));
+        until.sec += @intCast(sleep_ns / std.time.ns_per_s);
+        until.nsec = @intCast(sleep_ns % std.time.ns_per_s);
+        _ = c.pthread_cond_timedwait(&s.condition, &s.mutex, &until);
+        return true;
+    }
+
+    fn wake(s: *PthreadSleep, word: *Word, _: u32) void {
+        s.wake_all(word);
+    }
+
+    fn wake_all(s: *PthreadSleep, _: *Word) void {
+        assert(c.pthread_mutex_lock(&s.mutex) == .SUCCESS);
+        assert(c.pthread_cond_broadcast(&s.condition) == .SUCCESS);
+        assert(c.pthread_mutex_unlock(&s.mutex) == .SUCCESS);
+    }
+};
+
+test "the lock excludes, and every thread gets its turn" {
+    const Shared = struct {
+        lock: FairLock = .{},
+        total: u64 = 0,
+
+        fn work(shared: *@This()) void {
+            for (0..2000) |_| {
+                shared.lock.lock();
+                shared.total += 1;
+                if (shared.lock.contended()) shared.lock.pass();
+                shared.lock.unlock();
+            }
+        }
+    };
+    var shared: Shared = .{};
+    var threads: [4]std.Thread = undefined;
+    for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.work, .{&shared});
+    for (threads) |thread| thread.join();
+    try std.testing.expectEqual(8000, shared.total);
+}
+
+test "a signal that nobody sets times out, and one that is set wakes every waiter" {
+    const Shared = struct {
+        signal: Signal = .{},
+        woken: Word = .init(0),
+
+        fn work(shared: *@This()) void {
+            if (shared.signal.wait(base.never)) _ = shared.woken.fetchAdd(1, .monotonic);
+        }
+    };
+    var shared: Shared = .{};
+    const start = clock.now();
+    try std.testing.expect(!shared.signal.wait(start + 5 * std.time.ns_per_ms));
+    try std.testing.expect(clock.now() >= start + 5 * std.time.ns_per_ms);
+    var threads: [3]std.Thread = undefined;
+    for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.work, .{&shared});
+    shared.signal.set();
+    for (threads) |thread| thread.join();
+    try std.testing.expectEqual(3, shared.woken.load(.monotonic));
+    try std.testing.expect(shared.signal.wait(0));
+}
+
+test "sleeping with pthread wakes and times out like the futex" {
+    // The branch of other systems, run on this one too.
+    const Shared = struct {
+        sleep: PthreadSleep = .{},
+        word: Word = .init(0),
+
+        fn work(shared: *@This()) void {
+            while (shared.word.load(.seq_cst) == 0) {
+                _ = shared.sleep.wait(&shared.word, 0, 0, base.never);
+            }
+        }
+    };
+    var shared: Shared = .{};
+    const deadline = clock.after(2 * std.time.ns_per_ms);
+    while (shared.sleep.wait(&shared.word, 0, 0, deadline)) {}
+    try std.testing.expect(clock.now() >= deadline);
+    const thread = try std.Thread.spawn(.{}, Shared.work, .{&shared});
+    shared.word.store(1, .seq_cst);
+    shared.sleep.wake_all(&shared.word);
+    thread.join();
+}

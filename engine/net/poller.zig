@@ -1,0 +1,304 @@
+//! poller: waits for many sockets at once. epoll on Linux, poll() elsewhere and where a test asks for it.
+//! It reports readiness once per change (epoll) or as long as it lasts (poll): an engine reads until there is nothing
+//! more, so both look the same to it. Who waits: the engines. What is moved then: socket.zig.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const base = @import("base");
+const clock = @import("clock.zig");
+const socket = @import("socket.zig");
+const c = std.c;
+const linux = std.os.linux;
+const assert = std.debug.assert;
+const Allocator = std.mem.Allocator;
+const Fd = socket.Fd;
+
+const on_linux = builtin.os.tag == .linux;
+
+pub const Backend = enum {
+    epoll,
+    poll,
+
+    pub const default: Backend = if (on_linux) .epoll else .poll;
+};
+
+pub const Event = struct {
+    /// What `add` was given.
+    context: usize,
+    readable: bool,
+    writable: bool,
+    /// The other side has ended or the connection is broken: reading tells which.
+    hangup: bool,
+};
+
+pub const Error = error{ OutOfMemory, SystemLimit };
+
+/// `add`, `remove`, `want_write` and `prepare` are called under the lock of the engine; `wait` without it, by
+/// one thread; `wake` by anyone.
+pub const Poller = struct {
+    backend: Backend,
+    waker: Waker,
+    epoll_fd: Fd = -1,
+    poll: PollTable,
+    events: [events_max]Event = undefined,
+
+    const events_max = 128;
+    /// The context of the waker's own descriptor.
+    const waker_context = 0;
+
+    pub fn init(gpa: Allocator, backend: Backend) Error!Poller {
+        var poller: Poller = .{
+            .backend = backend,
+            .waker = try Waker.init(),
+            .poll = .{ .gpa = gpa },
+        };
+        errdefer poller.deinit();
+        if (on_linux and backend == .epoll) {
+            const result = linux.epoll_create1(linux.EPOLL.CLOEXEC);
+            if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
+            poller.epoll_fd = socket.adopt(@intCast(result));
+        }
+        try poller.add(poller.waker.read_fd, waker_context);
+        return poller;
+    }
+
+    pub fn deinit(poller: *Poller) void {
+        poller.waker.deinit();
+        if (poller.epoll_fd >= 0) socket.close(poller.epoll_fd);
+        poller.poll.deinit();
+    }
+
+    /// `context` comes back in events; it is not 0, which is taken.
+    pub fn add(poller: *Poller, fd: Fd, context: usize) Error!void {
+        if (!on_linux or poller.backend == .poll) return poller.poll.add(fd, context);
+        const flags = linux.EPOLL.IN | linux.EPOLL.OUT | linux.EPOLL.RDHUP | linux.EPOLL.ET;
+        var event: linux.epoll_event = .{ .events = flags, .data = .{ .ptr = context } };
+        const result = linux.epoll_ctl(poller.epoll_fd, linux.EPOLL.CTL_ADD, fd, &event);
+        if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
+    }
+
+    /// Before the descriptor is closed: a copy of it in a forked child would keep it in the set.
+    pub fn remove(poller: *Poller, fd: Fd) void {
+        if (!on_linux or poller.backend == .poll) return poller.poll.remove(fd);
+        _ = linux.epoll_ctl(poller.epoll_fd, linux.EPOLL.CTL_DEL, fd, null);
+    }
+
+    /// Whether to report when the socket takes bytes again. epoll does so anyway, once per change.
+    pub fn want_write(poller: *Poller, fd: Fd, wanted: bool) void {
+        if (!on_linux or poller.backend == .poll) poller.poll.want_write(fd, wanted);
+    }
+
+    /// What changed after this is seen by the wait after the next. Who changes something in between calls `wake`.
+    pub fn prepare(poller: *Poller) Error!void {
+        if (!on_linux or poller.backend == .poll) try poller.poll.prepare();
+    }
+
+    /// Blocks until something happens or `deadline` comes; 0 only looks. The slice is valid until the next
+    /// wait.
+    pub fn wait(poller: *Poller, deadline: base.Instant) []const Event {
+        const timeout_ms = milliseconds_until(deadline);
+        const count = if (on_linux and poller.backend == .epoll)
+            poller.wait_epoll(timeout_ms)
+        else
+            poller.poll.wait(timeout_ms, &poller.events);
+        // The waker's own event has done its work by ending the wait.
+        var kept: usize = 0;
+        for (poller.events[0..count]) |event| {
+            if (event.context == waker_context) {
+                poller.waker.drain();
+                continue;
+            }
+            poller.events[kept] = event;
+            kept += 1;
+        }
+        return poller.events[0..kept];
+    }
+
+    pub fn wake(poller: *Poller) void {
+        poller.waker.wake();
+    }
+
+    fn wait_epoll(poller: *Poller, timeout_ms: c_int) usize {
+        var raw: [events_max]linux.epoll_event = undefined;
+        const result = linux.epoll_wait(poller.epoll_fd, &raw, raw.len, timeout_ms);
+        if (linux.errno(result) != .SUCCESS) return 0; // EINTR: an early return does no harm
+        for (raw[0..result], poller.events[0..result]) |*from, *to| {
+            const flags = from.events;
+            const hangup = flags & (linux.EPOLL.RDHUP | linux.EPOLL.HUP | linux.EPOLL.ERR) != 0;
+            to.* = .{
+                .context = from.data.ptr,
+                .readable = hangup or flags & linux.EPOLL.IN != 0,
+                .writable = hangup or flags & linux.EPOLL.OUT != 0,
+                .hangup = hangup,
+            };
+        }
+        return result;
+    }
+};
+
+/// Rounded up: a wait that ends just before the deadline would run the loop for nothing.
+fn milliseconds_until(deadline: base.Instant) c_int {
+    if (deadline == 0) return 0;
+    const left_ns = @min(deadline -| clock.now(), std.time.ns_per_hour);
+    return @intCast(std.math.divCeil(u64, left_ns, std.time.ns_per_ms) catch unreachable);
+}
+
+/// Ends a wait from another thread.
+const Waker = struct {
+    read_fd: Fd,
+    write_fd: Fd,
+
+    fn init() error{SystemLimit}!Waker {
+        if (on_linux) {
+            const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
+            if (fd < 0) return error.SystemLimit;
+            return .{ .read_fd = socket.adopt(fd), .write_fd = fd };
+        }
+        var fds: [2]Fd = undefined;
+        if (c.pipe(&fds) != 0) return error.SystemLimit;
+        const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
+        for (fds) |fd| {
+            _ = c.fcntl(fd, c.F.SETFL, nonblock);
+            _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
+            _ = socket.adopt(fd);
+        }
+        return .{ .read_fd = fds[0], .write_fd = fds[1] };
+    }
+
+    fn deinit(waker: *Waker) void {
+        socket.close(waker.read_fd);
+        if (waker.write_fd != waker.read_fd) socket.close(waker.write_fd);
+    }
+
+    fn wake(waker: *Waker) void {
+        // A full pipe or counter wakes as well.
+        const one: u64 = 1;
+        _ = c.write(waker.write_fd, std.mem.asBytes(&one), @sizeOf(u64));
+    }
+
+    fn drain(waker: *Waker) void {
+        var bytes: [256]u8 = undefined;
+        while (c.read(waker.read_fd, &bytes, bytes.len) == bytes.len) {}
+    }
+};
+
+/// The sockets of the poll() backend.
+const PollTable = struct {
+    gpa: Allocator,
+    /// What is to be watched; under the lock.
+    entries: std.ArrayList(Entry) = .empty,
+    /// What is being watched; of the thread that waits.
+    waiting: std.ArrayList(c.pollfd) = .empty,
+    contexts: std.ArrayList(usize) = .empty,
+    /// Where the last scan for events ended, so that the last sockets are not starved by the first.
+    next: usize = 0,
+
+    const Entry = struct { fd: Fd, context: usize, write: bool };
+
+    fn deinit(table: *PollTable) void {
+        table.entries.deinit(table.gpa);
+        table.waiting.deinit(table.gpa);
+        table.contexts.deinit(table.gpa);
+    }
+
+    fn add(table: *PollTable, fd: Fd, context: usize) Allocator.Error!void {
+        // A new connection is watched for writing too: that is how it says that it is open.
+        try table.entries.append(table.gpa, .{ .fd = fd, .context = context, .write = true });
+    }
+
+    fn remove(table: *PollTable, fd: Fd) void {
+        _ = table.entries.swapRemove(table.find(fd));
+    }
+
+    fn want_write(table: *PollTable, fd: Fd, wanted: bool) void {
+        table.entries.items[table.find(fd)].write = wanted;
+    }
+
+    fn find(table: *const PollTable, fd: Fd) usize {
+        for (table.entries.items, 0..) |entry, index| if (entry.fd == fd) return index;
+        unreachable; // a socket is added before anything else is done with it
+    }
+
+    fn prepare(table: *PollTable) Allocator.Error!void {
+        try table.waiting.resize(table.gpa, table.entries.items.len);
+        try table.contexts.resize(table.gpa, table.entries.items.len);
+        for (table.entries.items, 0..) |entry, index| {
+            const is_waker = entry.context == Poller.waker_context;
+            const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;
+            const events = c.POLL.IN | write;
+            table.waiting.items[index] = .{ .fd = entry.fd, .events = events, .revents = 0 };
+            table.contexts.items[index] = entry.context;
+        }
+    }
+
+    fn wait(table: *PollTable, timeout_ms: c_int, events: []Event) usize {
+        const waiting = table.waiting.items;
+        if (c.poll(waiting.ptr, @intCast(waiting.len), timeout_ms) <= 0) return 0;
+        var count: usize = 0;
+        for (0..waiting.len) |_| {
+            if (count == events.len) break;
+            table.next = (table.next + 1) % waiting.len;
+            const flags = waiting[table.next].revents;
+            if (flags == 0) continue;
+            // A socket closed by another thread since `prepare` shows up as NVAL: nobody's event.
+            const hangup = flags & (c.POLL.HUP | c.POLL.ERR | c.POLL.NVAL) != 0;
+            events[count] = .{
+                .context = table.contexts.items[table.next],
+                .readable = hangup or flags & c.POLL.IN != 0,
+                .writable = hangup or flags & c.POLL.OUT != 0,
+                .hangup = hangup,
+            };
+            count += 1;
+        }
+        return count;
+    }
+};
+
+fn test_backend(backend: Backend) !void {
+    var poller = try Poller.init(std.testing.allocator, backend);
+    defer poller.deinit();
+    var fds: [2]Fd = undefined;
+    try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
+    defer for (fds) |fd| socket.close(fd);
+    try poller.add(fds[0], 7);
+
+    // Writable at once, and no more than that.
+    try poller.prepare();
+    var events = poller.wait(base.never);
+    try std.testing.expectEqual(1, events.len);
+    try std.testing.expect(events[0].writable and !events[0].readable and !events[0].hangup);
+    poller.want_write(fds[0], false);
+
+    // Nothing happens: the wait ends at its deadline.
+    try poller.prepare();
+    const deadline = clock.after(3 * std.time.ns_per_ms);
+    try std.testing.expectEqual(0, poller.wait(deadline).len);
+    try std.testing.expect(clock.now() >= deadline);
+
+    // A wake ends it, once.
+    poller.wake();
+    try poller.prepare();
+    try std.testing.expectEqual(0, poller.wait(base.never).len);
+    try poller.prepare();
+    try std.testing.expectEqual(0, poller.wait(0).len);
+
+    _ = c.write(fds[1], "x", 1);
+    try poller.prepare();
+    events = poller.wait(base.never);
+    try std.testing.expect(events.len == 1 and events[0].context == 7 and events[0].readable);
+    _ = c.shutdown(fds[1], c.SHUT.RDWR);
+    try poller.prepare();
+    events = poller.wait(base.never);
+    try std.testing.expect(events.len == 1 and events[0].hangup);
+    poller.remove(fds[0]);
+    try poller.prepare();
+    try std.testing.expectEqual(0, poller.wait(0).len);
+}
+
+test "epoll reports readiness, hangup, wakes and deadlines" {
+    if (on_linux) try test_backend(.epoll);
+}
+
+test "poll reports the same" {
+    try test_backend(.poll);
+}

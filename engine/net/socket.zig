@@ -1,0 +1,379 @@
+//! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no buffers, no threads:
+//! those are poller.zig and the engines. Every descriptor that the library opens is noted here, so that a forked
+//! child lets go of them at once.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const address = @import("address.zig");
+const c = std.c;
+const Address = address.Address;
+const AddressList = address.AddressList;
+
+pub const Fd = c.fd_t;
+const on_linux = builtin.os.tag == .linux;
+const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
+
+// ---- descriptors, and what a fork does to them
+
+/// One bit per descriptor of ours. A child of fork() inherits them all; were it to keep them, the connections of
+/// a parent that dies would stay open, and nobody would notice the death.
+const Owned = struct {
+    var bits: [fds_max / 64]std.atomic.Value(u64) = @splat(.init(0));
+    var registered: std.atomic.Value(bool) = .init(false);
+
+    /// A descriptor beyond this number is used all the same, but a child keeps it until it ends.
+    const fds_max = 64 * 1024;
+
+    fn note(fd: Fd) void {
+        if (!registered.swap(true, .acq_rel)) {
+            // Without memory for the handler a child keeps the descriptors; nothing else is lost.
+            _ = c.pthread_atfork(null, null, close_in_child);
+        }
+        if (place(fd)) |index| _ = bits[index / 64].fetchOr(mask(index), .acq_rel);
+    }
+
+    fn forget(fd: Fd) void {
+        if (place(fd)) |index| _ = bits[index / 64].fetchAnd(~mask(index), .acq_rel);
+    }
+
+    fn place(fd: Fd) ?usize {
+        return if (fd >= 0 and fd < fds_max) @intCast(fd) else null;
+    }
+
+    fn mask(index: usize) u64 {
+        return @as(u64, 1) << @intCast(index % 64);
+    }
+
+    fn close_in_child() callconv(.c) void {
+        for (&bits, 0..) |*word, index| {
+            var left = word.swap(0, .acq_rel);
+            while (left != 0) : (left &= left - 1) {
+                _ = c.close(@intCast(index * 64 + @ctz(left)));
+            }
+        }
+    }
+};
+
+/// Notes a descriptor that another file of net opened.
+pub fn adopt(fd: Fd) Fd {
+    Owned.note(fd);
+    return fd;
+}
+
+/// -1 if there are too many.
+pub fn duplicate(fd: Fd) Fd {
+    const copy = c.fcntl(fd, c.F.DUPFD_CLOEXEC, @as(c_int, 0));
+    return if (copy < 0) copy else adopt(copy);
+}
+
+pub fn close(fd: Fd) void {
+    // Forgotten first: afterwards the number may belong to somebody else.
+    Owned.forget(fd);
+    _ = c.close(fd);
+}
+
+pub const OpenError = error{
+    /// Too many open files, or no memory for sockets.
+    SystemLimit,
+    /// No such address family on this system.
+    FamilyUnsupported,
+};
+
+fn open(family: c_uint) OpenError!Fd {
+    const flags: c_uint = if (on_linux) c.SOCK.NONBLOCK | c.SOCK.CLOEXEC else 0;
+    const fd = c.socket(family, c.SOCK.STREAM | flags, 0);
+    if (fd < 0) return switch (errno(fd)) {
+        .AFNOSUPPORT, .PROTONOSUPPORT, .INVAL => error.FamilyUnsupported,
+        else => error.SystemLimit,
+    };
+    if (!on_linux) configure(fd);
+    return adopt(fd);
+}
+
+/// What Linux takes as flags.
+fn configure(fd: Fd) void {
+    const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
+    _ = c.fcntl(fd, c.F.SETFL, c.fcntl(fd, c.F.GETFL) | nonblock);
+    _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
+    if (@hasDecl(c.SO, "NOSIGPIPE")) set_option(fd, c.SOL.SOCKET, c.SO.NOSIGPIPE, 1);
+}
+
+/// Options that only make things better: a system that refuses one is left as it is.
+fn set_option(fd: Fd, level: i32, option: u32, value: c_int) void {
+    _ = c.setsockopt(fd, level, option, &value, @sizeOf(c_int));
+}
+
+fn errno(result: anytype) c.E {
+    return std.posix.errno(result);
+}
+
+// ---- listening
+
+pub const ListenError = OpenError || error{ AddressInUse, AddressNotAvailable, PermissionDenied };
+
+/// Listens on the first address of the list that can be had.
+pub fn listen(list: *const AddressList) ListenError!Fd {
+    var failure: ListenError = error.AddressNotAvailable;
+    for (list.slice()) |*to| {
+        if (listen_on(to)) |fd| return fd else |err| failure = err;
+        // Another address would be a surprise to whoever named this one.
+        if (failure == error.AddressInUse or failure == error.PermissionDenied) return failure;
+    }
+    return failure;
+}
+
+fn listen_on(to: *const Address) ListenError!Fd {
+    const fd = try open(to.family());
+    errdefer close(fd);
+    set_option(fd, c.SOL.SOCKET, c.SO.REUSEADDR, 1);
+    if (to.family() == c.AF.INET6) {
+        set_option(fd, c.IPPROTO.IPV6, c.IPV6.V6ONLY, @intFromBool(!to.is_any()));
+    }
+    // More than the strangers a side keeps, so that a whole world may connect at once.
+    const backlog = 1024;
+    if (c.bind(fd, &to.any, to.length()) != 0 or c.listen(fd, backlog) != 0) {
+        return switch (errno(@as(c_int, -1))) {
+            .ADDRINUSE => error.AddressInUse,
+            .ACCES, .PERM => error.PermissionDenied,
+            .NOMEM, .NOBUFS => error.SystemLimit,
+            else => error.AddressNotAvailable,
+        };
+    }
+    return fd;
+}
+
+pub const AcceptError = error{ WouldBlock, SystemLimit };
+
+pub fn accept(listener: Fd) AcceptError!Fd {
+    while (true) {
+        const fd = if (on_linux)
+            c.accept4(listener, null, null, c.SOCK.NONBLOCK | c.SOCK.CLOEXEC)
+        else
+            c.accept(listener, null, null);
+        if (fd >= 0) {
+            if (!on_linux) configure(fd);
+            set_option(fd, c.IPPROTO.TCP, c.TCP.NODELAY, 1);
+            return adopt(fd);
+        }
+        switch (errno(fd)) {
+            .AGAIN => return error.WouldBlock,
+            .MFILE, .NFILE, .NOBUFS, .NOMEM => return error.SystemLimit,
+            // The connection died in the queue, or a signal came: the next one, please.
+            else => {},
+        }
+    }
+}
+
+/// A descriptor held back, so that a listener out of descriptors can take a connection and close it: else
+/// it would stay in the queue and wake the engine for ever.
+pub const Spare = struct {
+    fd: Fd = -1,
+
+    pub fn init() Spare {
+        var spare: Spare = .{};
+        spare.reserve();
+        return spare;
+    }
+
+    pub fn deinit(spare: *Spare) void {
+        if (spare.fd >= 0) close(spare.fd);
+        spare.fd = -1;
+    }
+
+    fn reserve(spare: *Spare) void {
+        spare.fd = open(c.AF.INET) catch -1;
+    }
+
+    /// Turns one waiting connection away. False if there is none, or no descriptor to do it with.
+    pub fn turn_away(spare: *Spare, listener: Fd) bool {
+        if (spare.fd < 0) spare.reserve();
+        if (spare.fd < 0) return false;
+        spare.deinit();
+        defer spare.reserve();
+        close(accept(listener) catch return false);
+        return true;
+    }
+};
+
+// ---- connecting
+
+/// Starts a connection; the socket becomes writable when it is there, or has failed.
+pub fn connect_start(to: *const Address) (OpenError || ConnectError)!Fd {
+    const fd = try open(to.family());
+    errdefer close(fd);
+    set_option(fd, c.IPPROTO.TCP, c.TCP.NODELAY, 1);
+    const result = c.connect(fd, &to.any, to.length());
+    if (result == 0) return fd;
+    return switch (errno(result)) {
+        .INPROGRESS, .INTR => fd,
+        else => |code| connect_error(code),
+    };
+}
+
+pub const ConnectError = error{
+    /// The host answers, but nothing listens on the port.
+    Refused,
+    /// No way there, or no answer.
+    Unreachable,
+};
+
+/// How a connection came out, once the socket is writable.
+pub fn connect_finish(fd: Fd) ConnectError!void {
+    var code: c_int = 0;
+    var length: c.socklen_t = @sizeOf(c_int);
+    if (c.getsockopt(fd, c.SOL.SOCKET, c.SO.ERROR, &code, &length) != 0) return error.Unreachable;
+    if (code != 0) return connect_error(@enumFromInt(code));
+}
+
+fn connect_error(code: c.E) ConnectError {
+    return switch (code) {
+        .CONNREFUSED, .CONNRESET => error.Refused,
+        else => error.Unreachable,
+    };
+}
+
+/// Our address on a connection, or that of a listener.
+pub fn local_address(fd: Fd) ?Address {
+    var result: Address = undefined;
+    var length: c.socklen_t = @sizeOf(Address);
+    if (c.getsockname(fd, &result.any, &length) != 0) return null;
+    return result;
+}
+
+/// The address of this machine on the way to the rest of the world, without a packet sent; loopback if there
+/// is no way.
+pub fn outward_address() Address {
+    const loopback: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
+    const far: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
+    const fd = c.socket(c.AF.INET, c.SOCK.DGRAM, 0);
+    if (fd < 0) return loopback;
+    defer _ = c.close(fd);
+    if (c.connect(fd, &far.any, far.length()) != 0) return loopback;
+    return local_address(fd) orelse loopback;
+}
+
+// ---- moving bytes
+
+pub const TransferError = error{
+    WouldBlock,
+    /// Reset, or gone in another way.
+    Broken,
+};
+
+/// Fills the slices in order. 0: the other side has ended the connection.
+pub fn receive(fd: Fd, slices: []const []u8) TransferError!usize {
+    var vectors: [2]std.posix.iovec = undefined;
+    for (slices, vectors[0..slices.len]) |slice, *vector| {
+        vector.* = .{ .base = slice.ptr, .len = slice.len };
+    }
+    while (true) {
+        const count = c.readv(fd, &vectors, @intCast(slices.len));
+        if (count >= 0) return @intCast(count);
+        switch (errno(count)) {
+            .INTR => {},
+            .AGAIN => return error.WouldBlock,
+            else => return error.Broken,
+        }
+    }
+}
+
+/// Sends what fits, in order.
+pub fn send(fd: Fd, slices: []const []const u8) TransferError!usize {
+    var vectors: [2]std.posix.iovec_const = undefined;
+    for (slices, vectors[0..slices.len]) |slice, *vector| {
+        vector.* = .{ .base = slice.ptr, .len = slice.len };
+    }
+    const message: c.msghdr_const = .{
+        .name = null,
+        .namelen = 0,
+        .iov = &vectors,
+        .iovlen = @intCast(slices.len),
+        .control = null,
+        .controllen = 0,
+        .flags = 0,
+    };
+    while (true) {
+        const count = c.sendmsg(fd, &message, no_signal);
+        if (count >= 0) return @intCast(count);
+        switch (errno(count)) {
+            .INTR => {},
+            .AGAIN, .NOBUFS => return error.WouldBlock,
+            else => return error.Broken,
+        }
+    }
+}
+
+/// No more will be sent; what was sent still arrives.
+pub fn end_sending(fd: Fd) void {
+    _ = c.shutdown(fd, c.SHUT.WR);
+}
+
+/// Waits in poll() for one socket, for threads of the user. False: the time is over.
+pub fn wait_for(fd: Fd, events: enum { read, write }, timeout_ms: c_int) bool {
+    var entry = [1]c.pollfd{.{
+        .fd = fd,
+        .events = switch (events) {
+            .read => c.POLL.IN,
+            .write => c.POLL.OUT,
+        },
+        .revents = 0,
+    }};
+    return c.poll(&entry, 1, timeout_ms) > 0;
+}
+
+test "bytes cross a loopback connection, and each failure has its name" {
+    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const listener = try listen(&any_port);
+    defer close(listener);
+    const at = local_address(listener).?;
+    try std.testing.expectError(error.WouldBlock, accept(listener));
+
+    const client = try connect_start(&at);
+    try std.testing.expect(wait_for(client, .write, 5000));
+    try connect_finish(client);
+    try std.testing.expect(wait_for(listener, .read, 5000));
+    const server = try accept(listener);
+    defer close(server);
+
+    try std.testing.expectEqual(9, try send(client, &.{ "head", "body!" }));
+    try std.testing.expect(wait_for(server, .read, 5000));
+    var first: [4]u8 = undefined;
+    var second: [16]u8 = undefined;
+    try std.testing.expectEqual(9, try receive(server, &.{ &first, &second }));
+    try std.testing.expectEqualStrings("head", &first);
+    try std.testing.expectEqualStrings("body!", second[0..5]);
+    try std.testing.expectError(error.WouldBlock, receive(server, &.{&first}));
+
+    var taken: AddressList = .{ .count = 1 };
+    taken.items[0] = at;
+    try std.testing.expectError(error.AddressInUse, listen(&taken));
+    close(client);
+    try std.testing.expect(wait_for(server, .read, 5000));
+    try std.testing.expectEqual(0, try receive(server, &.{&first}));
+}
+
+test "a port where nothing listens refuses" {
+    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const listener = try listen(&any_port);
+    const at = local_address(listener).?;
+    close(listener);
+    const fd = connect_start(&at) catch |err| return std.testing.expectEqual(error.Refused, err);
+    defer close(fd);
+    try std.testing.expect(wait_for(fd, .write, 5000));
+    try std.testing.expectError(error.Refused, connect_finish(fd));
+}
+
+test "a forked child lets go of every descriptor of ours" {
+    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const listener = try listen(&any_port);
+    defer close(listener);
+    const child = c.fork();
+    if (child == 0) {
+        const still_open = c.fcntl(listener, c.F.GETFD) != -1;
+        c._exit(if (still_open) 1 else 0);
+    }
+    var status: c_int = -1;
+    try std.testing.expectEqual(child, c.waitpid(child, &status, 0));
+    try std.testing.expectEqual(0, status);
+    try std.testing.expect(c.fcntl(listener, c.F.GETFD) != -1);
+}
