@@ -1,0 +1,412 @@
+//! The native build. Each layer of the engine is a Zig module with exactly the imports it may have,
+//! so a layer breach does not compile. The vector kernels are compiled once per CPU level and all
+//! linked into the one library. Python calls the step `python` (hatch_build.py).
+//!
+//! Steps: the default installs libpccl and its header; check, test, test-<layer>, sim, python.
+//! How to work with it: docs/HACKING.md.
+
+const std = @import("std");
+const builtin = @import("builtin");
+
+comptime {
+    const wanted = "0.16.0";
+    if (!std.mem.eql(u8, builtin.zig_version_string, wanted)) @compileError(
+        "PCCL is built with Zig " ++ wanted ++ ", not " ++ builtin.zig_version_string ++
+            ": run `python -m ziglang build` after `pip install ziglang==" ++ wanted ++ "`.",
+    );
+}
+
+/// The layers in order: each imports only layers above it in this list. The header of every
+/// <root> says what it is; docs/ARCHITECTURE.md shows them together.
+const layers = [_]struct { name: []const u8, root: []const u8, imports: []const []const u8 }{
+    .{ .name = "base", .root = "engine/base/root.zig", .imports = &.{} },
+    .{ .name = "kernels", .root = "kernels/root.zig", .imports = &.{"base"} },
+    .{ .name = "wire", .root = "engine/wire/root.zig", .imports = &.{"base"} },
+    .{
+        .name = "protocol",
+        .root = "engine/protocol/root.zig",
+        .imports = &.{ "base", "wire" },
+    },
+    .{
+        .name = "collective",
+        .root = "engine/collective/root.zig",
+        .imports = &.{ "base", "wire", "kernels" },
+    },
+    .{
+        .name = "session",
+        .root = "engine/session/root.zig",
+        .imports = &.{ "base", "wire", "kernels", "protocol", "collective" },
+    },
+    .{
+        .name = "net",
+        .root = "engine/net/root.zig",
+        .imports = &.{ "base", "wire", "kernels", "protocol", "collective", "session" },
+    },
+    .{
+        .name = "abi",
+        .root = "engine/abi/root.zig",
+        .imports = &.{ "base", "wire", "kernels", "protocol", "collective", "session", "net" },
+    },
+};
+
+/// The CPU levels of each architecture, ascending, each containing the one before.
+/// kernels/dispatch.zig knows how to detect them.
+const Level = struct { name: []const u8, model: []const u8, features: []const []const u8 = &.{} };
+
+fn levels_of(arch: std.Target.Cpu.Arch) []const Level {
+    return switch (arch) {
+        .x86_64 => &.{
+            .{ .name = "baseline", .model = "x86_64" },
+            .{ .name = "v3", .model = "x86_64_v3" },
+            .{ .name = "v4", .model = "x86_64_v4" },
+            .{
+                .name = "v4x",
+                .model = "x86_64_v4",
+                .features = &.{ "avx512vbmi", "avx512vbmi2", "aes", "vaes" },
+            },
+        },
+        .aarch64 => &.{.{ .name = "baseline", .model = "generic" }},
+        else => &.{.{ .name = "baseline", .model = "baseline" }},
+    };
+}
+
+pub fn build(b: *std.Build) void {
+    const target = baseline_target(b, b.standardTargetOptions(.{}));
+    const optimize = b.option(
+        std.builtin.OptimizeMode,
+        "optimize",
+        "mode of the library (default ReleaseFast); the kernels are ReleaseFast in any mode",
+    ) orelse .ReleaseFast;
+    const strip = b.option(bool, "strip", "no debug information (default: if optimised)") orelse
+        (optimize == .ReleaseFast or optimize == .ReleaseSmall);
+    const tsan = b.option(bool, "tsan", "ThreadSanitizer in library and tests") orelse false;
+    const filters = b.option([]const []const u8, "test-filter", "only tests named like this") orelse
+        &.{};
+
+    const kernels: Kernels = .init(b, target);
+    const library_layers: Layers = .init(b, kernels, .{
+        .target = target,
+        .optimize = optimize,
+        .simulation = false,
+        .strip = strip,
+        .tsan = tsan,
+    });
+    const test_layers: Layers = .init(b, kernels, .{
+        .target = target,
+        .optimize = .Debug,
+        .simulation = false,
+        .strip = false,
+        .tsan = tsan,
+    });
+    const simulation_layers: Layers = .init(b, kernels, .{
+        .target = target,
+        .optimize = .ReleaseSafe,
+        .simulation = true,
+        .strip = false,
+        .tsan = false,
+    });
+
+    const library = b.addLibrary(.{
+        .name = "pccl",
+        .linkage = .dynamic,
+        // No version: a versioned name needs symbolic links, and wheels cannot hold any.
+        .root_module = library_layers.get("abi"),
+    });
+    library.installHeader(b.path("include/pccl.h"), "pccl.h");
+    b.installArtifact(library);
+
+    const check_step = b.step("check", "Compile everything, link nothing");
+    const test_step = b.step("test", "Run the unit tests of every layer and of the simulator");
+    const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
+    add_layer_tests(b, test_layers, test_options, test_step, check_step);
+    add_simulator(b, simulation_layers, filters, test_step, check_step);
+    add_python(b, target, library);
+}
+
+/// Native means this architecture's baseline CPU and, with glibc, version 2.17: what a plain
+/// `zig build` makes is what a wheel contains.
+fn baseline_target(b: *std.Build, chosen: std.Build.ResolvedTarget) std.Build.ResolvedTarget {
+    var query = chosen.query;
+    query.cpu_arch = chosen.result.cpu.arch;
+    query.cpu_model = .baseline;
+    query.os_tag = chosen.result.os.tag;
+    query.abi = chosen.result.abi;
+    const is_glibc = chosen.result.os.tag == .linux and chosen.result.abi.isGnu();
+    if (is_glibc and query.glibc_version == null) {
+        query.glibc_version = .{ .major = 2, .minor = 17, .patch = 0 };
+    }
+    return b.resolveTargetQuery(query);
+}
+
+/// One object per CPU level, shared by everything that is linked.
+const Kernels = struct {
+    objects: []*std.Build.Step.Compile,
+    options: *std.Build.Module,
+
+    fn init(b: *std.Build, target: std.Build.ResolvedTarget) Kernels {
+        const arch = target.result.cpu.arch;
+        const levels = levels_of(arch);
+        const names = b.allocator.alloc([]const u8, levels.len) catch @panic("OOM");
+        const objects = b.allocator.alloc(*std.Build.Step.Compile, levels.len) catch @panic("OOM");
+
+        // Only this file of base: an edit elsewhere in base must not recompile every level.
+        const dtype = b.createModule(.{ .root_source_file = b.path("engine/base/dtype.zig") });
+        for (names, objects, levels) |*name, *object, level| {
+            const options = b.addOptions();
+            options.addOption([]const u8, "level", level.name);
+            const module = b.createModule(.{
+                .root_source_file = b.path("kernels/level.zig"),
+                .target = b.resolveTargetQuery(level_query(target.query, arch, level)),
+                .optimize = .ReleaseFast,
+                .pic = true,
+                .strip = true,
+                .omit_frame_pointer = true,
+                .imports = &.{
+                    .{ .name = "dtype", .module = dtype },
+                    .{ .name = "level_options", .module = options.createModule() },
+                },
+            });
+            name.* = level.name;
+            object.* = b.addObject(.{
+                .name = b.fmt("kernels_{s}", .{level.name}),
+                .root_module = module,
+            });
+        }
+        const options = b.addOptions();
+        options.addOption([]const []const u8, "levels", names);
+        return .{ .objects = objects, .options = options.createModule() };
+    }
+
+    fn level_query(
+        target: std.Target.Query,
+        arch: std.Target.Cpu.Arch,
+        level: Level,
+    ) std.Target.Query {
+        var query = target;
+        query.cpu_model = if (std.mem.eql(u8, level.model, "baseline"))
+            .baseline
+        else
+            .{ .explicit = arch.parseCpuModel(level.model) catch @panic("unknown CPU model") };
+        for (level.features) |wanted| {
+            const index = for (arch.allFeaturesList()) |feature| {
+                if (std.mem.eql(u8, feature.name, wanted)) break feature.index;
+            } else @panic("unknown CPU feature");
+            query.cpu_features_add.addFeature(index);
+        }
+        // The model x86_64_v4 asks for 256-bit vectors where 512 would do; ours are 512 wide.
+        if (arch == .x86_64) {
+            const prefer_256_bit = @intFromEnum(std.Target.x86.Feature.prefer_256_bit);
+            query.cpu_features_sub.addFeature(prefer_256_bit);
+        }
+        return query;
+    }
+};
+
+/// One instance of every layer, all built alike.
+const Layers = struct {
+    modules: [layers.len]*std.Build.Module,
+
+    const Options = struct {
+        target: std.Build.ResolvedTarget,
+        optimize: std.builtin.OptimizeMode,
+        /// Protocol mutations (engine/base/canary.zig) exist only in the simulator's instance.
+        simulation: bool,
+        strip: bool,
+        tsan: bool,
+    };
+
+    fn init(b: *std.Build, kernels: Kernels, options: Options) Layers {
+        const build_options = b.addOptions();
+        build_options.addOption(bool, "simulation", options.simulation);
+        var self: Layers = undefined;
+        for (&self.modules, layers) |*module, layer| {
+            module.* = b.createModule(.{
+                .root_source_file = b.path(layer.root),
+                .target = options.target,
+                .optimize = options.optimize,
+                .strip = options.strip,
+                .sanitize_thread = options.tsan,
+                .link_libc = true,
+                .pic = true,
+            });
+            for (layer.imports) |name| module.*.addImport(name, self.get(name));
+        }
+        self.get("base").addOptions("build_options", build_options);
+        self.get("kernels").addImport("kernels_options", kernels.options);
+        for (kernels.objects) |object| self.get("kernels").addObject(object);
+        return self;
+    }
+
+    fn get(self: *const Layers, name: []const u8) *std.Build.Module {
+        for (self.modules, layers) |module, layer| {
+            if (std.mem.eql(u8, layer.name, name)) return module;
+        }
+        @panic("no such layer");
+    }
+};
+
+const TestOptions = struct { filters: []const []const u8, tsan: bool };
+
+fn add_layer_tests(
+    b: *std.Build,
+    test_layers: Layers,
+    options: TestOptions,
+    test_step: *std.Build.Step,
+    check_step: *std.Build.Step,
+) void {
+    for (layers) |layer| {
+        const is_kernels = std.mem.eql(u8, layer.name, "kernels");
+        const module = test_layers.get(layer.name);
+        const unit_test = b.addTest(.{
+            .name = b.fmt("test-{s}", .{layer.name}),
+            .root_module = module,
+            .filters = options.filters,
+            // Zig's own backend, the default in Debug, does not instrument for the sanitizer.
+            .use_llvm = if (options.tsan) true else null,
+        });
+        const run = b.addRunArtifact(unit_test);
+        // Kernel tests say which CPU levels this machine cannot run: never from a cache.
+        run.has_side_effects = is_kernels;
+        const name = b.fmt("test-{s}", .{layer.name});
+        b.step(name, b.fmt("Run the unit tests of {s}", .{layer.name})).dependOn(&run.step);
+        test_step.dependOn(&run.step);
+
+        const compile_only = b.addTest(.{
+            .name = b.fmt("check-{s}", .{layer.name}),
+            .root_module = module,
+        });
+        check_step.dependOn(&compile_only.step);
+    }
+}
+
+fn add_simulator(
+    b: *std.Build,
+    simulation_layers: Layers,
+    filters: []const []const u8,
+    test_step: *std.Build.Step,
+    check_step: *std.Build.Step,
+) void {
+    const base = simulation_layers.get("base");
+    const module = b.createModule(.{
+        .root_source_file = b.path("tests/sim/main.zig"),
+        .target = base.resolved_target,
+        .optimize = .ReleaseSafe,
+        .link_libc = true,
+    });
+    // All that has no socket and no clock.
+    for ([_][]const u8{ "base", "kernels", "wire", "protocol", "collective", "session" }) |name| {
+        module.addImport(name, simulation_layers.get(name));
+    }
+    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = module });
+    const sim_step = b.step("sim", "Build the simulator, zig-out/bin/pccl-sim");
+    sim_step.dependOn(&b.addInstallArtifact(simulator, .{}).step);
+
+    const unit_test = b.addTest(.{ .name = "test-sim", .root_module = module, .filters = filters });
+    const run = b.addRunArtifact(unit_test);
+    b.step("test-sim", "Run the simulator's own unit tests").dependOn(&run.step);
+    test_step.dependOn(&run.step);
+
+    const compile_only = b.addExecutable(.{ .name = "check-sim", .root_module = module });
+    check_step.dependOn(&compile_only.step);
+}
+
+/// The nanobind extension with the library beside it, in <prefix>/pccl_py. hatch_build.py passes
+/// the options; without them the step says so.
+fn add_python(
+    b: *std.Build,
+    target: std.Build.ResolvedTarget,
+    library: *std.Build.Step.Compile,
+) void {
+    const step = b.step("python", "Build the Python extension into <prefix>/pccl_py");
+    const python_include = b.option([]const u8, "python-include", "folder of Python.h");
+    const nanobind = b.option([]const u8, "nanobind", "folder of the nanobind package");
+    const ext_name = b.option([]const u8, "ext-name", "file name of the extension") orelse
+        "_pccl.so";
+    const abi3 = b.option(bool, "abi3", "stable ABI (needs headers of Python 3.12 or later)") orelse
+        false;
+    if (python_include == null or nanobind == null) {
+        const fail = b.addFail("the step `python` needs -Dpython-include and -Dnanobind; " ++
+            "`pip install .` passes them");
+        step.dependOn(&fail.step);
+        return;
+    }
+
+    const module = b.createModule(.{
+        .target = target,
+        .optimize = .ReleaseFast,
+        .link_libc = true,
+        .link_libcpp = true,
+        .pic = true,
+        .strip = true,
+        .sanitize_c = .off,
+    });
+    module.addIncludePath(b.path("include"));
+    module.addSystemIncludePath(.{ .cwd_relative = python_include.? });
+    for ([_][]const u8{ "include", "ext/robin_map/include", "src" }) |folder| {
+        module.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind.?, folder }) });
+    }
+    for (source_files(b, "bindings", ".cpp")) |file| module.addCSourceFile(.{
+        .file = b.path(b.pathJoin(&.{ "bindings", file })),
+        .flags = cpp_flags(b, abi3, std.mem.eql(u8, file, "nb_all.cpp")),
+    });
+    module.linkLibrary(library);
+    module.addRPathSpecial(if (target.result.os.tag == .macos) "@loader_path" else "$ORIGIN");
+
+    const extension = b.addLibrary(.{
+        .name = "_pccl",
+        .linkage = .dynamic,
+        .root_module = module,
+    });
+    extension.linker_allow_shlib_undefined = true; // Python's symbols come from the interpreter
+    extension.link_gc_sections = true;
+    extension.each_lib_rpath = false; // the default would name a folder of the build cache
+
+    const folder = "pccl_py";
+    const installs = [_]*std.Build.Step.InstallFile{
+        b.addInstallFile(extension.getEmittedBin(), b.pathJoin(&.{ folder, ext_name })),
+        b.addInstallFile(library.getEmittedBin(), b.pathJoin(&.{ folder, library.out_filename })),
+        b.addInstallFile(b.path("include/pccl.h"), b.pathJoin(&.{ folder, "include", "pccl.h" })),
+    };
+    for (installs) |install| step.dependOn(&install.step);
+}
+
+fn cpp_flags(b: *std.Build, abi3: bool, is_nanobind: bool) []const []const u8 {
+    const common: []const []const u8 = &.{
+        "-std=c++17",
+        "-fvisibility=hidden",
+        "-DNDEBUG",
+        "-DNB_COMPACT_ASSERTIONS",
+        "-ffunction-sections",
+        "-fdata-sections",
+        "-fno-stack-protector",
+    };
+    const stable: []const []const u8 = if (abi3) &.{"-DPy_LIMITED_API=0x030C0000"} else &.{};
+    // Nanobind's own source is not ours to warn about.
+    const own: []const []const u8 = if (is_nanobind)
+        &.{ "-fno-strict-aliasing", "-DNB_BUILD" }
+    else
+        &.{ "-Wall", "-Wextra" };
+    return std.mem.concat(b.allocator, []const u8, &.{ common, stable, own }) catch @panic("OOM");
+}
+
+/// The files of a folder with this suffix, sorted: a new source file needs no line here.
+fn source_files(b: *std.Build, folder: []const u8, suffix: []const u8) []const []const u8 {
+    const io = b.graph.io;
+    var files: std.ArrayList([]const u8) = .empty;
+    var dir = b.build_root.handle.openDir(io, folder, .{ .iterate = true }) catch |err|
+        std.debug.panic("cannot open {s}: {t}", .{ folder, err });
+    defer dir.close(io);
+    var entries = dir.iterate();
+    while (true) {
+        const entry = entries.next(io) catch |err|
+            std.debug.panic("cannot list {s}: {t}", .{ folder, err }) orelse break;
+        if (!std.mem.endsWith(u8, entry.name, suffix)) continue;
+        files.append(b.allocator, b.dupe(entry.name)) catch @panic("OOM");
+    }
+    std.mem.sort([]const u8, files.items, {}, struct {
+        fn before(_: void, x: []const u8, y: []const u8) bool {
+            return std.mem.lessThan(u8, x, y);
+        }
+    }.before);
+    return files.items;
+}

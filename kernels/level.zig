@@ -1,0 +1,55 @@
+//! The root of a level object: this folder's vector code, compiled for one CPU level, exported as
+//! one table. build.zig compiles it once per level; dispatch.zig chooses among the tables.
+
+const dtypes = @import("dtype");
+const options = @import("level_options");
+const table = @import("table.zig");
+const reduce = @import("reduce.zig");
+const digest = @import("digest.zig");
+
+const DType = dtypes.DType;
+const ReduceOp = dtypes.ReduceOp;
+
+const kernels: table.Table = blk: {
+    @setEvalBranchQuota(10_000);
+    var t: table.Table = undefined;
+    for (0..table.dtype_count) |number| {
+        const d: DType = @enumFromInt(number);
+        t.widen[number] = if (dtypes.partial_dtype(.avg, d) != d) reduce.widen(d) else null;
+        t.canonical[number] = if (d.is_float()) reduce.canonical(d) else null;
+        t.accumulate_avg[number] = reduce.accumulate_avg(d);
+        for (0..table.op_count) |op_number| {
+            const op: ReduceOp = @enumFromInt(op_number);
+            const same = same_arithmetic(op, d);
+            t.accumulate[op_number][number] = reduce.accumulate(same.op, same.dtype);
+            t.reduce_k[op_number][number] = reduce.reduce_k(
+                if (op == .avg) .avg else same.op,
+                if (op == .avg) d else same.dtype,
+            );
+        }
+    }
+    t.digest = &digest.digest;
+    break :blk t;
+};
+
+/// Where two hops give the same bits, one function serves both: the sum of an avg is a sum, and a
+/// wrapping sum or product has no sign.
+fn same_arithmetic(op: ReduceOp, d: DType) struct { op: ReduceOp, dtype: DType } {
+    if (dtypes.partial_dtype(op, d) != d) return .{ .op = op, .dtype = d };
+    const plain_op: ReduceOp = if (op == .avg) .sum else op;
+    if (plain_op == .min or plain_op == .max) return .{ .op = plain_op, .dtype = d };
+    return .{ .op = plain_op, .dtype = switch (d) {
+        .u8 => .i8,
+        .u16 => .i16,
+        .u32 => .i32,
+        .u64 => .i64,
+        else => d,
+    } };
+}
+
+comptime {
+    if (@import("std").enums.values(DType).len != table.dtype_count) @compileError("dtype_count");
+    if (@import("std").enums.values(ReduceOp).len != table.op_count) @compileError("op_count");
+    const name = "pccl_kernels_" ++ options.level;
+    @export(&kernels, .{ .name = name, .visibility = .hidden });
+}

@@ -1,0 +1,292 @@
+//! Reductions with explicit vectors. Compiled once per CPU level (level.zig); each function is a
+//! main loop over whole vectors and a tail that runs the same arithmetic on a padded copy, so
+//! that the last elements get the same bits. What is computed: scalar.zig, to which tests.zig
+//! compares.
+//!
+//! Pointers have any alignment. `out` may be exactly an operand: each step loads all it reads
+//! before it stores, and a store never reaches bytes that a later step reads.
+
+const std = @import("std");
+const dtypes = @import("dtype");
+const vector = @import("vector.zig");
+const table = @import("table.zig");
+
+const DType = dtypes.DType;
+const ReduceOp = dtypes.ReduceOp;
+const Compute = vector.Compute;
+const Vector = vector.Vector;
+const load = vector.load;
+const store = vector.store;
+
+/// Independent vectors in flight: they hide the latency of the arithmetic.
+const unroll = 4;
+/// Fewer when each element has several inputs: SSE2 has 16 registers, and a vector takes four.
+const unroll_k = 2;
+
+pub fn accumulate(comptime op: ReduceOp, comptime d: DType) table.Accumulate {
+    const partial = dtypes.partial_dtype(op, d);
+    const C = Compute(op, d);
+    return struct {
+        fn run(out: [*]u8, a: [*]const u8, b: [*]const u8, count: usize) callconv(.c) void {
+            hop(op, d, partial, C, out, a, b, count, .{});
+        }
+    }.run;
+}
+
+pub fn accumulate_avg(comptime d: DType) table.AccumulateAvg {
+    const C = Compute(.avg, d);
+    return struct {
+        fn run(
+            out: [*]u8,
+            a: [*]const u8,
+            b: [*]const u8,
+            contributors: u32,
+            count: usize,
+        ) callconv(.c) void {
+            hop(.avg, d, d, C, out, a, b, count, Divisor(C).init(contributors));
+        }
+    }.run;
+}
+
+/// out(`to`) := finish(a (+) b). `finish` is a Divisor, or nothing.
+inline fn hop(
+    comptime op: ReduceOp,
+    comptime d: DType,
+    comptime to: DType,
+    comptime C: type,
+    out: [*]u8,
+    a: [*]const u8,
+    b: [*]const u8,
+    count: usize,
+    finish: anytype,
+) void {
+    const partial = comptime dtypes.partial_dtype(op, d);
+    const n = vector.lanes(C);
+    const in_size = comptime d.size();
+    const partial_size = comptime partial.size();
+    const out_size = comptime to.size();
+    var index: usize = 0;
+
+    // Main loop, and the vectors that are left.
+    inline for (.{ unroll, 1 }) |width| {
+        while (count - index >= width * n) : (index += width * n) {
+            var sums: [width]Vector(C) = undefined;
+            inline for (&sums, 0..) |*sum, v| {
+                const x = load(partial, C, a + (index + v * n) * partial_size);
+                const y = load(d, C, b + (index + v * n) * in_size);
+                sum.* = finished(C, combine(op, C, x, y), finish);
+            }
+            inline for (sums, 0..) |sum, v| store(to, C, out + (index + v * n) * out_size, sum);
+        }
+    }
+
+    // Tail: one padded vector.
+    const left = count - index;
+    if (left == 0) return;
+    var a_block: [n * partial_size]u8 = @splat(0);
+    var b_block: [n * in_size]u8 = @splat(0);
+    var out_block: [n * out_size]u8 = undefined;
+    @memcpy(a_block[0 .. left * partial_size], a + index * partial_size);
+    @memcpy(b_block[0 .. left * in_size], b + index * in_size);
+    const x = load(partial, C, &a_block);
+    const y = load(d, C, &b_block);
+    store(to, C, &out_block, finished(C, combine(op, C, x, y), finish));
+    @memcpy(out + index * out_size, out_block[0 .. left * out_size]);
+}
+
+pub fn reduce_k(comptime op: ReduceOp, comptime d: DType) table.ReduceK {
+    const C = Compute(op, d);
+    return struct {
+        fn run(
+            out: [*]u8,
+            inputs: [*]const [*]const u8,
+            input_count: usize,
+            contributors: u32,
+            count: usize,
+        ) callconv(.c) void {
+            const finish = if (op == .avg) Divisor(C).init(contributors) else .{};
+            reduce_all(op, d, C, out, inputs[0..input_count], count, finish);
+        }
+    }.run;
+}
+
+inline fn reduce_all(
+    comptime op: ReduceOp,
+    comptime d: DType,
+    comptime C: type,
+    out: [*]u8,
+    inputs: []const [*]const u8,
+    count: usize,
+    finish: anytype,
+) void {
+    const n = vector.lanes(C);
+    const size = comptime d.size();
+    var index: usize = 0;
+
+    // Main loop, and the vectors that are left: all inputs of a few elements at a time.
+    inline for (.{ unroll_k, 1 }) |width| {
+        while (count - index >= width * n) : (index += width * n) {
+            var sums: [width]Vector(C) = undefined;
+            inline for (&sums, 0..) |*sum, v| {
+                sum.* = load(d, C, inputs[0] + (index + v * n) * size);
+            }
+            for (inputs[1..]) |input| {
+                inline for (&sums, 0..) |*sum, v| {
+                    const y = load(d, C, input + (index + v * n) * size);
+                    sum.* = combine(op, C, sum.*, y);
+                }
+            }
+            inline for (sums, 0..) |sum, v| {
+                store(d, C, out + (index + v * n) * size, finished(C, sum, finish));
+            }
+        }
+    }
+
+    // Tail: one padded vector.
+    const left = count - index;
+    if (left == 0) return;
+    var block: [n * size]u8 = @splat(0);
+    @memcpy(block[0 .. left * size], inputs[0] + index * size);
+    var sum = load(d, C, &block);
+    for (inputs[1..]) |input| {
+        @memcpy(block[0 .. left * size], input + index * size);
+        sum = combine(op, C, sum, load(d, C, &block));
+    }
+    store(d, C, &block, finished(C, sum, finish));
+    @memcpy(out + index * size, block[0 .. left * size]);
+}
+
+/// Input to partial for avg of narrow integers: the same numbers in 64 bits.
+pub fn widen(comptime d: DType) table.Widen {
+    return struct {
+        fn run(out: [*]u8, input: [*]const u8, count: usize) callconv(.c) void {
+            const partial = comptime dtypes.partial_dtype(.avg, d);
+            convert(d, partial, Compute(.avg, d), out, input, count);
+        }
+    }.run;
+}
+
+/// The result of a world of one: the input with every NaN made the positive quiet NaN.
+pub fn canonical(comptime d: DType) table.Widen {
+    return struct {
+        fn run(out: [*]u8, input: [*]const u8, count: usize) callconv(.c) void {
+            convert(d, d, Compute(.sum, d), out, input, count);
+        }
+    }.run;
+}
+
+inline fn convert(
+    comptime from: DType,
+    comptime to: DType,
+    comptime C: type,
+    out: [*]u8,
+    input: [*]const u8,
+    count: usize,
+) void {
+    const n = vector.lanes(C);
+    const in_size = comptime from.size();
+    const out_size = comptime to.size();
+    var index: usize = 0;
+    while (count - index >= n) : (index += n) {
+        store(to, C, out + index * out_size, load(from, C, input + index * in_size));
+    }
+    const left = count - index;
+    if (left == 0) return;
+    var in_block: [n * in_size]u8 = @splat(0);
+    var out_block: [n * out_size]u8 = undefined;
+    @memcpy(in_block[0 .. left * in_size], input + index * in_size);
+    store(to, C, &out_block, load(from, C, &in_block));
+    @memcpy(out + index * out_size, out_block[0 .. left * out_size]);
+}
+
+inline fn combine(comptime op: ReduceOp, comptime C: type, x: Vector(C), y: Vector(C)) Vector(C) {
+    if (@typeInfo(C) == .float) return switch (op) {
+        .sum, .avg => x + y,
+        .prod => x * y,
+        .min => extreme(C, x, y, x < y, .minus),
+        .max => extreme(C, x, y, x > y, .plus),
+    };
+    return switch (op) {
+        .sum, .avg => x +% y,
+        .prod => x *% y,
+        .min => @min(x, y),
+        .max => @max(x, y),
+    };
+}
+
+/// `x` where `take_x`, else `y`; of two zeros the one with the wanted sign; a NaN where there is
+/// one (which one does not matter, store makes them equal).
+inline fn extreme(
+    comptime C: type,
+    x: Vector(C),
+    y: Vector(C),
+    take_x: @Vector(vector.lanes(C), bool),
+    comptime zero: enum { plus, minus },
+) Vector(C) {
+    const Bits = @Vector(vector.lanes(C), std.meta.Int(.unsigned, @bitSizeOf(C)));
+    const x_bits: Bits = @bitCast(x);
+    const y_bits: Bits = @bitCast(y);
+    const equal: Vector(C) = @bitCast(switch (zero) {
+        .minus => x_bits | y_bits,
+        .plus => x_bits & y_bits,
+    });
+    const ordered = @select(C, take_x, x, @select(C, x == y, equal, y));
+    return @select(C, x == x, ordered, x);
+}
+
+inline fn finished(comptime C: type, sum: Vector(C), finish: anytype) Vector(C) {
+    return if (@TypeOf(finish) == @TypeOf(.{})) sum else finish.quotient(sum);
+}
+
+fn Divisor(comptime C: type) type {
+    return if (@typeInfo(C) == .float) FloatDivisor(C) else IntegerDivisor(C);
+}
+
+fn FloatDivisor(comptime C: type) type {
+    return struct {
+        divisor: Vector(C),
+
+        inline fn init(contributors: u32) @This() {
+            return .{ .divisor = @splat(@floatFromInt(contributors)) };
+        }
+
+        inline fn quotient(self: @This(), sum: Vector(C)) Vector(C) {
+            return sum / self.divisor;
+        }
+    };
+}
+
+/// Division of 64-bit integers by one number, truncated toward zero, without the divide
+/// instruction. With m = floor((2^64 - 1) / n), the high half of x * m is the quotient x / n or
+/// one less: m is at least 2^64 / n - 1, so x * m / 2^64 is more than x / n - 1. One step
+/// corrects it.
+fn IntegerDivisor(comptime C: type) type {
+    return struct {
+        divisor: u64,
+        reciprocal: u64,
+
+        inline fn init(contributors: u32) @This() {
+            const all_ones: u64 = std.math.maxInt(u64);
+            return .{ .divisor = contributors, .reciprocal = all_ones / contributors };
+        }
+
+        inline fn quotient(self: @This(), sum: Vector(C)) Vector(C) {
+            var result: Vector(C) = undefined;
+            inline for (0..vector.lanes(C)) |lane| result[lane] = self.quotient_one(sum[lane]);
+            return result;
+        }
+
+        inline fn quotient_one(self: @This(), x: C) C {
+            if (C == u64) return self.quotient_unsigned(x);
+            const magnitude = self.quotient_unsigned(@abs(x));
+            const negative: u64 = @bitCast(x >> 63); // all ones, or zero
+            return @bitCast((magnitude ^ negative) -% negative);
+        }
+
+        inline fn quotient_unsigned(self: @This(), x: u64) u64 {
+            const estimate: u64 = @truncate((@as(u128, x) * self.reciprocal) >> 64);
+            const rest = x - estimate * self.divisor;
+            return estimate + @intFromBool(rest >= self.divisor);
+        }
+    };
+}

@@ -1,0 +1,104 @@
+//! kernels: arithmetic on slices of elements. Functions never fail, never allocate and know
+//! nothing of peers; they run the table of the best CPU level (dispatch.zig). What they compute
+//! is written in scalar.zig, how in reduce.zig. Who calls them: collective/.
+//!
+//! Pointers may have any alignment. An *input* has the caller's dtype, a *partial* the type of
+//! `base.dtype.partial_dtype(op, dtype)`, a result the caller's dtype again. Sizes are in elements.
+//! A NaN in any result is the positive quiet NaN, whichever peer and CPU it comes from. A thread
+//! that calls these must be in the standard floating point mode (float_mode.zig).
+
+const std = @import("std");
+const base = @import("base");
+const dispatch = @import("dispatch.zig");
+const assert = std.debug.assert;
+
+const DType = base.DType;
+const ReduceOp = base.ReduceOp;
+
+pub const scalar = @import("scalar.zig");
+pub const float_mode = @import("float_mode.zig");
+pub const level_names = dispatch.level_names;
+pub const level_name = dispatch.level_name;
+/// Uses the named level from now on; false if there is no such level or this CPU lacks it.
+/// PCCL_CPU_LEVEL is read by the C ABI, which calls this.
+pub const force = dispatch.force;
+pub const supported = dispatch.supported;
+
+/// Inputs that one pass of `reduce_k` can take.
+pub const reduce_inputs_max = 8;
+
+/// out := the partial of one contribution: a copy, widened for avg of narrow integers. A NaN keeps
+/// its bits. `out` and `input` do not overlap.
+pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    if (op == .avg) {
+        if (dispatch.table().widen[@intFromEnum(dtype)]) |widen| return widen(out, input, count);
+    }
+    @memcpy(out[0 .. count * dtype.size()], input);
+}
+
+/// out := a (+) b, where `a` and `out` are partials and `b` is an input. `out` may be exactly `a`.
+pub fn accumulate(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    a: [*]const u8,
+    b: [*]const u8,
+    count: usize,
+) void {
+    const kernel = dispatch.table().accumulate[@intFromEnum(op)][@intFromEnum(dtype)];
+    kernel(out, a, b, count);
+}
+
+/// The last hop: out := the result of a (+) b; avg divides by `contributors`. `out` may be exactly
+/// `a` or exactly `b`.
+pub fn accumulate_last(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    a: [*]const u8,
+    b: [*]const u8,
+    contributors: u32,
+    count: usize,
+) void {
+    assert(contributors > 0);
+    if (op != .avg) return accumulate(op, dtype, out, a, b, count);
+    dispatch.table().accumulate_avg[@intFromEnum(dtype)](out, a, b, contributors, count);
+}
+
+/// out := the result of a single contribution: the input, NaNs made canonical. `out` may be
+/// `input`.
+pub fn finish_one(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    _ = op; // a sum, product, extreme or mean of one number is that number
+    if (dispatch.table().canonical[@intFromEnum(dtype)]) |canonical| {
+        return canonical(out, input, count);
+    }
+    if (out != input) @memcpy(out[0 .. count * dtype.size()], input);
+}
+
+/// out := the result of ((in0 (+) in1) (+) in2) ... over 2 to 8 inputs, in one pass and without
+/// rounding to 16 bits in between; avg divides by `contributors`. `out` may be exactly an input.
+pub fn reduce_k(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    inputs: []const [*]const u8,
+    contributors: u32,
+    count: usize,
+) void {
+    assert(inputs.len >= 2 and inputs.len <= reduce_inputs_max);
+    assert(contributors > 0);
+    const kernel = dispatch.table().reduce_k[@intFromEnum(op)][@intFromEnum(dtype)];
+    kernel(out, inputs.ptr, inputs.len, contributors, count);
+}
+
+/// 128 bits that depend on every byte, their order, their number and the seed (XXH3, xxh3.zig). Not
+/// cryptographic.
+pub fn digest(bytes: []const u8, seed: u64) u128 {
+    var halves: [2]u64 = undefined;
+    dispatch.table().digest(&halves, bytes.ptr, bytes.len, seed);
+    return halves[0] | @as(u128, halves[1]) << 64;
+}
+
+test {
+    _ = @import("tests.zig");
+}

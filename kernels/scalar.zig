@@ -1,0 +1,218 @@
+//! The specification: what every kernel computes, one element at a time, in plain code. The vector
+//! code (reduce.zig) must give the same bits on every CPU level; tests.zig demands it. This file is
+//! never on a hot path. The digest is specified in xxh3.zig.
+//!
+//! Words: an *input* is one peer's contribution, of the caller's dtype. A *partial* is a
+//! reduction on its way (`partial_dtype`: the dtype itself, or 64 bits for avg of narrow
+//! integers). A *result* is of the caller's dtype again. Between load and store, values are of
+//! the compute type.
+//!
+//!   floats    f16 and bf16 compute in f32 and are rounded once, to nearest even, when stored.
+//!             Whatever is stored by an addition, product, minimum or maximum is canonical: any NaN
+//!             is the positive quiet NaN. Subnormals are kept. Nothing is contracted to an FMA.
+//!   integers  sum and prod wrap. avg adds in 64 bits (which wrap) and truncates the quotient
+//!             toward zero.
+//!   avg       divides once, at the last hop, by the number of contributors.
+//!   min, max  IEEE 754-2019 minimum and maximum: NaN wins, -0 < +0.
+
+const std = @import("std");
+const dtypes = @import("base").dtype;
+const assert = std.debug.assert;
+
+const DType = dtypes.DType;
+const ReduceOp = dtypes.ReduceOp;
+
+/// How an element of `d` lies in memory. bf16 is kept as its bits: Zig has no such type.
+pub fn Stored(comptime d: DType) type {
+    return switch (d) {
+        .f32 => f32,
+        .f64 => f64,
+        .f16 => f16,
+        .bf16 => u16,
+        .i8 => i8,
+        .u8 => u8,
+        .i16 => i16,
+        .u16 => u16,
+        .i32 => i32,
+        .u32 => u32,
+        .i64 => i64,
+        .u64 => u64,
+    };
+}
+
+/// The type in which `op` over `d` computes.
+pub fn Compute(comptime op: ReduceOp, comptime d: DType) type {
+    return switch (d) {
+        .f16, .bf16 => f32,
+        else => Stored(dtypes.partial_dtype(op, d)),
+    };
+}
+
+/// out := the partial of one contribution, unchanged but for its type (a NaN keeps its bits).
+pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    switch (op) {
+        inline else => |o| switch (dtype) {
+            inline else => |d| for (0..count) |index| {
+                const partial = comptime dtypes.partial_dtype(o, d);
+                const value: Stored(partial) = at(d, input, index).*;
+                put(partial, out, index).* = value;
+            },
+        },
+    }
+}
+
+/// out := a (+) b, where `a` and `out` are partials and `b` is an input.
+pub fn accumulate(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    a: [*]const u8,
+    b: [*]const u8,
+    count: usize,
+) void {
+    switch (op) {
+        inline else => |o| switch (dtype) {
+            inline else => |d| for (0..count) |index| {
+                const C = Compute(o, d);
+                const partial = comptime dtypes.partial_dtype(o, d);
+                const sum = combine(o, C, load(partial, C, a, index), load(d, C, b, index));
+                store(partial, C, out, index, sum);
+            },
+        },
+    }
+}
+
+/// out := the result of a (+) b: the last hop.
+pub fn accumulate_last(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    a: [*]const u8,
+    b: [*]const u8,
+    contributors: u32,
+    count: usize,
+) void {
+    switch (op) {
+        inline else => |o| switch (dtype) {
+            inline else => |d| for (0..count) |index| {
+                const C = Compute(o, d);
+                const partial = comptime dtypes.partial_dtype(o, d);
+                const sum = combine(o, C, load(partial, C, a, index), load(d, C, b, index));
+                store(d, C, out, index, finish(o, C, sum, contributors));
+            },
+        },
+    }
+}
+
+/// out := the result of a single contribution.
+pub fn finish_one(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    switch (op) {
+        inline else => |o| switch (dtype) {
+            inline else => |d| for (0..count) |index| {
+                const C = Compute(o, d);
+                store(d, C, out, index, finish(o, C, load(d, C, input, index), 1));
+            },
+        },
+    }
+}
+
+/// out := the result of ((in0 (+) in1) (+) in2) ..., kept in the compute type in between.
+pub fn reduce_k(
+    op: ReduceOp,
+    dtype: DType,
+    out: [*]u8,
+    inputs: []const [*]const u8,
+    contributors: u32,
+    count: usize,
+) void {
+    switch (op) {
+        inline else => |o| switch (dtype) {
+            inline else => |d| for (0..count) |index| {
+                const C = Compute(o, d);
+                var sum = load(d, C, inputs[0], index);
+                for (inputs[1..]) |input| sum = combine(o, C, sum, load(d, C, input, index));
+                store(d, C, out, index, finish(o, C, sum, contributors));
+            },
+        },
+    }
+}
+
+fn combine(comptime op: ReduceOp, comptime C: type, x: C, y: C) C {
+    if (@typeInfo(C) == .float) return switch (op) {
+        .sum, .avg => x + y,
+        .prod => x * y,
+        .min => minimum(C, x, y),
+        .max => maximum(C, x, y),
+    };
+    return switch (op) {
+        .sum, .avg => x +% y,
+        .prod => x *% y,
+        .min => @min(x, y),
+        .max => @max(x, y),
+    };
+}
+
+fn finish(comptime op: ReduceOp, comptime C: type, sum: C, contributors: u32) C {
+    assert(contributors > 0);
+    if (op != .avg) return sum;
+    if (@typeInfo(C) == .float) return sum / @as(C, @floatFromInt(contributors));
+    return @divTrunc(sum, contributors);
+}
+
+fn minimum(comptime F: type, x: F, y: F) F {
+    if (std.math.isNan(x)) return x;
+    if (std.math.isNan(y)) return y;
+    if (x == 0 and y == 0) return if (std.math.signbit(x)) x else y;
+    return if (x < y) x else y;
+}
+
+fn maximum(comptime F: type, x: F, y: F) F {
+    if (std.math.isNan(x)) return x;
+    if (std.math.isNan(y)) return y;
+    if (x == 0 and y == 0) return if (std.math.signbit(x)) y else x;
+    return if (x > y) x else y;
+}
+
+/// Element `index` as compute type. Exact: every compute type holds every value of its dtypes.
+fn load(comptime d: DType, comptime C: type, bytes: [*]const u8, index: usize) C {
+    const value = at(d, bytes, index).*;
+    return switch (d) {
+        .bf16 => @bitCast(@as(u32, value) << 16),
+        .f16 => value,
+        else => value,
+    };
+}
+
+/// Stores a value of the compute type as `d`, rounded once, a NaN as the positive quiet NaN. The
+/// quotient of an avg fits `d`; were a forged partial to make it larger, it would wrap.
+fn store(comptime d: DType, comptime C: type, bytes: [*]u8, index: usize, value: C) void {
+    const S = Stored(d);
+    put(d, bytes, index).* = switch (d) {
+        .bf16 => bf16_from_f32(value),
+        .f16 => if (std.math.isNan(value)) quiet_nan(f16) else @floatCast(value),
+        .f32, .f64 => if (std.math.isNan(value)) quiet_nan(C) else value,
+        else => if (@bitSizeOf(S) < @bitSizeOf(C)) @truncate(value) else value,
+    };
+}
+
+/// The positive quiet NaN with no payload: 0x7e00, 0x7fc00000, 0x7ff8000000000000.
+fn quiet_nan(comptime F: type) F {
+    return std.math.nan(F);
+}
+
+/// Round to nearest, ties to even: bf16 is the upper half of an f32, so rounding is an integer
+/// addition that may carry into the exponent, up to infinity.
+fn bf16_from_f32(value: f32) u16 {
+    if (std.math.isNan(value)) return 0x7fc0;
+    const bits: u32 = @bitCast(value);
+    const odd = (bits >> 16) & 1;
+    return @intCast((bits + 0x7fff + odd) >> 16);
+}
+
+fn at(comptime d: DType, bytes: [*]const u8, index: usize) *align(1) const Stored(d) {
+    return @ptrCast(bytes + index * @sizeOf(Stored(d)));
+}
+
+fn put(comptime d: DType, bytes: [*]u8, index: usize) *align(1) Stored(d) {
+    return @ptrCast(bytes + index * @sizeOf(Stored(d)));
+}
