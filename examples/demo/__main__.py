@@ -1,0 +1,65 @@
+"""The demo's command line: `python -m examples.demo`, from the root of the repository. Exit status
+0: all it claims held.
+
+It owns the order of things: run (`orchestrator.py`), judge (`verdict.py`), write down (`report.py`,
+`plot.py`), show (`view.py`).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from examples.demo import plot, report
+from examples.demo.orchestrator import Orchestrator
+from examples.demo.settings import Settings
+from examples.demo.verdict import judge
+from examples.demo.view import LiveView, PlainView, View, summary
+
+PLAIN_COLUMNS = 120
+DEFAULTS = Settings()
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for loss.png, report.json, events.jsonl and logs.")
+    ] = Path("demo_out"),
+    rounds: Annotated[int, typer.Option(help="Rounds of DiLoCo, at least 5.")] = DEFAULTS.rounds,
+    steps: Annotated[int, typer.Option(help="Local steps per round.")] = DEFAULTS.steps,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the parameters and of each peer's text.")
+    ] = DEFAULTS.seed,
+    seconds_max: Annotated[float, typer.Option(help="Give up after this long.")] = 300.0,
+) -> None:
+    """Trains one model on four peers, loses one inside an all_reduce, gains one, compares bytes."""
+    settings = Settings.paced(rounds, steps, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_COLUMNS)
+    view: View = LiveView(console) if console.is_terminal else PlainView(console)
+    signal.signal(signal.SIGTERM, on_terminate)
+
+    began = time.monotonic()
+    with view:
+        story = Orchestrator(settings, out, view, seconds_max).run()
+    checks = judge(story)
+    paths = report.write(story, checks, time.monotonic() - began, out)
+    picture = out / "loss.png"
+    plot.draw(story, picture)
+    console.print(summary(story, checks, [picture, *paths]))
+    raise typer.Exit(0 if all(check.holds for check in checks) else 1)
+
+
+def on_terminate(number: int, _: object) -> NoReturn:
+    """SIGTERM ends the run like an exception, so that the processes it started end too."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    typer.run(demo)

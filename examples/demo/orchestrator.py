@@ -1,0 +1,198 @@
+"""Orchestrator: starts the coordinator and the peers, listens to them, and sees that all of them
+end.
+
+It owns the processes and the clock of a run. What they report goes to the story (`story.py`) and
+from there to a view (`view.py`); the training itself is `peer.py`. Processes are ended by their own
+id, and none outlives the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from examples.demo.settings import Settings
+from examples.demo.story import COORDINATOR, Event, Story, peer_name
+from examples.demo.view import View
+
+ONE_BLAS_THREAD = {
+    name: "1"
+    for name in (
+        "OPENBLAS_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    )
+}
+END_SECONDS_MAX = 10.0  # what a process gets to end by itself after SIGTERM
+TICK_SECONDS = 0.1
+
+
+class Processes:
+    """The processes of one run. Their reports come out of `events`, in order for each process."""
+
+    def __init__(self, folder: Path, began: float) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self._folder = folder
+        self._began = began
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._readers: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._running.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self._running.values():
+            process.wait()
+        for reader in self._readers:
+            reader.join()
+
+    def start(
+        self, source: str, command: list[str], environment: dict[str, str], **fields: int
+    ) -> None:
+        """Starts a process: its standard output is reports, its standard error goes to a log."""
+        with self.log_path(source).open("w") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+            )
+        self._running[source] = process
+        about: Event = {"source": source, **fields}
+        self.events.put({**about, "kind": "started", "seconds": self.now(), "pid": process.pid})
+        reader = threading.Thread(
+            target=self._read, args=(process, about), name=f"reader of {source}"
+        )
+        self._readers.append(reader)
+        reader.start()
+
+    def stop(self, source: str) -> None:
+        """Asks a process to end, and ends it if it does not within its time."""
+        process = self._running[source]
+        process.terminate()
+        try:
+            process.wait(END_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def log_path(self, source: str) -> Path:
+        """Where the standard error of a process goes."""
+        return self._folder / f"{source.replace(' ', '-')}.log"
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.time() - self._began
+
+    def _read(self, process: subprocess.Popen[str], about: Event) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.endswith("\n"):
+                break  # it died while it wrote; how it ended is told below
+            report: Event
+            if about["source"] == COORDINATOR:  # its only line is the token
+                report = {"kind": "listening", "token": line.strip(), "at": time.time()}
+            else:
+                report = json.loads(line)
+            seconds = report.pop("at") - self._began
+            self.events.put({**about, **report, "seconds": seconds})
+        self.events.put(
+            {**about, "kind": "exited", "seconds": self.now(), "exit_code": process.wait()}
+        )
+
+
+class Orchestrator:
+    """One run: what must be started when, and when it is over."""
+
+    def __init__(self, settings: Settings, folder: Path, view: View, seconds_max: float) -> None:
+        self.story = Story(settings)
+        self._settings = settings
+        self._folder = folder
+        self._view = view
+        self._seconds_max = seconds_max
+        self._token = ""
+        self._started: set[int] = set()
+
+    def run(self) -> Story:
+        """Runs to the end, or until that cannot be reached: then `story.failure` says why."""
+        with Processes(self._folder, time.time()) as processes:
+            command = [sys.executable, "-m", "pccl_py.cli", "coordinator", "--bind", "127.0.0.1:0"]
+            command += ["--initial-world-size", str(self._settings.peers)]
+            command += ["--chunk-bytes", str(self._settings.chunk_bytes)]
+            processes.start(COORDINATOR, command, {})
+            while not self._over():
+                try:
+                    event = processes.events.get(timeout=TICK_SECONDS)
+                except queue.Empty:
+                    self._view.tick(self.story)
+                else:
+                    self._take(event, processes)
+                if processes.now() > self._seconds_max:
+                    self.story.fail(processes.now(), f"not done after {self._seconds_max:.0f} s")
+            self._end(processes)
+        return self.story
+
+    def _take(self, event: Event, processes: Processes) -> None:
+        """Lets an event into the story, without the token, and does what it calls for."""
+        settings = self._settings
+        token = event.pop("token", None)
+        self.story.take(event)
+        self._view.take(self.story, event)
+        if token is not None:
+            self._token = token
+            for index in range(settings.peers):
+                self._start_peer(index, processes)
+        elif event["kind"] == "round" and event["round"] >= settings.join_round:
+            if settings.newcomer not in self._started:
+                self._start_peer(settings.newcomer, processes)
+        elif event["kind"] == "exited" and not self._expected(event):
+            log = processes.log_path(event["source"])
+            reason = f"{event['source']} ended early, exit status {event['exit_code']}: see {log}"
+            self.story.fail(event["seconds"], reason)
+
+    def _start_peer(self, index: int, processes: Processes) -> None:
+        environment = {**ONE_BLAS_THREAD, "PCCL_TOKEN": self._token}
+        if index == self._settings.victim:
+            environment["PCCL_FAULT_POINT"] = self._settings.fault_point
+        command = [sys.executable, "-m", "examples.demo.peer", self._settings.to_json(), str(index)]
+        processes.start(peer_name(index), command, environment, index=index)
+        self._started.add(index)
+
+    def _expected(self, event: Event) -> bool:
+        victim = event.get("index") == self._settings.victim
+        expected = -signal.SIGKILL if victim else 0
+        return event["source"] != COORDINATOR and int(event["exit_code"]) == expected
+
+    def _over(self) -> bool:
+        ended = {peer.index for peer in self.story.peers.values() if peer.exit_code is not None}
+        return (bool(ended) and ended == self._started) or self.story.failure is not None
+
+    def _end(self, processes: Processes) -> None:
+        """Stops the coordinator and hears it out; a run that failed stops at once."""
+        if self.story.failure is not None:
+            return
+        processes.stop(COORDINATOR)
+        while self.story.coordinator_exit_code is None:
+            event = processes.events.get()
+            self.story.take(event)
+            self._view.take(self.story, event)

@@ -1,0 +1,84 @@
+"""Settings: the numbers of one run of the demo, which the orchestrator and all peers must agree on.
+
+The orchestrator hands them to each peer as JSON on its command line. What they mean for training:
+`peer.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from examples.demo.model import Model
+
+# Tags keep the operations of training apart from handing over state, so that the n-th pseudo-
+# gradient of an epoch is operation n of its tag, which is how the fault point names it.
+TAG_PSEUDO_GRADIENT = 0
+TAG_STATE = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. Rounds count from 1, peers from 0."""
+
+    seed: int = 1
+    rounds: int = 24
+    steps: int = 80  # of the inner optimiser, per round: H in the paper
+    batch: int = 128
+    warm_up_steps: int = 20
+    examination: int = 2048  # held-out windows
+    peers: int = 4  # at the start; one of them is lost, and one more comes later
+    victim: int = 2
+    kill_round: int = 9
+    join_round: int = 15  # the newcomer starts when this round is over
+    chunk_bytes: int = 16 * 1024
+    model: Model = field(default_factory=Model)
+
+    def __post_init__(self) -> None:
+        if not 1 < self.kill_round < self.join_round < self.rounds - 1:
+            raise ValueError(
+                f"{self.rounds} rounds leave no room to lose a peer in round {self.kill_round}, "
+                f"start one after round {self.join_round} and train on; take 5 rounds at least"
+            )
+
+    @classmethod
+    def paced(cls, rounds: int, steps: int, seed: int) -> Settings:
+        """Settings with the loss after a third of the rounds and the join after another quarter."""
+        kill_round = rounds // 3 + 1
+        return cls(
+            seed=seed,
+            rounds=rounds,
+            steps=steps,
+            kill_round=kill_round,
+            join_round=kill_round + rounds // 4,
+        )
+
+    @property
+    def newcomer(self) -> int:
+        """The index of the peer that comes later."""
+        return self.peers
+
+    @property
+    def shards(self) -> int:
+        """One part of the text for each peer that ever takes part."""
+        return self.peers + 1
+
+    @property
+    def kill_sequence(self) -> int:
+        """The operation of that round; numbers count from 0 in the first epoch."""
+        return self.kill_round - 1
+
+    @property
+    def fault_point(self) -> str:
+        """Where the victim kills itself: when half of the chunks of that all_reduce are settled."""
+        return f"all_reduce.settled:{self.kill_sequence}:0.5"
+
+    def to_json(self) -> str:
+        """All fields, for a command line or a report."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """The inverse of `to_json`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "model": Model(**fields["model"])})

@@ -1,0 +1,218 @@
+"""Story: what happened in one run, put together from what the processes reported.
+
+It owns the events, what follows from them about each peer, and the sentences of the timeline. It
+starts nothing and judges nothing (`orchestrator.py`, `verdict.py`); the views read it.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from examples.demo.settings import Settings
+
+Event = dict[str, Any]
+
+COORDINATOR = "coordinator"
+
+
+def peer_name(index: int) -> str:
+    """The name of a peer in views and reports."""
+    return f"peer {index}"
+
+
+@dataclass
+class Peer:
+    """One peer, as its reports tell."""
+
+    index: int
+    pid: int
+    peer_id: str | None = None
+    state: str = "starting"
+    rank: int | None = None
+    round: int | None = None
+    train_loss: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bandwidth: float | None = None  # bytes per second that it sent in its last all_reduce
+    digest: str | None = None
+    text: str | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    admissions: list[Event] = field(default_factory=list)
+    rounds: list[Event] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return peer_name(self.index)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A line of the timeline. `mood` is "plain", "loss", "join", "good" or "bad"."""
+
+    seconds: float
+    text: str
+    mood: str = "plain"
+
+
+@dataclass
+class Story:
+    """All that is known of a run. Times are seconds since it began."""
+
+    settings: Settings
+    peers: dict[int, Peer] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    timeline: list[Moment] = field(default_factory=list)
+    held_out: dict[int, float] = field(default_factory=dict)  # rounds done -> nats per byte
+    coordinator_pid: int | None = None
+    coordinator_exit_code: int | None = None
+    failure: str | None = None  # why the run was stopped before its end
+
+    def take(self, event: Event) -> None:
+        """Adds one event: `source` (a process), `kind`, `seconds`, and what the kind brings."""
+        self.events.append(event)
+        if event["source"] == COORDINATOR:
+            self._take_of_coordinator(event)
+            return
+        if event["kind"] == "started":
+            self.peers[event["index"]] = Peer(event["index"], event["pid"])
+        getattr(self, f"_on_{event['kind']}")(self.peers[event["index"]], event)
+
+    def fail(self, seconds: float, reason: str) -> None:
+        """Records why the run cannot go on. The first reason stays."""
+        if self.failure is None:
+            self.failure = reason
+            self._tell(seconds, reason, "bad")
+
+    def name_of(self, peer_id: str) -> str:
+        """The name of the peer with an id; the id itself if no peer has said that it is its own."""
+        for peer in self.peers.values():
+            if peer.peer_id == peer_id:
+                return peer.name
+        return peer_id
+
+    @property
+    def rounds_done(self) -> int:
+        """The rounds that a peer has reported, of all."""
+        return max(self.held_out, default=0)
+
+    def broken_round(self) -> Event | None:
+        """A survivor's report of the round in which the victim died; None while there is none."""
+        for peer in self.peers.values():
+            if peer.index == self.settings.victim:
+                continue
+            for event in peer.rounds:
+                if event["round"] == self.settings.kill_round:
+                    return event
+        return None
+
+    def _take_of_coordinator(self, event: Event) -> None:
+        match event["kind"]:
+            case "started":
+                self.coordinator_pid = event["pid"]
+            case "listening":
+                self._tell(event["seconds"], f"coordinator (pid {self.coordinator_pid}) is ready")
+            case "exited":
+                self.coordinator_exit_code = event["exit_code"]
+
+    def _on_started(self, peer: Peer, event: Event) -> None:
+        if peer.index == self.settings.newcomer:
+            self._tell(
+                event["seconds"], f"{peer.name} (pid {peer.pid}) starts; the others work on", "join"
+            )
+
+    def _on_connected(self, peer: Peer, event: Event) -> None:
+        peer.peer_id = event["peer_id"]
+        peer.state = "connected"
+
+    def _on_admitted(self, peer: Peer, event: Event) -> None:
+        known = any(e["epoch"] == event["epoch"] for p in self.peers.values() for e in p.admissions)
+        peer.admissions.append(event)
+        peer.state, peer.rank = "admitted", event["rank"]
+        if known:
+            return
+        self.held_out.setdefault(event["rounds_done"], event["held_out_loss"])
+        members = names([self.name_of(member) for member in event["members"]])
+        sentence = f"epoch {event['epoch']}: {members}"
+        mood = "plain"
+        if event["left"]:
+            sentence += f", without {names([self.name_of(member) for member in event['left']])}"
+        if event["giver"] is not None:
+            newcomers = names([self.name_of(member) for member in event["joined"]])
+            sentence += (
+                f"; {newcomers} gets parameters and momentum from {self.name_of(event['giver'])}"
+            )
+            mood = "join"
+        self._tell(event["seconds"], sentence, mood)
+
+    def _on_training(self, peer: Peer, event: Event) -> None:
+        peer.state, peer.round = "training", event["round"]
+
+    def _on_reducing(self, peer: Peer, event: Event) -> None:
+        peer.state, peer.train_loss = "reducing", event["train_loss"]
+
+    def _on_round(self, peer: Peer, event: Event) -> None:
+        first = event["round"] > self.rounds_done
+        peer.rounds.append(event)
+        peer.state = "averaged"
+        peer.digest = event["digest"]
+        peer.bytes_sent, peer.bytes_received = event["bytes_sent"], event["bytes_received"]
+        if event["reduce_seconds"] > 0:
+            peer.bandwidth = event["reduce_bytes_sent"] / event["reduce_seconds"]
+        if first:
+            self.held_out[event["round"]] = event["held_out_loss"]
+            if event["attempts"] > 1:
+                sentence = f"the all_reduce of round {event['round']} goes on without it: "
+                self._tell(event["seconds"], sentence + shares(event["ranges"]), "loss")
+
+    def _on_finished(self, peer: Peer, event: Event) -> None:
+        peer.state, peer.digest, peer.text = "finished", event["digest"], event["text"]
+
+    def _on_error(self, peer: Peer, event: Event) -> None:
+        peer.state, peer.error = "failed", f"{event['error']}: {event['message']}"
+        self._tell(event["seconds"], f"{peer.name} failed with {peer.error}", "bad")
+
+    def _on_exited(self, peer: Peer, event: Event) -> None:
+        peer.exit_code = event["exit_code"]
+        if peer.exit_code == -signal.SIGKILL:
+            peer.state = "killed"
+            where = (
+                f" inside the all_reduce of round {peer.round}" if peer.round is not None else ""
+            )
+            self._tell(
+                event["seconds"],
+                f"{peer.name} (pid {peer.pid}) kills itself with SIGKILL{where}",
+                "loss",
+            )
+        elif peer.exit_code != 0:
+            peer.state = "failed"
+            self._tell(
+                event["seconds"], f"{peer.name} ended with exit status {peer.exit_code}", "bad"
+            )
+        else:
+            peer.state = "done"
+
+    def _tell(self, seconds: float, text: str, mood: str = "plain") -> None:
+        self.timeline.append(Moment(seconds, text, mood))
+
+
+def names(items: list[str]) -> str:
+    """["peer 3", "peer 0", "peer 1"] -> "peers 0, 1 and 3"; other names are joined as they are."""
+    if len(items) > 1 and all(item.startswith("peer ") for item in items):
+        items = [item.removeprefix("peer ") for item in sorted(items)]
+        return "peers " + ", ".join(items[:-1]) + " and " + items[-1]
+    return " and ".join(items)
+
+
+def shares(ranges: list[Event]) -> str:
+    """How much of a result averages how many peers: "59 % of it averages 4 peers, 41 % 3"."""
+    elements: dict[int, int] = {}
+    for part in ranges:
+        count = len(part["contributors"])
+        elements[count] = elements.get(count, 0) + part["end"] - part["begin"]
+    total = sum(elements.values())
+    most, *fewer = sorted(elements, reverse=True)
+    first = f"{100 * elements[most] / total:.0f} % of it averages {most} peers"
+    return ", ".join([first, *(f"{100 * elements[n] / total:.0f} % {n}" for n in fewer)])

@@ -1,0 +1,207 @@
+"""Verdict: whether the run showed what it claims to show.
+
+It owns the claims, one function each, and judges a finished story by them; it sees no process and
+no screen. The demo's exit status is 0 exactly if all claims hold.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from examples.demo.story import Event, Peer, Story, names, shares
+
+LOSS_RATIO_MAX = (
+    0.75  # last held-out loss over first; untrained is 5.55 nats, the frequencies of bytes give 3.3
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim, whether it holds, and the evidence for that."""
+
+    claim: str
+    holds: bool
+    evidence: str
+
+
+def judge(story: Story) -> list[Check]:
+    """All claims about a run that has ended, in the order in which they are told."""
+    claims: list[Callable[[Story], Check]] = [
+        loss_fell,
+        victim_died_inside,
+        operation_went_on,
+        newcomer_got_state,
+        equal_bytes_in_every_round,
+        equal_bytes_at_the_end,
+        nobody_else_failed,
+    ]
+    return [claim(story) for claim in claims]
+
+
+def loss_fell(story: Story) -> Check:
+    """The model has learnt."""
+    claim = "the loss on held-out text fell"
+    rounds = story.settings.rounds
+    if sorted(story.held_out) != list(range(rounds + 1)):
+        return Check(claim, False, f"{len(story.held_out)} of {rounds + 1} losses were reported")
+    first, last = story.held_out[0], story.held_out[rounds]
+    return Check(claim, last < LOSS_RATIO_MAX * first, f"{first:.3f} -> {last:.3f} nats per byte")
+
+
+def victim_died_inside(story: Story) -> Check:
+    """The victim killed itself after it called that all_reduce, and before that returned."""
+    settings = story.settings
+    claim = f"peer {settings.victim} died inside the all_reduce of round {settings.kill_round}"
+    victim = story.peers.get(settings.victim)
+    if victim is None or victim.exit_code != -signal.SIGKILL:
+        status = "not started" if victim is None else f"exit status {victim.exit_code}"
+        return Check(claim, False, f"no SIGKILL: {status}")
+    rounds_done = [event["round"] for event in victim.rounds]
+    inside = victim.round == settings.kill_round and rounds_done == list(
+        range(1, settings.kill_round)
+    )
+    last = [event["kind"] for event in story.events if event.get("index") == victim.index][-2:]
+    inside = inside and last == ["reducing", "exited"]
+    return Check(
+        claim,
+        inside,
+        f"SIGKILL in round {victim.round}, after {len(rounds_done)} rounds; last said {last[0]}",
+    )
+
+
+def operation_went_on(story: Story) -> Check:
+    """It kept what was averaged with the victim, redid the rest without, alike on all."""
+    settings = story.settings
+    claim = "that all_reduce kept the finished part and redid the rest"
+    survivors = [peer for peer in starters(story) if peer.index != settings.victim]
+    reports = [
+        event
+        for peer in survivors
+        for event in peer.rounds
+        if event["round"] == settings.kill_round
+    ]
+    if len(reports) != settings.peers - 1:
+        return Check(claim, False, f"{len(reports)} of {settings.peers - 1} survivors finished it")
+    alike = all(
+        (event["ranges"], event["result_digest"])
+        == (reports[0]["ranges"], reports[0]["result_digest"])
+        for event in reports
+    )
+    if not alike:
+        return Check(claim, False, "the survivors differ in their outcomes")
+    report = reports[0]
+    if report["sequence"] != settings.kill_sequence:
+        return Check(
+            claim, False, f"it is operation {report['sequence']}, the fault was set for another"
+        )
+    everybody = {peer.peer_id for peer in starters(story)}
+    left_over = {peer.peer_id for peer in survivors}
+    complete = covers(report["ranges"], settings.model.size)
+    contributors = [set(part["contributors"]) for part in report["ranges"]]
+    split = everybody in contributors and left_over in contributors
+    known = all(each in (everybody, left_over) for each in contributors)
+    evidence = shares(report["ranges"])
+    if not complete:
+        evidence += "; but the ranges do not cover the result"
+    if not split:
+        evidence += "; but there are not both ranges with the victim and ranges without"
+    if not known:
+        evidence += "; but a range lists other contributors than these"
+    return Check(claim, complete and split and known, evidence)
+
+
+def newcomer_got_state(story: Story) -> Check:
+    """The newcomer entered, held what the others held, and trained with them to the end."""
+    newcomer = story.peers.get(story.settings.newcomer)
+    claim = f"peer {story.settings.newcomer} joined and got the state"
+    if newcomer is None or not newcomer.admissions:
+        return Check(claim, False, "it was never admitted")
+    entry = newcomer.admissions[0]
+    welcomed = [
+        event
+        for peer in story.peers.values()
+        for event in peer.admissions
+        if event["epoch"] == entry["epoch"]
+    ]
+    digests = {event["digest"] for event in welcomed}
+    given = entry["giver"] is not None and newcomer.peer_id in entry["joined"]
+    complete = len(welcomed) == entry["world_size"] == story.settings.peers
+    trained = [event["round"] for event in newcomer.rounds]
+    went_on = bool(trained) and trained == list(range(trained[0], story.settings.rounds + 1))
+    evidence = (
+        f"epoch {entry['epoch']}: {len(welcomed)} of {entry['world_size']} members report, "
+        f"{len(digests)} digest; then {len(trained)} rounds"
+    )
+    return Check(claim, given and complete and len(digests) == 1 and went_on, evidence)
+
+
+def equal_bytes_in_every_round(story: Story) -> Check:
+    """After each round, all who took part in it hold the same bytes."""
+    claim = "in every round all peers held the same bytes"
+    for number in range(1, story.settings.rounds + 1):
+        reports = [
+            event
+            for peer in story.peers.values()
+            for event in peer.rounds
+            if event["round"] == number
+        ]
+        digests = {event["digest"] for event in reports}
+        if len(reports) < story.settings.peers - 1 or len(digests) != 1:
+            return Check(
+                claim, False, f"round {number}: {len(reports)} reports, {len(digests)} digests"
+            )
+    return Check(claim, True, f"{story.settings.rounds} rounds, one digest each")
+
+
+def equal_bytes_at_the_end(story: Story) -> Check:
+    """All who are left end with the same bytes."""
+    claim = "at the end all peers hold the same bytes"
+    left = [peer for peer in story.peers.values() if peer.index != story.settings.victim]
+    finished = [peer for peer in left if peer.text is not None]
+    digests = {peer.digest for peer in finished}
+    holds = len(finished) == story.settings.peers and len(digests) == 1
+    return Check(
+        claim, holds, f"{len(finished)} peers, digests {', '.join(sorted(map(str, digests)))}"
+    )
+
+
+def nobody_else_failed(story: Story) -> Check:
+    """No other process failed, and no peer saw an exception."""
+    claim = "nobody else failed, no survivor saw an exception"
+    bad = [
+        peer.name
+        for peer in story.peers.values()
+        if peer.index != story.settings.victim and not went_well(peer)
+    ]
+    bad += [
+        peer.name
+        for peer in story.peers.values()
+        if peer.error is not None and peer.name not in bad
+    ]
+    if story.coordinator_exit_code != 0:
+        bad.append(f"coordinator (exit status {story.coordinator_exit_code})")
+    if story.failure is not None:
+        return Check(claim, False, story.failure)
+    return Check(claim, not bad, f"failed: {names(bad)}" if bad else "all exit statuses are 0")
+
+
+def starters(story: Story) -> list[Peer]:
+    """The peers that were there from the start."""
+    return [peer for peer in story.peers.values() if peer.index < story.settings.peers]
+
+
+def went_well(peer: Peer) -> bool:
+    """Whether a peer ended as it should."""
+    return peer.exit_code == 0 and peer.error is None
+
+
+def covers(ranges: list[Event], elements: int) -> bool:
+    """Whether the ranges follow each other without gap or overlap from 0 to `elements`."""
+    edge = 0
+    for part in ranges:
+        if part["begin"] != edge or part["end"] <= part["begin"]:
+            return False
+        edge = part["end"]
+    return edge == elements

@@ -1,0 +1,25 @@
+"""The example of the README. Four peers on this machine: pccl run -n 4 -- python examples/quickstart.py
+
+Kill one of the processes while it runs, or start another one with the same PCCL_TOKEN: the others go
+on, and all print the same digest. A real training program is demo/peer.py.
+"""
+
+import numpy as np
+
+import pccl_py as pccl
+
+with pccl.connect() as comm:  # PCCL_TOKEN says where; returns when this peer may enter
+    parameters = np.zeros(1_000_000, np.float32)
+    steps_done = np.zeros(1, np.int64)
+    rng = np.random.default_rng()
+    while steps_done[0] < 20:
+        admission = comm.admit()  # the safe point: newcomers enter here, and only here
+        incumbents = [peer for peer in comm.members if peer not in admission.joined]
+        if admission.joined and incumbents:  # give them what we have
+            comm.broadcast(parameters, root=incumbents[0])
+            comm.broadcast(steps_done, root=incumbents[0])
+        gradients = rng.standard_normal(parameters.size, np.float32)
+        outcome = comm.all_reduce(gradients, op="avg")  # in place; goes on when a peer dies
+        parameters -= 0.1 * gradients
+        steps_done += 1
+        print(f"step {steps_done[0]}: {len(outcome.contributors)} peers, digest {outcome.digest}")
