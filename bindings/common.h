@@ -1,0 +1,95 @@
+// common.h: what the init_<topic>.cpp files share: handles, raising, and the GIL. No operation and
+// no decision lives here: those are in the native library (include/pccl.h) and in pccl_py/. Start
+// at module.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pccl.h"
+
+namespace pccl_binding {
+
+namespace nb = nanobind;
+
+// A native wait returns at least this often so that Python can run its signal handlers.
+constexpr uint64_t slice_ns = 50'000'000;
+
+void init_status(nb::module_ &module);
+void init_runtime(nb::module_ &module);
+void init_token(nb::module_ &module);
+void init_buffer(nb::module_ &module);
+void init_log(nb::module_ &module);
+void init_coordinator(nb::module_ &module);
+void init_work(nb::module_ &module);
+void init_communicator(nb::module_ &module);
+void init_collective(nb::module_ &module);
+
+// Raises the Python exception of a status, with pccl_last_error() of this thread as its message.
+[[noreturn]] void raise(pccl_status_t status);
+
+inline void check(pccl_status_t status) {
+  if (status != PCCL_OK) raise(status);
+}
+
+// The GIL is released while one lives. The interpreter's exit waits for the threads that are inside
+// (runtime.cpp); a thread that comes back later than that is parked, because taking the GIL of a
+// finalised interpreter would unwind through C++ frames and abort the process.
+class Unlocked {
+ public:
+  Unlocked();
+  ~Unlocked();
+  Unlocked(const Unlocked &) = delete;
+  Unlocked &operator=(const Unlocked &) = delete;
+
+ private:
+  PyThreadState *state_;
+};
+
+// For pccl_comm_options_t.interrupted: non-zero when a Python signal handler raised (the exception
+// is then pending on this thread) or when the interpreter exits.
+int interrupted(void *context);
+
+// One native communicator, shared by its Python object and by every work begun on it, because works
+// must be destroyed first. The last owner must hold no GIL (release_unlocked).
+struct CommHandle {
+  pccl_comm_t *native = nullptr;
+  ~CommHandle() { pccl_comm_destroy(native); }
+};
+
+struct Comm {
+  std::shared_ptr<CommHandle> handle;
+
+  explicit Comm(pccl_comm_t *native) : handle(std::make_shared<CommHandle>()) {
+    handle->native = native;
+  }
+  ~Comm();
+  Comm(const Comm &) = delete;
+  Comm &operator=(const Comm &) = delete;
+};
+
+struct Work {
+  pccl_work_t *native = nullptr;
+  std::shared_ptr<CommHandle> comm;
+  nb::object buffers;  // keeps the memory alive while the native side may touch it
+
+  Work(std::shared_ptr<CommHandle> handle, nb::object kept)
+      : comm(std::move(handle)), buffers(std::move(kept)) {}
+  ~Work() { destroy(); }
+  Work(const Work &) = delete;
+  Work &operator=(const Work &) = delete;
+
+  // Cancels if unfinished, frees, and only then lets go of the buffers. Idempotent.
+  void destroy();
+  // pccl_work_wait in slices; throws when a signal handler raised.
+  pccl_status_t wait(uint64_t timeout_ns);
+};
+
+nb::bytes to_bytes(const pccl_peer_id_t &id);
+nb::list to_list(const pccl_peer_id_t *ids, size_t count);
+
+}  // namespace pccl_binding

@@ -1,0 +1,85 @@
+// init_collective.cpp: all_reduce, broadcast and barrier. Each begins the asynchronous form; with
+// block it also waits, in slices, so that Ctrl-C works, and returns the finished work, whatever its
+// status: the caller reads that with Work.wait. Buffers come as checked addresses.
+#include "common.h"
+
+namespace pccl_binding {
+
+namespace {
+
+// Waits for a work nobody else knows of yet. A signal handler that raises withdraws the operation,
+// and the buffers are free before its exception leaves.
+void block_on(Work &work) {
+  try {
+    work.wait(UINT64_MAX);
+  } catch (nb::python_error &) {
+    work.destroy();
+    throw;
+  }
+}
+
+template <class Begin>
+std::unique_ptr<Work> run(Comm &comm, nb::object buffers, bool block, Begin begin) {
+  auto work = std::make_unique<Work>(comm.handle, std::move(buffers));
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = begin(comm.handle->native, &work->native);
+  }
+  check(status);
+  if (block) block_on(*work);
+  return work;
+}
+
+pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int recovery) {
+  pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
+  options.tag = tag;
+  options.deadline_ns = deadline_ns;
+  options.recovery = static_cast<pccl_recovery_t>(recovery);
+  return options;
+}
+
+std::unique_ptr<Work> all_reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
+                                 int dtype, int op, uint64_t tag, uint64_t deadline_ns,
+                                 int recovery, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
+  options.op = static_cast<pccl_reduce_op_t>(op);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return pccl_all_reduce_async(native, reinterpret_cast<const void *>(send),
+                                 reinterpret_cast<void *>(recv), count,
+                                 static_cast<pccl_dtype_t>(dtype), &options, work);
+  });
+}
+
+std::unique_ptr<Work> broadcast(Comm &comm, uintptr_t address, uint64_t count, int dtype,
+                                uint32_t root, uint64_t tag, uint64_t deadline_ns, int recovery,
+                                nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return pccl_broadcast_async(native, reinterpret_cast<void *>(address), count,
+                                static_cast<pccl_dtype_t>(dtype), root, &options, work);
+  });
+}
+
+std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
+  pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
+  return run(comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return pccl_barrier_async(native, &options, work);
+  });
+}
+
+}  // namespace
+
+void init_collective(nb::module_ &module) {
+  module.def("all_reduce", &all_reduce, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
+             nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("tag"),
+             nb::arg("deadline_ns"), nb::arg("recovery"), nb::arg("buffers").none(),
+             nb::arg("block"));
+  module.def("broadcast", &broadcast, nb::arg("comm"), nb::arg("address"), nb::arg("count"),
+             nb::arg("dtype"), nb::arg("root"), nb::arg("tag"), nb::arg("deadline_ns"),
+             nb::arg("recovery"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("barrier", &barrier, nb::arg("comm"), nb::arg("tag"), nb::arg("deadline_ns"),
+             nb::arg("block"));
+}
+
+}  // namespace pccl_binding

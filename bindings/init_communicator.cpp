@@ -1,0 +1,151 @@
+// init_communicator.cpp: membership of this process in a group: connect, join, admit, leave, look.
+// The Python face is pccl_py/communicator.py; the collectives are in init_collective.cpp.
+#include "common.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+
+namespace pccl_binding {
+
+namespace {
+
+// The exception of a signal handler that ran inside the call goes before the call's own status.
+void check_interrupted(pccl_status_t status) {
+  if (PyErr_Occurred()) throw nb::python_error();
+  check(status);
+}
+
+std::unique_ptr<Comm> finish_create(pccl_status_t status, pccl_comm_t *native) {
+  if (status == PCCL_OK && PyErr_Occurred()) {
+    Unlocked unlocked;
+    pccl_comm_destroy(native);
+  }
+  check_interrupted(status);
+  return std::make_unique<Comm>(native);
+}
+
+std::unique_ptr<Comm> connect(const std::string &token, const std::string &group,
+                              std::optional<std::string> bind,
+                              std::optional<std::string> advertise, uint32_t initial_world_size,
+                              uint64_t deadline_ns, uint64_t connect_ns,
+                              std::optional<nb::bytes> peer_id) {
+  pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
+  options.group = group.c_str();
+  options.bind = bind ? bind->c_str() : nullptr;
+  options.advertise = advertise ? advertise->c_str() : nullptr;
+  options.initial_world_size = initial_world_size;
+  options.deadline_ns = deadline_ns;
+  options.connect_ns = connect_ns;
+  options.peer_id = peer_id ? reinterpret_cast<const pccl_peer_id_t *>(peer_id->c_str()) : nullptr;
+  options.interrupted = interrupted;
+  pccl_comm_t *native = nullptr;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_create(token.c_str(), &options, &native);
+  }
+  return finish_create(status, native);
+}
+
+std::unique_ptr<Comm> join(Comm &comm, const std::string &group, uint32_t initial_world_size,
+                           uint64_t deadline_ns) {
+  pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
+  options.group = group.c_str();
+  options.initial_world_size = initial_world_size;
+  options.deadline_ns = deadline_ns;
+  options.interrupted = interrupted;
+  pccl_comm_t *native = nullptr;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_join(comm.handle->native, &options, &native);
+  }
+  return finish_create(status, native);
+}
+
+void close(Comm &comm) {
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_close(comm.handle->native);
+  }
+  check(status);
+}
+
+using ListIds = uint32_t (*)(pccl_comm_t *, pccl_peer_id_t *, uint32_t);
+
+// The list may grow between two calls: asks again until it fits.
+nb::list ids(Comm &comm, ListIds list) {
+  std::vector<pccl_peer_id_t> found(64);
+  for (;;) {
+    uint32_t count = list(comm.handle->native, found.data(), found.size());
+    if (count <= found.size()) return to_list(found.data(), count);
+    found.resize(count);
+  }
+}
+
+nb::tuple admit(Comm &comm, uint64_t deadline_ns) {
+  pccl_admission_t admission = PCCL_ADMISSION_INIT;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_admit(comm.handle->native, deadline_ns, &admission);
+  }
+  check_interrupted(status);
+  bool changed = admission.changed != 0;
+  return nb::make_tuple(admission.epoch, admission.rank, admission.world_size, changed,
+                        changed ? ids(comm, pccl_comm_joined) : nb::list(),
+                        changed ? ids(comm, pccl_comm_left) : nb::list());
+}
+
+nb::tuple info(Comm &comm) {
+  pccl_comm_info_t found = PCCL_COMM_INFO_INIT;
+  check(pccl_comm_info(comm.handle->native, &found));
+  return nb::make_tuple(found.epoch, found.attempt, found.rank, found.world_size, found.alive,
+                        found.pending, found.operations_in_flight, to_bytes(found.peer_id),
+                        found.bytes_sent, found.bytes_received);
+}
+
+}  // namespace
+
+Comm::~Comm() {
+  Unlocked unlocked;
+  handle.reset();
+}
+
+nb::bytes to_bytes(const pccl_peer_id_t &id) {
+  return nb::bytes(reinterpret_cast<const char *>(id.bytes), sizeof id.bytes);
+}
+
+nb::list to_list(const pccl_peer_id_t *ids, size_t count) {
+  nb::list result;
+  for (size_t index = 0; index < count; index += 1) result.append(to_bytes(ids[index]));
+  return result;
+}
+
+void init_communicator(nb::module_ &module) {
+  nb::class_<Comm>(module, "Comm", "Owns a pccl_comm_t.")
+      .def_static("connect", &connect, nb::arg("token"), nb::arg("group"),
+                  nb::arg("bind").none(), nb::arg("advertise").none(),
+                  nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
+                  nb::arg("peer_id").none())
+      .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
+           nb::arg("deadline_ns"))
+      .def("close", &close)
+      .def("admit", &admit, nb::arg("deadline_ns"),
+           nb::sig("def admit(self, deadline_ns: int) -> "
+                   "tuple[int, int, int, bool, list[bytes], list[bytes]]"),
+           "(epoch, rank, world_size, changed, joined, left)")
+      .def("info", &info,
+           nb::sig("def info(self) -> "
+                   "tuple[int, int, int, int, int, int, int, bytes, int, int]"),
+           "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id, "
+           "bytes_sent, bytes_received)")
+      .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
+           nb::sig("def members(self) -> list[bytes]"), "In rank order.");
+}
+
+}  // namespace pccl_binding

@@ -1,0 +1,61 @@
+// init_token.cpp: making and reading tokens, and asking a run for its status. The format of a token
+// is the native library's; the schema of the status is docs/STATUS.md.
+#include "common.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string>
+
+namespace pccl_binding {
+
+namespace {
+
+std::string token_create(const std::string &address, std::optional<nb::bytes> run_id) {
+  char token[PCCL_TOKEN_BYTES_MAX];
+  const uint8_t *id = run_id ? reinterpret_cast<const uint8_t *>(run_id->c_str()) : nullptr;
+  check(pccl_token_create(address.c_str(), id, token, sizeof token));
+  return token;
+}
+
+nb::tuple token_parse(const std::string &token) {
+  pccl_token_info_t info = PCCL_TOKEN_INFO_INIT;
+  check(pccl_token_parse(token.c_str(), &info));
+  return nb::make_tuple(nb::str(info.address),
+                        nb::bytes(reinterpret_cast<const char *>(info.run_id), sizeof info.run_id));
+}
+
+std::string run_status(const std::string &token, uint64_t timeout_ns) {
+  std::string json(64 * 1024, '\0');
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    for (;;) {
+      size_t length = 0;
+      status = pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(), &length);
+      bool too_small = status == PCCL_INVALID_ARGUMENT && length + 1 > json.size();
+      if (!too_small) {
+        if (status == PCCL_OK) json.resize(length);
+        break;
+      }
+      json.resize(length + 1);
+    }
+  }
+  check(status);
+  return json;
+}
+
+}  // namespace
+
+void init_token(nb::module_ &module) {
+  module.def("token_create", &token_create, nb::arg("address"), nb::arg("run_id").none(),
+             nb::sig("def token_create(address: str, run_id: bytes | None) -> str"),
+             "run_id is 16 bytes, or None for random ones; the caller has checked the length.");
+  module.def("token_parse", &token_parse, nb::arg("token"),
+             nb::sig("def token_parse(token: str) -> tuple[str, bytes]"), "(address, run_id)");
+  module.def("run_status", &run_status, nb::arg("token"), nb::arg("timeout_ns"),
+             "JSON of docs/STATUS.md.");
+}
+
+}  // namespace pccl_binding

@@ -1,0 +1,119 @@
+// init_work.cpp: one operation in flight: waiting, cancelling, resolving, reading its outcome. The
+// Python face is pccl_py/work.py. A Work holds the buffers of its operation until it is settled.
+#include "common.h"
+
+#include <chrono>
+#include <limits>
+
+namespace pccl_binding {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t forever_ns = std::numeric_limits<uint64_t>::max();
+
+// Calls attempt(slice) until it answers something else than PCCL_TIMEOUT or timeout_ns has passed,
+// letting Python run signal handlers between slices.
+template <class Attempt>
+pccl_status_t sliced(uint64_t timeout_ns, Attempt attempt) {
+  Clock::time_point begin = Clock::now();
+  for (;;) {
+    uint64_t passed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                             Clock::now() - begin).count();
+    uint64_t left_ns = timeout_ns == forever_ns ? forever_ns
+                       : passed_ns < timeout_ns ? timeout_ns - passed_ns : 0;
+    bool last = left_ns <= slice_ns;
+    pccl_status_t status;
+    {
+      Unlocked unlocked;
+      status = attempt(last ? left_ns : slice_ns);
+    }
+    if (status != PCCL_TIMEOUT) return status;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (last) return PCCL_TIMEOUT;
+  }
+}
+
+void wait(Work &work, uint64_t timeout_ns) {
+  pccl_status_t status = work.wait(timeout_ns);
+  // Settled: the native side will not touch the memory again. In doubt it still may (resolve).
+  if (status != PCCL_TIMEOUT && status != PCCL_IN_DOUBT) work.buffers = nb::none();
+  check(status);
+}
+
+bool poll(Work &work) {
+  int finished = 0;
+  check(pccl_work_poll(work.native, &finished));
+  return finished != 0;
+}
+
+void cancel(Work &work) {
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_work_cancel(work.native);
+  }
+  check(status);
+}
+
+void resolve(Work &work, uint64_t timeout_ns, bool copy) {
+  pccl_status_t status = sliced(timeout_ns, [&](uint64_t slice) {
+    return pccl_work_resolve(work.native, slice, copy ? 1 : 0);
+  });
+  if (status == PCCL_OK || status == PCCL_ABORTED) work.buffers = nb::none();
+  check(status);
+}
+
+nb::list ranges(Work &work, uint32_t range_count) {
+  nb::list result;
+  for (uint32_t index = 0; index < range_count; index += 1) {
+    pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
+    check(pccl_work_range(work.native, index, &range, nullptr, 0));
+    std::vector<pccl_peer_id_t> ids(range.contributor_count);
+    check(pccl_work_range(work.native, index, &range, ids.data(), ids.size()));
+    result.append(nb::make_tuple(range.begin, range.end, to_list(ids.data(), ids.size())));
+  }
+  return result;
+}
+
+nb::tuple outcome(Work &work) {
+  pccl_outcome_t native = PCCL_OUTCOME_INIT;
+  check(pccl_work_outcome(work.native, &native));
+  nb::bytes digest(reinterpret_cast<const char *>(native.digest), sizeof native.digest);
+  return nb::make_tuple(native.epoch, native.tag, native.sequence, native.attempts, digest,
+                        native.bytes_sent, native.bytes_received, native.duration_ns,
+                        ranges(work, native.range_count));
+}
+
+}  // namespace
+
+void Work::destroy() {
+  if (native != nullptr || comm != nullptr) {
+    Unlocked unlocked;
+    pccl_work_destroy(native);
+    native = nullptr;
+    comm.reset();
+  }
+  buffers.reset();
+}
+
+pccl_status_t Work::wait(uint64_t timeout_ns) {
+  return sliced(timeout_ns, [&](uint64_t slice) { return pccl_work_wait(native, slice); });
+}
+
+void init_work(nb::module_ &module) {
+  module.attr("FOREVER_NS") = forever_ns;
+  nb::class_<Work>(module, "Work", "Owns a pccl_work_t and the buffers it borrows.")
+      .def("wait", &wait, nb::arg("timeout_ns"), "Raises unless the operation has committed.")
+      .def("poll", &poll, "True if wait would not block.")
+      .def("cancel", &cancel)
+      .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))
+      .def("outcome", &outcome,
+           nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, "
+                   "list[tuple[int, int, list[bytes]]]]"),
+           "(epoch, tag, sequence, attempts, digest, bytes_sent, bytes_received, duration_ns, "
+           "ranges)");
+}
+
+}  // namespace pccl_binding

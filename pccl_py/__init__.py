@@ -1,0 +1,88 @@
+"""PCCL for Python: reduce arrays among peers that come and go, over the public internet.
+
+    import pccl_py as pccl
+
+    with pccl.connect(token, group="train") as comm:
+        for step in range(steps):
+            comm.admit()                               # newcomers enter here
+            outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
+
+This file only lists what is public. Membership and collectives are in communicator.py, operations
+in flight in work.py, what counts as an array in buffers.py, errors in errors.py, the command line
+in cli/. No array library is imported here, nor typer, nor rich.
+"""
+
+from __future__ import annotations
+
+from pccl_py import _pccl
+from pccl_py.buffers import Buffer
+from pccl_py.communicator import Communicator, Group, GroupInfo, connect
+from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
+from pccl_py.errors import (
+    Aborted,
+    AuthenticationFailed,
+    Cancelled,
+    CoordinatorUnreachable,
+    DeadlineExceeded,
+    Expelled,
+    InDoubt,
+    InvalidArgument,
+    InvalidUsage,
+    Mismatch,
+    OutOfMemory,
+    PcclError,
+    StateUnavailable,
+    SystemRefused,
+    TooFewPeers,
+    VersionMismatch,
+)
+from pccl_py.local_world import LocalWorld
+from pccl_py.outcome import Admission, Outcome, Range
+from pccl_py.words import DType, PeerId, Recovery, ReduceOp
+from pccl_py.work import Work
+
+__version__: str = _pccl.version_string()
+
+__all__ = [
+    "Aborted",
+    "Admission",
+    "AuthenticationFailed",
+    "Buffer",
+    "Cancelled",
+    "Communicator",
+    "Coordinator",
+    "CoordinatorUnreachable",
+    "DType",
+    "DeadlineExceeded",
+    "Expelled",
+    "Group",
+    "GroupInfo",
+    "InDoubt",
+    "InvalidArgument",
+    "InvalidUsage",
+    "LocalWorld",
+    "Mismatch",
+    "OutOfMemory",
+    "Outcome",
+    "PcclError",
+    "PeerId",
+    "Range",
+    "Recovery",
+    "ReduceOp",
+    "StateUnavailable",
+    "SystemRefused",
+    "Token",
+    "TooFewPeers",
+    "VersionMismatch",
+    "Work",
+    "__version__",
+    "connect",
+    "cpu_level",
+    "run_status",
+    "token_create",
+    "token_parse",
+    "wire_version",
+]
+
+cpu_level = _pccl.cpu_level
+wire_version = _pccl.wire_version

@@ -1,0 +1,69 @@
+"""How a process ends or forks while communicators are open.
+
+Exit: everything open is closed, which ends operations in flight with `Cancelled`, and the
+interpreter waits, with a bound, for threads inside the library to leave it. Fork: a child's copies
+of the parent's handles refuse to be used. Nothing here knows what the handles do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Protocol
+
+from pccl_py import _pccl, _watcher
+
+# Closing is a few round trips; a coordinator that does not answer must not hold up the exit.
+EXIT_CLOSE_SECONDS_MAX = 5.0
+# Threads blocked in the library look up at least every 50 ms; later ones are parked.
+EXIT_LEAVE_NS_MAX = 250_000_000
+
+
+class Handle(Protocol):
+    """What is registered here: groups and coordinators."""
+
+    _exit_order: int
+
+    def _exit(self) -> None: ...
+
+    def _fork(self) -> None: ...
+
+
+_handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+def register(handle: Handle) -> None:
+    """Remembers an open handle (weakly) and makes sure that the watcher runs."""
+    _handles.add(handle)
+    _watcher.watcher.start()
+
+
+def _close_all() -> None:
+    # Communicators first, so that they leave a coordinator that still answers.
+    for handle in sorted(_handles, key=lambda handle: handle._exit_order):
+        try:
+            handle._exit()
+        except Exception:  # noqa: BLE001  the other handles must still be closed
+            _watcher.logger.exception("closing %r at exit failed", handle)
+
+
+@atexit.register
+def _at_exit() -> None:
+    _pccl.exit_begin()
+    # On the watcher's thread, as no new thread can be started at exit since Python 3.12.
+    if not _watcher.watcher.stop(at_end=_close_all, timeout=EXIT_CLOSE_SECONDS_MAX):
+        _watcher.logger.warning(
+            "communicators did not close within %g s; exiting without", EXIT_CLOSE_SECONDS_MAX
+        )
+    _pccl.exit_finish(EXIT_LEAVE_NS_MAX)
+
+
+def _after_fork_in_child() -> None:
+    for handle in list(_handles):
+        handle._fork()
+    _handles.clear()
+    _watcher.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,101 @@
+"""One thread for the whole process: passes native log events on, and completions to whoever awaits.
+
+It sleeps in the native library, not in a poll of works: a finished work puts its key into a queue
+there. It is started by the first coordinator or communicator of the process. What a completion
+means is the caller's (work.py); how the process ends is _lifecycle.py's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pccl_py import _pccl
+
+if TYPE_CHECKING:
+    from pccl_py._pccl import Work as NativeWork
+
+logger = logging.getLogger("pccl")
+
+# Log events have no notification of their own: they are looked for this often.
+LOG_INTERVAL_NS = 100_000_000
+
+LOG_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR}
+
+
+class Watcher:
+    """The thread and what it knows. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._at_end: Callable[[], None] | None = None
+        self._keys = itertools.count(1)
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def start(self) -> None:
+        """Starts the thread unless it runs or the process is ending."""
+        with self._lock:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(target=self._run, name="pccl-watcher", daemon=True)
+                self._thread.start()
+
+    def stop(self, at_end: Callable[[], None], timeout: float) -> bool:
+        """Ends the thread for good, which calls `at_end` as its last act.
+
+        Waits for that at most `timeout` seconds; False if it was not enough. Without a thread,
+        nothing was ever opened, and `at_end` is not called.
+        """
+        with self._lock:
+            self._at_end = at_end
+            self._stopping = True
+            thread = self._thread
+        if thread is None:
+            return True
+        _pccl.completions_wake()
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def notify(self, work: NativeWork, callback: Callable[[], None]) -> None:
+        """Calls `callback` on the thread once `work` is finished."""
+        self.start()
+        key = next(self._keys)
+        self._callbacks[key] = callback
+        try:
+            _pccl.work_notify(work, key)
+        except BaseException:
+            del self._callbacks[key]
+            raise
+
+    def drain_log(self) -> None:
+        """Hands queued native events to logging.getLogger("pccl")."""
+        while (event := _pccl.log_next()) is not None:
+            level, message = event
+            logger.log(LOG_LEVELS.get(level, logging.ERROR), "%s", message)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for key in _pccl.completions_wait(LOG_INTERVAL_NS):
+                callback = self._callbacks.pop(key)
+                try:
+                    callback()
+                except Exception:
+                    logger.exception("a callback of a finished operation failed")
+            self.drain_log()
+        if self._at_end is not None:
+            self._at_end()
+        self.drain_log()
+
+
+watcher = Watcher()
+
+
+def after_fork_in_child() -> None:
+    """A forked child has no watcher thread, and nothing of the parent's to watch."""
+    global watcher
+    _pccl.fork_child()
+    watcher = Watcher()

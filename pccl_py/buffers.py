@@ -1,0 +1,206 @@
+"""Buffers: turns what a user calls an array into (address, count, dtype), without a copy.
+
+Accepted: the buffer protocol, DLPack on CPU, `__array_interface__` (bfloat16 NumPy arrays offer
+only that), and Buffer itself, for memory known by its address. Refused before anything is sent:
+other layouts than C-contiguous and outputs that are read-only or overlap in part (InvalidArgument,
+a ValueError); dtypes and byte orders that the kernels do not know (TypeError). No array library is
+imported. Packing strided arrays is for frontends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pccl_py import _pccl
+from pccl_py.errors import InvalidArgument
+from pccl_py.words import DType, parse_dtype, unsigned
+
+_FLOATS = {2: DType.F16, 4: DType.F32, 8: DType.F64}
+_SIGNED = {1: DType.I8, 2: DType.I16, 4: DType.I32, 8: DType.I64}
+_UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
+
+# Type characters of the buffer protocol (module struct) and of __array_interface__.
+_KIND_OF_FORMAT = {
+    **dict.fromkeys("efd", "f"),
+    **dict.fromkeys("bhilqn", "i"),
+    **dict.fromkeys("BHILQN", "u"),
+}
+_DTYPES = {"f": _FLOATS, "i": _SIGNED, "u": _UNSIGNED}
+
+_FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory by its address: `count` elements of `dtype`, contiguous.
+
+    `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
+    Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
+    empty.
+    """
+
+    address: int
+    count: int
+    dtype: DType
+    readonly: bool = False
+    owner: object = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype))
+        unsigned(self.address, "address", 64)
+        unsigned(self.count, "count", 64)
+        if self.address == 0 and self.count != 0:
+            raise InvalidArgument("the address of a buffer that is not empty must not be 0")
+
+    @property
+    def end(self) -> int:
+        """Address of the first byte behind it."""
+        return self.address + self.count * self.dtype.size
+
+
+def readable(array: object) -> Buffer:
+    """The buffer of an input. Raises TypeError or InvalidArgument (see the head of this file)."""
+    if isinstance(array, Buffer):
+        return array
+    try:
+        view = memoryview(array)  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError) as refusal:
+        return _without_buffer_protocol(array, refusal)
+    return _from_memoryview(view, array)
+
+
+def writable(array: object) -> Buffer:
+    """The buffer of an output; like `readable`, and InvalidArgument if it may not be written."""
+    buffer = readable(array)
+    if buffer.readonly:
+        raise InvalidArgument(
+            f"the {_name(array)} is read-only, but receives the result: pass a writable array"
+        )
+    return buffer
+
+
+def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
+    """The input and the output of a reduction; without `out`, in place.
+
+    They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
+    InvalidArgument).
+    """
+    if out is None or out is array:
+        buffer = writable(array)
+        return buffer, buffer
+    send, recv = readable(array), writable(out)
+    if send.dtype != recv.dtype:
+        raise TypeError(f"out is {recv.dtype.name.lower()}, array is {send.dtype.name.lower()}")
+    if send.count != recv.count:
+        raise InvalidArgument(f"out has {recv.count} elements, array has {send.count}")
+    same = send.address == recv.address
+    if not same and send.address < recv.end and recv.address < send.end:
+        raise InvalidArgument(
+            "array and out overlap in part: pass the same array for a reduction in place, or "
+            "separate ones"
+        )
+    return send, recv
+
+
+def _from_memoryview(view: memoryview, array: object) -> Buffer:
+    order, kind = (view.format[:1], view.format[1:])
+    if order not in "@=<>!":
+        order, kind = "@", view.format
+    dtype = _DTYPES.get(_KIND_OF_FORMAT.get(kind, ""), {}).get(view.itemsize)
+    if dtype is None:
+        raise TypeError(_unsupported(array, f"elements of format {view.format!r}"))
+    if order in _FOREIGN_ORDER and view.itemsize > 1:
+        raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")
+    if not view.c_contiguous:
+        raise InvalidArgument(_strided(array))
+    address = _pccl.buffer_address(view)
+    return Buffer(address, view.nbytes // view.itemsize, dtype, view.readonly, owner=view)
+
+
+def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
+    if hasattr(array, "__array_interface__"):
+        return _from_array_interface(array)
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array)
+    raise TypeError(
+        f"{_name(array)} is no array: it offers neither the buffer protocol nor DLPack nor "
+        f"__array_interface__ ({refusal})"
+    )
+
+
+def _from_array_interface(array: Any) -> Buffer:
+    interface: dict[str, Any] = array.__array_interface__
+    typestr: str = interface["typestr"]
+    order, kind, size = typestr[0], typestr[1], int(typestr[2:])
+    # bfloat16 of ml_dtypes calls itself two opaque bytes; only the dtype's name tells.
+    if getattr(getattr(array, "dtype", None), "name", None) == "bfloat16" and size == 2:
+        dtype: DType | None = DType.BF16
+    else:
+        dtype = _DTYPES.get(kind, {}).get(size)
+    if dtype is None:
+        raise TypeError(_unsupported(array, f"elements of type {typestr!r}"))
+    if order in _FOREIGN_ORDER and size > 1:
+        raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")
+    shape: tuple[int, ...] = interface["shape"]
+    strides: tuple[int, ...] | None = interface.get("strides")
+    if strides is not None and not _contiguous(shape, strides, size):
+        raise InvalidArgument(_strided(array))
+    data = interface.get("data")
+    if not isinstance(data, tuple):
+        raise TypeError(f"the __array_interface__ of the {_name(array)} names no address")
+    address, readonly = data
+    return Buffer(address, _product(shape), dtype, bool(readonly), owner=array)
+
+
+def _from_dlpack(array: Any) -> Buffer:
+    from pccl_py import _dlpack  # only then is ctypes needed
+
+    tensor = _dlpack.describe(array)
+    kinds = {0: "i", 1: "u", 2: "f"}
+    dtype = _DTYPES.get(kinds.get(tensor.code, ""), {}).get(tensor.bits // 8)
+    if tensor.code == _dlpack.CODE_BFLOAT and tensor.bits == 16:
+        dtype = DType.BF16
+    if dtype is None or tensor.lanes != 1 or tensor.bits % 8 != 0:
+        what = f"DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
+        raise TypeError(_unsupported(array, what))
+    if tensor.strides is not None and not _contiguous(tensor.shape, tensor.strides, 1):
+        raise InvalidArgument(_strided(array))
+    count = _product(tensor.shape)
+    # The capsule owns the memory; the array stays too, as some producers expect it to.
+    return Buffer(tensor.address, count, dtype, tensor.readonly, owner=(tensor.capsule, array))
+
+
+def _contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    if 0 in shape:
+        return True
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != step:
+            return False
+        step *= length
+    return True
+
+
+def _product(shape: Sequence[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _name(array: object) -> str:
+    return type(array).__name__
+
+
+def _unsupported(array: object, what: str) -> str:
+    known = ", ".join(dtype.name.lower() for dtype in DType)
+    return f"the {_name(array)} has {what}; supported are {known}"
+
+
+def _strided(array: object) -> str:
+    return (
+        f"the {_name(array)} is not C-contiguous: pass a contiguous copy, or use pccl_numpy, "
+        "which packs"
+    )

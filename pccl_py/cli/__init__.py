@@ -1,0 +1,244 @@
+"""The `pccl` command: coordinator, token, run, status. Typer and rich are imported here only.
+
+This file holds the commands and their options; running processes is run.py, showing a status is
+status.py. Whatever a command does, a program can do through pccl_py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import pccl_py
+from pccl_py.cli import log, run, status
+
+app = typer.Typer(
+    name="pccl",
+    help="PCCL: collective communication among peers that come and go.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, highlight=False)
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+class OnFailure(str, Enum):
+    """What `pccl run` does when a process fails."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+Bind = Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 picks a free one.")]
+MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
+Lanes = Annotated[
+    int | None, typer.Option(min=1, max=64, help="TCP connections between two peers.  [default: 2]")
+]
+ChunkBytes = Annotated[
+    int | None,
+    typer.Option(help="Largest chunk, a power of two, 1024 to 262144.  [default: 262144]"),
+]
+Heartbeat = Annotated[
+    float | None, typer.Option(help="Seconds between heartbeats.  [default: 0.5]")
+]
+Silence = Annotated[
+    float | None, typer.Option(help="Seconds until a silent peer is lost.  [default: 5]")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
+RunId = Annotated[str | None, typer.Option(help="32 hexadecimal digits; random unless given.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """PCCL: collective communication among peers that come and go."""
+    if version:
+        wire, level = pccl_py.wire_version(), pccl_py.cpu_level()
+        typer.echo(f"pccl {pccl_py.__version__} (wire version {wire}, CPU level {level})")
+        raise typer.Exit
+
+
+@app.command()
+def coordinator(
+    bind: Bind = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Also write the token to this file, readable by you only.")
+    ] = None,
+    run_id: RunId = None,
+    min_world_size: MinWorldSize = 1,
+    initial_world_size: Annotated[
+        int, typer.Option(min=1, help="Peers the first epoch of a group waits for.")
+    ] = 1,
+    lanes: Lanes = None,
+    chunk_bytes: ChunkBytes = None,
+    heartbeat: Heartbeat = None,
+    silence: Silence = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a coordinator until SIGINT or SIGTERM. Prints its token, and nothing else, on stdout."""
+    if verbose:
+        log.to_stderr()
+    stop = threading.Event()
+    _on_stop_signals(lambda number: stop.set())
+    with pccl_py.Coordinator(
+        bind=bind,
+        advertise=advertise,
+        run_id=_run_id(run_id),
+        min_world_size=min_world_size,
+        initial_world_size=initial_world_size,
+        lanes_per_link=lanes,
+        chunk_bytes=chunk_bytes,
+        heartbeat=heartbeat,
+        silence=silence,
+    ) as running:
+        if token_file is not None:
+            _write_secret(token_file, running.token)
+        print(running.token, flush=True)
+        stop.wait()
+
+
+@app.command()
+def token(
+    value: Annotated[str, typer.Argument(metavar="ADDRESS|TOKEN", help="HOST:PORT, or a token.")],
+    show: Annotated[bool, typer.Option("--show", help="Read a token instead.")] = False,
+    run_id: RunId = None,
+) -> None:
+    """Make the token of a coordinator at ADDRESS, or show what a TOKEN says."""
+    if not show:
+        typer.echo(pccl_py.token_create(value, _run_id(run_id)))
+        return
+    if run_id is not None:
+        raise pccl_py.InvalidArgument("--run-id is for making a token, not for --show")
+    parsed = pccl_py.token_parse(value)
+    typer.echo(f"address  {parsed.address}\nrun id   {parsed.run_id.hex()}")
+
+
+@app.command(
+    name="run",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run_command(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of processes.")],
+    on_failure: Annotated[
+        OnFailure, typer.Option(help="When a process fails: go on without it, or stop all.")
+    ] = OnFailure.CONTINUE,
+    bind: Bind = None,
+    min_world_size: MinWorldSize = 1,
+    lanes: Lanes = None,
+    chunk_bytes: ChunkBytes = None,
+    heartbeat: Heartbeat = None,
+    silence: Silence = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a coordinator and N processes of COMMAND on this machine.
+
+    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its
+    environment; ranks are for orientation, the run gives its own. Lines of output carry the number
+    of their process. SIGINT and SIGTERM are passed on. The exit status is 0 if at least
+    --min-world-size processes exit with 0 (with --on-failure stop: if all do).
+    """
+    if min_world_size > n:
+        raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
+    if verbose:
+        log.to_stderr()
+    with pccl_py.Coordinator(
+        bind=bind,
+        min_world_size=min_world_size,
+        initial_world_size=n,
+        lanes_per_link=lanes,
+        chunk_bytes=chunk_bytes,
+        heartbeat=heartbeat,
+        silence=silence,
+    ) as running:
+        processes = run.Processes(command, n, running.token, console=errors)
+        _on_stop_signals(processes.signal)
+        code = processes.run(
+            stop_on_failure=on_failure is OnFailure.STOP, min_world_size=min_world_size
+        )
+    raise typer.Exit(code)
+
+
+@app.command(name="status")
+def status_command(
+    token: Annotated[
+        str | None, typer.Argument(help="Token of the run; default: PCCL_TOKEN.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON: docs/STATUS.md.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
+) -> None:
+    """Show groups, epochs, members, operations in flight and bytes of a run."""
+    token = token if token is not None else os.environ.get("PCCL_TOKEN")
+    if token is None:
+        raise pccl_py.InvalidArgument("no token: pass one, or set PCCL_TOKEN")
+    if as_json and watch:
+        raise pccl_py.InvalidArgument("--json and --watch do not go together")
+    if watch:
+        status.watch(token, interval=interval, timeout=timeout)
+    elif as_json:
+        status.show_json(token, timeout=timeout)
+    else:
+        status.show(token, timeout=timeout)
+
+
+def _on_stop_signals(handle: Callable[[int], Any]) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def _run_id(value: str | None) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        return bytes.fromhex(value)
+    except ValueError:
+        raise pccl_py.InvalidArgument(f"a run id is 32 hexadecimal digits, not {value!r}") from None
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Puts the file in place whole, so that whoever waits for it never reads half a token."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")
+    os.replace(part, path)
+
+
+def main() -> None:
+    """Entry point of the `pccl` command. Errors are one sentence on stderr."""
+    try:
+        app()
+    except pccl_py.InvalidArgument as error:
+        _complain(error)
+        sys.exit(EXIT_USAGE)
+    except (pccl_py.PcclError, OSError) as error:
+        _complain(error)
+        sys.exit(EXIT_FAILURE)
+
+
+def _complain(error: Exception) -> None:
+    errors.print(Text.assemble(("pccl: ", "bold red"), str(error)), soft_wrap=True)

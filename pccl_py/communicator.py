@@ -1,0 +1,455 @@
+"""Groups: entering and leaving them, safe points, and the collectives.
+
+A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
+What is checked here are arguments; everything else is decided in the native library. Operations
+in flight are in work.py, buffers in buffers.py, waiting for the world in docs/ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, SupportsIndex, overload
+
+from pccl_py import _lifecycle, _pccl, buffers
+from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.outcome import Admission, Outcome
+from pccl_py.words import (
+    PeerId,
+    Recovery,
+    ReduceOp,
+    nanoseconds,
+    parse_op,
+    parse_recovery,
+    text,
+    unsigned,
+)
+from pccl_py.work import Work
+
+CODECS = ("none",)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """What this peer knows of its group right now.
+
+    `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
+    for the next safe point. Bytes are payload and headers since connect, over all groups.
+    """
+
+    epoch: int
+    attempt: int
+    rank: int
+    world_size: int
+    alive: int
+    pending: int
+    operations_in_flight: int
+    peer_id: PeerId
+    bytes_sent: int
+    bytes_received: int
+
+
+class Group:
+    """Membership of this peer in one group. Any thread may call any method.
+
+    Tags: operations with different tags may be in flight together, one at a time per tag. All
+    members call the same operations in the same order per tag, and `admit` equally often. Every
+    method raises InvalidUsage after `close`, and in a forked child.
+    """
+
+    _exit_order = 0
+
+    def __init__(self, native: _pccl.Comm, name: str) -> None:
+        self._native = native
+        self._name = name
+        self._admission: Admission | None = None
+        self._closed = False
+        self._forked = False
+        self._peer_id = PeerId(native.info()[7])
+        _lifecycle.register(self)
+
+    # ---- membership --------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._name
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The id of this peer, the same in all its groups."""
+        return self._peer_id
+
+    @property
+    def rank(self) -> int:
+        """Position of this peer in the epoch, 0 to world_size - 1. Changes only in `admit`."""
+        return self._admitted().rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the epoch, lost ones included. Changes only in `admit`."""
+        return self._admitted().world_size
+
+    @property
+    def epoch(self) -> int:
+        """Number of the membership in force; 0 before the first `admit`."""
+        return 0 if self._admission is None else self._admission.epoch
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """The members of the epoch in rank order."""
+        return tuple(PeerId(peer) for peer in self._open().members())
+
+    def info(self) -> GroupInfo:
+        """What this peer knows of the group right now."""
+        *numbers, peer_id, sent, received = self._open().info()
+        epoch, attempt, rank, world_size, alive, pending, in_flight = numbers
+        return GroupInfo(
+            epoch=epoch,
+            attempt=attempt,
+            rank=rank,
+            world_size=world_size,
+            alive=alive,
+            pending=pending,
+            operations_in_flight=in_flight,
+            peer_id=PeerId(peer_id),
+            bytes_sent=sent,
+            bytes_received=received,
+        )
+
+    def admit(self, deadline: float | None = None) -> Admission:
+        """The safe point: the only place where newcomers enter and where rank and size change.
+
+        Every member calls it equally often. Without newcomers it costs no network round trip;
+        with them it returns once all members are there, or raises DeadlineExceeded after
+        `deadline` seconds (default: the communicator's).
+        """
+        native = self._open()
+        answer = native.admit(nanoseconds(deadline, "deadline"))
+        epoch, rank, world_size, changed, joined, left = answer
+        self._admission = Admission(
+            epoch=epoch,
+            rank=rank,
+            world_size=world_size,
+            joined=tuple(PeerId(peer) for peer in joined),
+            left=tuple(PeerId(peer) for peer in left),
+            changed=changed,
+        )
+        return self._admission
+
+    # ---- collectives -------------------------------------------------------------------------
+
+    @overload
+    def all_reduce(
+        self,
+        array: object,
+        out: object | None = None,
+        *,
+        op: ReduceOp | str = ...,
+        tag: int = ...,
+        codec: str = ...,
+        recovery: Recovery | str | None = ...,
+        deadline: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Outcome: ...
+    @overload
+    def all_reduce(
+        self,
+        array: object,
+        out: object | None = None,
+        *,
+        op: ReduceOp | str = ...,
+        tag: int = ...,
+        codec: str = ...,
+        recovery: Recovery | str | None = ...,
+        deadline: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work: ...
+    def all_reduce(
+        self,
+        array: object,
+        out: object | None = None,
+        *,
+        op: ReduceOp | str = ReduceOp.SUM,
+        tag: int = 0,
+        codec: str = "none",
+        recovery: Recovery | str | None = None,
+        deadline: float | None = None,
+        async_op: bool = False,
+    ) -> Outcome | Work:
+        """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
+
+        `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op and
+        recovery on every peer. `out`: as many elements, the same dtype, no partial overlap. On any
+        error the output is as it was. Raises, beside the errors of `PcclError`: ValueError for a
+        bad argument or layout, TypeError for a dtype. `deadline` is in seconds from now (default:
+        the communicator's). With `async_op`, returns a Work at once.
+        """
+        native = self._open()
+        _check_codec(codec)
+        send, recv = buffers.pair(array, out)
+        work = _pccl.all_reduce(
+            native,
+            send.address,
+            recv.address,
+            send.count,
+            send.dtype,
+            parse_op(op),
+            unsigned(tag, "tag", 64),
+            nanoseconds(deadline, "deadline"),
+            parse_recovery(recovery),
+            (send.owner, recv.owner),
+            not async_op,
+        )
+        return Work(work) if async_op else Work(work).wait()
+
+    @overload
+    def broadcast(
+        self,
+        array: object,
+        root: SupportsIndex | PeerId = 0,
+        *,
+        tag: int = ...,
+        codec: str = ...,
+        recovery: Recovery | str | None = ...,
+        deadline: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> Outcome: ...
+    @overload
+    def broadcast(
+        self,
+        array: object,
+        root: SupportsIndex | PeerId = 0,
+        *,
+        tag: int = ...,
+        codec: str = ...,
+        recovery: Recovery | str | None = ...,
+        deadline: float | None = ...,
+        async_op: Literal[True],
+    ) -> Work: ...
+    def broadcast(
+        self,
+        array: object,
+        root: SupportsIndex | PeerId = 0,
+        *,
+        tag: int = 0,
+        codec: str = "none",
+        recovery: Recovery | str | None = None,
+        deadline: float | None = None,
+        async_op: bool = False,
+    ) -> Outcome | Work:
+        """Copies `array` of `root` into `array` of every member. Arguments as for `all_reduce`.
+
+        `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
+        read, and may be read-only.
+        """
+        native = self._open()
+        _check_codec(codec)
+        rank = self._rank_of(root)
+        buffer = buffers.readable(array) if rank == self.rank else buffers.writable(array)
+        work = _pccl.broadcast(
+            native,
+            buffer.address,
+            buffer.count,
+            buffer.dtype,
+            rank,
+            unsigned(tag, "tag", 64),
+            nanoseconds(deadline, "deadline"),
+            parse_recovery(recovery),
+            buffer.owner,
+            not async_op,
+        )
+        return Work(work) if async_op else Work(work).wait()
+
+    @overload
+    def barrier(
+        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[False] = ...
+    ) -> Outcome: ...
+    @overload
+    def barrier(
+        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[True]
+    ) -> Work: ...
+    def barrier(
+        self, *, tag: int = 0, deadline: float | None = None, async_op: bool = False
+    ) -> Outcome | Work:
+        """Returns once every member has called it."""
+        work = _pccl.barrier(
+            self._open(),
+            unsigned(tag, "tag", 64),
+            nanoseconds(deadline, "deadline"),
+            not async_op,
+        )
+        return Work(work) if async_op else Work(work).wait()
+
+    # ---- leaving -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leaves the group; the others go on without this peer. Idempotent.
+
+        Operations in flight here end with `Cancelled`.
+        """
+        if self._closed or self._forked:
+            return
+        self._closed = True
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind, name = type(self).__name__, self._name
+        if self._closed:
+            return f"<{kind} {name!r} closed>"
+        if self._admission is None:
+            return f"<{kind} {name!r} peer {self._peer_id.short} not admitted>"
+        now = self._admission
+        return f"<{kind} {name!r} rank {now.rank} of {now.world_size} in epoch {now.epoch}>"
+
+    def _open(self) -> _pccl.Comm:
+        if self._forked:
+            raise InvalidUsage(
+                f"group {self._name!r} was opened before this process was forked: connect in the "
+                "child itself"
+            )
+        if self._closed:
+            raise InvalidUsage(f"group {self._name!r} is closed; connect again to go on")
+        return self._native
+
+    def _admitted(self) -> Admission:
+        if self._admission is None:
+            raise InvalidUsage("rank and world_size are known after the first admit()")
+        return self._admission
+
+    def _rank_of(self, root: SupportsIndex | PeerId) -> int:
+        if isinstance(root, PeerId):
+            members = self.members
+            if root not in members:
+                raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
+            return members.index(root)
+        rank = root.__index__()
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
+        return rank
+
+    def _exit(self) -> None:
+        self.close()
+
+    def _fork(self) -> None:
+        self._forked = True
+
+
+class Communicator(Group):
+    """This process as a peer of a run, in its first group. Made by `connect`.
+
+    `close`, or leaving the `with` block, leaves all groups and closes the connections.
+    """
+
+    def __init__(self, native: _pccl.Comm, name: str) -> None:
+        super().__init__(native, name)
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+    def group(
+        self,
+        name: str,
+        *,
+        initial_world_size: int | None = None,
+        deadline: float | None = None,
+    ) -> Group:
+        """Enters another group of the same run, over the same connections and port.
+
+        Returns once this peer is ready to enter; the Group's first `admit` enters. Arguments as for
+        `connect`.
+        """
+        native = self._open().join(
+            text(name, "name"),
+            _world_size(initial_world_size),
+            nanoseconds(deadline, "deadline"),
+        )
+        group = Group(native, name)
+        self._groups.add(group)
+        return group
+
+    def close(self) -> None:
+        """Leaves all groups of this peer and closes its connections. Idempotent."""
+        for group in list(self._groups):
+            group.close()
+        super().close()
+
+
+def connect(
+    token: str | None = None,
+    *,
+    group: str | None = None,
+    initial_world_size: int | None = None,
+    bind: str | None = None,
+    advertise: str | None = None,
+    deadline: float | None = None,
+    connect_timeout: float | None = None,
+    peer_id: PeerId | bytes | str | None = None,
+) -> Communicator:
+    """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
+
+    `token`: of the coordinator; default: the environment variable PCCL_TOKEN. `group`: name of the
+    group, up to 256 bytes; default: PCCL_GROUP, or "default". `initial_world_size`: peers the
+    first epoch of the group waits for; default: PCCL_INITIAL_WORLD_SIZE, or the coordinator's.
+    `bind`: "host:port" to listen on for other peers; default: PCCL_BIND, or a free port on all
+    interfaces. `advertise`: the address other peers dial; default: the local one. `deadline`:
+    default of all operations, in seconds (10 minutes). `connect_timeout`: seconds until
+    CoordinatorUnreachable (30). `peer_id`: default random.
+
+    Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
+    DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
+    """
+    token = token if token is not None else os.environ.get("PCCL_TOKEN")
+    if token is None:
+        raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
+    name = group if group is not None else os.environ.get("PCCL_GROUP", "default")
+    bind = bind if bind is not None else os.environ.get("PCCL_BIND")
+    native = _pccl.Comm.connect(
+        text(token, "token").strip(),
+        text(name, "group"),
+        None if bind is None else text(bind, "bind"),
+        None if advertise is None else text(advertise, "advertise"),
+        _world_size(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
+        nanoseconds(deadline, "deadline"),
+        nanoseconds(connect_timeout, "connect_timeout"),
+        None if peer_id is None else PeerId(peer_id),
+    )
+    return Communicator(native, name)
+
+
+def _world_size(value: int | None, variable: str | None = None) -> int:
+    """A world size; None is 0, which the native library reads as the coordinator's default."""
+    if value is None and variable is not None and variable in os.environ:
+        try:
+            value = int(os.environ[variable])
+        except ValueError:
+            raise InvalidArgument(
+                f"{variable} is a number of peers, not {os.environ[variable]!r}"
+            ) from None
+    if value is None:
+        return 0
+    if value == 0:
+        raise InvalidArgument("initial_world_size is at least 1")
+    return unsigned(value, "initial_world_size", 32)
+
+
+def _check_codec(codec: str) -> None:
+    if codec not in CODECS:
+        known = ", ".join(repr(name) for name in CODECS)
+        raise InvalidArgument(f"unknown codec {codec!r}; this build has {known}")

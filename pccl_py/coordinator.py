@@ -1,0 +1,145 @@
+"""The coordinator of a run inside this process, tokens, and the status of a run.
+
+The coordinator itself is native and has a thread of its own; here its options get names and
+seconds. Peers join with its token (communicator.connect). `pccl coordinator` is cli/.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from pccl_py import _lifecycle, _pccl
+from pccl_py.errors import InvalidArgument
+from pccl_py.words import nanoseconds, text, unsigned
+
+
+class Coordinator:
+    """Decides membership and outcomes of a run. Runs until `close`.
+
+    `bind`: "host:port" to listen on; default: a free port on 127.0.0.1. `advertise`: address that
+    goes into the token, "host" or "host:port"; default: the bound one. `run_id`: 16 bytes, default
+    random. `min_world_size`: a group that falls below fails with TooFewPeers (1).
+    `initial_world_size`: peers the first epoch of a group waits for, unless they say (1).
+    `lanes_per_link`: TCP connections between two peers, 1 to 64 (2). `chunk_bytes`: largest chunk,
+    1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
+    and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
+    silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
+    lanes (30).
+
+    Raises InvalidArgument, and SystemRefused if the port is in use.
+    """
+
+    _exit_order = 1  # after the groups, so that they leave a coordinator that still answers
+
+    def __init__(
+        self,
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        run_id: bytes | None = None,
+        min_world_size: int = 1,
+        initial_world_size: int = 1,
+        lanes_per_link: int | None = None,
+        chunk_bytes: int | None = None,
+        window_bytes: int | None = None,
+        heartbeat: float | None = None,
+        silence: float | None = None,
+        prepare: float | None = None,
+    ) -> None:
+        self._native = _pccl.Coordinator(
+            bind=None if bind is None else text(bind, "bind"),
+            advertise=None if advertise is None else text(advertise, "advertise"),
+            run_id=_checked_run_id(run_id),
+            min_world_size=_at_least_one(min_world_size, "min_world_size"),
+            initial_world_size=_at_least_one(initial_world_size, "initial_world_size"),
+            lanes_per_link=_at_least_one(lanes_per_link, "lanes_per_link"),
+            chunk_bytes=_at_least_one(chunk_bytes, "chunk_bytes"),
+            window_bytes=_at_least_one(window_bytes, "window_bytes", bits=64),
+            heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
+            silence_ns=nanoseconds(silence, "silence"),
+            prepare_ns=nanoseconds(prepare, "prepare"),
+        )
+        self._forked = False
+        _lifecycle.register(self)
+
+    @property
+    def token(self) -> str:
+        """The token that peers join with."""
+        return self._native.token
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return self._native.port
+
+    def close(self) -> None:
+        """Stops it: peers see CoordinatorUnreachable. Idempotent; does nothing in a forked child."""
+        if not self._forked:
+            self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _exit(self) -> None:
+        self.close()
+
+    def _fork(self) -> None:
+        self._forked = True
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a token says: where the coordinator is ("host:port"), and which run it is (16 bytes)."""
+
+    address: str
+    run_id: bytes
+
+
+def token_create(address: str, run_id: bytes | None = None) -> str:
+    """The token of a run whose coordinator is at `address`, "host:port" or "[v6]:port".
+
+    `run_id` is 16 bytes; None takes random ones. Raises InvalidArgument.
+    """
+    return _pccl.token_create(text(address, "address"), _checked_run_id(run_id))
+
+
+def token_parse(token: str) -> Token:
+    """Reads a token. Raises InvalidArgument if it is none: truncated, mistyped."""
+    address, run_id = _pccl.token_parse(text(token, "token").strip())
+    return Token(address, run_id)
+
+
+def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
+    """How a run is, from its coordinator: see docs/STATUS.md.
+
+    Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument,
+    CoordinatorUnreachable, AuthenticationFailed, VersionMismatch.
+    """
+    answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
+    status: dict[str, Any] = json.loads(answer)
+    return status
+
+
+def _at_least_one(value: int | None, name: str, *, bits: int = 32) -> int:
+    if value is None:
+        return 0
+    if value == 0:
+        raise InvalidArgument(f"{name} is at least 1")
+    return unsigned(value, name, bits)
+
+
+def _checked_run_id(run_id: bytes | None) -> bytes | None:
+    if run_id is not None and len(run_id) != 16:
+        raise InvalidArgument(f"a run id is 16 bytes, not {len(run_id)}")
+    return run_id

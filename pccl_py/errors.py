@@ -1,0 +1,116 @@
+"""Errors: which class belongs to which status of include/pccl.h, and nothing else.
+
+The sentence in an error comes from the native library (pccl_last_error): which peer, what was
+expected, what to do. Errors of arguments that Python itself checks use the same classes; a wrong
+dtype or byte order is a plain TypeError. What holds after each error: docs/PROMISE.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pccl_py import _pccl
+
+if TYPE_CHECKING:
+    from pccl_py.work import Work
+
+
+class PcclError(Exception):
+    """Base of every error of PCCL."""
+
+
+class InvalidArgument(PcclError, ValueError):
+    """A bad argument. Nothing was sent, and no sequence number was used."""
+
+
+class InvalidUsage(PcclError, RuntimeError):
+    """Called in a wrong state: after close, in a forked child, with a tag already in use."""
+
+
+class OutOfMemory(PcclError, MemoryError):
+    """Memory for the operation could not be had. Nothing was sent."""
+
+
+class Mismatch(PcclError):
+    """Peers called the same operation with different descriptors. No buffer was touched."""
+
+
+class Aborted(PcclError):
+    """The operation was aborted for all peers. The input is as it was."""
+
+
+class Expelled(PcclError):
+    """The coordinator removed this peer. Connect again to go on."""
+
+
+class InDoubt(PcclError):
+    """The deadline passed after this peer had voted: neither success nor failure.
+
+    The buffer holds the input. `work` keeps the result: `work.resolve()` settles it once the
+    coordinator answers.
+    """
+
+    work: Work | None = None
+
+
+class DeadlineExceeded(PcclError, TimeoutError):
+    """The deadline of the operation passed. The input is as it was."""
+
+
+class TooFewPeers(PcclError):
+    """Fewer than min_world_size peers are left in the group."""
+
+
+class CoordinatorUnreachable(PcclError, ConnectionError):
+    """No connection to the coordinator could be made, or it was lost."""
+
+
+class AuthenticationFailed(PcclError):
+    """The token belongs to another run."""
+
+
+class VersionMismatch(PcclError):
+    """The other side speaks another wire version, or is not PCCL at all."""
+
+
+class StateUnavailable(PcclError):
+    """Nobody holds the shared state any more."""
+
+
+class Cancelled(PcclError):
+    """The caller withdrew the operation, or closed the communicator."""
+
+
+class SystemRefused(PcclError, OSError):
+    """The operating system refused: port in use, too many open files."""
+
+
+CLASS_OF_STATUS: dict[int, type[Exception]] = {
+    1: TimeoutError,  # of a wait: the operation goes on, so it is no error of PCCL
+    2: InvalidArgument,
+    3: InvalidUsage,
+    4: OutOfMemory,
+    5: Mismatch,
+    6: Aborted,
+    7: Expelled,
+    8: InDoubt,
+    9: DeadlineExceeded,
+    10: TooFewPeers,
+    11: CoordinatorUnreachable,
+    12: AuthenticationFailed,
+    13: VersionMismatch,
+    14: StateUnavailable,
+    15: Cancelled,
+    16: SystemRefused,
+}
+
+
+def make(status: int, message: str) -> Exception:
+    """The exception of a status; an unknown one (a newer library) is a plain PcclError."""
+    if status == 1 and not message:
+        message = "not finished yet; the operation goes on"
+    cls = CLASS_OF_STATUS.get(status, PcclError)
+    return cls(message or _pccl.status_name(status))
+
+
+_pccl.set_error_factory(make)

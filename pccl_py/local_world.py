@@ -1,0 +1,130 @@
+"""LocalWorld: n communicators in this process, over real sockets on loopback, for tests of programs.
+
+It owns a coordinator and a thread per communicator while `run` runs; everything else is what any
+peer does. Nothing is simulated: see tests/sim for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pccl_py.communicator import Communicator, connect
+from pccl_py.coordinator import Coordinator
+from pccl_py.errors import InvalidArgument
+
+ResultType = TypeVar("ResultType")
+
+LOOPBACK = "127.0.0.1:0"
+
+
+class LocalWorld:
+    """`n` communicators, already admitted to one group, `comms[rank]` having rank `rank`.
+
+        with LocalWorld(3) as world:
+            outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
+
+    `deadline`: default deadline of operations in seconds. Further options are those of
+    `Coordinator`. Raises what `Coordinator` and `connect` raise.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        group: str = "default",
+        deadline: float | None = None,
+        **coordinator_options: Any,
+    ) -> None:
+        if n < 1:
+            raise InvalidArgument(f"a world has at least 1 peer, not {n}")
+        self.comms: list[Communicator] = []
+        self.coordinator = Coordinator(**{"initial_world_size": n, **coordinator_options})
+
+        def enter() -> Communicator:
+            comm = connect(
+                self.coordinator.token,
+                group=group,
+                initial_world_size=n,
+                bind=LOOPBACK,
+                deadline=deadline,
+            )
+            self.comms.append(comm)
+            comm.admit()
+            return comm
+
+        try:
+            # One that fails would leave the others waiting for it: the coordinator's end frees them.
+            entered = _run_in_threads([enter] * n, lambda index: self.coordinator.close())
+        except BaseException:
+            self.close()
+            raise
+        self.comms = sorted(entered, key=lambda comm: comm.rank)
+
+    def run(self, fn: Callable[[Communicator], ResultType]) -> list[ResultType]:
+        """Calls `fn(comm)` for every communicator, each in a thread, and returns what they return.
+
+        If some raise, the error of the one that raised first is raised here, once all are done. A
+        peer whose `fn` raised leaves the group, so that the others do not wait for it.
+        """
+        jobs = [_bind(fn, comm) for comm in self.comms]
+        return _run_in_threads(jobs, lambda index: self.comms[index].close())
+
+    def close(self) -> None:
+        """Closes the communicators, then the coordinator. Idempotent."""
+        try:
+            for comm in self.comms:
+                comm.close()
+        finally:
+            self.coordinator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _bind(fn: Callable[[Communicator], ResultType], comm: Communicator) -> Callable[[], ResultType]:
+    return lambda: fn(comm)
+
+
+def _run_in_threads(
+    jobs: list[Callable[[], ResultType]], on_error: Callable[[int], None]
+) -> list[ResultType]:
+    """Runs all jobs at once; `on_error(index)` is called in the thread of one that raised."""
+    results: dict[int, ResultType] = {}
+    errors: list[BaseException] = []
+
+    def work(index: int, job: Callable[[], ResultType]) -> None:
+        try:
+            results[index] = job()
+        except BaseException as error:  # noqa: BLE001  raised again by the caller
+            errors.append(error)
+            on_error(index)
+
+    threads = [
+        threading.Thread(target=work, args=(index, job), name=f"pccl-local-{index}", daemon=True)
+        for index, job in enumerate(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C: the threads must not go on with nobody waiting for them
+        for index in range(len(jobs)):
+            on_error(index)
+        for thread in threads:
+            thread.join()
+        raise
+    if errors:
+        raise errors[0]
+    return [results[index] for index in range(len(jobs))]

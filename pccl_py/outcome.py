@@ -1,0 +1,65 @@
+"""What operations and safe points answer: plain frozen values, without behaviour of their own.
+
+They are filled in work.py and communicator.py from what the native library reports. What an
+outcome promises is in docs/PROMISE.md (P1, P4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pccl_py.words import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Elements [begin, end) of a result and who contributed to them, each exactly once."""
+
+    begin: int
+    end: int
+    contributors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A committed operation. Equal on every peer but for the bytes and the duration.
+
+    `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss.
+    `digest` is the digest of the result, 32 hexadecimal digits. `ranges` lists who contributed to
+    what: one range without a loss, none for an empty operation. Sizes are payload bytes that this
+    peer sent and received; `duration` is seconds from the call to the commit.
+    """
+
+    epoch: int
+    tag: int
+    sequence: int
+    attempts: int
+    digest: str
+    ranges: tuple[Range, ...]
+    bytes_sent: int
+    bytes_received: int
+    duration: float
+
+    @property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """Everybody who contributed to any range, in the order in which the ranges name them.
+
+        Where all ranges agree, as without a loss or with recovery "restart", this is the
+        contributor set of the whole result, in rank order.
+        """
+        return tuple(dict.fromkeys(peer for part in self.ranges for peer in part.contributors))
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a safe point decided; the same on every member but for `rank`.
+
+    `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled.
+    """
+
+    epoch: int
+    rank: int
+    world_size: int
+    joined: tuple[PeerId, ...]
+    left: tuple[PeerId, ...]
+    changed: bool

@@ -1,0 +1,197 @@
+"""The words of the interface as Python values: element types, operations, recovery modes, peer ids.
+
+The numbers are those of include/pccl.h (tests/abi compares them). Also the two conversions every
+caller needs: seconds to nanoseconds, and small unsigned integers with a range check.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from enum import IntEnum
+from typing import Self, SupportsIndex, TypeVar
+
+from pccl_py.errors import InvalidArgument
+
+SECONDS_MAX = 10.0 * 365 * 86_400
+
+
+class DType(IntEnum):
+    """Type of one element. Functions also take its name: "f32", "bf16", "u8", or "float32" ..."""
+
+    F32 = 0
+    F64 = 1
+    F16 = 2
+    BF16 = 3
+    I8 = 4
+    U8 = 5
+    I16 = 6
+    U16 = 7
+    I32 = 8
+    U32 = 9
+    I64 = 10
+    U64 = 11
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return _SIZES[self]
+
+
+_SIZES = {
+    DType.F32: 4,
+    DType.F64: 8,
+    DType.F16: 2,
+    DType.BF16: 2,
+    DType.I8: 1,
+    DType.U8: 1,
+    DType.I16: 2,
+    DType.U16: 2,
+    DType.I32: 4,
+    DType.U32: 4,
+    DType.I64: 8,
+    DType.U64: 8,
+}
+
+_LONG_NAMES = {
+    "float32": DType.F32,
+    "float64": DType.F64,
+    "float16": DType.F16,
+    "bfloat16": DType.BF16,
+    "int8": DType.I8,
+    "uint8": DType.U8,
+    "int16": DType.I16,
+    "uint16": DType.U16,
+    "int32": DType.I32,
+    "uint32": DType.U32,
+    "int64": DType.I64,
+    "uint64": DType.U64,
+}
+
+
+class ReduceOp(IntEnum):
+    """How contributions are combined. Functions also take "sum", "avg", "prod", "min", "max"."""
+
+    SUM = 0
+    AVG = 1
+    PROD = 2
+    MIN = 3
+    MAX = 4
+
+
+class Recovery(IntEnum):
+    """What an operation does when a peer dies inside it. Functions also take the lower-case name.
+
+    DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
+    contributors may differ per range. RESTART: one contributor set for the whole result. RAISE:
+    `Aborted` on every survivor.
+    """
+
+    DEFAULT = 0
+    RESUME = 1
+    RESTART = 2
+    RAISE = 3
+
+
+class PeerId(bytes):
+    """The id of a peer: 16 bytes, written as 32 hexadecimal digits. Raises InvalidArgument."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: bytes | str) -> Self:
+        if isinstance(value, str):
+            try:
+                value = bytes.fromhex(value)
+            except ValueError:
+                raise InvalidArgument(
+                    f"a peer id is 32 hexadecimal digits, not {value!r}"
+                ) from None
+        if len(value) != 16:
+            raise InvalidArgument(f"a peer id is 16 bytes, not {len(value)}")
+        return super().__new__(cls, value)
+
+    @property
+    def short(self) -> str:
+        """The first 8 hexadecimal digits, for people."""
+        return self.hex()[:8]
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"PeerId('{self.hex()}')"
+
+
+def parse_dtype(value: DType | str | int) -> DType:
+    """A DType from itself, its name or its number. Raises InvalidArgument."""
+    if isinstance(value, str) and value in _LONG_NAMES:
+        return _LONG_NAMES[value]
+    return _parse(DType, value, "dtype")
+
+
+def parse_op(value: ReduceOp | str | int) -> ReduceOp:
+    """A ReduceOp from itself, its name or its number. Raises InvalidArgument."""
+    return _parse(ReduceOp, value, "op")
+
+
+def parse_recovery(value: Recovery | str | int | None) -> Recovery:
+    """A Recovery from itself, its name or its number; None is DEFAULT. Raises InvalidArgument."""
+    return Recovery.DEFAULT if value is None else _parse(Recovery, value, "recovery")
+
+
+WordType = TypeVar("WordType", DType, ReduceOp, Recovery)
+
+
+def _parse(words: type[WordType], value: object, name: str) -> WordType:
+    if isinstance(value, words):
+        return value
+    if isinstance(value, str):
+        for word in words:
+            if value == word.name.lower():
+                return word
+    elif isinstance(value, int) and not isinstance(value, (bool, IntEnum)):
+        for word in words:
+            if value == word.value:
+                return word
+    known = ", ".join(repr(word.name.lower()) for word in words)
+    raise InvalidArgument(f"unknown {name} {value!r}; known are {known}")
+
+
+def nanoseconds(seconds: float | None, name: str) -> int:
+    """Seconds as nanoseconds; None is 0, which the native library reads as its default.
+
+    Raises InvalidArgument unless `seconds` is positive and finite.
+    """
+    if seconds is None:
+        return 0
+    value = float(seconds)
+    if not (math.isfinite(value) and value > 0.0):
+        raise InvalidArgument(f"{name} is a positive, finite number of seconds, not {seconds!r}")
+    return max(1, round(min(value, SECONDS_MAX) * 1e9))
+
+
+def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
+    """A timeout of a wait: None waits for ever, 0 and less only looks. Raises InvalidArgument."""
+    if timeout is None:
+        return forever_ns
+    value = float(timeout)
+    if math.isnan(value):
+        raise InvalidArgument("timeout is a number of seconds, not nan")
+    return round(max(0.0, min(value, SECONDS_MAX)) * 1e9)
+
+
+def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
+    """An integer in [0, 2**bits). Raises InvalidArgument, or TypeError if it is no integer."""
+    number = operator.index(value)
+    if not 0 <= number < 1 << bits:
+        raise InvalidArgument(f"{name} is between 0 and 2**{bits} - 1, not {number}")
+    return number
+
+
+def text(value: str, name: str) -> str:
+    """A string that C can take. Raises InvalidArgument if it holds a NUL, TypeError if no str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+    if "\0" in value:
+        raise InvalidArgument(f"{name} must not contain a NUL character")
+    return value
