@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import sys
 import threading
 import time
 from typing import Any
@@ -19,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl_py
+
+SCHEMA = 1
 
 
 def show_json(token: str, *, timeout: float) -> None:
@@ -66,9 +67,11 @@ def _ask(token: str, timeout: float) -> dict[str, Any]:
 
 
 def render(status: dict[str, Any]) -> RenderableType:
-    """A status (docs/STATUS.md, schema 1) as a page."""
-    if status["schema"] != 1:
-        sys.exit(f"pccl status: schema {status['schema']} is newer than this command; use --json")
+    """A status (docs/STATUS.md, schema 1) as a page. Raises PcclError for another schema."""
+    if status["schema"] != SCHEMA:
+        raise pccl_py.PcclError(
+            f"the status has schema {status['schema']}, this command knows {SCHEMA}: use --json"
+        )
     head = Text.assemble(
         ("run ", "dim"),
         (status["run_id"][:8], "bold cyan"),
@@ -76,58 +79,64 @@ def render(status: dict[str, Any]) -> RenderableType:
         status["address"],
         ("  up ", "dim"),
         duration(status["uptime_ns"]),
+        ("  peers ", "dim"),
+        str(status["peers"]),
         ("  refused connections ", "dim"),
-        str(status["strangers"]),
+        str(status["strangers_refused"]),
     )
     parts: list[RenderableType] = [head]
     if not status["groups"]:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:
-        parts += [Text(), _group_head(group), _members(group)]
-        if group["operations"]:
-            parts.append(_operations(group))
+        parts += [Text(), Text.assemble(("group ", "dim"), (group["name"], "bold"))]
+        for epoch in group["epochs"]:
+            parts += [_epoch_head(epoch), _members(epoch)]
+            if epoch["operations"]:
+                parts.append(_operations(epoch))
+        parts += [_newcomer(newcomer) for newcomer in group["pending"]]
     return Group(*parts)
 
 
-def _group_head(group: dict[str, Any]) -> Text:
+def _epoch_head(epoch: dict[str, Any]) -> Text:
+    running = epoch["running"]
     return Text.assemble(
-        ("group ", "dim"),
-        (group["name"], "bold"),
-        ("  epoch ", "dim"),
-        str(group["epoch"]),
+        ("epoch ", "dim"),
+        str(epoch["epoch"]),
         ("  attempt ", "dim"),
-        str(group["attempt"]),
-        ("  safe points ", "dim"),
-        str(group["safe_points"]),
-        ("  ", ""),
-        (group["state"], "green"),
+        str(epoch["attempt"]),
+        ("  committed ", "dim"),
+        str(epoch["committed"]),
+        ("  running", "green") if running else ("  recovering", "yellow"),
     )
 
 
-def _members(group: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("rank", "peer", "address", "silent", "sent", "received"):
-        table.add_column(title, justify="left" if title in ("peer", "address") else "right")
-    for member in sorted(group["members"], key=lambda member: member["rank"]):
-        table.add_row(
-            str(member["rank"]),
-            member["peer_id"][:8],
-            member["address"],
-            duration(member["silence_ns"]),
-            size(member["bytes_sent"]),
-            size(member["bytes_received"]),
-        )
-    for newcomer in group["pending"]:
-        table.add_row("-", newcomer["peer_id"][:8], Text("waits to enter", style="yellow"))
+def _newcomer(newcomer: dict[str, Any]) -> Text:
+    state = "waits for the next safe point" if newcomer["prepared"] else "opens its lanes"
+    return Text(f"{newcomer['peer_id'][:8]}  {newcomer['address']}  {state}", style="yellow")
+
+
+def _members(epoch: dict[str, Any]) -> Table:
+    table = _table("rank", "peer", "address", "silent", "sent", "received")
+    for member in epoch["members"]:
+        rank, peer = str(member["rank"]), member["peer_id"][:8]
+        if member["alive"]:
+            table.add_row(
+                rank,
+                peer,
+                member["address"],
+                duration(member["silence_ns"]),
+                size(member["bytes_sent"]),
+                size(member["bytes_received"]),
+            )
+        else:
+            table.add_row(rank, peer, "lost", style="red")
     return table
 
 
-def _operations(group: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    world = len(group["members"])
-    for title in ("tag", "sequence", "operation", "count", "dtype", "op", "called", "done"):
-        table.add_column(title, justify="right" if title != "operation" else "left")
-    for operation in group["operations"]:
+def _operations(epoch: dict[str, Any]) -> Table:
+    table = _table("tag", "sequence", "operation", "count", "dtype", "op", "done")
+    alive = sum(1 for member in epoch["members"] if member["alive"])
+    for operation in epoch["operations"]:
         table.add_row(
             str(operation["tag"]),
             str(operation["sequence"]),
@@ -135,9 +144,16 @@ def _operations(group: dict[str, Any]) -> Table:
             str(operation["count"]),
             operation["dtype"],
             operation["op"],
-            f"{operation['called']}/{world}",
-            f"{operation['done']}/{world}",
+            f"{operation['done']} of {alive}",
         )
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in titles:
+        left = title in ("peer", "address", "operation", "dtype", "op")
+        table.add_column(title, justify="left" if left else "right")
     return table
 
 

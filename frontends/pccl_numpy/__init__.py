@@ -1,0 +1,16 @@
+"""PCCL for NumPy: the collectives of a Communicator in NumPy's habits.
+
+    import pccl_numpy as pnp
+
+    mean = pnp.all_reduce(comm, gradients, op="avg")    # a new array
+    pnp.all_reduce_(comm, gradients, op="avg")          # in place, of any strides
+
+Functions without an underscore return new arrays; those with one write into their argument. Both
+take arrays of any layout: what is not contiguous, or not in native byte order, is packed and
+unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, several operations at once
+(`comm.all_reduce(array, async_op=True)`).
+"""
+
+from pccl_numpy.collectives import all_reduce, all_reduce_, barrier, broadcast, broadcast_
+
+__all__ = ["all_reduce", "all_reduce_", "barrier", "broadcast", "broadcast_"]
