@@ -103,7 +103,14 @@ pub const ReportOp = struct {
     settled: List(SettledRange),
 };
 pub const ReportEnd = struct { group: u16, epoch: u64, attempt: u32, decisions_seen: u64 };
-pub const LinkLost = struct { other: PeerId, group: u16, epoch: u64, attempt: u32 };
+pub const LinkLost = struct {
+    other: PeerId,
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    /// No lane could be opened for longer than the silence limit.
+    down: bool,
+};
 pub const StatusRequest = struct {};
 
 // ---- coordinator to peer

@@ -1,0 +1,339 @@
+//! Group, as the coordinator keeps it: its live epochs, the newcomers, and the round that lets them in.
+//!
+//! A round has four phases. prepare: members and newcomers open lanes to each other while they work.
+//! ask: members tell how many safe points they have passed, and stop at their next one. activate: the epoch begins
+//! at the largest count plus one. Then every member says that it has entered, and the next round may start.
+//! What happens inside an epoch is epoch.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
+const Peer = @import("coordinator.zig").Peer;
+const Coordinator = @import("coordinator.zig").Coordinator;
+const Allocator = std.mem.Allocator;
+const control = wire.control;
+const PeerId = base.PeerId;
+
+pub const Newcomer = struct {
+    peer: *Peer,
+    in_round: bool = false,
+    prepared: bool = false,
+    /// After a preparation that failed because of it, it waits before the next one.
+    not_before: base.Instant = 0,
+    failures: u6 = 0,
+};
+
+pub const Group = struct {
+    gpa: Allocator,
+    id: u16,
+    name: []u8,
+    initial_world_size: u32,
+    min_world_size: u32,
+    prepare_ns: u64,
+    /// Older epoch first; the last is the one that newcomers are added to.
+    epochs: std.ArrayList(*Epoch) = .empty,
+    last_epoch: u64 = 0,
+    newcomers: std.ArrayList(Newcomer) = .empty,
+    phase: Phase = .idle,
+    /// Never used again, so that late answers are told apart.
+    round: u64 = 0,
+    round_deadline: base.Instant = base.never,
+
+    pub const Phase = enum { idle, prepare, ask, activate };
+    const back_off_ns: u64 = std.time.ns_per_s;
+
+    pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Group {
+        const group = try gpa.create(Group);
+        errdefer gpa.destroy(group);
+        group.* = .{
+            .gpa = gpa,
+            .id = options.id,
+            .name = try gpa.dupe(u8, options.name),
+            .initial_world_size = options.initial_world_size,
+            .min_world_size = options.min_world_size,
+            .prepare_ns = options.prepare_ns,
+        };
+        return group;
+    }
+
+    pub const Options = struct {
+        id: u16,
+        name: []const u8,
+        initial_world_size: u32,
+        min_world_size: u32,
+        prepare_ns: u64,
+    };
+
+    pub fn destroy(group: *Group) void {
+        for (group.epochs.items) |epoch| epoch.destroy();
+        group.epochs.deinit(group.gpa);
+        group.newcomers.deinit(group.gpa);
+        group.gpa.free(group.name);
+        group.gpa.destroy(group);
+    }
+
+    pub fn current(group: *const Group) ?*Epoch {
+        return group.epochs.getLastOrNull();
+    }
+
+    pub fn epoch_of(group: *const Group, number: u64) ?*Epoch {
+        for (group.epochs.items) |epoch| if (epoch.number == number) return epoch;
+        return null;
+    }
+
+    fn newcomer_of(group: *Group, peer: *const Peer) ?*Newcomer {
+        for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
+        return null;
+    }
+
+    pub fn contains(group: *Group, peer: *const Peer) bool {
+        if (group.newcomer_of(peer) != null) return true;
+        for (group.epochs.items) |epoch| if (epoch.rank_of(peer) != null) return true;
+        return false;
+    }
+
+    // ---- rounds
+
+    pub fn add(group: *Group, now: base.Instant, peer: *Peer, initial: u32) Allocator.Error!void {
+        if (initial > 0) group.initial_world_size = initial;
+        try group.newcomers.append(group.gpa, .{ .peer = peer });
+        try group.start_round(now);
+    }
+
+    /// Starts a round if nothing is under way and somebody waits.
+    fn start_round(group: *Group, now: base.Instant) Allocator.Error!void {
+        if (group.phase != .idle or group.epochs.items.len > 1) return;
+        var ready: u32 = 0;
+        for (group.newcomers.items) |*newcomer| ready += @intFromBool(newcomer.not_before <= now);
+        if (ready == 0) return;
+        const incumbents = if (group.current()) |epoch| epoch.alive.count() else 0;
+        if (incumbents == 0 and ready < @max(group.initial_world_size, group.min_world_size)) return;
+
+        group.round += 1;
+        group.phase = .prepare;
+        group.round_deadline = now + group.prepare_ns;
+        const room = base.limits.peers_max - incumbents;
+        var taken: u32 = 0;
+        for (group.newcomers.items) |*newcomer| {
+            newcomer.in_round = newcomer.not_before <= now and taken < room;
+            newcomer.prepared = false;
+            taken += @intFromBool(newcomer.in_round);
+        }
+        if (group.current()) |epoch| for (epoch.members) |*member| {
+            member.prepared = false;
+            member.safe_points = null;
+        };
+        try group.send_prepare();
+        try group.evaluate(now);
+    }
+
+    fn send_prepare(group: *Group) Allocator.Error!void {
+        var entries: std.ArrayList(control.MemberEntry) = .empty;
+        defer entries.deinit(group.gpa);
+        const peers = try group.future_members();
+        defer group.gpa.free(peers);
+        for (peers) |peer| {
+            try entries.append(group.gpa, .{ .id = peer.id, .address = .of(peer.address) });
+        }
+        for (peers) |peer| peer.send(.{ .prepare = .{
+            .group = group.id,
+            .round = group.round,
+            .members = .of(entries.items),
+        } });
+    }
+
+    /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
+    fn future_members(group: *Group) Allocator.Error![]*Peer {
+        var peers: std.ArrayList(*Peer) = .empty;
+        errdefer peers.deinit(group.gpa);
+        if (group.current()) |epoch| for (epoch.members) |*member| {
+            if (member.peer) |peer| try peers.append(group.gpa, peer);
+        };
+        const incumbents = peers.items.len;
+        for (group.newcomers.items) |*newcomer| {
+            if (newcomer.in_round) try peers.append(group.gpa, newcomer.peer);
+        }
+        std.mem.sort(*Peer, peers.items[incumbents..], {}, Peer.less_than);
+        return peers.toOwnedSlice(group.gpa);
+    }
+
+    pub fn on_prepared(group: *Group, now: base.Instant, peer: *Peer, round: u64) !void {
+        if (round != group.round or group.phase != .prepare) return;
+        if (group.newcomer_of(peer)) |newcomer| newcomer.prepared = true;
+        if (group.current()) |epoch| if (epoch.rank_of(peer)) |rank| {
+            epoch.members[rank].prepared = true;
+        };
+        try group.evaluate(now);
+    }
+
+    pub fn on_safe_points(group: *Group, now: base.Instant, peer: *Peer, round: u64, count: u64) !void {
+        if (round != group.round or group.phase != .ask) return;
+        const epoch = group.current() orelse return;
+        const rank = epoch.rank_of(peer) orelse return;
+        epoch.members[rank].safe_points = count;
+        try group.evaluate(now);
+    }
+
+    /// Moves the round on if everybody it waits for has answered.
+    fn evaluate(group: *Group, now: base.Instant) Allocator.Error!void {
+        if (group.phase == .prepare) {
+            for (group.newcomers.items) |*newcomer| {
+                if (newcomer.in_round and !newcomer.prepared) return;
+            }
+            if (group.current()) |epoch| for (epoch.members) |*member| {
+                if (member.peer != null and !member.prepared) return;
+            };
+            group.phase = .ask;
+            if (group.current()) |epoch| epoch.broadcast(.{ .ask_safe_points = .{
+                .group = group.id,
+                .round = group.round,
+            } });
+        }
+        if (group.phase == .ask) {
+            var safe_point: u64 = 0;
+            if (group.current()) |epoch| for (epoch.members) |*member| {
+                if (member.peer == null) continue;
+                safe_point = @max(safe_point, member.safe_points orelse return);
+            };
+            try group.activate(safe_point + 1);
+        }
+        if (group.phase == .activate) {
+            for (group.current().?.members) |*member| {
+                if (member.peer != null and !member.activated) return;
+            }
+            group.phase = .idle;
+            try group.start_round(now);
+        }
+    }
+
+    fn activate(group: *Group, safe_point: u64) Allocator.Error!void {
+        const peers = try group.future_members();
+        defer group.gpa.free(peers);
+        var ids: std.ArrayList(PeerId) = .empty;
+        defer ids.deinit(group.gpa);
+        for (peers) |peer| try ids.append(group.gpa, peer.id);
+        var left: std.ArrayList(PeerId) = .empty;
+        defer left.deinit(group.gpa);
+        var incumbents: u32 = 0;
+        if (group.current()) |epoch| for (epoch.members) |*member| {
+            if (member.peer == null) try left.append(group.gpa, member.id) else incumbents += 1;
+        };
+        try group.epochs.ensureUnusedCapacity(group.gpa, 1);
+        const number = group.last_epoch + 1;
+        const epoch = try Epoch.create(group.gpa, group.id, number, peers, group.min_world_size);
+        group.epochs.appendAssumeCapacity(epoch);
+        group.last_epoch = number;
+        group.phase = .activate;
+        group.round_deadline = base.never;
+        var kept: usize = 0;
+        for (group.newcomers.items) |newcomer| {
+            if (newcomer.in_round) continue;
+            group.newcomers.items[kept] = newcomer;
+            kept += 1;
+        }
+        group.newcomers.shrinkRetainingCapacity(kept);
+        epoch.broadcast(.{ .activate = .{
+            .group = group.id,
+            .round = group.round,
+            .epoch = number,
+            .safe_point = safe_point,
+            .members = .of(ids.items),
+            .joined = @intCast(peers.len - incumbents),
+            .left = .of(left.items),
+        } });
+        group.drop_empty();
+    }
+
+    pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
+        const epoch = group.epoch_of(number) orelse return;
+        const rank = epoch.rank_of(peer) orelse return;
+        epoch.members[rank].activated = true;
+        try group.evaluate(now);
+    }
+
+    pub fn on_closed(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
+        const epoch = group.epoch_of(number) orelse return;
+        const rank = epoch.rank_of(peer) orelse return;
+        epoch.members[rank].closed = true;
+        group.drop_empty();
+        try group.start_round(now);
+    }
+
+    /// Epochs that nobody is in any more are over. The newest stays while it has members.
+    fn drop_empty(group: *Group) void {
+        var index = group.epochs.items.len;
+        while (index > 0) {
+            index -= 1;
+            const epoch = group.epochs.items[index];
+            const over = for (epoch.members) |*member| {
+                if (member.peer != null and !member.closed) break false;
+            } else true;
+            if (over) group.epochs.orderedRemove(index).destroy();
+        }
+    }
+
+    /// Ends a preparation; `blamed` newcomers wait before they are tried again.
+    fn release(group: *Group, now: base.Instant, blame: bool) void {
+        if (group.phase != .prepare and group.phase != .ask) return;
+        const message: control.Message = .{ .release = .{ .group = group.id, .round = group.round } };
+        if (group.current()) |epoch| epoch.broadcast(message);
+        for (group.newcomers.items) |*newcomer| {
+            if (!newcomer.in_round) continue;
+            newcomer.peer.send(message);
+            newcomer.in_round = false;
+            if (!blame or newcomer.prepared) continue;
+            newcomer.not_before = now + (back_off_ns << @min(newcomer.failures, 5));
+            newcomer.failures +|= 1;
+        }
+        group.phase = .idle;
+        group.round_deadline = base.never;
+    }
+
+    // ---- losses
+
+    /// The peer is gone from this group: lost, or it left.
+    pub fn remove(group: *Group, now: base.Instant, peer: *Peer) !void {
+        if (group.newcomer_of(peer)) |newcomer| {
+            const in_round = newcomer.in_round;
+            for (group.newcomers.items, 0..) |*other, index| if (other.peer == peer) {
+                _ = group.newcomers.orderedRemove(index);
+                break;
+            };
+            if (in_round) group.release(now, false);
+        }
+        var lost: [2]*Epoch = undefined;
+        var lost_count: usize = 0;
+        // Everywhere at once, before anything that may fail: the peer's memory goes away.
+        for (group.epochs.items) |epoch| if (epoch.rank_of(peer)) |rank| {
+            epoch.detach(rank);
+            lost[lost_count] = epoch;
+            lost_count += 1;
+        };
+        for (lost[0..lost_count]) |epoch| try epoch.after_loss();
+        group.drop_empty();
+        if (group.phase == .activate and group.current() == null) group.phase = .idle;
+        try group.evaluate(now);
+        try group.start_round(now);
+    }
+
+    // ---- time
+
+    pub fn tick(group: *Group, now: base.Instant) !void {
+        if (group.round_deadline <= now) group.release(now, true);
+        for (group.epochs.items) |epoch| {
+            if (epoch.replan_at <= now and epoch.running) try epoch.new_attempt();
+        }
+        try group.start_round(now);
+    }
+
+    pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {
+        var next = group.round_deadline;
+        for (group.epochs.items) |epoch| next = @min(next, epoch.replan_at);
+        for (group.newcomers.items) |*newcomer| {
+            // Those whose time has come wait for company, and company is an event.
+            if (newcomer.not_before > now) next = @min(next, newcomer.not_before);
+        }
+        return next;
+    }
+};

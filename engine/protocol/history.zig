@@ -1,0 +1,44 @@
+//! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced it, and
+//! this tells who contributed. Kept by the coordinator (epoch.zig) and by each member (member.zig).
+
+const std = @import("std");
+const base = @import("base");
+const Allocator = std.mem.Allocator;
+const Mask = base.Mask;
+
+pub const History = struct {
+    entries: std.ArrayList(Entry) = .empty,
+
+    const Entry = struct { attempt: u32, members: Mask };
+
+    pub fn deinit(history: *History, gpa: Allocator) void {
+        history.entries.deinit(gpa);
+    }
+
+    /// Attempts rise. Attempts with equal members share an entry, so there are at most as many as losses.
+    pub fn note(history: *History, gpa: Allocator, attempt: u32, alive: *const Mask) !void {
+        if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
+        try history.entries.append(gpa, .{ .attempt = attempt, .members = alive.* });
+    }
+
+    /// Members of the given attempt. Asserts that the first attempt is noted.
+    pub fn members(history: *const History, attempt: u32) *const Mask {
+        var index = history.entries.items.len;
+        while (index > 1) : (index -= 1) {
+            if (history.entries.items[index - 1].attempt <= attempt) break;
+        }
+        return &history.entries.items[index - 1].members;
+    }
+};
+
+test "an attempt has the members of the last change before it" {
+    const gpa = std.testing.allocator;
+    var history: History = .{};
+    defer history.deinit(gpa);
+    try history.note(gpa, 1, &Mask.full(3));
+    try history.note(gpa, 2, &Mask.full(3));
+    try history.note(gpa, 5, &Mask.full(2));
+    try std.testing.expectEqual(3, history.members(1).count());
+    try std.testing.expectEqual(3, history.members(4).count());
+    try std.testing.expectEqual(2, history.members(9).count());
+}

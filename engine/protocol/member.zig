@@ -1,0 +1,629 @@
+//! Member: one peer's membership of one group. It joins, passes safe points, follows views and resumes, votes
+//! for finished operations and learns their outcome. It never sees the data: `Actions` says what to move.
+//!
+//! The rules it keeps (docs/PROMISE.md says why):
+//!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by giving up.
+//!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.
+//!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
+//! The other side: coordinator.zig. Who drives it: session/session.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const History = @import("history.zig").History;
+const Allocator = std.mem.Allocator;
+const PeerId = base.PeerId;
+const Mask = base.Mask;
+const control = wire.control;
+const OpId = control.OpId;
+const Descriptor = control.Descriptor;
+const KeptRange = control.KeptRange;
+const assert = std.debug.assert;
+
+pub const Status = enum {
+    ok,
+    mismatch,
+    aborted,
+    expelled,
+    in_doubt,
+    deadline_exceeded,
+    too_few_peers,
+    coordinator_unreachable,
+    cancelled,
+};
+
+/// Why a call failed, with what a sentence about it needs.
+pub const Failure = struct {
+    status: Status,
+    reason: ?control.AbortReason = null,
+    /// Who gave up, was lost or differs.
+    peer: PeerId = .none,
+    other: PeerId = .none,
+    /// For a mismatch: what `peer` and `other` called.
+    descriptor: ?Descriptor = null,
+    other_descriptor: ?Descriptor = null,
+};
+
+/// What the protocol knows of one operation; the session's Operation contains it.
+pub const Op = struct {
+    id: OpId = .{ .tag = 0, .sequence = 0 },
+    epoch: u64 = 0,
+    descriptor: Descriptor,
+    chunks: u32,
+    state: State = .new,
+    /// All chunks are settled, with this digest.
+    complete: bool = false,
+    digest: u128 = 0,
+    /// The attempt in which `done` was last sent; 0 before the vote.
+    voted_attempt: u32 = 0,
+    attempts: u32 = 0,
+
+    pub const State = enum {
+        new,
+        /// Called; not voted.
+        running,
+        /// `done` is sent.
+        voted,
+        /// Voted, and the call has returned InDoubt; the outcome is still wanted.
+        in_doubt,
+        /// Decided or given up; the member has forgotten it.
+        finished,
+    };
+};
+
+/// What the member wants done. Called from inside its functions; must not call back into it.
+pub const Actions = struct {
+    ctx: *anyopaque,
+    vtable: *const VTable,
+
+    pub const VTable = struct {
+        send: *const fn (ctx: *anyopaque, message: control.Message) void,
+        /// Stop moving data of this epoch: nothing may read or write buffers of its operations afterwards.
+        stop: *const fn (ctx: *anyopaque, epoch: u64) void,
+        /// Settled chunks of a stopped operation: the attempt that reduced each, or 0.
+        chunks: *const fn (ctx: *anyopaque, op: *Op) []const u32,
+        /// Move data of this operation in the current attempt of its epoch.
+        start: *const fn (ctx: *anyopaque, op: *Op, kept: []const KeptRange) void,
+        /// The call returns. On in_doubt the operation goes on.
+        finished: *const fn (ctx: *anyopaque, op: *Op, failure: ?Failure) void,
+        /// An operation that was in doubt is decided.
+        resolved: *const fn (ctx: *anyopaque, op: *Op, committed: bool) void,
+        /// The pending admit() is over: null, or why it failed.
+        admitted: *const fn (ctx: *anyopaque, failure: ?Status) void,
+        /// An epoch is over; its frames are not wanted any more.
+        closed: *const fn (ctx: *anyopaque, epoch: u64) void,
+    };
+};
+
+/// One live epoch as a member sees it.
+pub const Epoch = struct {
+    number: u64,
+    attempt: u32 = 1,
+    /// False between a view and its resume.
+    running: bool = true,
+    entered: bool = false,
+    rank: u16,
+    ids: []PeerId,
+    joined: u32,
+    left: []PeerId,
+    safe_point: u64,
+    alive: Mask,
+    history: History = .{},
+    ops: std.ArrayList(*Op) = .empty,
+    sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
+    /// Aborts of operations that were not called yet.
+    aborts: std.ArrayList(Stored) = .empty,
+    /// What the current attempt's resume said of operations that were not called yet.
+    resumes: std.ArrayList(StoredResume) = .empty,
+    decisions_seen: u64 = 0,
+
+    const Stored = struct { id: OpId, failure: Failure };
+    const StoredResume = struct { id: OpId, kept: []KeptRange };
+
+    pub fn world_size(epoch: *const Epoch) u32 {
+        return @intCast(epoch.ids.len);
+    }
+
+    pub fn rank_of(epoch: *const Epoch, id: PeerId) ?u16 {
+        for (epoch.ids, 0..) |member, rank| if (member.eql(id)) return @intCast(rank);
+        return null;
+    }
+
+    fn deinit(epoch: *Epoch, gpa: Allocator) void {
+        epoch.resumes_clear(gpa);
+        epoch.resumes.deinit(gpa);
+        gpa.free(epoch.ids);
+        gpa.free(epoch.left);
+        epoch.history.deinit(gpa);
+        epoch.ops.deinit(gpa);
+        epoch.sequences.deinit(gpa);
+        epoch.aborts.deinit(gpa);
+    }
+
+    fn resumes_clear(epoch: *Epoch, gpa: Allocator) void {
+        for (epoch.resumes.items) |item| gpa.free(item.kept);
+        epoch.resumes.clearRetainingCapacity();
+    }
+
+    fn find(epoch: *const Epoch, id: OpId) ?*Op {
+        for (epoch.ops.items) |op| if (op.id.eql(id)) return op;
+        return null;
+    }
+};
+
+pub const Member = struct {
+    gpa: Allocator,
+    group: u16,
+    self: PeerId,
+    actions: Actions,
+    state: State = .joining,
+    safe_points: u64 = 0,
+    /// The prepare round whose lanes are being opened; 0 if none.
+    round: u64 = 0,
+    /// The round that asked this member to stop at its next safe point; 0 if none.
+    stop_round: u64 = 0,
+    admitting: bool = false,
+    /// At most two are alive: the one that is left, and the one that is entered.
+    epochs: [2]?*Epoch = .{ null, null },
+    current: ?*Epoch = null,
+    /// Newcomers of the round under way, for information.
+    pending: u32 = 0,
+
+    pub const ActionsTable = Actions.VTable;
+    pub const State = enum { joining, ready, active, gone };
+
+    pub fn init(gpa: Allocator, group: u16, self: PeerId, actions: Actions) Member {
+        return .{ .gpa = gpa, .group = group, .self = self, .actions = actions };
+    }
+
+    pub fn deinit(m: *Member) void {
+        for (&m.epochs) |*slot| m.epoch_free(slot);
+    }
+
+    fn epoch_free(m: *Member, slot: *?*Epoch) void {
+        const epoch = slot.* orelse return;
+        if (m.current == epoch) m.current = null;
+        epoch.deinit(m.gpa);
+        m.gpa.destroy(epoch);
+        slot.* = null;
+    }
+
+    pub fn epoch_of(m: *const Member, number: u64) ?*Epoch {
+        for (m.epochs) |slot| if (slot) |epoch| if (epoch.number == number) return epoch;
+        return null;
+    }
+
+    fn send(m: *Member, message: control.Message) void {
+        m.actions.vtable.send(m.actions.ctx, message);
+    }
+
+    // ---- joining
+
+    /// The coordinator wants lanes to the members of this round; the session is opening them.
+    pub fn on_prepare(m: *Member, round: u64, newcomers: u32) void {
+        m.round = round;
+        m.pending = newcomers;
+    }
+
+    /// All lanes that the round asked for are open.
+    pub fn links_ready(m: *Member) void {
+        if (m.round == 0) return;
+        m.send(.{ .prepared = .{ .group = m.group, .round = m.round } });
+        m.round = 0;
+        if (m.state == .joining) m.state = .ready;
+    }
+
+    pub fn on_release(m: *Member, round: u64) void {
+        if (m.round == round) m.round = 0;
+        m.pending = 0;
+        if (m.stop_round != round) return;
+        m.stop_round = 0;
+        m.admit_continue();
+    }
+
+    /// Answered at once, from the engine; from now on this member stops at its next safe point.
+    pub fn on_ask(m: *Member, round: u64) void {
+        m.stop_round = round;
+        m.send(.{ .safe_points = .{ .group = m.group, .round = round, .count = m.safe_points } });
+    }
+
+    pub const EpochError = error{ OutOfMemory, Unexpected };
+
+    pub fn on_activate(m: *Member, message: *const control.Activate) EpochError!void {
+        if (m.epoch_of(message.epoch) != null) return;
+        const slot = for (&m.epochs) |*slot| {
+            if (slot.* == null) break slot;
+        } else return error.Unexpected;
+        const epoch = try epoch_create(m, message);
+        slot.* = epoch;
+        m.stop_round = 0;
+        m.round = 0;
+        m.pending = 0;
+        m.admit_continue();
+    }
+
+    fn epoch_create(m: *Member, message: *const control.Activate) EpochError!*Epoch {
+        const gpa = m.gpa;
+        if (message.members.count == 0 or message.members.count > base.limits.peers_max)
+            return error.Unexpected;
+        if (message.joined > message.members.count) return error.Unexpected;
+        const ids = try ids_copy(gpa, &message.members);
+        errdefer gpa.free(ids);
+        const rank = for (ids, 0..) |id, index| {
+            if (id.eql(m.self)) break index;
+        } else return error.Unexpected;
+        const left = try ids_copy(gpa, &message.left);
+        errdefer gpa.free(left);
+        const epoch = try gpa.create(Epoch);
+        errdefer gpa.destroy(epoch);
+        epoch.* = .{
+            .number = message.epoch,
+            .rank = @intCast(rank),
+            .ids = ids,
+            .joined = message.joined,
+            .left = left,
+            .safe_point = message.safe_point,
+            .alive = .full(ids.len),
+        };
+        try epoch.history.note(gpa, 1, &epoch.alive);
+        return epoch;
+    }
+
+    fn ids_copy(gpa: Allocator, list: *const wire.codec.List(PeerId)) ![]PeerId {
+        const ids = try gpa.alloc(PeerId, list.count);
+        var it = list.iterator();
+        for (ids) |*id| id.* = it.next().?;
+        return ids;
+    }
+
+    // ---- safe points
+
+    /// The user's admit(). Answers through `admitted`, at once if nothing is pending.
+    pub fn admit(m: *Member) void {
+        assert(!m.admitting);
+        m.admitting = true;
+        m.admit_continue();
+    }
+
+    /// The user's admit() has run out of time. The safe point was not passed.
+    pub fn admit_give_up(m: *Member) void {
+        m.admitting = false;
+    }
+
+    fn admit_continue(m: *Member) void {
+        if (!m.admitting) return;
+        const next = m.activation();
+        if (m.current == null) {
+            // A newcomer enters where the others do, and takes over their count.
+            const epoch = next orelse return;
+            return m.enter(epoch);
+        }
+        if (next) |epoch| {
+            if (epoch.safe_point == m.safe_points + 1) return m.enter(epoch);
+        } else if (m.stop_round != 0) return;
+        m.safe_points += 1;
+        m.admit_end(null);
+    }
+
+    fn admit_end(m: *Member, failure: ?Status) void {
+        m.admitting = false;
+        m.actions.vtable.admitted(m.actions.ctx, failure);
+    }
+
+    /// The epoch that is activated and not yet entered.
+    fn activation(m: *const Member) ?*Epoch {
+        for (m.epochs) |slot| if (slot) |epoch| if (!epoch.entered) return epoch;
+        return null;
+    }
+
+    fn enter(m: *Member, epoch: *Epoch) void {
+        epoch.entered = true;
+        m.safe_points = epoch.safe_point;
+        m.current = epoch;
+        m.state = .active;
+        m.send(.{ .activated = .{ .group = m.group, .epoch = epoch.number } });
+        m.close_drained();
+        m.admit_end(null);
+    }
+
+    /// Epochs that are left and have nothing in flight are over.
+    fn close_drained(m: *Member) void {
+        for (&m.epochs) |*slot| {
+            const epoch = slot.* orelse continue;
+            if (!epoch.entered or epoch == m.current or epoch.ops.items.len > 0) continue;
+            const number = epoch.number;
+            m.send(.{ .epoch_closed = .{ .group = m.group, .epoch = number } });
+            m.epoch_free(slot);
+            m.actions.vtable.closed(m.actions.ctx, number);
+        }
+    }
+
+    // ---- operations
+
+    pub const StartError = error{ OutOfMemory, TagInUse, TooManyOperations, TooManyTags, NotAdmitted };
+
+    /// Whether a call with this tag may start now.
+    pub fn check_start(m: *Member, tag: u64) StartError!void {
+        const epoch = m.current orelse return error.NotAdmitted;
+        if (epoch.ops.items.len >= base.limits.operations_in_flight_max)
+            return error.TooManyOperations;
+        for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt)
+            return error.TagInUse;
+        if (epoch.sequences.count() >= base.limits.tags_per_epoch_max and
+            !epoch.sequences.contains(tag)) return error.TooManyTags;
+        try epoch.sequences.ensureUnusedCapacity(m.gpa, 1);
+        try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
+    }
+
+    /// Starts a checked call: gives it its sequence number and joins what is known of it already.
+    pub fn start(m: *Member, op: *Op, tag: u64) void {
+        const epoch = m.current.?;
+        const entry = epoch.sequences.getOrPutAssumeCapacity(tag);
+        if (!entry.found_existing) entry.value_ptr.* = 0;
+        op.id = .{ .tag = tag, .sequence = entry.value_ptr.* };
+        entry.value_ptr.* += 1;
+        op.epoch = epoch.number;
+        op.state = .running;
+        for (epoch.aborts.items, 0..) |stored, index| {
+            if (!stored.id.eql(op.id)) continue;
+            _ = epoch.aborts.swapRemove(index);
+            op.state = .finished;
+            return m.actions.vtable.finished(m.actions.ctx, op, stored.failure);
+        }
+        epoch.ops.appendAssumeCapacity(op);
+        if (epoch.running) m.begin(epoch, op);
+    }
+
+    fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
+        op.attempts += 1;
+        for (epoch.resumes.items, 0..) |stored, index| {
+            if (!stored.id.eql(op.id)) continue;
+            _ = epoch.resumes.swapRemove(index);
+            defer m.gpa.free(stored.kept);
+            return m.actions.vtable.start(m.actions.ctx, op, stored.kept);
+        }
+        m.actions.vtable.start(m.actions.ctx, op, &.{});
+    }
+
+    /// All chunks of the operation are settled in the current attempt: vote.
+    pub fn completed(m: *Member, op: *Op, digest: u128) void {
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        if (op.state == .finished or !epoch.running) return;
+        op.complete = true;
+        op.digest = digest;
+        if (op.voted_attempt == epoch.attempt) return;
+        op.voted_attempt = epoch.attempt;
+        if (op.state == .running) op.state = .voted;
+        m.send(.{ .done = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .descriptor = op.descriptor,
+            .digest = digest,
+            .decisions_seen = epoch.decisions_seen,
+        } });
+        if (base.canary.on(.publish_before_commit) and op.state == .voted) {
+            m.forget(epoch, op);
+            m.actions.vtable.finished(m.actions.ctx, op, null);
+        }
+    }
+
+    /// The deadline passed, or the user cancelled. Before the vote the operation is withdrawn for all;
+    /// after it the call returns in doubt.
+    pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
+        switch (op.state) {
+            .running => {
+                const epoch = m.epoch_of(op.epoch).?;
+                m.send(.{ .gave_up = .{
+                    .group = m.group,
+                    .epoch = op.epoch,
+                    .op = op.id,
+                    .reason = reason,
+                } });
+                m.forget(epoch, op);
+                const status: Status = if (reason == .deadline) .deadline_exceeded else .cancelled;
+                m.actions.vtable.finished(m.actions.ctx, op, .{
+                    .status = status,
+                    .reason = reason,
+                    .peer = m.self,
+                });
+                m.close_drained();
+            },
+            .voted => m.doubt(op),
+            .new, .in_doubt, .finished => {},
+        }
+    }
+
+    fn doubt(m: *Member, op: *Op) void {
+        op.state = .in_doubt;
+        m.actions.vtable.finished(m.actions.ctx, op, .{ .status = .in_doubt });
+    }
+
+    /// A neighbour called the same operation differently.
+    pub fn mismatch(m: *Member, op: *Op, other: PeerId, theirs: Descriptor) void {
+        m.send(.{ .mismatch_seen = .{
+            .group = m.group,
+            .epoch = op.epoch,
+            .op = op.id,
+            .mine = op.descriptor,
+            .other = other,
+            .theirs = theirs,
+        } });
+    }
+
+    fn forget(m: *Member, epoch: *Epoch, op: *Op) void {
+        _ = m;
+        op.state = .finished;
+        for (epoch.ops.items, 0..) |item, index| if (item == op) {
+            _ = epoch.ops.orderedRemove(index);
+            return;
+        };
+    }
+
+    // ---- decisions
+
+    pub fn on_commit(m: *Member, message: *const control.Commit) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        epoch.decisions_seen = @max(epoch.decisions_seen, message.decision);
+        const op = epoch.find(message.op) orelse return;
+        // A commit needs this peer's vote, so anything else is a coordinator that lies.
+        if (op.state == .running) return error.Unexpected;
+        const was = op.state;
+        m.forget(epoch, op);
+        switch (was) {
+            .voted => m.actions.vtable.finished(m.actions.ctx, op, null),
+            .in_doubt => m.actions.vtable.resolved(m.actions.ctx, op, true),
+            .new, .running, .finished => unreachable,
+        }
+        m.close_drained();
+    }
+
+    pub fn on_abort(m: *Member, message: *const control.Abort) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        epoch.decisions_seen = @max(epoch.decisions_seen, message.decision);
+        const failure = failure_from(message);
+        if (epoch.find(message.op)) |op| {
+            const was = op.state;
+            m.forget(epoch, op);
+            if (was == .in_doubt)
+                m.actions.vtable.resolved(m.actions.ctx, op, false)
+            else
+                m.actions.vtable.finished(m.actions.ctx, op, failure);
+            return m.close_drained();
+        }
+        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        if (message.op.sequence < next) return; // this peer gave up itself
+        if (epoch.aborts.items.len >= base.limits.decisions_kept_max) return error.Unexpected;
+        try epoch.aborts.append(m.gpa, .{ .id = message.op, .failure = failure });
+    }
+
+    fn failure_from(message: *const control.Abort) Failure {
+        const mismatched = message.reason == .mismatch;
+        return .{
+            .status = switch (message.reason) {
+                .mismatch => .mismatch,
+                .too_few_peers => .too_few_peers,
+                .deadline, .cancelled, .digest, .peer_lost, .root_lost, .left => .aborted,
+            },
+            .reason = message.reason,
+            .peer = message.peer,
+            .other = message.other,
+            .descriptor = if (mismatched) message.descriptor else null,
+            .other_descriptor = if (mismatched) message.other_descriptor else null,
+        };
+    }
+
+    // ---- views
+
+    /// A new attempt: stop, report what is settled, wait for the resume.
+    pub fn on_view(m: *Member, message: *const control.View) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        if (message.attempt <= epoch.attempt) return;
+        if (!epoch.alive.covers(&message.alive)) return error.Unexpected;
+        if (!message.alive.has(epoch.rank)) return error.Unexpected;
+        m.actions.vtable.stop(m.actions.ctx, epoch.number);
+        epoch.attempt = message.attempt;
+        epoch.alive = message.alive;
+        epoch.running = false;
+        try epoch.history.note(m.gpa, epoch.attempt, &epoch.alive);
+        epoch.resumes_clear(m.gpa);
+        for (epoch.ops.items) |op| try m.report(epoch, op);
+        m.send(.{ .report_end = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .decisions_seen = epoch.decisions_seen,
+        } });
+    }
+
+    fn report(m: *Member, epoch: *Epoch, op: *Op) EpochError!void {
+        const chunks = m.actions.vtable.chunks(m.actions.ctx, op);
+        var ranges: std.ArrayList(control.SettledRange) = .empty;
+        defer ranges.deinit(m.gpa);
+        var first: usize = 0;
+        while (first < chunks.len) {
+            const reduced = chunks[first];
+            var after = first + 1;
+            while (after < chunks.len and chunks[after] == reduced) after += 1;
+            if (reduced != 0) try ranges.append(m.gpa, .{
+                .begin = @intCast(first),
+                .end = @intCast(after),
+                .reduced_attempt = reduced,
+            });
+            first = after;
+        }
+        m.send(.{ .report_op = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .descriptor = op.descriptor,
+            .state = if (op.state == .running) .running else .done,
+            .chunks = op.chunks,
+            .settled = .of(ranges.items),
+        } });
+    }
+
+    pub fn on_resume_op(m: *Member, message: *const control.ResumeOp) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        if (message.attempt != epoch.attempt or epoch.running) return;
+        if (epoch.resumes.items.len >= base.limits.operations_in_flight_max * base.limits.peers_max)
+            return error.Unexpected;
+        const kept = try m.gpa.alloc(KeptRange, message.kept.count);
+        errdefer m.gpa.free(kept);
+        var it = message.kept.iterator();
+        for (kept) |*range| {
+            range.* = it.next().?;
+            if (range.begin >= range.end or range.end > base.limits.chunks_max)
+                return error.Unexpected;
+        }
+        try epoch.resumes.append(m.gpa, .{ .id = message.op, .kept = kept });
+    }
+
+    pub fn on_resume(m: *Member, message: *const control.Resume) void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        if (message.attempt != epoch.attempt or epoch.running) return;
+        epoch.running = true;
+        for (epoch.ops.items) |op| m.begin(epoch, op);
+    }
+
+    // ---- the end
+
+    /// No coordinator any more: what is not voted fails, what is voted is in doubt.
+    pub fn coordinator_lost(m: *Member) void {
+        m.end(.coordinator_unreachable, .in_doubt);
+    }
+
+    pub fn on_expelled(m: *Member) void {
+        m.end(.expelled, .expelled);
+    }
+
+    /// The user leaves the group; the others go on without this peer.
+    pub fn leave(m: *Member) void {
+        if (m.state == .gone) return;
+        m.send(.{ .leave = .{ .group = m.group } });
+        m.end(.cancelled, .cancelled);
+    }
+
+    fn end(m: *Member, status: Status, voted: Status) void {
+        if (m.state == .gone) return;
+        m.state = .gone;
+        for (m.epochs) |slot| {
+            const epoch = slot orelse continue;
+            m.actions.vtable.stop(m.actions.ctx, epoch.number);
+            while (epoch.ops.items.len > 0) {
+                const op = epoch.ops.items[epoch.ops.items.len - 1];
+                const was = op.state;
+                m.forget(epoch, op);
+                switch (was) {
+                    .running => m.actions.vtable.finished(m.actions.ctx, op, .{ .status = status }),
+                    .voted => m.actions.vtable.finished(m.actions.ctx, op, .{ .status = voted }),
+                    .in_doubt => {},
+                    .new, .finished => unreachable,
+                }
+            }
+        }
+        if (m.admitting) m.admit_end(status);
+    }
+};

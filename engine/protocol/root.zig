@@ -1,0 +1,21 @@
+//! protocol: the sans-I/O state machines that decide membership and outcomes. The coordinator is one, each
+//! peer's membership of a group (Member) is the other. They are told messages and the time, and answer with
+//! messages; no sockets, clocks, threads or randomness of their own.
+//! Why these rules: docs/PROMISE.md; the messages: wire/control.zig. Next: session/root.zig.
+
+pub const Coordinator = @import("coordinator.zig").Coordinator;
+pub const Connection = @import("coordinator.zig").Connection;
+pub const Member = @import("member.zig").Member;
+pub const Op = @import("member.zig").Op;
+pub const Failure = @import("member.zig").Failure;
+pub const Status = @import("member.zig").Status;
+pub const LogLevel = @import("coordinator.zig").LogLevel;
+pub const history = @import("history.zig");
+
+test {
+    _ = @import("coordinator.zig");
+    _ = @import("group.zig");
+    _ = @import("epoch.zig");
+    _ = @import("member.zig");
+    _ = @import("history.zig");
+}

@@ -1,0 +1,104 @@
+//! status: the coordinator's view of the run as JSON, for `pccl status`. Schema: docs/STATUS.md.
+
+const std = @import("std");
+const base = @import("base");
+const Coordinator = @import("coordinator.zig").Coordinator;
+const Group = @import("group.zig").Group;
+const Epoch = @import("epoch.zig").Epoch;
+
+pub const schema = 1;
+
+/// The caller frees the text.
+pub fn render(
+    gpa: std.mem.Allocator,
+    c: *const Coordinator,
+    now: base.Instant,
+) error{OutOfMemory}![]u8 {
+    var text: std.Io.Writer.Allocating = .init(gpa);
+    defer text.deinit();
+    var json: std.json.Stringify = .{ .writer = &text.writer };
+    // The writer grows in memory, so running out of it is the only way to fail.
+    write_run(&json, c, now) catch return error.OutOfMemory;
+    return text.toOwnedSlice();
+}
+
+fn write_run(json: *std.json.Stringify, c: *const Coordinator, now: base.Instant) !void {
+    try json.beginObject();
+    try field(json, "schema", schema);
+    try field(json, "run_id", &std.fmt.bytesToHex(c.options.run_id, .lower));
+    try field(json, "address", c.options.address);
+    try field(json, "uptime_ns", now -| c.started_at);
+    try field(json, "min_world_size", c.options.min_world_size);
+    try field(json, "peers", c.peers.items.len);
+    try field(json, "strangers_refused", c.strangers_refused);
+    try json.objectField("groups");
+    try json.beginArray();
+    for (c.groups.items) |group| try write_group(json, group, now);
+    try json.endArray();
+    try json.endObject();
+}
+
+fn write_group(json: *std.json.Stringify, group: *Group, now: base.Instant) !void {
+    try json.beginObject();
+    try field(json, "name", group.name);
+    try field(json, "state", @tagName(group.phase));
+    try json.objectField("pending");
+    try json.beginArray();
+    for (group.newcomers.items) |*newcomer| {
+        try json.beginObject();
+        try field(json, "peer_id", &newcomer.peer.id.hex());
+        try field(json, "address", newcomer.peer.address);
+        try field(json, "prepared", newcomer.prepared);
+        try json.endObject();
+    }
+    try json.endArray();
+    try json.objectField("epochs");
+    try json.beginArray();
+    for (group.epochs.items) |epoch| try write_epoch(json, epoch, now);
+    try json.endArray();
+    try json.endObject();
+}
+
+fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant) !void {
+    try json.beginObject();
+    try field(json, "epoch", epoch.number);
+    try field(json, "attempt", epoch.attempt);
+    try field(json, "running", epoch.running);
+    try field(json, "committed", epoch.committed);
+    try json.objectField("members");
+    try json.beginArray();
+    for (epoch.members, 0..) |*member, rank| {
+        try json.beginObject();
+        try field(json, "peer_id", &member.id.hex());
+        try field(json, "rank", rank);
+        try field(json, "alive", member.peer != null);
+        if (member.peer) |peer| {
+            try field(json, "address", peer.address);
+            try field(json, "silence_ns", now -| peer.last_heard);
+            try field(json, "bytes_sent", peer.bytes_sent);
+            try field(json, "bytes_received", peer.bytes_received);
+        }
+        try json.endObject();
+    }
+    try json.endArray();
+    try json.objectField("operations");
+    try json.beginArray();
+    for (epoch.records.items) |record| {
+        try json.beginObject();
+        try field(json, "tag", record.id.tag);
+        try field(json, "sequence", record.id.sequence);
+        try field(json, "kind", @tagName(record.descriptor.kind));
+        try field(json, "dtype", @tagName(record.descriptor.dtype));
+        try field(json, "op", @tagName(record.descriptor.op));
+        try field(json, "count", record.descriptor.count);
+        try field(json, "done", record.done.count());
+        try json.endObject();
+    }
+    try json.endArray();
+    try json.endObject();
+}
+
+fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {
+    try json.objectField(name);
+    try json.write(value);
+}

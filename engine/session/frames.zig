@@ -1,0 +1,341 @@
+//! frames: from bytes on a lane to moves of an operation, and back. A frame says where it belongs; here it is
+//! matched with the group, epoch, attempt and operation that this peer knows, and with nothing else.
+//! Frames of a passed attempt are thrown away, opens of one to come are kept (link.zig).
+
+const base = @import("base");
+const wire = @import("wire");
+const collective = @import("collective");
+const Session = @import("session.zig").Session;
+const Lane = @import("lane.zig").Lane;
+const Link = @import("link.zig").Link;
+const Operation = @import("operation.zig").Operation;
+const links = @import("links.zig");
+const Header = wire.frame.Header;
+const control = wire.control;
+
+// ---- operations
+
+/// Moves data of an operation in the current attempt of its epoch.
+pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange) void {
+    const group = operation.group;
+    const epoch = group.member.epoch_of(operation.op.epoch).?;
+    const x = &operation.executor;
+    // Completion is looked at later: this runs inside the member.
+    defer later(s, operation);
+    operation.attempts.append(s.gpa, .{ .number = epoch.attempt, .members = epoch.alive }) catch
+        return give_up(s, operation);
+    x.begin(.{
+        .attempt = epoch.attempt,
+        .alive = &epoch.alive,
+        .rank = epoch.rank,
+        .kept = kept,
+        .root = operation.root_rank,
+    });
+    if (x.members < 2) return;
+    const n = x.members;
+    const before = epoch.ids[epoch.alive.at((x.position + n - 1) % n)];
+    const after = epoch.ids[epoch.alive.at((x.position + 1) % n)];
+    operation.predecessor = links.obtain(s, before) catch return give_up(s, operation);
+    operation.successor = links.obtain(s, after) catch return give_up(s, operation);
+    operation.open_pending = true;
+    wake(s, operation.predecessor.?);
+    const successor = operation.successor.?;
+    const early = successor.recall(group.id.?, epoch.number, epoch.attempt, operation.op.id);
+    if (early) |open| opened(s, operation, open.credit, &open.descriptor);
+}
+
+fn later(s: *Session, operation: *Operation) void {
+    for (s.deferred.items) |item| if (item == operation) return;
+    s.deferred.appendAssumeCapacity(operation); // room was made when it was created
+}
+
+fn give_up(s: *Session, operation: *Operation) void {
+    s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
+    operation.out_of_memory = true;
+}
+
+/// From now on no lane reads or writes memory of this operation.
+pub fn stop(s: *Session, operation: *Operation) void {
+    for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
+        const link = maybe orelse continue;
+        for (link.lanes) |place| if (place) |lane| {
+            lane.detach(operation) catch links.fail(s, lane, "out of memory");
+        };
+    }
+    operation.predecessor = null;
+    operation.successor = null;
+    operation.open_pending = false;
+    operation.executor.halt();
+}
+
+/// Votes if everything is settled.
+pub fn check_complete(s: *Session, operation: *Operation) void {
+    const x = &operation.executor;
+    if (operation.out_of_memory)
+        return operation.group.member.give_up(&operation.op, .cancelled);
+    if (x.members == 0 or !x.complete()) return;
+    const voted = operation.op.voted_attempt;
+    operation.group.member.completed(&operation.op, x.digest());
+    if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
+}
+
+/// There may be something to send on this link.
+fn wake(s: *Session, link: *Link) void {
+    for (link.lanes[0..s.settings.lanes]) |place| {
+        const lane = place orelse continue;
+        if (lane.state == .open and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
+    }
+}
+
+// ---- outgoing
+
+/// Puts the next frame on a lane that is idle, if there is one. Operations take turns.
+pub fn next(s: *Session, lane: *Lane) void {
+    if (lane.state != .open) return;
+    const link = lane.link.?;
+    const count = s.operations.items.len;
+    for (0..count) |step| {
+        const index = (link.turn + step) % count;
+        const operation = s.operations.items[index];
+        if (operation.executor.members < 2) continue;
+        if (!next_of(s, lane, link, operation)) continue;
+        link.turn = index + 1;
+        return;
+    }
+}
+
+fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation) bool {
+    const x = &operation.executor;
+    if (operation.predecessor == link) {
+        if (operation.open_pending) {
+            operation.open_pending = false;
+            const descriptor = control.encode_descriptor(operation.op.descriptor);
+            put(lane, operation, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
+            s.fault_point(operation, .all_reduce_opened);
+            return true;
+        }
+        if (x.next_grant()) |grant| {
+            put(lane, operation, .{
+                .kind = .credit,
+                .index = grant.allowed,
+                .class = grant.class,
+            }, "");
+            return true;
+        }
+    }
+    if (operation.successor != link) return false;
+    lane.out = x.next() orelse return false;
+    put(lane, operation, .{
+        .kind = lane.out.kind,
+        .index = lane.out.piece,
+        .class = lane.out.class,
+        .reduced_attempt = lane.out.reduced_attempt,
+        .payload_bytes = @intCast(lane.out.payload.len),
+    }, "");
+    lane.out_payload = lane.out.payload;
+    lane.out_operation = operation;
+    return true;
+}
+
+const Put = struct {
+    kind: wire.frame.Kind,
+    index: u64,
+    class: u16 = 0,
+    reduced_attempt: u32 = 0,
+    payload_bytes: u32 = 0,
+};
+
+/// `inline_payload` travels in the head.
+fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
+    var head: [wire.frame.header_bytes + control.descriptor_bytes]u8 = undefined;
+    head[0..wire.frame.header_bytes].* = wire.frame.encode(.{
+        .epoch = operation.op.epoch,
+        .tag = operation.op.id.tag,
+        .sequence = operation.op.id.sequence,
+        .index = what.index,
+        .attempt = operation.executor.attempt,
+        .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
+        .reduced_attempt = what.reduced_attempt,
+        .group = operation.group.id.?,
+        .class = what.class,
+        .kind = what.kind,
+    });
+    @memcpy(head[wire.frame.header_bytes..][0..inline_payload.len], inline_payload);
+    lane.put_head(head[0 .. wire.frame.header_bytes + inline_payload.len]);
+    lane.out_busy = true;
+}
+
+/// Everything that was put on the lane has left.
+pub fn sent(s: *Session, lane: *Lane) void {
+    lane.out_busy = false;
+    if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
+    const operation = lane.out_operation orelse return;
+    lane.out_operation = null;
+    operation.executor.sent(&lane.out);
+    if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
+    if (lane.out.slot != collective.Executor.no_slot) wake(s, operation.predecessor.?);
+}
+
+// ---- incoming
+
+pub fn received(s: *Session, lane: *Lane, count: usize) void {
+    var rest = count;
+    while (rest > 0) {
+        const step = lane.consume(rest);
+        rest -= step.taken;
+        const alive = switch (step.event) {
+            .none => true,
+            .head => on_head(s, lane),
+            .payload => on_payload(s, lane),
+        };
+        if (!alive) return;
+    }
+}
+
+/// False when the lane is gone.
+fn on_head(s: *Session, lane: *Lane) bool {
+    lane.head_done();
+    return switch (lane.state) {
+        .dialing => reject(s, lane, "it speaks before it is connected"),
+        .refusing => reject(s, lane, "it goes on after it was refused"),
+        .stranger => links.greet(s, lane),
+        .greeting => links.answered(s, lane),
+        .open => on_frame(s, lane),
+    };
+}
+
+fn reject(s: *Session, lane: *Lane, why: []const u8) bool {
+    links.fail(s, lane, why);
+    return false;
+}
+
+const Route = union(enum) {
+    /// An operation of the current attempt.
+    current: *Operation,
+    /// Of an epoch, attempt or operation that this peer has not reached yet.
+    early,
+    /// Of one that is over.
+    stale,
+};
+
+fn route(s: *Session, header: *const Header) Route {
+    const group = for (s.groups.items) |group| {
+        if (group.state == .joined and group.id == header.group) break group;
+    } else return .stale;
+    const epoch = group.member.epoch_of(header.epoch) orelse {
+        for (group.member.epochs) |slot| if (slot) |known| {
+            if (known.number > header.epoch) return .stale;
+        };
+        return .early;
+    };
+    if (header.attempt > epoch.attempt) return .early;
+    if (header.attempt < epoch.attempt and !base.canary.on(.accept_older_attempt)) return .stale;
+    if (!epoch.running) return .early;
+    for (s.operations.items) |operation| {
+        const op = &operation.op;
+        if (operation.group != group or op.epoch != header.epoch or op.state == .finished) continue;
+        if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
+        return if (operation.executor.members > 0) .{ .current = operation } else .early;
+    }
+    const called = epoch.sequences.get(header.tag) orelse 0;
+    return if (header.sequence < called) .stale else .early;
+}
+
+fn on_frame(s: *Session, lane: *Lane) bool {
+    lane.incoming = wire.frame.decode(lane.head[0..wire.frame.header_bytes]) catch |err|
+        return reject(s, lane, @errorName(err));
+    const header = &lane.incoming;
+    switch (header.kind) {
+        .open => {
+            if (header.payload_bytes != control.descriptor_bytes)
+                return reject(s, lane, "an open of a wrong length");
+            lane.expect(&lane.descriptor, null, 0);
+        },
+        .credit => {
+            if (header.payload_bytes != 0) return reject(s, lane, "a credit of a wrong length");
+            const operation = switch (route(s, header)) {
+                .current => |operation| operation,
+                .early, .stale => return true,
+            };
+            if (operation.successor != lane.link) return true;
+            operation.executor.credited(header.class, header.index) catch |err|
+                return reject(s, lane, @errorName(err));
+            wake(s, lane.link.?);
+        },
+        .partial, .final => return on_data(s, lane, header),
+    }
+    return true;
+}
+
+fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
+    const operation = switch (route(s, header)) {
+        .current => |operation| operation,
+        // Data is sent only after an open of this attempt, so early data is a breach; like old data it is
+        // not wanted.
+        .early, .stale => return throw_away(lane, header),
+    };
+    if (operation.predecessor != lane.link) return throw_away(lane, header);
+    const place = operation.executor.place(header) catch |err|
+        return reject(s, lane, @errorName(err));
+    lane.expect(place.bytes, operation, place.slot);
+    return true;
+}
+
+fn throw_away(lane: *Lane, header: *const Header) bool {
+    lane.discard = header.payload_bytes;
+    return true;
+}
+
+/// False when the lane is gone.
+fn on_payload(s: *Session, lane: *Lane) bool {
+    const header = &lane.incoming;
+    if (header.kind == .open) return on_open(s, lane, header);
+    const operation = lane.into_operation orelse return true;
+    lane.into_operation = null;
+    const x = &operation.executor;
+    const settled = x.chunks_settled;
+    x.arrived(header, lane.into_slot);
+    wake(s, operation.successor.?);
+    if (header.kind == .partial) wake(s, operation.predecessor.?);
+    if (x.chunks_settled == settled) return true;
+    s.fault_point(operation, .all_reduce_settled);
+    check_complete(s, operation);
+    return true;
+}
+
+fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
+    const descriptor = control.decode_descriptor(&lane.descriptor) catch |err|
+        return reject(s, lane, @errorName(err));
+    switch (route(s, header)) {
+        .stale => {},
+        .current => |operation| if (operation.successor == lane.link) {
+            opened(s, operation, header.index, &descriptor);
+        },
+        .early => lane.link.?.remember(.{
+            .group = header.group,
+            .epoch = header.epoch,
+            .attempt = header.attempt,
+            .id = .{ .tag = header.tag, .sequence = header.sequence },
+            .credit = header.index,
+            .descriptor = descriptor,
+        }) catch |err| return reject(s, lane, @errorName(err)),
+    }
+    return true;
+}
+
+/// The successor has called the operation and can receive.
+fn opened(
+    s: *Session,
+    operation: *Operation,
+    credit: u64,
+    descriptor: *const control.Descriptor,
+) void {
+    if (!operation.op.descriptor.eql(descriptor) and !base.canary.on(.skip_fingerprint)) {
+        if (operation.mismatch_told) return;
+        operation.mismatch_told = true;
+        const other = operation.successor.?.peer;
+        return operation.group.member.mismatch(&operation.op, other, descriptor.*);
+    }
+    operation.executor.successor_opened(credit);
+    wake(s, operation.successor.?);
+}

@@ -1,0 +1,78 @@
+//! Group: this peer's place in one group of the run, as the user's calls see it. The protocol is
+//! protocol/member.zig's; the session fills this in.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const Session = @import("session.zig").Session;
+const PeerId = base.PeerId;
+
+pub const Group = struct {
+    session: *Session,
+    /// The caller's to use.
+    user: usize = 0,
+    name: []u8,
+    initial_world_size: u32,
+    /// Given by the coordinator.
+    id: ?u16 = null,
+    member: protocol.Member,
+    state: State = .joining,
+    admit_deadline: base.Instant = base.never,
+    /// Peers whose lanes the round under way waits for.
+    round_peers: std.ArrayList(PeerId) = .empty,
+    ready_told: bool = false,
+
+    pub const State = enum { joining, joined, left };
+
+    pub fn epoch(group: *const Group) u64 {
+        return if (group.member.current) |current| current.number else 0;
+    }
+
+    pub fn attempt(group: *const Group) u32 {
+        return if (group.member.current) |current| current.attempt else 0;
+    }
+
+    pub fn rank(group: *const Group) u32 {
+        return if (group.member.current) |current| current.rank else 0;
+    }
+
+    pub fn world_size(group: *const Group) u32 {
+        return if (group.member.current) |current| current.world_size() else 0;
+    }
+
+    pub fn alive(group: *const Group) u32 {
+        return if (group.member.current) |current| current.alive.count() else 0;
+    }
+
+    pub fn alive_mask(group: *const Group) base.Mask {
+        return if (group.member.current) |current| current.alive else .empty;
+    }
+
+    pub fn members(group: *const Group) []const PeerId {
+        return if (group.member.current) |current| current.ids else &.{};
+    }
+
+    /// Peers that are new in the current epoch.
+    pub fn joined(group: *const Group) []const PeerId {
+        const current = group.member.current orelse return &.{};
+        return current.ids[current.ids.len - current.joined ..];
+    }
+
+    /// Peers of the epoch before that are gone.
+    pub fn left(group: *const Group) []const PeerId {
+        return if (group.member.current) |current| current.left else &.{};
+    }
+
+    /// Newcomers of the round under way.
+    pub fn pending(group: *const Group) u32 {
+        return group.member.pending;
+    }
+
+    pub fn in_flight(group: *const Group) u32 {
+        var total: u32 = 0;
+        for (group.member.epochs) |slot| if (slot) |item| {
+            total += @intCast(item.ops.items.len);
+        };
+        return total;
+    }
+};

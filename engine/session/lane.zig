@@ -1,0 +1,196 @@
+//! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the stream: which frame
+//! is coming in and where its payload goes, which is going out. What frames mean is session.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const collective = @import("collective");
+const Link = @import("link.zig").Link;
+const Operation = @import("operation.zig").Operation;
+const Allocator = std.mem.Allocator;
+const frame = wire.frame;
+const hello = wire.hello;
+const assert = std.debug.assert;
+
+pub const Lane = struct {
+    gpa: Allocator,
+    /// The driver's to use.
+    driver: usize = 0,
+    state: State,
+    /// Null until a stranger has said who it is.
+    link: ?*Link,
+    number: u8 = 0,
+    /// When a connection that is not open yet is given up.
+    deadline: base.Instant,
+
+    // Incoming: a head (hello, answer or frame header), then perhaps a payload.
+    head: [hello.hello_bytes]u8 = undefined,
+    head_need: usize,
+    head_got: usize = 0,
+    incoming: frame.Header = undefined,
+    /// Where the rest of the payload goes; null while a head is read.
+    into: ?[]u8 = null,
+    /// Payload bytes to throw away, because nobody wants them any more.
+    discard: usize = 0,
+    into_operation: ?*Operation = null,
+    into_slot: u16 = collective.Executor.no_slot,
+    descriptor: [wire.control.descriptor_bytes]u8 = undefined,
+
+    // Outgoing: what is left of a head, and of a payload.
+    out_head: [out_head_bytes]u8 = undefined,
+    out_head_left: []const u8 = "",
+    out_payload: []const u8 = "",
+    out_operation: ?*Operation = null,
+    out: collective.Executor.Out = undefined,
+    /// A frame is under way.
+    out_busy: bool = false,
+    bounce: []u8 = &.{},
+
+    /// A hello, or a frame header with a descriptor.
+    const out_head_bytes = @max(
+        hello.hello_bytes,
+        frame.header_bytes + wire.control.descriptor_bytes,
+    );
+
+    pub const State = enum {
+        /// The driver is connecting.
+        dialing,
+        /// Our hello is sent, the answer is awaited.
+        greeting,
+        /// Accepted; its hello is awaited.
+        stranger,
+        /// A refusal is being sent; then it is closed.
+        refusing,
+        open,
+    };
+
+    pub fn dialed(gpa: Allocator, link: *Link, number: u8, deadline: base.Instant) Lane {
+        return .{
+            .gpa = gpa,
+            .state = .dialing,
+            .link = link,
+            .number = number,
+            .deadline = deadline,
+            .head_need = hello.answer_bytes,
+        };
+    }
+
+    pub fn accepted(gpa: Allocator, deadline: base.Instant) Lane {
+        return .{
+            .gpa = gpa,
+            .state = .stranger,
+            .link = null,
+            .deadline = deadline,
+            .head_need = hello.hello_bytes,
+        };
+    }
+
+    pub fn deinit(lane: *Lane) void {
+        lane.gpa.free(lane.bounce);
+        lane.* = undefined;
+    }
+
+    /// The connection is greeted: frames follow.
+    pub fn open(lane: *Lane) void {
+        lane.state = .open;
+        lane.deadline = base.never;
+        lane.head_need = frame.header_bytes;
+        lane.head_got = 0;
+    }
+
+    // ---- incoming
+
+    pub fn recv_slices(lane: *Lane, sink: []u8, slices: *[2][]u8) usize {
+        if (lane.discard > sink.len) {
+            slices[0] = sink;
+            return 1;
+        }
+        var count: usize = 0;
+        if (lane.discard > 0) {
+            slices[0] = sink[0..lane.discard];
+            count = 1;
+        } else if (lane.into) |into| if (into.len > 0) {
+            slices[0] = into;
+            count = 1;
+        };
+        slices[count] = lane.head[lane.head_got..lane.head_need];
+        return count + 1;
+    }
+
+    /// What `count` received bytes completed, with how many of them; call again with the rest.
+    pub fn consume(lane: *Lane, count: usize) struct { taken: usize, event: enum { none, head, payload } } {
+        if (lane.discard > 0) {
+            const taken = @min(count, lane.discard);
+            lane.discard -= taken;
+            return .{ .taken = taken, .event = .none };
+        }
+        if (lane.into) |into| {
+            const taken = @min(count, into.len);
+            lane.into = into[taken..];
+            const whole = taken == into.len;
+            if (whole) lane.into = null;
+            return .{ .taken = taken, .event = if (whole) .payload else .none };
+        }
+        const taken = @min(count, lane.head_need - lane.head_got);
+        lane.head_got += taken;
+        return .{ .taken = taken, .event = if (lane.head_got == lane.head_need) .head else .none };
+    }
+
+    /// The head is read; the next bytes are a payload or another head.
+    pub fn head_done(lane: *Lane) void {
+        lane.head_got = 0;
+    }
+
+    pub fn expect(lane: *Lane, into: []u8, operation: ?*Operation, slot: u16) void {
+        assert(lane.into == null and lane.discard == 0);
+        lane.into = into;
+        lane.into_operation = operation;
+        lane.into_slot = slot;
+    }
+
+    // ---- outgoing
+
+    pub fn send_slices(lane: *const Lane, slices: *[2][]const u8) usize {
+        var count: usize = 0;
+        for ([_][]const u8{ lane.out_head_left, lane.out_payload }) |bytes| {
+            if (bytes.len == 0) continue;
+            slices[count] = bytes;
+            count += 1;
+        }
+        return count;
+    }
+
+    pub fn put_head(lane: *Lane, bytes: []const u8) void {
+        assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
+        @memcpy(lane.out_head[0..bytes.len], bytes);
+        lane.out_head_left = lane.out_head[0..bytes.len];
+    }
+
+    /// True when everything that was put has left.
+    pub fn sent(lane: *Lane, count: usize) bool {
+        const head = @min(count, lane.out_head_left.len);
+        lane.out_head_left = lane.out_head_left[head..];
+        lane.out_payload = lane.out_payload[count - head ..];
+        return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
+    }
+
+    /// From now on the lane does not touch the memory of this operation: what is left to send is copied,
+    /// what is still to come is thrown away. The stream keeps its place.
+    pub fn detach(lane: *Lane, operation: *Operation) Allocator.Error!void {
+        if (lane.into_operation == operation) {
+            if (lane.into) |into| lane.discard = into.len;
+            lane.into = null;
+            lane.into_operation = null;
+        }
+        if (lane.out_operation != operation) return;
+        lane.out_operation = null;
+        if (lane.out_payload.len == 0) return;
+        if (lane.bounce.len < lane.out_payload.len) {
+            lane.gpa.free(lane.bounce);
+            lane.bounce = &.{};
+            lane.bounce = try lane.gpa.alloc(u8, lane.out_payload.len);
+        }
+        @memcpy(lane.bounce[0..lane.out_payload.len], lane.out_payload);
+        lane.out_payload = lane.bounce[0..lane.out_payload.len];
+    }
+};

@@ -1,0 +1,326 @@
+//! links: which peers this one keeps lanes to, and how those lanes come and go: dialing, greeting, breaking,
+//! dialing again. Free functions on Session, so that session.zig stays readable.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Session = @import("session.zig").Session;
+const Lane = @import("lane.zig").Lane;
+const Link = @import("link.zig").Link;
+const Allocator = std.mem.Allocator;
+const PeerId = base.PeerId;
+const limits = base.limits;
+
+/// A connection must be made and greeted within this time.
+const greet_ns_max = limits.stranger_ns_max;
+/// An unwanted link is kept this long: the other side may have been told of this peer first.
+const linger_ns = 10 * std.time.ns_per_s;
+const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
+const retry_ns_max: u64 = 2 * std.time.ns_per_s;
+
+/// Whether ranks a and b of a group of `count` keep a link.
+pub fn reaches(a: usize, b: usize, count: usize) bool {
+    if (a == b) return false;
+    if (count <= limits.full_mesh_max) return true;
+    const distance = if (a > b) a - b else b - a;
+    return @min(distance, count - distance) <= limits.ring_reach;
+}
+
+pub fn find(s: *const Session, id: PeerId) ?*Link {
+    for (s.links.items) |link| if (link.peer.eql(id)) return link;
+    return null;
+}
+
+pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
+    if (find(s, id)) |link| return link;
+    try s.links.ensureUnusedCapacity(s.gpa, 1);
+    const link = try s.gpa.create(Link);
+    link.* = .{
+        .gpa = s.gpa,
+        .peer = id,
+        .dials = id.less_than(s.self),
+        .expires_at = s.now + linger_ns,
+        .down_since = s.now,
+    };
+    s.links.appendAssumeCapacity(link);
+    return link;
+}
+
+/// Finds out which links are wanted now, opens those and lets the others expire.
+pub fn review(s: *Session) void {
+    for (s.links.items) |link| {
+        if (link.wanted) link.expires_at = s.now + linger_ns;
+        link.wanted = false;
+    }
+    for (s.groups.items) |group| {
+        if (group.state != .joined) continue;
+        for (group.round_peers.items) |id| want(s, id);
+        for (group.member.epochs) |slot| {
+            const epoch = slot orelse continue;
+            const count = epoch.alive.count();
+            const own = epoch.alive.position(epoch.rank);
+            for (0..count) |position| {
+                if (reaches(own, position, count)) want(s, epoch.ids[epoch.alive.at(position)]);
+            }
+        }
+    }
+    dial_missing(s);
+}
+
+fn want(s: *Session, id: PeerId) void {
+    if (id.eql(s.self)) return;
+    const link = obtain(s, id) catch {
+        return s.log(.err, "out of memory for the link to peer {s}", .{id.short()});
+    };
+    link.wanted = true;
+}
+
+fn dial_missing(s: *Session) void {
+    if (s.control_state != .open) return;
+    for (s.links.items) |link| {
+        if (!link.wanted or !link.dials or link.retry_at > s.now) continue;
+        const address = s.addresses.get(link.peer.bytes) orelse continue;
+        link.set_address(address) catch continue; // tried again at the next review
+        for (link.lanes[0..s.settings.lanes], 0..) |*place, number| {
+            if (place.* != null) continue;
+            const lane = s.gpa.create(Lane) catch break;
+            lane.* = .dialed(s.gpa, link, @intCast(number), s.now + greet_ns_max);
+            place.* = lane;
+            s.host.vtable.dial(s.host.ctx, lane, link.address);
+        }
+    }
+}
+
+// ---- a lane's life
+
+pub fn accept(s: *Session) ?*Lane {
+    if (s.strangers.items.len >= limits.strangers_max) return null;
+    s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
+    const lane = s.gpa.create(Lane) catch return null;
+    lane.* = .accepted(s.gpa, s.now + greet_ns_max);
+    s.strangers.appendAssumeCapacity(lane);
+    return lane;
+}
+
+pub fn dialed(s: *Session, lane: *Lane) void {
+    lane.state = .greeting;
+    lane.out_busy = true;
+    lane.put_head(&wire.hello.encode(.{
+        .purpose = .lane,
+        .lane = lane.number,
+        .run_id = s.run_id,
+        .from = s.self,
+        .to = lane.link.?.peer,
+    }));
+    s.host.vtable.lane_wake(s.host.ctx, lane);
+}
+
+/// The 96 bytes of a stranger. False when the lane is gone.
+pub fn greet(s: *Session, lane: *Lane) bool {
+    const hello = wire.hello.decode(&lane.head) catch |err| switch (err) {
+        error.VersionMismatch => return refuse(s, lane, .version_mismatch),
+        error.NotPccl, error.BadValue => {
+            fail(s, lane, "it does not speak PCCL");
+            return false;
+        },
+    };
+    if (!std.mem.eql(u8, &hello.run_id, &s.run_id)) return refuse(s, lane, .wrong_run);
+    const expected = hello.purpose == .lane and hello.to.eql(s.self) and
+        s.self.less_than(hello.from) and s.control_state == .open and
+        hello.lane < s.settings.lanes;
+    if (!expected) return refuse(s, lane, .wrong_peer);
+    if (s.links.items.len >= 2 * limits.peers_max) return refuse(s, lane, .refused);
+    const link = obtain(s, hello.from) catch return refuse(s, lane, .refused);
+    // The other side knows that its old connection is gone before this one does.
+    if (link.lanes[hello.lane]) |old| fail(s, old, "the peer opened it again");
+    stranger_forget(s, lane);
+    lane.link = link;
+    lane.number = hello.lane;
+    link.lanes[hello.lane] = lane;
+    lane.out_busy = true;
+    lane.put_head(&wire.hello.encode_answer(.welcome));
+    opened(s, lane);
+    return true;
+}
+
+/// The answer to our hello. False when the lane is gone.
+pub fn answered(s: *Session, lane: *Lane) bool {
+    const answer = lane.head[0..wire.hello.answer_bytes];
+    const verdict = wire.hello.decode_answer(answer) catch .refused;
+    if (verdict != .welcome) {
+        fail(s, lane, @tagName(verdict));
+        return false;
+    }
+    opened(s, lane);
+    return true;
+}
+
+fn opened(s: *Session, lane: *Lane) void {
+    const link = lane.link.?;
+    lane.open();
+    link.open_count += 1;
+    link.retries = 0;
+    s.host.vtable.lane_wake(s.host.ctx, lane);
+    check_ready(s);
+}
+
+/// The answer is sent, then the lane is closed; nothing more is read from it.
+fn refuse(s: *Session, lane: *Lane, verdict: wire.hello.Verdict) bool {
+    lane.state = .refusing;
+    lane.head_need = 1;
+    lane.out_busy = true;
+    lane.put_head(&wire.hello.encode_answer(verdict));
+    s.host.vtable.lane_wake(s.host.ctx, lane);
+    return true;
+}
+
+/// This side ends the connection. The lane is invalid afterwards.
+pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
+    if (lane.link) |link| {
+        s.log(.info, "lane {d} to peer {s} is closed: {s}", .{ lane.number, link.peer.short(), why });
+    }
+    s.host.vtable.lane_close(s.host.ctx, lane);
+    lane_gone(s, lane);
+}
+
+/// The connection is gone. The lane is invalid afterwards.
+pub fn lane_gone(s: *Session, lane: *Lane) void {
+    if (lane.link) |link| detach(s, lane, link) else stranger_forget(s, lane);
+    lane_free(s, lane);
+}
+
+fn detach(s: *Session, lane: *Lane, link: *Link) void {
+    link.lanes[lane.number] = null;
+    if (link.dials) {
+        const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
+        link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
+        link.retries +|= 1;
+    }
+    if (lane.state != .open) return;
+    link.open_count -= 1;
+    if (link.open_count == 0) link.down_since = s.now;
+    report_broken(s, link, false);
+}
+
+/// What was in the air on a link is lost: operations that use it need a new attempt.
+fn report_broken(s: *Session, link: *Link, down: bool) void {
+    for (s.groups.items) |group| {
+        if (group.state != .joined) continue;
+        for (group.member.epochs) |slot| {
+            const epoch = slot orelse continue;
+            if (!down and !in_use(s, link, group, epoch.number)) continue;
+            const rank = epoch.rank_of(link.peer) orelse continue;
+            if (!epoch.alive.has(rank)) continue;
+            group.member.actions.vtable.send(group, .{ .link_lost = .{
+                .other = link.peer,
+                .group = group.id.?,
+                .epoch = epoch.number,
+                .attempt = epoch.attempt,
+                .down = down,
+            } });
+        }
+    }
+}
+
+fn in_use(s: *const Session, link: *const Link, group: anytype, epoch: u64) bool {
+    for (s.operations.items) |operation| {
+        if (operation.group != group or operation.op.epoch != epoch) continue;
+        if (operation.predecessor == link or operation.successor == link) return true;
+    }
+    return false;
+}
+
+fn stranger_forget(s: *Session, lane: *Lane) void {
+    for (s.strangers.items, 0..) |item, index| if (item == lane) {
+        _ = s.strangers.swapRemove(index);
+        return;
+    };
+}
+
+pub fn lane_free(s: *Session, lane: *Lane) void {
+    lane.deinit();
+    s.gpa.destroy(lane);
+}
+
+pub fn free(s: *Session, link: *Link) void {
+    for (link.lanes) |place| if (place) |lane| lane_free(s, lane);
+    link.deinit();
+    s.gpa.destroy(link);
+}
+
+/// Tells groups whose round has all its lanes.
+pub fn check_ready(s: *Session) void {
+    for (s.groups.items) |group| {
+        if (group.state != .joined or group.member.round == 0) continue;
+        const ready = for (group.round_peers.items) |id| {
+            if (id.eql(s.self)) continue;
+            const link = find(s, id) orelse break false;
+            if (link.open_count < s.settings.lanes) break false;
+        } else true;
+        if (!ready) continue;
+        group.member.links_ready();
+        if (group.ready_told) continue;
+        group.ready_told = true;
+        s.host.vtable.group_event(s.host.ctx, group, .ready);
+    }
+}
+
+// ---- time
+
+pub fn tick(s: *Session, late: bool) void {
+    var index: usize = s.strangers.items.len;
+    while (index > 0) {
+        index -= 1;
+        const lane = s.strangers.items[index];
+        if (lane.deadline <= s.now) fail(s, lane, "it did not say who it is in time");
+    }
+    index = s.links.items.len;
+    while (index > 0) {
+        index -= 1;
+        const link = s.links.items[index];
+        if (late) link.down_since = s.now;
+        for (link.lanes) |place| if (place) |lane| {
+            if (lane.deadline <= s.now) fail(s, lane, "it was not greeted in time");
+        };
+        if (!link.wanted and link.expires_at <= s.now) {
+            close(s, link);
+            _ = s.links.orderedRemove(index);
+            free(s, link);
+        } else if (is_down(s, link)) {
+            link.down_since = s.now;
+            report_broken(s, link, true);
+        }
+    }
+    dial_missing(s);
+}
+
+fn is_down(s: *const Session, link: *const Link) bool {
+    return link.wanted and link.open_count == 0 and s.settings.silence_ns > 0 and
+        s.now -| link.down_since >= s.settings.silence_ns;
+}
+
+fn close(s: *Session, link: *Link) void {
+    for (link.lanes) |place| if (place) |lane| fail(s, lane, "it is not needed any more");
+}
+
+pub fn next_deadline(s: *const Session) base.Instant {
+    var next: base.Instant = base.never;
+    for (s.strangers.items) |lane| next = @min(next, lane.deadline);
+    for (s.links.items) |link| {
+        if (!link.wanted) {
+            next = @min(next, link.expires_at);
+            continue;
+        }
+        if (link.open_count == 0) next = @min(next, link.down_since + s.settings.silence_ns);
+        for (link.lanes[0..s.settings.lanes]) |place| {
+            const lane = place orelse {
+                const dialable = link.dials and s.control_state == .open and
+                    s.addresses.contains(link.peer.bytes);
+                if (dialable) next = @min(next, @max(link.retry_at, s.last_tick + 1));
+                continue;
+            };
+            next = @min(next, lane.deadline);
+        }
+    }
+    return next;
+}

@@ -1,0 +1,126 @@
+//! Operation: one call of the user, from begin to release: its protocol state, its data movement and its outcome.
+//! The user's thread reads it once it is finished; until then it belongs to the session.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const collective = @import("collective");
+const Link = @import("link.zig").Link;
+const Group = @import("group.zig").Group;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const Mask = base.Mask;
+
+pub const Operation = struct {
+    gpa: Allocator,
+    /// The caller's to use.
+    user: usize = 0,
+    group: *Group,
+    op: protocol.Op,
+    executor: collective.Executor,
+    recv: [*]u8,
+    deadline: Instant,
+    started_at: Instant,
+    finished_at: Instant = 0,
+
+    // Valid once finished.
+    finished: bool = false,
+    status: protocol.Status = .ok,
+    failure: protocol.Failure = .{ .status = .ok },
+    /// After in_doubt: what the coordinator decided, once known.
+    committed: ?bool = null,
+    /// The user wants no more of it.
+    released: bool = false,
+
+    // The attempt under way.
+    root_rank: u16 = 0,
+    predecessor: ?*Link = null,
+    successor: ?*Link = null,
+    open_pending: bool = false,
+    mismatch_told: bool = false,
+    /// Memory ran out inside; it is withdrawn as soon as possible.
+    out_of_memory: bool = false,
+
+    /// Members of the epoch in rank order.
+    ids: []base.PeerId,
+    /// Members of each attempt this operation took part in.
+    attempts: std.ArrayList(Attempt) = .empty,
+
+    const Attempt = struct { number: u32, members: Mask };
+
+    /// Elements [begin, end) and the ranks whose contributions they hold.
+    pub const Range = struct { begin: u64, end: u64, contributors: Mask };
+
+    pub fn destroy(operation: *Operation) void {
+        const gpa = operation.gpa;
+        operation.executor.deinit();
+        operation.attempts.deinit(gpa);
+        gpa.free(operation.ids);
+        gpa.destroy(operation);
+    }
+
+    pub fn member_ids(operation: *const Operation) []const base.PeerId {
+        return operation.ids;
+    }
+
+    /// Copies the staged result to the caller's buffer. Once, after ok or after a doubt that was committed.
+    pub fn copy_result(operation: *const Operation) void {
+        const x = &operation.executor;
+        const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
+        if (bytes > 0 and x.target != operation.recv) @memcpy(operation.recv[0..bytes], x.target);
+    }
+
+    pub fn digest(operation: *const Operation) u128 {
+        return operation.op.digest;
+    }
+
+    pub fn range_count(operation: *const Operation) u32 {
+        var it = operation.ranges();
+        var count: u32 = 0;
+        while (it.next() != null) count += 1;
+        return count;
+    }
+
+    pub fn range(operation: *const Operation, wanted: u32) ?Range {
+        var it = operation.ranges();
+        for (0..wanted) |_| _ = it.next();
+        return it.next();
+    }
+
+    pub fn ranges(operation: *const Operation) RangeIterator {
+        return .{ .operation = operation };
+    }
+
+    pub const RangeIterator = struct {
+        operation: *const Operation,
+        chunk: u32 = 0,
+
+        pub fn next(it: *RangeIterator) ?Range {
+            const x = &it.operation.executor;
+            if (it.chunk >= x.partition.chunks) return null;
+            const first = it.chunk;
+            const who = it.operation.contributors(first);
+            while (it.chunk < x.partition.chunks) : (it.chunk += 1) {
+                if (!it.operation.contributors(it.chunk).eql(&who)) break;
+            }
+            return .{
+                .begin = x.partition.chunk_offset(first),
+                .end = x.partition.chunk_offset(it.chunk),
+                .contributors = who,
+            };
+        }
+    };
+
+    fn contributors(operation: *const Operation, chunk: u32) Mask {
+        var mask: Mask = .empty;
+        if (operation.op.descriptor.kind == .broadcast) {
+            mask.set(operation.root_rank);
+            return mask;
+        }
+        const reduced = operation.executor.chunk_reduced[chunk];
+        for (operation.attempts.items) |attempt| {
+            if (attempt.number <= reduced) mask = attempt.members;
+        }
+        return mask;
+    }
+};

@@ -1,0 +1,25 @@
+//! session: one peer process without its sockets: protocol and collective put together, with links, lanes and the
+//! calls of the user. net/ drives it with real connections, tests/sim with simulated ones.
+//! What a driver must do: session.zig, "for drivers". Next: net/root.zig.
+
+const session = @import("session.zig");
+
+pub const Session = session.Session;
+pub const Host = session.Host;
+pub const GroupEvent = session.GroupEvent;
+pub const FaultPoint = session.FaultPoint;
+pub const LogLevel = session.LogLevel;
+pub const Lane = @import("lane.zig").Lane;
+pub const Link = @import("link.zig").Link;
+pub const Group = @import("group.zig").Group;
+pub const Operation = @import("operation.zig").Operation;
+pub const Status = @import("protocol").Status;
+
+test {
+    _ = @import("session.zig");
+    _ = @import("lane.zig");
+    _ = @import("link.zig");
+    _ = @import("group.zig");
+    _ = @import("operation.zig");
+    _ = @import("world_test.zig");
+}

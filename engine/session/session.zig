@@ -1,0 +1,807 @@
+//! Session: everything one peer process does, without its sockets, clock and threads.
+//!
+//! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns a connection to
+//! the coordinator (bytes in and out of `control`) and one per Lane; it tells what arrived and asks what to
+//! send. `Host` is what the session wants from it. After any call: if `control.send_slice()` is not empty, send it;
+//! call `tick` at or after `next_deadline()`. Host functions must not call back into the session.
+//!
+//! Data moves here (frames.zig), links are kept here (links.zig), decisions are protocol/member.zig's, arithmetic is
+//! collective/ring.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const collective = @import("collective");
+const Lane = @import("lane.zig").Lane;
+const Link = @import("link.zig").Link;
+const Group = @import("group.zig").Group;
+const Operation = @import("operation.zig").Operation;
+const frames = @import("frames.zig");
+const links = @import("links.zig");
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const PeerId = base.PeerId;
+const control = wire.control;
+const limits = base.limits;
+const Status = protocol.Status;
+const Failure = protocol.Failure;
+const assert = std.debug.assert;
+
+pub const LogLevel = protocol.LogLevel;
+
+pub const GroupEvent = union(enum) {
+    /// Lanes to all members are open: admit() may be called.
+    ready,
+    /// The coordinator refuses, or is gone before the group was ready.
+    join_failed: struct { status: Status, why: []const u8 },
+    /// The pending admit() entered an epoch or passed the safe point.
+    admitted,
+    admit_failed: Status,
+    /// This peer is not a member any more.
+    gone: Status,
+};
+
+/// Named points of an all_reduce at which tests may end the process (net/fault.zig).
+pub const FaultPoint = enum {
+    all_reduce_called,
+    all_reduce_opened,
+    all_reduce_partial,
+    all_reduce_settled,
+    all_reduce_voted,
+    all_reduce_committed,
+};
+
+pub const Host = struct {
+    ctx: *anyopaque,
+    vtable: *const VTable,
+
+    pub const VTable = struct {
+        /// Start connecting; answer later with lane_opened or lane_closed.
+        dial: *const fn (ctx: *anyopaque, lane: *Lane, address: []const u8) void,
+        /// Close the connection now. The lane is invalid afterwards; do not call lane_closed.
+        lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
+        lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// Close the coordinator connection; do not call control_closed.
+        control_close: *const fn (ctx: *anyopaque) void,
+        group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
+        /// The session does not touch the caller's buffers any more.
+        operation_finished: *const fn (ctx: *anyopaque, operation: *Operation) void,
+        /// operation.committed is known now, or never will be (null).
+        operation_resolved: *const fn (ctx: *anyopaque, operation: *Operation) void,
+        fault_point: *const fn (
+            ctx: *anyopaque,
+            point: FaultPoint,
+            sequence: u64,
+            done: u64,
+            total: u64,
+        ) void,
+        log: *const fn (ctx: *anyopaque, level: LogLevel, message: []const u8) void,
+    };
+};
+
+pub const Session = struct {
+    gpa: Allocator,
+    self: PeerId,
+    run_id: base.RunId,
+    host: Host,
+    prng: base.Prng,
+    pool: collective.Pool,
+    now: Instant = 0,
+
+    control: wire.Stream,
+    control_state: ControlState = .closed,
+    /// What the coordinator said of the run; valid once control_state is .open.
+    settings: control.Welcome = std.mem.zeroes(control.Welcome),
+    last_heard: Instant = 0,
+    last_tick: Instant = 0,
+    heartbeat_at: Instant = 0,
+    heartbeats: u64 = 0,
+    /// Where other peers dial this one.
+    address: []u8 = &.{},
+    /// Why the coordinator is gone, for the calls that fail with it.
+    refusal: ?wire.hello.Verdict = null,
+    not_pccl: bool = false,
+
+    groups: std.ArrayList(*Group) = .empty,
+    operations: std.ArrayList(*Operation) = .empty,
+    links: std.ArrayList(*Link) = .empty,
+    strangers: std.ArrayList(*Lane) = .empty,
+    addresses: std.AutoHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// Operations whose data is complete, or that must be given up, and whose member must still be told.
+    deferred: std.ArrayList(*Operation) = .empty,
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+    sink: [sink_bytes]u8 = undefined,
+
+    const sink_bytes = 64 * limits.KiB;
+
+    pub const ControlState = enum { closed, greeting, open, lost };
+
+    pub const Options = struct {
+        peer_id: PeerId,
+        run_id: base.RunId,
+        seed: u64,
+        host: Host,
+    };
+
+    pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Session {
+        const s = try gpa.create(Session);
+        s.* = .{
+            .gpa = gpa,
+            .self = options.peer_id,
+            .run_id = options.run_id,
+            .host = options.host,
+            .prng = .init(options.seed),
+            .pool = .init(gpa),
+            .control = .init(gpa),
+        };
+        return s;
+    }
+
+    /// The driver has closed all connections and will not use lanes, groups or operations any more.
+    pub fn destroy(s: *Session) void {
+        for (s.operations.items) |operation| operation.destroy();
+        s.operations.deinit(s.gpa);
+        for (s.groups.items) |group| s.group_free(group);
+        s.groups.deinit(s.gpa);
+        for (s.links.items) |link| links.free(s, link);
+        s.links.deinit(s.gpa);
+        for (s.strangers.items) |lane| links.lane_free(s, lane);
+        s.strangers.deinit(s.gpa);
+        var it = s.addresses.valueIterator();
+        while (it.next()) |address| s.gpa.free(address.*);
+        s.addresses.deinit(s.gpa);
+        s.deferred.deinit(s.gpa);
+        s.control.deinit();
+        s.pool.deinit();
+        s.gpa.free(s.address);
+        s.gpa.destroy(s);
+    }
+
+    pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {
+        const copy = try s.gpa.dupe(u8, address);
+        s.gpa.free(s.address);
+        s.address = copy;
+    }
+
+    pub fn log(s: *Session, level: LogLevel, comptime format: []const u8, args: anytype) void {
+        var buffer: [512]u8 = undefined;
+        const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
+        s.host.vtable.log(s.host.ctx, level, text);
+    }
+
+    // ---- the coordinator
+
+    /// The connection is made; `address` must be set by now.
+    pub fn control_opened(s: *Session, now: Instant) void {
+        s.now = now;
+        s.control.reset();
+        s.control_state = .greeting;
+        s.last_heard = now;
+        s.last_tick = now;
+        const hello = wire.hello.encode(.{
+            .purpose = .control,
+            .run_id = s.run_id,
+            .from = s.self,
+        });
+        s.control.send_raw(&hello) catch s.lose_coordinator("out of memory");
+    }
+
+    /// Bytes were appended to `control`.
+    pub fn control_received(s: *Session, now: Instant) void {
+        s.now = now;
+        s.last_heard = now;
+        if (s.control_state == .greeting) s.control_greeted();
+        while (s.control_state == .open) {
+            const message = s.control.take() catch |err| {
+                s.log(.err, "the coordinator sent bytes that make no sense: {t}", .{err});
+                s.lose_coordinator("the coordinator sent bytes that make no sense");
+                break;
+            } orelse break;
+            s.dispatch(&message) catch |err| {
+                s.log(.err, "the coordinator broke the protocol: {t}", .{err});
+                s.lose_coordinator("the coordinator broke the protocol");
+            };
+        }
+        s.run_deferred();
+    }
+
+    pub fn control_closed(s: *Session, now: Instant) void {
+        s.now = now;
+        s.coordinator_gone("the connection to the coordinator closed");
+        s.run_deferred();
+    }
+
+    fn control_greeted(s: *Session) void {
+        const bytes = s.control.take_raw(wire.hello.answer_bytes) orelse return;
+        const verdict = wire.hello.decode_answer(bytes) catch |err| {
+            s.not_pccl = err == error.NotPccl;
+            s.refusal = .version_mismatch;
+            return s.lose_coordinator("it does not speak this version of PCCL");
+        };
+        if (verdict != .welcome) {
+            s.refusal = verdict;
+            return s.lose_coordinator("the coordinator refused this peer");
+        }
+        s.control_state = .open;
+        s.heartbeat_at = s.now;
+        for (s.groups.items) |group| s.ask_to_join(group);
+    }
+
+    fn send(s: *Session, message: control.Message) void {
+        if (s.control_state != .open) return;
+        s.control.send(message) catch s.log(.err, "out of memory for a control message", .{});
+    }
+
+    fn lose_coordinator(s: *Session, why: []const u8) void {
+        s.host.vtable.control_close(s.host.ctx);
+        s.coordinator_gone(why);
+    }
+
+    fn coordinator_gone(s: *Session, why: []const u8) void {
+        if (s.control_state == .lost) return;
+        s.control_state = .lost;
+        s.log(.warning, "the coordinator is lost: {s}", .{why});
+        const status: Status = .coordinator_unreachable;
+        for (s.groups.items) |group| {
+            group.member.coordinator_lost();
+            s.group_gone(group, status, why);
+        }
+        for (s.operations.items) |operation| {
+            if (operation.status == .in_doubt and operation.finished) s.resolve(operation, null);
+        }
+    }
+
+    fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
+        if (group.state == .left) return;
+        group.state = .left;
+        const event: GroupEvent = if (group.ready_told)
+            .{ .gone = status }
+        else
+            .{ .join_failed = .{ .status = status, .why = why } };
+        s.host.vtable.group_event(s.host.ctx, group, event);
+        links.review(s);
+    }
+
+    fn dispatch(s: *Session, message: *const control.Message) protocol_error!void {
+        switch (message.*) {
+            .welcome => |body| try s.on_welcome(body),
+            .joined => |*body| try s.on_joined(body),
+            .refused => |*body| s.on_refused(body),
+            .heartbeat_ack => {},
+            .prepare => |*body| try s.on_prepare(body),
+            .release => |body| {
+                const group = s.group_of(body.group) orelse return;
+                group.member.on_release(body.round);
+                group.round_peers.clearRetainingCapacity();
+                links.review(s);
+            },
+            .ask_safe_points => |body| {
+                if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
+            },
+            .activate => |*body| {
+                const group = s.group_of(body.group) orelse return;
+                try group.member.on_activate(body);
+                group.round_peers.clearRetainingCapacity();
+                links.review(s);
+            },
+            .view => |*body| {
+                const group = s.group_of(body.group) orelse return;
+                try group.member.on_view(body);
+                for (s.links.items) |link| link.prune(body.group, body.epoch, body.attempt);
+                links.review(s);
+            },
+            .resume_op => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_resume_op(body);
+            },
+            .resume_all => |*body| if (s.group_of(body.group)) |group| {
+                group.member.on_resume(body);
+            },
+            .commit => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_commit(body);
+            },
+            .abort => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_abort(body);
+            },
+            .expelled => |*body| s.on_expelled(body),
+            // What only a peer says.
+            .join,
+            .leave,
+            .heartbeat,
+            .prepared,
+            .safe_points,
+            .activated,
+            .epoch_closed,
+            .done,
+            .gave_up,
+            .mismatch_seen,
+            .report_op,
+            .report_end,
+            .link_lost,
+            .status_request,
+            .status_reply,
+            => return error.Unexpected,
+        }
+    }
+
+    const protocol_error = error{ OutOfMemory, Unexpected };
+
+    fn group_of(s: *Session, id: u16) ?*Group {
+        for (s.groups.items) |group| {
+            if (group.state == .joined and group.id == id) return group;
+        }
+        return null;
+    }
+
+    fn on_welcome(s: *Session, body: control.Welcome) protocol_error!void {
+        const sane = body.lanes >= 1 and body.lanes <= limits.lanes_per_link_max and
+            body.chunk_bytes >= 1 and body.chunk_bytes <= limits.frame_payload_bytes_max and
+            body.window_bytes >= 1 and body.window_bytes <= limits.window_bytes_max and
+            body.heartbeat_ns > 0 and body.silence_ns >= body.heartbeat_ns;
+        if (!sane) return error.Unexpected;
+        s.settings = body;
+    }
+
+    fn on_joined(s: *Session, body: *const control.Joined) protocol_error!void {
+        for (s.groups.items) |group| {
+            if (group.state != .joining or !std.mem.eql(u8, group.name, body.name.data)) continue;
+            group.state = .joined;
+            group.id = body.group;
+            group.member.group = body.group;
+        }
+    }
+
+    fn on_refused(s: *Session, body: *const control.Refused) void {
+        for (s.groups.items) |group| {
+            if (group.state != .joining or !std.mem.eql(u8, group.name, body.name.data)) continue;
+            group.state = .left;
+            s.host.vtable.group_event(s.host.ctx, group, .{ .join_failed = .{
+                .status = .cancelled,
+                .why = body.why.data,
+            } });
+        }
+    }
+
+    fn on_prepare(s: *Session, body: *const control.Prepare) protocol_error!void {
+        const group = s.group_of(body.group) orelse return;
+        if (body.members.count > limits.peers_max) return error.Unexpected;
+        try group.round_peers.ensureTotalCapacity(s.gpa, body.members.count);
+        group.round_peers.clearRetainingCapacity();
+        var own: ?usize = null;
+        var it = body.members.iterator();
+        while (it.next()) |entry| {
+            if (entry.id.eql(s.self)) own = group.round_peers.items.len;
+            group.round_peers.appendAssumeCapacity(entry.id);
+            try s.remember_address(entry.id, entry.address.data);
+        }
+        const position = own orelse return error.Unexpected;
+        const known = if (group.member.current) |current| current.alive.count() else 0;
+        group.member.on_prepare(body.round, body.members.count -| known);
+        // Only those this peer will talk to.
+        const count = group.round_peers.items.len;
+        var kept: usize = 0;
+        for (0..count) |index| {
+            if (!links.reaches(position, index, count)) continue;
+            group.round_peers.items[kept] = group.round_peers.items[index];
+            kept += 1;
+        }
+        group.round_peers.shrinkRetainingCapacity(kept);
+        links.review(s);
+        links.check_ready(s);
+    }
+
+    fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
+        const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
+        if (!entry.found_existing) entry.value_ptr.* = &.{};
+        if (std.mem.eql(u8, entry.value_ptr.*, address)) return;
+        const copy = try s.gpa.dupe(u8, address);
+        s.gpa.free(entry.value_ptr.*);
+        entry.value_ptr.* = copy;
+    }
+
+    fn on_expelled(s: *Session, body: *const control.Expelled) void {
+        const everywhere = body.group == std.math.maxInt(u16);
+        s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
+        for (s.groups.items) |group| {
+            if (group.state != .joined or (!everywhere and group.id != body.group)) continue;
+            group.member.on_expelled();
+            s.group_gone(group, .expelled, body.why.data);
+        }
+    }
+
+    // ---- groups
+
+    pub const JoinError = error{ OutOfMemory, AlreadyJoined };
+
+    /// Asks to join a group; `ready` or `join_failed` follows. The name has been checked.
+    pub fn join(
+        s: *Session,
+        now: Instant,
+        name: []const u8,
+        initial_world_size: u32,
+    ) JoinError!*Group {
+        s.now = now;
+        for (s.groups.items) |group| {
+            if (group.state != .left and std.mem.eql(u8, group.name, name))
+                return error.AlreadyJoined;
+        }
+        try s.groups.ensureUnusedCapacity(s.gpa, 1);
+        const group = try s.gpa.create(Group);
+        errdefer s.gpa.destroy(group);
+        group.* = .{
+            .session = s,
+            .name = try s.gpa.dupe(u8, name),
+            .initial_world_size = initial_world_size,
+            .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
+        };
+        s.groups.appendAssumeCapacity(group);
+        if (s.control_state == .open) s.ask_to_join(group);
+        return group;
+    }
+
+    fn ask_to_join(s: *Session, group: *Group) void {
+        s.send(.{ .join = .{
+            .name = .of(group.name),
+            .address = .of(s.address),
+            .initial_world_size = group.initial_world_size,
+        } });
+    }
+
+    /// Leaves gracefully: the others go on without this peer, operations in flight here are cancelled.
+    pub fn leave(s: *Session, now: Instant, group: *Group) void {
+        s.now = now;
+        if (group.state == .joined) group.member.leave();
+        group.state = .left;
+        links.review(s);
+        s.run_deferred();
+    }
+
+    /// Frees a group that was left. No operation of it may be held any more.
+    pub fn group_release(s: *Session, group: *Group) void {
+        assert(group.state == .left);
+        for (s.groups.items, 0..) |item, index| if (item == group) {
+            _ = s.groups.orderedRemove(index);
+            break;
+        };
+        s.group_free(group);
+    }
+
+    fn group_free(s: *Session, group: *Group) void {
+        group.member.deinit();
+        group.round_peers.deinit(s.gpa);
+        s.gpa.free(group.name);
+        s.gpa.destroy(group);
+    }
+
+    pub const AdmitError = error{ Left, NotReady, Busy };
+
+    /// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
+    pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
+        s.now = now;
+        if (group.state != .joined) return error.Left;
+        if (!group.ready_told) return error.NotReady;
+        if (group.member.admitting) return error.Busy;
+        group.admit_deadline = deadline;
+        group.member.admit();
+        s.run_deferred();
+    }
+
+    // ---- operations
+
+    pub const Call = struct {
+        kind: control.OpKind,
+        /// Null only for a barrier or a count of 0.
+        send: ?[*]const u8 = null,
+        recv: ?[*]u8 = null,
+        count: u64 = 0,
+        dtype: base.DType = .u8,
+        op: base.ReduceOp = .sum,
+        root_rank: u32 = 0,
+        recovery: ?control.Recovery = null,
+        tag: u64 = 0,
+        deadline: Instant,
+    };
+
+    pub const CallError = protocol.Member.StartError || error{ Left, RootOutOfRange };
+
+    /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments have been
+    /// checked, except for what depends on the membership.
+    pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
+        s.now = now;
+        if (group.state != .joined) return error.Left;
+        try group.member.check_start(call.tag);
+        const epoch = group.member.current.?;
+        if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
+        const operation = try s.operation_create(group, epoch, &call);
+        s.operations.appendAssumeCapacity(operation);
+        group.member.start(&operation.op, call.tag);
+        s.fault_point(operation, .all_reduce_called);
+        s.run_deferred();
+        return operation;
+    }
+
+    fn operation_create(
+        s: *Session,
+        group: *Group,
+        epoch: anytype,
+        call: *const Call,
+    ) Allocator.Error!*Operation {
+        const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
+        const descriptor: control.Descriptor = .{
+            .kind = call.kind,
+            .dtype = call.dtype,
+            .op = call.op,
+            .recovery = call.recovery orelse default,
+            .count = call.count,
+            .root = if (call.kind == .broadcast) epoch.ids[call.root_rank] else .none,
+            .safe_points = group.member.safe_points,
+        };
+        try s.operations.ensureUnusedCapacity(s.gpa, 1);
+        try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + 1);
+        const operation = try s.gpa.create(Operation);
+        errdefer s.gpa.destroy(operation);
+        const ids = try s.gpa.dupe(PeerId, epoch.ids);
+        errdefer s.gpa.free(ids);
+        const nothing: [*]u8 = &s.sink;
+        const executor = try collective.Executor.init(s.gpa, &s.pool, .{
+            .descriptor = descriptor,
+            .send = call.send orelse nothing,
+            .recv = call.recv orelse nothing,
+            .world_size = epoch.world_size(),
+            .chunk_bytes = s.settings.chunk_bytes,
+            .window_bytes = s.settings.window_bytes,
+            .is_root = call.root_rank == epoch.rank,
+        });
+        operation.* = .{
+            .gpa = s.gpa,
+            .group = group,
+            .op = .{ .descriptor = descriptor, .chunks = executor.partition.chunks },
+            .executor = executor,
+            .recv = call.recv orelse nothing,
+            .deadline = call.deadline,
+            .started_at = s.now,
+            .root_rank = @intCast(call.root_rank),
+            .ids = ids,
+        };
+        return operation;
+    }
+
+    /// Withdraws an operation: cancelled before the vote, in doubt after it.
+    pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
+        s.now = now;
+        if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
+        s.run_deferred();
+    }
+
+    /// The user is done with a finished operation.
+    pub fn release(s: *Session, operation: *Operation) void {
+        assert(operation.finished);
+        operation.released = true;
+        // One that is in doubt goes on, because the others may need what it holds.
+        if (operation.op.state == .finished) s.operation_free(operation);
+    }
+
+    fn operation_free(s: *Session, operation: *Operation) void {
+        for (s.operations.items, 0..) |item, index| if (item == operation) {
+            _ = s.operations.swapRemove(index);
+            break;
+        };
+        for (s.deferred.items, 0..) |item, index| if (item == operation) {
+            _ = s.deferred.swapRemove(index);
+            break;
+        };
+        operation.destroy();
+    }
+
+    fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
+        operation.committed = committed;
+        if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
+        s.operation_free(operation);
+    }
+
+    pub fn fault_point(s: *Session, operation: *Operation, point: FaultPoint) void {
+        if (operation.op.descriptor.kind != .all_reduce) return;
+        const x = &operation.executor;
+        const sequence = operation.op.id.sequence;
+        const total = x.partition.chunks;
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.chunks_settled, total);
+    }
+
+    /// What could not be done inside a member's action is done now.
+    pub fn run_deferred(s: *Session) void {
+        while (s.deferred.pop()) |operation| {
+            if (operation.op.state == .finished) continue;
+            frames.check_complete(s, operation);
+        }
+    }
+
+    // ---- what members want done
+
+    const member_actions: protocol.Member.ActionsTable = .{
+        .send = action_send,
+        .stop = action_stop,
+        .chunks = action_chunks,
+        .start = action_start,
+        .finished = action_finished,
+        .resolved = action_resolved,
+        .admitted = action_admitted,
+        .closed = action_closed,
+    };
+
+    fn group_from(ctx: *anyopaque) *Group {
+        return @ptrCast(@alignCast(ctx));
+    }
+
+    pub fn operation_from(op: *protocol.Op) *Operation {
+        return @fieldParentPtr("op", op);
+    }
+
+    fn action_send(ctx: *anyopaque, message: control.Message) void {
+        group_from(ctx).session.send(message);
+    }
+
+    fn action_stop(ctx: *anyopaque, epoch: u64) void {
+        const group = group_from(ctx);
+        for (group.session.operations.items) |operation| {
+            if (operation.group != group or operation.op.epoch != epoch) continue;
+            frames.stop(group.session, operation);
+        }
+    }
+
+    fn action_chunks(_: *anyopaque, op: *protocol.Op) []const u32 {
+        return operation_from(op).executor.chunk_reduced;
+    }
+
+    fn action_start(ctx: *anyopaque, op: *protocol.Op, kept: []const control.KeptRange) void {
+        frames.start(group_from(ctx).session, operation_from(op), kept);
+    }
+
+    fn action_finished(ctx: *anyopaque, op: *protocol.Op, failure: ?Failure) void {
+        const s = group_from(ctx).session;
+        const operation = operation_from(op);
+        assert(!operation.finished);
+        if (failure) |why| {
+            operation.failure = why;
+            operation.status = why.status;
+        } else s.fault_point(operation, .all_reduce_committed);
+        if (operation.status == .in_doubt and op.state == .in_doubt) {
+            // The caller's buffers go back to the caller; what the others may still need is staged.
+            operation.executor.send = operation.executor.target;
+        } else frames.stop(s, operation);
+        operation.finished = true;
+        operation.finished_at = s.now;
+        s.host.vtable.operation_finished(s.host.ctx, operation);
+    }
+
+    fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: bool) void {
+        const s = group_from(ctx).session;
+        const operation = operation_from(op);
+        frames.stop(s, operation);
+        s.resolve(operation, committed);
+    }
+
+    fn action_admitted(ctx: *anyopaque, failure: ?Status) void {
+        const group = group_from(ctx);
+        const s = group.session;
+        group.admit_deadline = base.never;
+        const event: GroupEvent = if (failure) |status|
+            .{ .admit_failed = status }
+        else
+            .admitted;
+        s.host.vtable.group_event(s.host.ctx, group, event);
+    }
+
+    fn action_closed(ctx: *anyopaque, epoch: u64) void {
+        const group = group_from(ctx);
+        for (group.session.links.items) |link| {
+            link.prune(group.id.?, epoch, std.math.maxInt(u32));
+        }
+        links.review(group.session);
+    }
+
+    // ---- lanes, for the driver
+
+    /// An inbound connection. Null: too many strangers; the driver closes it.
+    pub fn accept_lane(s: *Session, now: Instant) ?*Lane {
+        s.now = now;
+        return links.accept(s);
+    }
+
+    /// A dialed connection is up.
+    pub fn lane_opened(s: *Session, now: Instant, lane: *Lane) void {
+        s.now = now;
+        links.dialed(s, lane);
+    }
+
+    /// A connection ended, or could not be made. The lane is invalid afterwards.
+    pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
+        s.now = now;
+        links.lane_gone(s, lane);
+        s.run_deferred();
+    }
+
+    /// Where the next bytes of this lane go.
+    pub fn lane_recv_slices(s: *Session, lane: *Lane, slices: *[2][]u8) usize {
+        return lane.recv_slices(&s.sink, slices);
+    }
+
+    /// `count` bytes were put there, in order. The lane may be closed by this.
+    pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+        s.now = now;
+        s.bytes_received += count;
+        frames.received(s, lane, count);
+        s.run_deferred();
+    }
+
+    /// What to send on this lane now; 0 slices if nothing.
+    pub fn lane_send_slices(
+        s: *Session,
+        now: Instant,
+        lane: *Lane,
+        slices: *[2][]const u8,
+    ) usize {
+        s.now = now;
+        if (!lane.out_busy) frames.next(s, lane);
+        return lane.send_slices(slices);
+    }
+
+    /// `count` bytes of these slices have left.
+    pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
+        s.now = now;
+        s.bytes_sent += count;
+        if (lane.sent(count)) frames.sent(s, lane);
+    }
+
+    // ---- time
+
+    pub fn tick(s: *Session, now: Instant) void {
+        s.now = now;
+        // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
+        const late = now -| s.last_tick > 2 * @max(s.settings.heartbeat_ns, 1);
+        s.last_tick = now;
+        if (s.control_state == .open) s.tick_control(late);
+        for (s.groups.items) |group| {
+            if (group.admit_deadline > now) continue;
+            group.admit_deadline = base.never;
+            group.member.admit_give_up();
+            s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
+        }
+        var index: usize = 0;
+        while (index < s.operations.items.len) : (index += 1) {
+            const operation = s.operations.items[index];
+            if (operation.finished or operation.deadline > now) continue;
+            operation.group.member.give_up(&operation.op, .deadline);
+        }
+        links.tick(s, late);
+        s.run_deferred();
+    }
+
+    fn tick_control(s: *Session, late: bool) void {
+        if (late) s.last_heard = s.now;
+        if (s.now -| s.last_heard >= s.settings.silence_ns and s.settings.silence_ns > 0)
+            return s.lose_coordinator("the coordinator was silent for too long");
+        if (s.now < s.heartbeat_at) return;
+        s.heartbeats += 1;
+        s.heartbeat_at = s.now + s.settings.heartbeat_ns;
+        s.send(.{ .heartbeat = .{
+            .number = s.heartbeats,
+            .bytes_sent = s.bytes_sent,
+            .bytes_received = s.bytes_received,
+        } });
+    }
+
+    /// Once the coordinator is there, never later than a heartbeat from the last tick.
+    pub fn next_deadline(s: *const Session) Instant {
+        var next: Instant = base.never;
+        if (s.control_state == .open and s.settings.heartbeat_ns > 0) {
+            next = @max(s.heartbeat_at, s.last_tick);
+        }
+        for (s.groups.items) |group| next = @min(next, group.admit_deadline);
+        for (s.operations.items) |operation| {
+            if (!operation.finished) next = @min(next, operation.deadline);
+        }
+        return @min(next, links.next_deadline(s));
+    }
+};

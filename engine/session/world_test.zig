@@ -1,0 +1,355 @@
+//! A world in a test: one coordinator and a few sessions over perfect pipes. It shows how the layers are driven, and
+//! checks the plain paths: form a group, sum, broadcast, barrier, lose a peer, join, mismatch, give up.
+//! Faults, timing and everything else: tests/sim.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const session = @import("root.zig");
+const Session = session.Session;
+const Lane = session.Lane;
+const Group = session.Group;
+const Operation = session.Operation;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const peers_max = 6;
+
+const Pipe = struct { a: *Lane, b: *Lane, node_a: *Node, node_b: *Node };
+
+const Node = struct {
+    world: *World,
+    index: usize,
+    s: *Session,
+    group: *Group = undefined,
+    connection: ?*protocol.Connection = null,
+    ready: bool = false,
+    admitted: u32 = 0,
+    finished: u32 = 0,
+    alive: bool = true,
+};
+
+const Dial = struct { node: *Node, lane: *Lane, to: usize };
+
+const World = struct {
+    gpa: std.mem.Allocator,
+    coordinator: *protocol.Coordinator = undefined,
+    nodes: [peers_max]Node = undefined,
+    count: usize = 0,
+    pipes: std.ArrayList(Pipe) = .empty,
+    dials: std.ArrayList(Dial) = .empty,
+    now: u64 = 1000,
+    log_lines: u32 = 0,
+
+    fn init(w: *World, count: usize, initial: u32) !void {
+        w.coordinator = try protocol.Coordinator.create(w.gpa, .{
+            .run_id = @splat(1),
+            .initial_world_size = initial,
+            .chunk_bytes = 64,
+            .window_bytes = 512,
+        }, .{ .ctx = w, .vtable = &.{
+            .close = coordinator_close,
+            .wake = coordinator_wake,
+            .log = coordinator_log,
+        } });
+        w.coordinator.tick(w.now);
+        for (0..count) |_| _ = try w.add();
+    }
+
+    fn add(w: *World) !*Node {
+        const node = &w.nodes[w.count];
+        node.* = .{ .world = w, .index = w.count, .s = undefined };
+        w.count += 1;
+        node.s = try Session.create(w.gpa, .{
+            .peer_id = .from_int(node.index + 1),
+            .run_id = @splat(1),
+            .seed = node.index,
+            .host = .{ .ctx = node, .vtable = &host },
+        });
+        var address: [8]u8 = undefined;
+        try node.s.set_address(try std.fmt.bufPrint(&address, "{d}", .{node.index}));
+        node.connection = w.coordinator.accept(w.now).?;
+        node.connection.?.driver = node.index;
+        node.s.control_opened(w.now);
+        node.group = try node.s.join(w.now, "g", 0);
+        return node;
+    }
+
+    fn deinit(w: *World) void {
+        for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.destroy();
+        w.coordinator.destroy();
+        w.pipes.deinit(w.gpa);
+        w.dials.deinit(w.gpa);
+    }
+
+    /// Moves bytes until nothing moves.
+    fn settle(w: *World) !void {
+        for (0..100_000) |_| if (!try w.step()) return;
+        return error.Endless;
+    }
+
+    fn step(w: *World) !bool {
+        var moved = false;
+        w.now += 1;
+        for (w.nodes[0..w.count]) |*node| {
+            if (!node.alive) continue;
+            const connection = node.connection orelse continue;
+            if (try pump(&node.s.control, &connection.stream)) {
+                moved = true;
+                w.coordinator.received(w.now, connection);
+            }
+            const again = node.connection orelse continue;
+            if (try pump(&again.stream, &node.s.control)) {
+                moved = true;
+                node.s.control_received(w.now);
+            }
+        }
+        while (w.dials.pop()) |dial| {
+            moved = true;
+            const to = &w.nodes[dial.to];
+            const lane: ?*Lane = if (to.alive) to.s.accept_lane(w.now) else null;
+            if (lane) |accepted| {
+                try w.pipes.append(w.gpa, .{
+                    .a = dial.lane,
+                    .b = accepted,
+                    .node_a = dial.node,
+                    .node_b = to,
+                });
+                dial.node.s.lane_opened(w.now, dial.lane);
+            } else dial.node.s.lane_closed(w.now, dial.lane);
+        }
+        var index: usize = 0;
+        while (index < w.pipes.items.len) : (index += 1) {
+            const pipe = w.pipes.items[index];
+            if (w.move(pipe.node_a, pipe.a, pipe.node_b, pipe.b)) moved = true;
+            if (index >= w.pipes.items.len or w.pipes.items[index].a != pipe.a) continue;
+            if (w.move(pipe.node_b, pipe.b, pipe.node_a, pipe.a)) moved = true;
+        }
+        return moved;
+    }
+
+    fn pump(from: *wire.Stream, to: *wire.Stream) !bool {
+        const bytes = from.send_slice();
+        if (bytes.len == 0) return false;
+        const room = try to.recv_slice();
+        const count = @min(bytes.len, room.len);
+        @memcpy(room[0..count], bytes[0..count]);
+        to.received(count);
+        from.sent(count);
+        return true;
+    }
+
+    fn move(w: *World, from: *Node, a: *Lane, to: *Node, b: *Lane) bool {
+        var out: [2][]const u8 = undefined;
+        if (from.s.lane_send_slices(w.now, a, &out) == 0) return false;
+        var in: [2][]u8 = undefined;
+        _ = to.s.lane_recv_slices(b, &in);
+        const count = @min(out[0].len, in[0].len);
+        @memcpy(in[0][0..count], out[0][0..count]);
+        from.s.lane_sent(w.now, a, count);
+        to.s.lane_received(w.now, b, count);
+        return true;
+    }
+
+    fn kill(w: *World, victim: *Node) void {
+        victim.alive = false;
+        var index = w.pipes.items.len;
+        while (index > 0) {
+            index -= 1;
+            if (index >= w.pipes.items.len) continue;
+            const pipe = w.pipes.items[index];
+            if (pipe.node_a != victim and pipe.node_b != victim) continue;
+            _ = w.pipes.orderedRemove(index);
+            if (pipe.node_a == victim)
+                pipe.node_b.s.lane_closed(w.now, pipe.b)
+            else
+                pipe.node_a.s.lane_closed(w.now, pipe.a);
+        }
+        if (victim.connection) |connection| w.coordinator.closed(w.now, connection);
+        victim.connection = null;
+        victim.s.destroy();
+    }
+
+    fn coordinator_close(ctx: *anyopaque, connection: *protocol.Connection) void {
+        const w: *World = @ptrCast(@alignCast(ctx));
+        w.nodes[connection.driver].connection = null;
+    }
+    fn coordinator_wake(_: *anyopaque, _: *protocol.Connection) void {}
+    fn coordinator_log(ctx: *anyopaque, _: protocol.LogLevel, _: []const u8) void {
+        const w: *World = @ptrCast(@alignCast(ctx));
+        w.log_lines += 1;
+    }
+
+    const host: session.Host.VTable = .{
+        .dial = dial_lane,
+        .lane_close = lane_close,
+        .lane_wake = lane_wake,
+        .control_close = control_close,
+        .group_event = group_event,
+        .operation_finished = operation_finished,
+        .operation_resolved = operation_resolved,
+        .fault_point = fault_point,
+        .log = log,
+    };
+
+    fn node_from(ctx: *anyopaque) *Node {
+        return @ptrCast(@alignCast(ctx));
+    }
+    fn dial_lane(ctx: *anyopaque, lane: *Lane, address: []const u8) void {
+        const node = node_from(ctx);
+        const to = std.fmt.parseInt(usize, address, 10) catch unreachable;
+        node.world.dials.append(node.world.gpa, .{ .node = node, .lane = lane, .to = to }) catch
+            unreachable;
+    }
+    fn lane_close(ctx: *anyopaque, lane: *Lane) void {
+        const w = node_from(ctx).world;
+        for (w.pipes.items, 0..) |pipe, index| {
+            if (pipe.a != lane and pipe.b != lane) continue;
+            _ = w.pipes.orderedRemove(index);
+            if (pipe.a == lane) {
+                pipe.node_b.s.lane_closed(w.now, pipe.b);
+            } else pipe.node_a.s.lane_closed(w.now, pipe.a);
+            return;
+        }
+    }
+    fn lane_wake(_: *anyopaque, _: *Lane) void {}
+    fn control_close(_: *anyopaque) void {}
+    fn group_event(ctx: *anyopaque, _: *Group, event: session.GroupEvent) void {
+        const node = node_from(ctx);
+        switch (event) {
+            .ready => node.ready = true,
+            .admitted => node.admitted += 1,
+            .join_failed, .admit_failed, .gone => {},
+        }
+    }
+    fn operation_finished(ctx: *anyopaque, _: *Operation) void {
+        node_from(ctx).finished += 1;
+    }
+    fn operation_resolved(_: *anyopaque, _: *Operation) void {}
+    fn fault_point(_: *anyopaque, _: session.FaultPoint, _: u64, _: u64, _: u64) void {}
+    fn log(ctx: *anyopaque, _: session.LogLevel, _: []const u8) void {
+        node_from(ctx).world.log_lines += 1;
+    }
+
+    fn admit_all(w: *World) !void {
+        for (w.nodes[0..w.count]) |*node| {
+            if (node.alive and node.ready) try node.s.admit(w.now, node.group, base.never);
+        }
+        try w.settle();
+    }
+};
+
+const elements = 100;
+var buffers: [peers_max][elements]u64 = undefined;
+
+fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation {
+    for (&buffers[node.index], 0..) |*value, index| {
+        value.* = (index % 7 + 1) << @intCast(4 * node.index);
+    }
+    return node.s.begin(node.world.now, node.group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&buffers[node.index]),
+        .recv = @ptrCast(&buffers[node.index]),
+        .count = count,
+        .dtype = .u64,
+        .recovery = recovery,
+        .deadline = base.never,
+    });
+}
+
+fn check_sum(operation: *Operation) !void {
+    try expectEqual(.ok, operation.status);
+    operation.copy_result();
+    const result: [*]const u64 = @ptrCast(@alignCast(operation.recv));
+    var it = operation.ranges();
+    while (it.next()) |range| for (range.begin..range.end) |index| {
+        var expected: u64 = 0;
+        for (0..operation.ids.len) |rank| if (range.contributors.has(rank)) {
+            const digit = operation.ids[rank].bytes[15] - 1;
+            expected += (index % 7 + 1) << @intCast(4 * @as(u32, digit));
+        };
+        try expectEqual(expected, result[index]);
+    };
+}
+
+test "a group forms, sums, and goes on without a peer that dies inside the operation" {
+    for (1..peers_max) |count| for (0..count) |victim| {
+        var w: World = .{ .gpa = std.testing.allocator };
+        try w.init(count, @intCast(count));
+        defer w.deinit();
+        try w.settle();
+        try w.admit_all();
+        for (w.nodes[0..count]) |*node| {
+            try expectEqual(1, node.admitted);
+            try expectEqual(count, node.group.world_size());
+        }
+        var operations: [peers_max]*Operation = undefined;
+        for (w.nodes[0..count], 0..) |*node, index| {
+            operations[index] = try sum(node, elements, .resume_chunks);
+        }
+        try w.settle();
+        for (w.nodes[0..count], 0..) |*node, index| {
+            try check_sum(operations[index]);
+            node.s.release(operations[index]);
+        }
+        if (count == 1) continue;
+        for (w.nodes[0..count], 0..) |*node, index| {
+            operations[index] = try sum(node, elements, .resume_chunks);
+        }
+        for (0..6) |_| _ = try w.step();
+        w.kill(&w.nodes[victim]);
+        try w.settle();
+        for (w.nodes[0..count], 0..) |*node, index| {
+            if (!node.alive) continue;
+            try check_sum(operations[index]);
+            node.s.release(operations[index]);
+        }
+    };
+}
+
+test "a newcomer enters at the safe point, and a mismatch is named on every peer" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    _ = try w.add();
+    try w.settle();
+    try w.admit_all();
+    for (w.nodes[0..3]) |*node| {
+        try expectEqual(3, node.group.world_size());
+        try expectEqual(2, node.group.epoch());
+        try expectEqual(1, node.group.joined().len);
+    }
+    var operations: [3]*Operation = undefined;
+    for (w.nodes[0..3], 0..) |*node, index| {
+        operations[index] = try sum(node, if (index == 1) 50 else elements, .restart);
+    }
+    try w.settle();
+    for (w.nodes[0..3], 0..) |*node, index| {
+        try expectEqual(.mismatch, operations[index].status);
+        try expect(operations[index].failure.descriptor != null);
+        node.s.release(operations[index]);
+    }
+}
+
+test "one that gives up aborts for all, and a late caller is told" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(3, 3);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const first = try sum(&w.nodes[0], elements, .restart);
+    const second = try sum(&w.nodes[1], elements, .restart);
+    try w.settle();
+    w.nodes[0].s.cancel(w.now, first);
+    try expectEqual(.cancelled, first.status);
+    try w.settle();
+    try expectEqual(.aborted, second.status);
+    const third = try sum(&w.nodes[2], elements, .restart);
+    try expectEqual(.aborted, third.status);
+    w.nodes[0].s.release(first);
+    w.nodes[1].s.release(second);
+    w.nodes[2].s.release(third);
+}
