@@ -171,7 +171,13 @@ class Orchestrator:
             self.story.fail(event["seconds"], reason)
 
     def _start_peer(self, index: int, processes: Processes) -> None:
-        environment = {**ONE_BLAS_THREAD, "PCCL_TOKEN": self._token}
+        environment = {
+            **ONE_BLAS_THREAD,
+            "PCCL_TOKEN": self._token,
+            "PCCL_GROUP": "demo",
+            "PCCL_BIND": "127.0.0.1:0",
+            "PCCL_INITIAL_WORLD_SIZE": str(self._settings.peers),
+        }
         if index == self._settings.victim:
             environment["PCCL_FAULT_POINT"] = self._settings.fault_point
         command = [sys.executable, "-m", "examples.demo.peer", self._settings.to_json(), str(index)]

@@ -1,0 +1,52 @@
+"""The command line of the benchmarks: `python -m bench loopback --json`. One command per benchmark.
+
+What a row means is in `common.py`; what is measured, and how, in each benchmark's own file.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from bench import loopback
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
+)
+
+
+@app.callback()
+def root() -> None:
+    """Benchmarks of PCCL. Rows go to standard output, with --json as JSON lines."""
+
+
+@app.command(name="loopback")
+def loopback_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke run: small, few, and no good as a number.")
+    ] = False,
+    world: Annotated[
+        list[int] | None, typer.Option(min=2, help="World size; may be given again.  [2, 4]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
+        "bench_out"
+    ),
+) -> None:
+    """all_reduce of f32 against gloo, and the bare TCP below both, on this machine's loopback."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("pinning and peak memory are read the way of Linux; run it there")
+    signal.signal(signal.SIGTERM, _on_terminate)
+    loopback.run(world or [2, 4], quick=quick, as_json=as_json, out=out)
+
+
+def _on_terminate(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)  # like an exception, so that the processes it started end too
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,252 @@
+"""loopback: all_reduce of f32 against gloo, on one machine, in one run.
+
+It owns the plan, the processes, and what their samples come to; in each process runs
+`loopback_worker.py`.
+
+How it measures. Each process holds a PCCL communicator, a gloo group and a ring of bare sockets at
+once, and is pinned to its cores before any of them starts a thread. At each size the libraries take
+turns, sample by sample. A sample begins after a barrier and times a few calls in place. It counts
+from the last process that entered to the last that left, divided by the calls. The value is the
+median.
+
+    seconds             of one call
+    bus_bandwidth       2 (n-1)/n * size / seconds, as NCCL's tests define it
+    cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes reduced; the
+                        coordinator and gloo's store, which are in rank 0, count
+    peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
+                        processes that hold one library only, sizes ascending
+
+The rows of tcp_ring are the ceiling: the same bytes over bare sockets, nothing reduced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import common, loopback_plot
+from bench.common import KIB, MIB, Row
+from bench.loopback_worker import Case, Job
+
+BENCH = "loopback"
+SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
+QUICK_SIZES = [4 * KIB, 1 * MIB]
+WORLD_SECONDS_MAX = 900.0
+ITERATIONS_MAX = 32  # in place, 4 peers: 4^32 times the values, which f32 holds
+
+
+def plan(sizes: list[int], quick: bool) -> list[Case]:
+    """How often each size is called: many times for small ones, few times for large ones."""
+    if quick:
+        return [Case(size, iterations=2, samples=2) for size in sizes]
+    return [
+        Case(
+            size,
+            iterations=max(1, min(ITERATIONS_MAX, 4 * MIB // size)),
+            samples=25 if size <= 4 * MIB else 11 if size <= 64 * MIB else 7,
+        )
+        for size in sizes
+    ]
+
+
+class Processes:
+    """The processes of one world. None outlives this; when one fails, the others are ended."""
+
+    def __init__(self, purpose: str, world: int, libraries: list[str], cases: list[Case]) -> None:
+        self._failure: str | None = None
+        self._running: list[subprocess.Popen[str]] = []
+        self._lines: list[queue.Queue[str | None]] = [queue.Queue() for _ in range(world)]
+        for rank in range(world):
+            job = Job(purpose, rank, world, libraries, cases)
+            command = [sys.executable, "-m", "bench.loopback_worker", job.to_json()]
+            self._running.append(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        self._readers = [threading.Thread(target=self._read, args=(r,)) for r in range(world)]
+        self._timer = threading.Timer(WORLD_SECONDS_MAX, self._on_late)
+
+    def __enter__(self) -> Self:
+        for thread in (*self._readers, self._timer):
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._kill()
+        for reader in self._readers:
+            reader.join()
+        self._timer.cancel()
+        if error is None and self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    def introduce(self) -> None:
+        """Tells each process where the others are."""
+        offers = self.reports()
+        meeting = {**offers[0], "tcp_ports": [offer.get("tcp_port") for offer in offers]}
+        for process in self._running:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(meeting) + "\n")
+            process.stdin.flush()
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The next report of each process, by rank. Raises RuntimeError when one has failed."""
+        lines = [waiting.get() for waiting in self._lines]
+        reports = [json.loads(line) for line in lines if line is not None]
+        if len(reports) < len(lines):
+            raise RuntimeError(self._failure or "a process of the benchmark ended early")
+        return reports
+
+    def _read(self, rank: int) -> None:
+        process = self._running[rank]
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._lines[rank].put(line)
+        if process.wait() != 0:
+            self._fail(f"process {rank} of the benchmark failed, status {process.returncode}")
+        self._lines[rank].put(None)
+
+    def _on_late(self) -> None:
+        self._fail(f"the benchmark took more than {WORLD_SECONDS_MAX:.0f} s at one world size")
+
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+
+
+def run(worlds: list[int], *, quick: bool, as_json: bool, out: Path) -> list[Row]:
+    """Measures all worlds; prints and writes the rows."""
+    baseline = "gloo" if importlib.util.find_spec("torch") is not None else None
+    cases = plan(QUICK_SIZES if quick else SIZES, quick)
+    status = Console(stderr=True)
+    if baseline is None:
+        status.print("torch is not installed: no baseline (pip install 'pccl-py[bench]')")
+    rows: list[Row] = []
+    for world in worlds:
+        for measured in measure(world, baseline, cases, status):
+            rows += measured
+            if as_json:
+                print("\n".join(row.to_json() for row in measured), flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    common.write_rows(rows, out / f"{BENCH}.jsonl")
+    loopback_plot.draw(rows, out / f"{BENCH}.png")
+    if not as_json:
+        Console().print(table(rows))
+    status.print(f"written: {out / BENCH}.jsonl  {out / BENCH}.png")
+    return rows
+
+
+def measure(
+    world: int, baseline: str | None, cases: list[Case], status: Console
+) -> Iterator[list[Row]]:
+    """The rows of one world, size by size."""
+    libraries = ["pccl", *([baseline] if baseline else [])]
+    peaks = {name: measure_peaks(world, name, cases) for name in libraries}
+    with Processes("time", world, [*libraries, "tcp"], cases) as processes:
+        processes.introduce()
+        for index, case in enumerate(cases):
+            reports = processes.reports()
+            status.print(f"world {world}, {common.size_name(case.size)}: measured", highlight=False)
+            yield [
+                *time_rows(world, case, reports, baseline),
+                peak_row(world, case, {name: peaks[name][index] for name in libraries}, baseline),
+            ]
+
+
+def measure_peaks(world: int, library: str, cases: list[Case]) -> list[int]:
+    """Peak memory of one library alone at each size: of the process that took most."""
+    with Processes("memory", world, [library], cases) as processes:
+        processes.introduce()
+        return [max(report["peak"] for report in processes.reports()) for _ in cases]
+
+
+def time_rows(
+    world: int, case: Case, reports: list[dict[str, Any]], baseline: str | None
+) -> list[Row]:
+    """What the samples of one size come to."""
+    seconds = {name: seconds_of(case, reports, name) for name in reports[0]}
+    traffic = 2 * (world - 1) / world * case.size / common.GIGABYTE
+    cpu = {name: cpu_seconds_of(case, reports, name) for name in reports[0]}
+    reduced = case.size / common.GIGABYTE
+    values = {
+        "seconds": ("s", seconds),
+        "bus_bandwidth": ("GB/s", {name: traffic / seconds[name] for name in seconds}),
+        "cpu_seconds_per_gb": ("s/GB", {name: cpu[name] / reduced for name in cpu}),
+    }
+    rows = [row(world, case, metric, unit, of, baseline) for metric, (unit, of) in values.items()]
+    ceiling = common.case_name("tcp_ring", "bytes", "none", world, case.size)
+    rows += [Row(BENCH, ceiling, metric, of["tcp"], unit) for metric, (unit, of) in values.items()]
+    return rows
+
+
+def peak_row(world: int, case: Case, peaks: dict[str, int], baseline: str | None) -> Row:
+    """The row of peak memory at one size."""
+    values = {name: float(peak) for name, peak in peaks.items()}
+    return row(world, case, "peak_memory_bytes", "B", values, baseline)
+
+
+def row(
+    world: int, case: Case, metric: str, unit: str, of: dict[str, float], baseline: str | None
+) -> Row:
+    """Our value beside the baseline's."""
+    name = common.case_name("all_reduce", "f32", "none", world, case.size)
+    return Row(BENCH, name, metric, of["pccl"], unit, baseline, of[baseline] if baseline else None)
+
+
+def seconds_of(case: Case, reports: list[dict[str, Any]], library: str) -> float:
+    """Median time of one call: from the last process that enters to the last that leaves."""
+    by_sample = zip(*(report[library] for report in reports), strict=True)
+    spans: list[float] = [
+        max(one["end"] for one in sample) - max(one["begin"] for one in sample)
+        for sample in by_sample
+    ]
+    return statistics.median(spans) / case.iterations
+
+
+def cpu_seconds_of(case: Case, reports: list[dict[str, Any]], library: str) -> float:
+    """Median CPU time of one call, of all processes together."""
+    by_sample = zip(*(report[library] for report in reports), strict=True)
+    sums: list[float] = [sum(one["cpu"] for one in sample) for sample in by_sample]
+    return statistics.median(sums) / case.iterations
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows for people."""
+    made = Table(title="all_reduce over loopback", title_justify="left")
+    for heading in ("case", "metric"):
+        made.add_column(heading, no_wrap=True)
+    for heading in ("PCCL", "baseline", "ratio"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for one in rows:
+        baseline = "" if one.baseline_value is None else f"{one.baseline_value:.4g} {one.unit}"
+        ratio = "" if one.ratio is None else f"{one.ratio:.2f}"
+        made.add_row(one.case, one.metric, f"{one.value:.4g} {one.unit}", baseline, ratio)
+    return made
