@@ -25,6 +25,9 @@ pub const frame_payload_bytes_max = 256 * KiB;
 pub const chunk_bytes_min = 1 * KiB;
 /// Partial sums that one link may hold for one operation.
 pub const window_bytes_max = 1024 * MiB;
+/// What an operation may send in an attempt before the receiver has called it: small operations need
+/// not wait for the answer to come round. The receiver keeps it (session/link.zig).
+pub const eager_bytes_max = 16 * KiB;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
 /// "host:port" of a peer or a coordinator.
@@ -42,6 +45,9 @@ pub const ring_reach = 3;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
+
+/// What honest peers can have sent ahead of time on one link: every operation in flight, two epochs.
+pub const early_bytes_max = 2 * groups_max * operations_in_flight_max * eager_bytes_max;
 
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).

@@ -63,6 +63,8 @@ pub const Executor = struct {
     position: u16 = 0,
     members: u16 = 0,
     successor_open: bool = false,
+    /// Payload sent in this attempt before the successor opened.
+    eager_bytes: usize = 0,
     /// Partial sums per owner that may still come in, and the piece to start next.
     credits: []Credit,
     ready: std.ArrayList(Partial),
@@ -243,7 +245,10 @@ pub const Executor = struct {
         x.members = @intCast(n);
         x.position = @intCast(options.alive.position(options.rank));
         x.successor_open = false;
+        x.eager_bytes = 0;
         x.reset_movement();
+        // Before the successor says what it allows, it is taken to have the same window as this peer.
+        for (x.credits) |*credit| credit.allowed = x.slots_per_owner();
 
         const successor = options.alive.at((x.position + 1) % n);
         x.kept.clear();
@@ -509,8 +514,9 @@ pub const Executor = struct {
     // ---- from the successor
 
     pub fn successor_opened(x: *Executor, credit: u64) void {
+        if (x.successor_open) return;
         x.successor_open = true;
-        for (x.credits) |*entry| entry.allowed = @max(entry.allowed, credit);
+        for (x.credits) |*entry| entry.allowed = @max(entry.used, credit);
     }
 
     pub fn credited(x: *Executor, class: u16, allowed: u64) error{UnknownPiece}!void {
@@ -532,9 +538,20 @@ pub const Executor = struct {
     /// The next frame for the successor; null if nothing can be sent now. Finished bytes first, then sums
     /// that hold a slot, then new ones.
     pub fn next(x: *Executor) ?Out {
-        if (x.members < 2 or !x.successor_open) return null;
-        const out = x.next_final() orelse x.next_forward() orelse x.next_own() orelse return null;
+        if (x.members < 2) return null;
+        const out = if (x.successor_open)
+            x.next_final() orelse x.next_forward() orelse x.next_own() orelse return null
+        else
+            x.next_eager() orelse return null;
         x.bytes_sent += out.payload.len;
+        return out;
+    }
+
+    /// The successor has not called yet, as far as is known: only little may be sent (limits.zig).
+    fn next_eager(x: *Executor) ?Out {
+        if (x.eager_bytes + x.slot_bytes > base.limits.eager_bytes_max) return null;
+        const out = x.next_forward() orelse x.next_own() orelse return null;
+        x.eager_bytes += out.payload.len;
         return out;
     }
 

@@ -42,6 +42,25 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     const successor = operation.successor.?;
     const early = successor.recall(group.id.?, epoch.number, epoch.attempt, operation.op.id);
     if (early) |open| opened(s, operation, open.credit, &open.descriptor);
+    wake(s, successor);
+    replay(s, operation);
+}
+
+/// Data that the predecessor sent before this peer was ready for it.
+fn replay(s: *Session, operation: *Operation) void {
+    const link = operation.predecessor.?;
+    const x = &operation.executor;
+    const id = operation.op.id;
+    while (link.recall_data(operation.group.id.?, operation.op.epoch, x.attempt, id)) |item| {
+        defer link.forget_data(item.payload);
+        // What does not fit is of another descriptor: the open that follows names the mismatch.
+        const place = x.place(&item.header) catch |err| {
+            s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
+            continue;
+        };
+        @memcpy(place.bytes, item.payload);
+        x.arrived(&item.header, place.slot);
+    }
 }
 
 fn later(s: *Session, operation: *Operation) void {
@@ -270,9 +289,13 @@ fn on_frame(s: *Session, lane: *Lane) bool {
 fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     const operation = switch (route(s, header)) {
         .current => |operation| operation,
-        // Data is sent only after an open of this attempt, so early data is a breach; like old data it is
-        // not wanted.
-        .early, .stale => return throw_away(lane, header),
+        .stale => return throw_away(lane, header),
+        .early => {
+            lane.early = lane.link.?.reserve_data(header.payload_bytes) catch |err|
+                return reject(s, lane, @errorName(err));
+            lane.expect(lane.early, null, collective.Executor.no_slot);
+            return true;
+        },
     };
     if (operation.predecessor != lane.link) return throw_away(lane, header);
     const place = operation.executor.place(header) catch |err|
@@ -290,6 +313,7 @@ fn throw_away(lane: *Lane, header: *const Header) bool {
 fn on_payload(s: *Session, lane: *Lane) bool {
     const header = &lane.incoming;
     if (header.kind == .open) return on_open(s, lane, header);
+    if (lane.early.len > 0) return on_early(s, lane, header);
     const operation = lane.into_operation orelse return true;
     lane.into_operation = null;
     const x = &operation.executor;
@@ -299,6 +323,33 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     if (header.kind == .partial) wake(s, operation.predecessor.?);
     if (x.chunks_settled == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
+    check_complete(s, operation);
+    return true;
+}
+
+/// Data that came ahead of time is whole. It may have become due, or stale, while it came in.
+fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
+    const link = lane.link.?;
+    const payload = lane.early;
+    lane.early = &.{};
+    const operation = switch (route(s, header)) {
+        .current => |operation| operation,
+        .stale => {
+            link.forget_data(payload);
+            return true;
+        },
+        .early => {
+            link.keep_data(header.*, payload) catch |err| return reject(s, lane, @errorName(err));
+            return true;
+        },
+    };
+    link.keep_data(header.*, payload) catch |err| return reject(s, lane, @errorName(err));
+    if (operation.predecessor != link) {
+        link.forget(header.group, header.epoch, operation.op.id);
+        return true;
+    }
+    replay(s, operation);
+    wake(s, operation.successor.?);
     check_complete(s, operation);
     return true;
 }

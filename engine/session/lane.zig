@@ -34,6 +34,8 @@ pub const Lane = struct {
     discard: usize = 0,
     into_operation: ?*Operation = null,
     into_slot: u16 = collective.Executor.no_slot,
+    /// The payload that is coming in was sent ahead of time (link.zig).
+    early: []u8 = &.{},
     descriptor: [wire.control.descriptor_bytes]u8 = undefined,
 
     // Outgoing: what is left of a head, and of a payload.
@@ -86,6 +88,7 @@ pub const Lane = struct {
     }
 
     pub fn deinit(lane: *Lane) void {
+        if (lane.early.len > 0) lane.link.?.forget_data(lane.early);
         lane.gpa.free(lane.bounce);
         lane.* = undefined;
     }

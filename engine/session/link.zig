@@ -25,8 +25,10 @@ pub const Link = struct {
     down_since: base.Instant,
     /// Where round robin goes on.
     turn: usize = 0,
-    /// Opens of operations that this peer has not reached yet.
+    /// Opens of operations that this peer has not reached yet, and data sent ahead of time.
     early: std.ArrayList(Early) = .empty,
+    early_data: std.ArrayList(EarlyData) = .empty,
+    early_bytes: usize = 0,
 
     pub const Early = struct {
         group: u16,
@@ -37,12 +39,16 @@ pub const Link = struct {
         descriptor: wire.control.Descriptor,
     };
 
+    pub const EarlyData = struct { header: wire.frame.Header, payload: []u8 };
+
     /// More opens than any honest peer can have in flight.
     pub const early_max = 8192;
 
     pub fn deinit(link: *Link) void {
         link.gpa.free(link.address);
         link.early.deinit(link.gpa);
+        for (link.early_data.items) |item| link.gpa.free(item.payload);
+        link.early_data.deinit(link.gpa);
         link.* = undefined;
     }
 
@@ -76,7 +82,60 @@ pub const Link = struct {
         return null;
     }
 
-    /// Forgets opens of passed attempts; attempt maxInt forgets the whole epoch.
+    /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
+    pub fn reserve_data(link: *Link, bytes: usize) error{ OutOfMemory, TooMany }![]u8 {
+        if (link.early_bytes + bytes > base.limits.early_bytes_max) return error.TooMany;
+        try link.early_data.ensureUnusedCapacity(link.gpa, 1);
+        const payload = try link.gpa.alloc(u8, bytes);
+        link.early_bytes += bytes;
+        return payload;
+    }
+
+    pub fn forget_data(link: *Link, payload: []u8) void {
+        link.early_bytes -= payload.len;
+        link.gpa.free(payload);
+    }
+
+    pub fn keep_data(link: *Link, header: wire.frame.Header, payload: []u8) error{OutOfMemory}!void {
+        errdefer link.forget_data(payload);
+        try link.early_data.append(link.gpa, .{ .header = header, .payload = payload });
+    }
+
+    /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets it. Of older
+    /// attempts it is forgotten here.
+    pub fn recall_data(
+        link: *Link,
+        group: u16,
+        epoch: u64,
+        attempt: u32,
+        id: OpId,
+    ) ?EarlyData {
+        var index: usize = 0;
+        while (index < link.early_data.items.len) {
+            const item = link.early_data.items[index];
+            const header = &item.header;
+            const fits = header.group == group and header.epoch == epoch and
+                header.tag == id.tag and header.sequence == id.sequence and
+                header.attempt <= attempt;
+            if (!fits) {
+                index += 1;
+                continue;
+            }
+            _ = link.early_data.swapRemove(index);
+            if (header.attempt == attempt) return item;
+            link.forget_data(item.payload);
+        }
+        return null;
+    }
+
+    /// An operation is over: whatever was kept for it is not wanted.
+    pub fn forget(link: *Link, group: u16, epoch: u64, id: OpId) void {
+        const all = std.math.maxInt(u32);
+        while (link.recall_data(group, epoch, all, id)) |item| link.forget_data(item.payload);
+        _ = link.recall(group, epoch, all, id);
+    }
+
+    /// Forgets what is of passed attempts; attempt maxInt forgets the whole epoch.
     pub fn prune(link: *Link, group: u16, epoch: u64, attempt: u32) void {
         var kept: usize = 0;
         for (link.early.items) |item| {
@@ -85,5 +144,16 @@ pub const Link = struct {
             kept += 1;
         }
         link.early.shrinkRetainingCapacity(kept);
+        kept = 0;
+        for (link.early_data.items) |item| {
+            const header = &item.header;
+            if (header.group == group and header.epoch == epoch and header.attempt < attempt) {
+                link.forget_data(item.payload);
+                continue;
+            }
+            link.early_data.items[kept] = item;
+            kept += 1;
+        }
+        link.early_data.shrinkRetainingCapacity(kept);
     }
 };

@@ -669,7 +669,11 @@ pub const Session = struct {
         if (operation.status == .in_doubt and op.state == .in_doubt) {
             // The caller's buffers go back to the caller; what the others may still need is staged.
             operation.executor.send = operation.executor.target;
-        } else frames.stop(s, operation);
+        } else {
+            frames.stop(s, operation);
+            const group_id = operation.group.id.?;
+            for (s.links.items) |link| link.forget(group_id, op.epoch, op.id);
+        }
         operation.finished = true;
         operation.finished_at = s.now;
         s.host.vtable.operation_finished(s.host.ctx, operation);
