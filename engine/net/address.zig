@@ -110,6 +110,12 @@ pub const Address = extern union {
         return text[0..name.len];
     }
 
+    pub fn eql(a: *const Address, b: *const Address) bool {
+        if (a.family() != b.family() or a.port() != b.port()) return false;
+        if (a.family() == c.AF.INET) return a.v4.addr == b.v4.addr;
+        return std.mem.eql(u8, &a.v6.addr, &b.v6.addr);
+    }
+
     pub fn is_any(a: *const Address) bool {
         const plain = a.unmapped();
         if (plain.family() == c.AF.INET) return plain.v4.addr == 0;

@@ -4,20 +4,41 @@
 
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");
+pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
+pub const dial = @import("dial.zig");
+pub const fault = @import("fault.zig");
+pub const links = @import("links.zig");
 pub const lock = @import("lock.zig");
 pub const log = @import("log.zig");
+pub const Membership = @import("membership.zig").Membership;
+pub const PeerEngine = @import("peer_engine.zig").PeerEngine;
 pub const poller = @import("poller.zig");
+pub const random = @import("random.zig");
+pub const reach = @import("reach.zig");
 pub const resolver = @import("resolver.zig");
 pub const socket = @import("socket.zig");
+pub const status_client = @import("status_client.zig");
 pub const thread = @import("thread.zig");
+pub const Work = @import("work.zig").Work;
 
 test {
-    _ = address;
-    _ = clock;
-    _ = lock;
-    _ = log;
-    _ = poller;
-    _ = resolver;
-    _ = socket;
-    _ = thread;
+    _ = @import("address.zig");
+    _ = @import("clock.zig");
+    _ = @import("coordinator_engine.zig");
+    _ = @import("dial.zig");
+    _ = @import("fault.zig");
+    _ = @import("links.zig");
+    _ = @import("lock.zig");
+    _ = @import("log.zig");
+    _ = @import("loopback_test.zig");
+    _ = @import("membership.zig");
+    _ = @import("peer_engine.zig");
+    _ = @import("poller.zig");
+    _ = @import("random.zig");
+    _ = @import("reach.zig");
+    _ = @import("resolver.zig");
+    _ = @import("socket.zig");
+    _ = @import("status_client.zig");
+    _ = @import("thread.zig");
+    _ = @import("work.zig");
 }

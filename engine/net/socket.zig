@@ -223,6 +223,13 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     var length: c.socklen_t = @sizeOf(c_int);
     if (c.getsockopt(fd, c.SOL.SOCKET, c.SO.ERROR, &code, &length) != 0) return error.Unreachable;
     if (code != 0) return connect_error(@enumFromInt(code));
+    // A port of this machine that nobody listens on may by chance be the one that this socket was given, and
+    // TCP then connects it to itself.
+    const local = local_address(fd) orelse return error.Unreachable;
+    var remote: Address = undefined;
+    var remote_length: c.socklen_t = @sizeOf(Address);
+    if (c.getpeername(fd, &remote.any, &remote_length) != 0) return error.Unreachable;
+    if (local.eql(&remote)) return error.Refused;
 }
 
 fn connect_error(code: c.E) ConnectError {
@@ -308,8 +315,10 @@ pub fn end_sending(fd: Fd) void {
     _ = c.shutdown(fd, c.SHUT.WR);
 }
 
+pub const Direction = enum { read, write };
+
 /// Waits in poll() for one socket, for threads of the user. False: the time is over.
-pub fn wait_for(fd: Fd, events: enum { read, write }, timeout_ms: c_int) bool {
+pub fn wait_for(fd: Fd, events: Direction, timeout_ms: c_int) bool {
     var entry = [1]c.pollfd{.{
         .fd = fd,
         .events = switch (events) {

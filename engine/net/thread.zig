@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const builtin = @import("builtin");
+const kernels = @import("kernels");
 const c = std.c;
 
 /// A kernel with vectors of 64 bytes and a result on the stack fits many times.
@@ -21,7 +22,7 @@ pub fn spawn(
     const Start = struct {
         fn start(argument: @TypeOf(context)) void {
             set_name(name);
-            _ = FloatMode.enter();
+            _ = kernels.float_mode.standard();
             run(argument);
         }
     };
@@ -46,97 +47,29 @@ fn set_name(comptime name: [:0]const u8) void {
     }
 }
 
-/// Rounding to nearest, denormals kept: the mode in which results are the same on every CPU. A thread of the
-/// user may run with another one; it is put back after each of its calls.
-pub const FloatMode = struct {
-    control: Control,
-
-    const Control = switch (builtin.cpu.arch) {
-        .x86_64 => u32,
-        .aarch64 => u64,
-        else => @compileError("the floating-point control word of this CPU is not known"),
-    };
-
-    /// Sets our mode and returns the one before.
-    pub fn enter() FloatMode {
-        const before = read();
-        const ours = before & ~changed_bits;
-        if (ours != before) write(ours);
-        return .{ .control = before };
-    }
-
-    pub fn leave(before: FloatMode) void {
-        if (before.control & changed_bits != 0) write(before.control);
-    }
-
-    const changed_bits: Control = switch (builtin.cpu.arch) {
-        // MXCSR: flush to zero, rounding mode, denormals are zero.
-        .x86_64 => 1 << 15 | 0b11 << 13 | 1 << 6,
-        // FPCR: flush to zero, rounding mode, flush to zero for f16, default NaN.
-        .aarch64 => 1 << 24 | 0b11 << 22 | 1 << 19 | 1 << 25,
-        else => unreachable,
-    };
-
-    fn read() Control {
-        switch (builtin.cpu.arch) {
-            .x86_64 => {
-                var control: u32 = undefined;
-                asm volatile ("stmxcsr %[control]"
-                    : [control] "=m" (control),
-                );
-                return control;
-            },
-            .aarch64 => return asm volatile ("mrs %[control], fpcr"
-                : [control] "=r" (-> u64),
-            ),
-            else => unreachable,
-        }
-    }
-
-    fn write(control: Control) void {
-        switch (builtin.cpu.arch) {
-            .x86_64 => asm volatile ("ldmxcsr %[control]"
-                :
-                : [control] "m" (control),
-            ),
-            .aarch64 => asm volatile ("msr fpcr, %[control]"
-                :
-                : [control] "r" (control),
-            ),
-            else => unreachable,
-        }
-    }
-};
-
-test "denormals survive inside our mode, and the mode of the user comes back" {
-    const flush: FloatMode.Control = FloatMode.changed_bits;
-    const user = FloatMode.read();
-    defer FloatMode.write(user);
-    FloatMode.write(user | flush);
-    var tiny: f32 = @bitCast(@as(u32, 4));
-    const before = FloatMode.enter();
-    std.mem.doNotOptimizeAway(&tiny);
-    const half = tiny / 2;
-    before.leave();
-    try std.testing.expectEqual(user | flush, FloatMode.read());
-    FloatMode.write(user);
-    try std.testing.expectEqual(@as(u32, 2), @as(u32, @bitCast(half)));
-}
-
-test "a thread of the library has every signal blocked" {
+test "a thread of the library has every signal blocked and rounds as promised" {
     const Seen = struct {
         blocked: bool = false,
+        mode: u64 = 0,
 
         fn run(seen: *@This()) void {
             var none: c.sigset_t = undefined;
             var mask: c.sigset_t = undefined;
             _ = c.sigemptyset(&none);
             _ = c.pthread_sigmask(c.SIG.BLOCK, &none, &mask);
+            seen.mode = kernels.float_mode.read();
             seen.blocked = c.sigismember(&mask, .INT) == 1 and c.sigismember(&mask, .TERM) == 1;
         }
     };
     var seen: Seen = .{};
+    const standard = kernels.float_mode.standard();
+    defer kernels.float_mode.restore(standard);
+    const ours = kernels.float_mode.read();
+    // Threads inherit the mode of the thread that starts them: here one that flushes denormals.
+    const flush_to_zero = if (builtin.cpu.arch == .x86_64) 1 << 15 else 1 << 24;
+    kernels.float_mode.write(ours | flush_to_zero);
     const thread = try spawn("pccl-test", &seen, Seen.run);
     thread.join();
     try std.testing.expect(seen.blocked);
+    try std.testing.expectEqual(ours, seen.mode);
 }

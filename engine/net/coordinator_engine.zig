@@ -1,0 +1,234 @@
+//! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its peers, and the
+//! loop that moves bytes between them and protocol.Coordinator, which decides everything.
+//! The other side of each connection: peer_engine.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const address = @import("address.zig");
+const clock = @import("clock.zig");
+const lock = @import("lock.zig");
+const log = @import("log.zig");
+const poller = @import("poller.zig");
+const socket = @import("socket.zig");
+const thread = @import("thread.zig");
+const Links = @import("links.zig").Links;
+const Link = @import("links.zig").Link;
+const Allocator = std.mem.Allocator;
+const Coordinator = protocol.Coordinator;
+const Connection = protocol.Connection;
+
+pub const CoordinatorEngine = struct {
+    gpa: Allocator,
+    coordinator: *Coordinator,
+    links: Links,
+    lock: lock.FairLock = .{},
+    stopping: bool = false,
+    thread: std.Thread,
+    port: u16,
+    address_storage: [base.limits.address_bytes_max]u8,
+    address_length: usize,
+
+    pub const Options = struct {
+        /// Where to listen. An empty host is every interface, port 0 a free one.
+        bind: address.Endpoint = .{ .host = "127.0.0.1", .port = 0 },
+        /// Where peers reach it, "host" or "host:port"; null: where it listens.
+        advertise: ?[]const u8 = null,
+        protocol: Coordinator.Options,
+        backend: poller.Backend = .default,
+    };
+
+    pub const Error = error{OutOfMemory} || socket.ListenError || address.LookUpError ||
+        thread.Error || poller.Error;
+
+    /// Reads at one connection before the others get their turn.
+    const reads_per_turn = 8;
+
+    /// Listens, and starts the thread.
+    pub fn create(gpa: Allocator, options: Options) Error!*CoordinatorEngine {
+        const engine = try gpa.create(CoordinatorEngine);
+        errdefer gpa.destroy(engine);
+        engine.* = .{
+            .gpa = gpa,
+            .coordinator = undefined,
+            .links = try .init(gpa, options.backend),
+            .thread = undefined,
+            .port = undefined,
+            .address_storage = undefined,
+            .address_length = undefined,
+        };
+        errdefer engine.links.deinit();
+        const listener = try socket.listen(&try address.to_bind(options.bind));
+        try engine.links.listen(listener);
+        try engine.name_address(options.advertise, listener);
+
+        var protocol_options = options.protocol;
+        protocol_options.address = engine.reached_at();
+        engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
+            .ctx = engine,
+            .vtable = &.{ .close = host_close, .wake = host_wake, .log = host_log },
+        });
+        errdefer engine.coordinator.destroy();
+        engine.thread = try thread.spawn("pccl-coord", engine, run);
+        return engine;
+    }
+
+    /// Closes every connection and ends the thread.
+    pub fn destroy(engine: *CoordinatorEngine) void {
+        engine.lock.lock();
+        engine.stopping = true;
+        engine.lock.unlock();
+        engine.links.poller.wake();
+        engine.thread.join();
+        engine.links.deinit();
+        engine.coordinator.destroy();
+        engine.gpa.destroy(engine);
+    }
+
+    /// "host:port", for the token.
+    pub fn reached_at(engine: *const CoordinatorEngine) []const u8 {
+        return engine.address_storage[0..engine.address_length];
+    }
+
+    fn name_address(
+        engine: *CoordinatorEngine,
+        advertise: ?[]const u8,
+        listener: socket.Fd,
+    ) address.LookUpError!void {
+        const bound = socket.local_address(listener) orelse return error.BadAddress;
+        engine.port = bound.port();
+        var host_text: [address.Address.text_bytes_max]u8 = undefined;
+        // Nobody can dial "every interface".
+        const host = if (bound.is_any())
+            socket.outward_address().host(&host_text)
+        else
+            bound.host(&host_text);
+        var endpoint: address.Endpoint = .{ .host = host, .port = engine.port };
+        if (advertise) |text| endpoint = try .parse_with_port(text, engine.port);
+        const text = std.fmt.bufPrint(&engine.address_storage, "{f}", .{endpoint}) catch
+            return error.BadAddress;
+        engine.address_length = text.len;
+    }
+
+    // ---- the loop
+
+    fn run(engine: *CoordinatorEngine) void {
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        while (!engine.stopping) engine.round();
+    }
+
+    fn round(engine: *CoordinatorEngine) void {
+        const links = &engine.links;
+        const deadline = if (links.has_turns()) 0 else engine.coordinator.next_deadline();
+        links.bury();
+        // Without memory for the table of poll() the wait sees the sockets of the last one.
+        links.poller.prepare() catch {};
+        engine.lock.unlock();
+        const events = links.poller.wait(deadline);
+        engine.lock.lock();
+        const now = clock.now();
+        links.note(events);
+        while (links.accept()) |fd| engine.accepted(now, fd);
+        for (0..links.ready_count) |_| {
+            const link = links.next_ready() orelse break;
+            engine.serve(now, link);
+        }
+        if (now < engine.coordinator.next_deadline()) return;
+        links.accepting = true; // in case it had stopped for want of descriptors
+        engine.coordinator.tick(now);
+    }
+
+    fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
+        const connection = engine.coordinator.accept(now) orelse return socket.close(fd);
+        const link = engine.links.add(fd, @intFromPtr(connection)) catch {
+            return engine.coordinator.closed(now, connection);
+        };
+        connection.driver = @intFromPtr(link);
+    }
+
+    fn serve(engine: *CoordinatorEngine, now: base.Instant, link: *Link) void {
+        const connection: *Connection = @ptrFromInt(link.owner);
+        var turns: usize = reads_per_turn;
+        while (link.readable and turns > 0) : (turns -= 1) {
+            const any = link.receive_stream(&connection.stream) catch return engine.ended(now, link);
+            if (!any) break;
+            engine.coordinator.received(now, connection);
+            if (link.closed) return;
+        }
+        link.send_stream(&engine.links, &connection.stream) catch return engine.ended(now, link);
+        if (link.readable) engine.links.queue(link);
+    }
+
+    fn ended(engine: *CoordinatorEngine, now: base.Instant, link: *Link) void {
+        const connection: *Connection = @ptrFromInt(link.owner);
+        engine.links.close(link);
+        engine.coordinator.closed(now, connection);
+    }
+
+    // ---- what the coordinator asks for
+
+    fn host_close(context: *anyopaque, connection: *Connection) void {
+        const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
+        const link: *Link = @ptrFromInt(connection.driver);
+        // The last words of a refusal; a connection that is broken already does not hear them.
+        link.send_stream(&engine.links, &connection.stream) catch {};
+        engine.links.close(link);
+    }
+
+    fn host_wake(context: *anyopaque, connection: *Connection) void {
+        const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
+        engine.links.queue(@ptrFromInt(connection.driver));
+    }
+
+    fn host_log(_: *anyopaque, level: protocol.LogLevel, message: []const u8) void {
+        log.put(@enumFromInt(@intFromEnum(level)), message);
+    }
+};
+
+test "a port in use is an error, and every interface is advertised as one that can be dialed" {
+    const gpa = std.testing.allocator;
+    const first = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
+    defer first.destroy();
+    try std.testing.expectError(error.AddressInUse, CoordinatorEngine.create(gpa, .{
+        .bind = .{ .host = "127.0.0.1", .port = first.port },
+        .protocol = .{ .run_id = @splat(1) },
+    }));
+    const open = try CoordinatorEngine.create(gpa, .{
+        .bind = .{ .host = "", .port = 0 },
+        .protocol = .{ .run_id = @splat(1) },
+    });
+    defer open.destroy();
+    const endpoint = try address.Endpoint.parse(open.reached_at());
+    try std.testing.expectEqual(open.port, endpoint.port);
+    try std.testing.expect(!address.numeric(endpoint).?.slice()[0].is_any());
+    const named = try CoordinatorEngine.create(gpa, .{
+        .advertise = "coordinator.example",
+        .protocol = .{ .run_id = @splat(1) },
+    });
+    defer named.destroy();
+    try std.testing.expect(std.mem.startsWith(u8, named.reached_at(), "coordinator.example:"));
+}
+
+test "a stranger that says nothing loses its place, and descriptors do not run out for others" {
+    const gpa = std.testing.allocator;
+    const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
+    defer engine.destroy();
+    const at: address.Address = .v4_from(.{ 127, 0, 0, 1 }, engine.port);
+    var strangers: [base.limits.strangers_max + 1]socket.Fd = undefined;
+    for (&strangers) |*fd| fd.* = try socket.connect_start(&at);
+    defer for (strangers) |fd| socket.close(fd);
+    // One too many: exactly one of them is closed at once, long before its time is over.
+    var closed: usize = 0;
+    const deadline = clock.after(4 * std.time.ns_per_s);
+    while (closed == 0 and clock.now() < deadline) for (strangers) |fd| {
+        var byte: [1]u8 = undefined;
+        const count = socket.receive(fd, &.{&byte}) catch |err| switch (err) {
+            error.WouldBlock => continue,
+            error.Broken => 0,
+        };
+        if (count == 0) closed += 1;
+    };
+    try std.testing.expectEqual(1, closed);
+}

@@ -1,0 +1,108 @@
+//! dial: the socket of one lane: on its way to another peer (a name to look up, one address after the other), or
+//! connected. It knows the lane only as what the session calls it. Who acts on the result: peer_engine.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("session");
+const address = @import("address.zig");
+const clock = @import("clock.zig");
+const resolver = @import("resolver.zig");
+const socket = @import("socket.zig");
+const Link = @import("links.zig").Link;
+const Links = @import("links.zig").Links;
+const Instant = base.Instant;
+
+/// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
+pub const Carrier = struct {
+    lane: *session.Lane,
+    /// The socket; null while there is none.
+    link: ?*Link = null,
+    state: State,
+    lookup: ?*resolver.Lookup = null,
+    addresses: address.AddressList = .{},
+    tried: usize = 0,
+    /// When the address under way is given up for the next one.
+    deadline: Instant = base.never,
+
+    pub const State = enum { resolving, connecting, open };
+
+    const attempt_ns_max = 5 * std.time.ns_per_s;
+
+    pub const Step = enum { pending, failed };
+
+    /// Begins to connect. `failed`: there is no way.
+    pub fn start(carrier: *Carrier, now: Instant, links: *Links, to: []const u8) Step {
+        const endpoint = address.Endpoint.parse(to) catch return .failed;
+        if (address.numeric(endpoint)) |list| {
+            carrier.addresses = list;
+            return carrier.connect_next(now, links);
+        }
+        const wake_fd = links.poller.waker.write_fd;
+        carrier.lookup = resolver.Lookup.start(endpoint, wake_fd) catch return .failed;
+        return .pending;
+    }
+
+    /// Looks whether a name is found or an address takes too long.
+    pub fn step(carrier: *Carrier, now: Instant, links: *Links) Step {
+        switch (carrier.state) {
+            .resolving => {
+                const lookup = carrier.lookup orelse return .failed;
+                if (!lookup.done.is_set()) return .pending;
+                const result = lookup.result;
+                carrier.forget_lookup();
+                carrier.addresses = result catch return .failed;
+                return carrier.connect_next(now, links);
+            },
+            .connecting => {
+                if (now < carrier.deadline) return .pending;
+                return carrier.connect_next(now, links);
+            },
+            .open => return .pending,
+        }
+    }
+
+    pub const Connected = enum { open, pending, failed };
+
+    /// The socket has something to say.
+    pub fn connected(carrier: *Carrier, now: Instant, links: *Links) Connected {
+        const link = carrier.link.?;
+        if (!link.writable) return .pending;
+        socket.connect_finish(link.fd) catch return switch (carrier.connect_next(now, links)) {
+            .pending => .pending,
+            .failed => .failed,
+        };
+        carrier.state = .open;
+        carrier.deadline = base.never;
+        return .open;
+    }
+
+    fn connect_next(carrier: *Carrier, now: Instant, links: *Links) Step {
+        carrier.hang_up(links);
+        while (carrier.tried < carrier.addresses.count) {
+            const to = &carrier.addresses.items[carrier.tried];
+            carrier.tried += 1;
+            const fd = socket.connect_start(to) catch continue;
+            carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
+            carrier.state = .connecting;
+            carrier.deadline = now + attempt_ns_max;
+            return .pending;
+        }
+        return .failed;
+    }
+
+    /// Lets go of everything but the memory.
+    pub fn end(carrier: *Carrier, links: *Links) void {
+        carrier.forget_lookup();
+        carrier.hang_up(links);
+    }
+
+    fn hang_up(carrier: *Carrier, links: *Links) void {
+        if (carrier.link) |link| links.close(link);
+        carrier.link = null;
+    }
+
+    fn forget_lookup(carrier: *Carrier) void {
+        if (carrier.lookup) |lookup| lookup.release();
+        carrier.lookup = null;
+    }
+};

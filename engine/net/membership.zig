@@ -1,0 +1,295 @@
+//! Membership: a group of the run as a user's threads see it: they wait here to join it, to pass a safe point, to
+//! leave it. What is decided comes from the session, on the engine's thread (peer_engine.zig).
+//! Operations in the group: work.zig. Who calls: abi/comm.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("session");
+const clock = @import("clock.zig");
+const lock = @import("lock.zig");
+const PeerEngine = @import("peer_engine.zig").PeerEngine;
+const Interrupt = @import("reach.zig").Interrupt;
+const Instant = base.Instant;
+const PeerId = base.PeerId;
+const Status = session.Status;
+
+pub const Membership = struct {
+    engine: *PeerEngine,
+    group: *session.Group,
+    /// Everything below is under the engine's lock.
+    /// The join or the admit that a thread waits for is over.
+    changed: lock.Signal = .{},
+    joined: bool = false,
+    left: bool = false,
+    /// Why this peer is no member, or not any more.
+    failure: ?Failure = null,
+    admitting: bool = false,
+    admit_failure: ?Status = null,
+    /// The epoch that the user has seen.
+    epoch_seen: u64 = 0,
+
+    pub const Failure = struct {
+        status: Status,
+        why_storage: [why_bytes_max]u8 = undefined,
+        why_length: usize = 0,
+
+        const why_bytes_max = 200;
+
+        fn init(status: Status, text: []const u8) Failure {
+            var failure: Failure = .{ .status = status };
+            failure.why_length = @min(text.len, why_bytes_max);
+            @memcpy(failure.why_storage[0..failure.why_length], text[0..failure.why_length]);
+            return failure;
+        }
+
+        pub fn why(failure: *const Failure) []const u8 {
+            return failure.why_storage[0..failure.why_length];
+        }
+    };
+
+    // ---- joining and leaving
+
+    pub const JoinOptions = struct {
+        /// 1 to limits.name_bytes_max bytes.
+        name: []const u8,
+        /// 0: the coordinator's default.
+        initial_world_size: u32 = 0,
+        deadline: Instant,
+        interrupt: Interrupt = .{},
+    };
+
+    pub const JoinError = error{
+        OutOfMemory,
+        /// This process is in the group already.
+        AlreadyJoined,
+        Closed,
+        DeadlineExceeded,
+        Interrupted,
+        /// See `failure`.
+        Failed,
+    };
+
+    /// Asks to join and waits until the lanes to all members are open. On an error nothing is left of it, and
+    /// `failure` says more about error.Failed.
+    pub fn join(
+        engine: *PeerEngine,
+        options: JoinOptions,
+        failure: *Failure,
+    ) JoinError!*Membership {
+        const membership = try engine.gpa.create(Membership);
+        errdefer engine.gpa.destroy(membership);
+        {
+            const mode = engine.enter();
+            defer engine.leave(mode);
+            if (engine.stopped()) return error.Closed;
+            if (engine.session.control_state == .lost) {
+                failure.* = .init(.coordinator_unreachable, "the connection to it was lost");
+                return error.Failed;
+            }
+            const now = clock.now();
+            const group =
+                try engine.session.join(now, options.name, options.initial_world_size);
+            membership.* = .{ .engine = engine, .group = group };
+            group.user = @intFromPtr(membership);
+            engine.communicators += 1;
+            engine.reference();
+        }
+        errdefer membership.destroy();
+        if (!try options.interrupt.wait(&membership.changed, options.deadline))
+            return error.DeadlineExceeded;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        if (membership.failure) |why| {
+            failure.* = why;
+            return error.Failed;
+        }
+        return membership;
+    }
+
+    /// Leaves; the others go on. The last communicator of the engine closes its connections too. Idempotent.
+    pub fn leave(membership: *Membership) void {
+        const engine = membership.engine;
+        const last = last: {
+            const mode = engine.enter();
+            defer engine.leave(mode);
+            if (membership.left) return;
+            membership.left = true;
+            engine.session.leave(clock.now(), membership.group);
+            if (membership.admitting) membership.admit_over(.cancelled);
+            engine.communicators -= 1;
+            break :last engine.communicators == 0;
+        };
+        if (last) engine.stop(.graceful);
+    }
+
+    /// Leaves if that has not happened, and forgets the group. Its works are gone by now.
+    pub fn release(membership: *Membership) void {
+        const gpa = membership.engine.gpa;
+        membership.destroy();
+        gpa.destroy(membership);
+    }
+
+    fn destroy(membership: *Membership) void {
+        const engine = membership.engine;
+        membership.leave();
+        engine.lock.lock();
+        engine.session.group_release(membership.group);
+        engine.lock.unlock();
+        engine.unreference();
+    }
+
+    // ---- safe points
+
+    pub const Admission = struct {
+        epoch: u64,
+        rank: u32,
+        world_size: u32,
+        joined: u32,
+        left: u32,
+        changed: bool,
+    };
+
+    pub const AdmitResult = union(enum) { passed: Admission, failed: Status };
+
+    pub const AdmitError = error{
+        Closed,
+        /// Another thread is in admit() of this group.
+        Busy,
+        /// Withdrawn; the safe point was not passed.
+        Interrupted,
+    };
+
+    pub fn admit(
+        membership: *Membership,
+        deadline: Instant,
+        interrupt: Interrupt,
+    ) AdmitError!AdmitResult {
+        const engine = membership.engine;
+        {
+            const mode = engine.enter();
+            defer engine.leave(mode);
+            if (membership.left) return error.Closed;
+            if (membership.failure) |failure| return .{ .failed = failure.status };
+            if (membership.admitting) return error.Busy;
+            membership.changed.clear();
+            membership.admitting = true;
+            membership.admit_failure = null;
+            engine.session.admit(clock.now(), membership.group, deadline) catch |err| {
+                membership.admitting = false;
+                return switch (err) {
+                    error.Busy => error.Busy,
+                    // Neither can be while it is joined and not left.
+                    error.Left, error.NotReady => error.Closed,
+                };
+            };
+        }
+        // The session keeps the deadline.
+        const waited = interrupt.wait(&membership.changed, base.never);
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (waited) |_| {} else |err| if (membership.admitting) {
+            membership.admitting = false;
+            membership.group.member.admit_give_up();
+            membership.group.admit_deadline = base.never;
+            return err;
+        }
+        if (membership.admit_failure) |status| return .{ .failed = status };
+        return .{ .passed = membership.admission() };
+    }
+
+    fn admission(membership: *Membership) Admission {
+        const group = membership.group;
+        const changed = group.epoch() != membership.epoch_seen;
+        membership.epoch_seen = group.epoch();
+        return .{
+            .epoch = group.epoch(),
+            .rank = group.rank(),
+            .world_size = group.world_size(),
+            .joined = if (changed) @intCast(group.joined().len) else 0,
+            .left = if (changed) @intCast(group.left().len) else 0,
+            .changed = changed,
+        };
+    }
+
+    // ---- looking
+
+    pub const Info = struct {
+        epoch: u64,
+        attempt: u32,
+        rank: u32,
+        world_size: u32,
+        alive: u32,
+        pending: u32,
+        in_flight: u32,
+        bytes_sent: u64,
+        bytes_received: u64,
+    };
+
+    pub fn info(membership: *Membership) error{Closed}!Info {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        if (membership.left) return error.Closed;
+        const group = membership.group;
+        return .{
+            .epoch = group.epoch(),
+            .attempt = group.attempt(),
+            .rank = group.rank(),
+            .world_size = group.world_size(),
+            .alive = group.alive(),
+            .pending = group.pending(),
+            .in_flight = group.in_flight(),
+            .bytes_sent = engine.session.bytes_sent,
+            .bytes_received = engine.session.bytes_received,
+        };
+    }
+
+    pub const List = enum { members, joined, left };
+
+    /// Writes at most ids.len ids and returns how many there are; none after leaving.
+    pub fn list(membership: *Membership, which: List, ids: []PeerId) usize {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        if (membership.left) return 0;
+        const all = switch (which) {
+            .members => membership.group.members(),
+            .joined => membership.group.joined(),
+            .left => membership.group.left(),
+        };
+        const count = @min(all.len, ids.len);
+        @memcpy(ids[0..count], all[0..count]);
+        return all.len;
+    }
+
+    // ---- what the session tells, under the engine's lock
+
+    pub fn of(group: *session.Group) ?*Membership {
+        return if (group.user == 0) null else @ptrFromInt(group.user);
+    }
+
+    pub fn tell(membership: *Membership, event: session.GroupEvent) void {
+        switch (event) {
+            .ready => {
+                membership.joined = true;
+                membership.changed.set();
+            },
+            .join_failed => |details| {
+                membership.failure = .init(details.status, details.why);
+                membership.changed.set();
+            },
+            .admitted => membership.admit_over(null),
+            .admit_failed => |status| membership.admit_over(status),
+            .gone => |status| {
+                membership.failure = .init(status, "");
+                if (membership.admitting) membership.admit_over(status);
+            },
+        }
+    }
+
+    fn admit_over(membership: *Membership, failure: ?Status) void {
+        membership.admitting = false;
+        membership.admit_failure = failure;
+        membership.changed.set();
+    }
+};

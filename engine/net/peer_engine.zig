@@ -1,0 +1,581 @@
+//! PeerEngine: one peer of a run in this process: the connection to the coordinator, the listener and the lanes to
+//! other peers, and the one thread that moves bytes between them and session.Session, which decides everything.
+//!
+//! The thread holds the lock except while it waits for sockets, and lets waiting threads of the user pass between
+//! two connections. Those enter() to talk to the session and leave() to wake the thread.
+//! What users wait for: membership.zig, work.zig. How a lane is dialed: dial.zig. Sockets in general: links.zig.
+
+const std = @import("std");
+const base = @import("base");
+const kernels = @import("kernels");
+const session = @import("session");
+const address = @import("address.zig");
+const clock = @import("clock.zig");
+const dial = @import("dial.zig");
+const lock = @import("lock.zig");
+const log = @import("log.zig");
+const poller = @import("poller.zig");
+const random = @import("random.zig");
+const reach = @import("reach.zig");
+const socket = @import("socket.zig");
+const thread = @import("thread.zig");
+const Fault = @import("fault.zig").Fault;
+const Links = @import("links.zig").Links;
+const Link = @import("links.zig").Link;
+const Membership = @import("membership.zig").Membership;
+const Work = @import("work.zig").Work;
+const Allocator = std.mem.Allocator;
+const Carrier = dial.Carrier;
+const Instant = base.Instant;
+const Session = session.Session;
+const assert = std.debug.assert;
+
+pub const PeerEngine = struct {
+    gpa: Allocator,
+    session: *Session,
+    links: Links,
+    lock: lock.FairLock = .{},
+    thread: std.Thread,
+    /// The process that may use this engine: a forked child has the memory, but not the thread.
+    pid: std.c.pid_t,
+    state: State = .running,
+    /// Waiting for sockets: whoever changes something wakes it.
+    asleep: bool = false,
+    /// When a graceful end is given up.
+    farewell_deadline: Instant = base.never,
+
+    control: ?*Link = null,
+    /// Lanes that are not connected yet.
+    dials: std.ArrayList(*Carrier) = .empty,
+    fault: ?Fault,
+
+    /// Handles that refer to the engine; the last one frees it.
+    references: std.atomic.Value(u32) = .init(1),
+    /// Groups that are joined and not left; the last one ends the thread.
+    communicators: u32 = 0,
+
+    const State = enum { running, farewell, stopped };
+
+    /// The context of the control connection among pointers to carriers.
+    const control_owner = 0;
+    /// A connection moves so much before the others get their turn.
+    const turn_bytes = 1024 * base.limits.KiB;
+    /// Turns before the poller is asked for news.
+    const turns_per_round = 64;
+    const farewell_ns = std.time.ns_per_s;
+    /// How long something that accepted our connection may take to answer as a coordinator does.
+    const greeting_ns_max = base.limits.stranger_ns_max;
+    /// A coordinator that closes without an answer may have too many strangers at its door just now.
+    const greetings_max = 8;
+
+    pub const Options = struct {
+        coordinator: address.Endpoint,
+        run_id: base.RunId,
+        peer_id: ?base.PeerId = null,
+        /// Where other peers connect to. An empty host is every interface, port 0 a free one.
+        bind: address.Endpoint = .{ .host = "", .port = 0 },
+        /// What other peers dial, "host" or "host:port"; null: see `name_address`.
+        advertise: ?[]const u8 = null,
+        /// Until when the coordinator must have answered.
+        connect_deadline: Instant,
+        interrupt: reach.Interrupt = .{},
+        fault: ?Fault = null,
+        backend: poller.Backend = .default,
+    };
+
+    pub const GreetError = error{
+        /// It accepts connections, but does not answer, or not as a coordinator does.
+        NotPccl,
+        NoAnswer,
+        /// It closed the connection without an answer.
+        Closed,
+        VersionMismatch,
+        WrongRun,
+        /// It has this peer's id already, or no room.
+        Refused,
+    };
+
+    pub const ListenError = socket.ListenError || poller.Error || error{ListenNameNotFound};
+
+    pub const Error = error{OutOfMemory} || ListenError || reach.Error || thread.Error || GreetError;
+
+    /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
+    pub fn create(gpa: Allocator, options: Options) Error!*PeerEngine {
+        const engine = try gpa.create(PeerEngine);
+        errdefer gpa.destroy(engine);
+        engine.* = .{
+            .gpa = gpa,
+            .session = undefined,
+            .thread = undefined,
+            .links = try .init(gpa, options.backend),
+            .pid = std.c.getpid(),
+            .fault = options.fault,
+        };
+        errdefer engine.links.deinit();
+        const to_bind = address.to_bind(options.bind) catch return error.ListenNameNotFound;
+        try engine.links.listen(try socket.listen(&to_bind));
+        engine.session = try Session.create(gpa, .{
+            .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
+            .run_id = options.run_id,
+            .seed = random.seed(),
+            .host = .{ .ctx = engine, .vtable = &host },
+        });
+        errdefer engine.session.destroy();
+        try engine.greet_patiently(options);
+        engine.thread = try thread.spawn("pccl-peer", engine, run);
+        return engine;
+    }
+
+    // ---- the coordinator's greeting, on the thread of the user
+
+    fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
+        var greetings: u32 = 0;
+        while (true) {
+            greetings += 1;
+            return engine.greet(options) catch |err| {
+                if (err != error.Closed or greetings == greetings_max) return err;
+                const pause_ns = engine.session.prng.between(10, 200) * std.time.ns_per_ms;
+                const until = clock.after(pause_ns);
+                if (until >= options.connect_deadline) return err;
+                var nobody: lock.Signal = .{};
+                _ = try options.interrupt.wait(&nobody, until);
+                continue;
+            };
+        }
+    }
+
+    fn greet(engine: *PeerEngine, options: Options) Error!void {
+        const fd = try reach.connect(options.coordinator, .{
+            .deadline = options.connect_deadline,
+            .interrupt = options.interrupt,
+            .seed = engine.session.prng.next(),
+        });
+        {
+            errdefer socket.close(fd);
+            try engine.name_address(fd, options);
+            engine.session.control_opened(clock.now());
+            try engine.exchange_greetings(fd, options.interrupt);
+        }
+        engine.control = try engine.links.add(fd, control_owner);
+    }
+
+    fn exchange_greetings(
+        engine: *PeerEngine,
+        fd: socket.Fd,
+        interrupt: reach.Interrupt,
+    ) Error!void {
+        const s = engine.session;
+        const deadline = clock.after(greeting_ns_max);
+        while (s.control_state == .greeting) {
+            const bytes = s.control.send_slice();
+            const direction: socket.Direction = if (bytes.len > 0) .write else .read;
+            if (!try reach.wait_socket(fd, direction, deadline, interrupt)) return error.NoAnswer;
+            if (bytes.len > 0) {
+                const count = socket.send(fd, &.{bytes}) catch |err| switch (err) {
+                    error.WouldBlock => continue,
+                    error.Broken => return error.Closed,
+                };
+                s.control.sent(count);
+            } else {
+                const room = try s.control.recv_slice();
+                const count = socket.receive(fd, &.{room}) catch |err| switch (err) {
+                    error.WouldBlock => continue,
+                    error.Broken => return error.Closed,
+                };
+                if (count == 0) return error.Closed;
+                s.control.received(count);
+                s.control_received(clock.now());
+            }
+        }
+        if (s.control_state == .open) return;
+        if (s.not_pccl) return error.NotPccl;
+        return switch (s.refusal orelse return error.NotPccl) {
+            .wrong_run => error.WrongRun,
+            .refused, .wrong_peer => error.Refused,
+            .version_mismatch => error.VersionMismatch,
+            .welcome => unreachable, // then control_state is open
+        };
+    }
+
+    /// Where others reach this peer: what the user says, else the interface it listens on, else the one that leads
+    /// to the coordinator.
+    fn name_address(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
+        const bound = socket.local_address(engine.links.listener) orelse return error.SystemLimit;
+        const local = socket.local_address(control) orelse return error.Closed;
+        var host_text: [address.Address.text_bytes_max]u8 = undefined;
+        const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);
+        var endpoint: address.Endpoint = .{ .host = host_name, .port = bound.port() };
+        if (options.advertise) |text| endpoint = try .parse_with_port(text, bound.port());
+        var text: [base.limits.address_bytes_max]u8 = undefined;
+        const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
+        try engine.session.set_address(whole);
+    }
+
+    // ---- the end
+
+    pub fn reference(engine: *PeerEngine) void {
+        _ = engine.references.fetchAdd(1, .monotonic);
+    }
+
+    /// The last one ends the thread, if it still runs, and frees everything.
+    pub fn unreference(engine: *PeerEngine) void {
+        if (engine.references.fetchSub(1, .acq_rel) > 1) return;
+        engine.stop(.abrupt);
+        engine.session.destroy();
+        engine.gpa.destroy(engine);
+    }
+
+    pub const Manner = enum {
+        /// What is still to be said to the coordinator is said first; at most a second.
+        graceful,
+        /// Like a process that is killed.
+        abrupt,
+    };
+
+    /// Ends the thread and closes every connection. Calls in flight end. Idempotent.
+    pub fn stop(engine: *PeerEngine, manner: Manner) void {
+        engine.lock.lock();
+        const first = engine.state == .running;
+        if (first) {
+            engine.state = .farewell;
+            engine.farewell_deadline = if (manner == .graceful) clock.after(farewell_ns) else 0;
+            engine.links.poller.wake(); // under the lock: afterwards the thread may be gone
+        }
+        engine.lock.unlock();
+        if (first) engine.thread.join();
+    }
+
+    /// Under the lock, or where nobody else can stop it.
+    pub fn stopped(engine: *const PeerEngine) bool {
+        return engine.state != .running;
+    }
+
+    /// True in a child of fork(), where nothing but forgetting the handles makes sense.
+    pub fn forked(engine: *const PeerEngine) bool {
+        return engine.pid != std.c.getpid();
+    }
+
+    // ---- threads of the user
+
+    pub const FloatMode = u64;
+
+    /// Takes the lock, in our floating-point mode: what is computed here must not depend on the user's.
+    pub fn enter(engine: *PeerEngine) FloatMode {
+        engine.lock.lock();
+        return kernels.float_mode.standard();
+    }
+
+    /// Gives the lock back; the thread looks at what has changed.
+    pub fn leave(engine: *PeerEngine, mode: FloatMode) void {
+        if (engine.asleep) {
+            engine.asleep = false;
+            engine.links.poller.wake();
+        }
+        engine.leave_quietly(mode);
+    }
+
+    /// The same where nothing has changed that the thread must see.
+    pub fn leave_quietly(engine: *PeerEngine, mode: FloatMode) void {
+        kernels.float_mode.restore(mode);
+        engine.lock.unlock();
+    }
+
+    // ---- the loop
+
+    fn run(engine: *PeerEngine) void {
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        while (engine.state == .running or !engine.farewell_said()) engine.round();
+        engine.state = .stopped;
+        for (engine.dials.items) |carrier| engine.carrier_free(carrier);
+        engine.dials.deinit(engine.gpa);
+        engine.dials = .empty;
+        engine.control = null;
+        engine.carriers_free();
+        engine.links.deinit();
+        // Whatever still waits for the coordinator waits in vain.
+        engine.session.control_closed(clock.now());
+    }
+
+    fn round(engine: *PeerEngine) void {
+        const links = &engine.links;
+        engine.send_control();
+        const due = @min(engine.session.next_deadline(), engine.dials_deadline());
+        const deadline = if (links.has_turns()) 0 else @min(due, engine.farewell_deadline);
+        links.bury();
+        // Without memory for the table of poll() the wait sees the sockets of the last one.
+        links.poller.prepare() catch {};
+        engine.asleep = true;
+        engine.lock.unlock();
+        const events = links.poller.wait(deadline);
+        engine.lock.lock();
+        engine.asleep = false;
+        const now = clock.now();
+        links.note(events);
+        while (links.accept()) |fd| engine.accepted(now, fd);
+        if (engine.dials.items.len > 0) engine.advance_dials(now);
+        for (0..turns_per_round) |_| {
+            const link = links.next_ready() orelse break;
+            if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
+            if (engine.lock.contended()) engine.lock.pass();
+        }
+        if (now < engine.session.next_deadline()) return;
+        links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
+        engine.session.tick(now);
+    }
+
+    /// The coordinator has read our last words, or will not.
+    fn farewell_said(engine: *PeerEngine) bool {
+        const link = engine.control orelse return true;
+        if (clock.now() >= engine.farewell_deadline) return true;
+        // It closes its side when it has read everything; until then we stay.
+        if (engine.session.control.send_slice().len == 0) socket.end_sending(link.fd);
+        return false;
+    }
+
+    // ---- the coordinator
+
+    fn send_control(engine: *PeerEngine) void {
+        const link = engine.control orelse return;
+        link.send_stream(&engine.links, &engine.session.control) catch engine.control_ended();
+    }
+
+    fn serve_control(engine: *PeerEngine, now: Instant) void {
+        const link = engine.control.?;
+        var left: usize = turn_bytes;
+        while (link.readable and left > 0) {
+            const before = engine.session.control.in.items.len;
+            const any = link.receive_stream(&engine.session.control) catch
+                return engine.control_ended();
+            if (!any) break;
+            left -|= engine.session.control.in.items.len -| before;
+            engine.session.control_received(now);
+            if (link.closed) return;
+        }
+        if (link.readable) engine.links.queue(link);
+    }
+
+    fn control_ended(engine: *PeerEngine) void {
+        engine.links.close(engine.control.?);
+        engine.control = null;
+        engine.session.control_closed(clock.now());
+    }
+
+    fn host_control_close(context: *anyopaque) void {
+        const engine = from(context);
+        const link = engine.control orelse return; // still being greeted
+        engine.links.close(link);
+        engine.control = null;
+    }
+
+    // ---- lanes
+
+    fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
+        const carrier = engine.gpa.create(Carrier) catch return socket.close(fd);
+        const lane = engine.session.accept_lane(now) orelse {
+            engine.gpa.destroy(carrier);
+            return socket.close(fd);
+        };
+        carrier.* = .{ .lane = lane, .state = .open };
+        lane.driver = @intFromPtr(carrier);
+        carrier.link = engine.links.add(fd, @intFromPtr(carrier)) catch
+            return engine.lane_ended(now, carrier);
+    }
+
+    fn serve(engine: *PeerEngine, now: Instant, link: *Link) void {
+        const carrier: *Carrier = @ptrFromInt(link.owner);
+        if (carrier.state == .connecting) switch (carrier.connected(now, &engine.links)) {
+            .pending => return,
+            .failed => return engine.dial_failed(now, carrier),
+            .open => {
+                engine.forget_dial(carrier);
+                engine.session.lane_opened(now, carrier.lane);
+                if (link.closed) return;
+            },
+        };
+        engine.receive(now, carrier, link) catch return engine.lane_ended(now, carrier);
+        if (link.closed) return;
+        engine.send(now, carrier, link) catch return engine.lane_ended(now, carrier);
+    }
+
+    const Ended = error{Ended};
+
+    fn receive(engine: *PeerEngine, now: Instant, carrier: *Carrier, link: *Link) Ended!void {
+        var left: usize = turn_bytes;
+        while (link.readable) {
+            if (left == 0) return engine.links.queue(link);
+            var slices: [2][]u8 = undefined;
+            const slice_count = engine.session.lane_recv_slices(carrier.lane, &slices);
+            const count = link.receive(slices[0..slice_count]) catch |err| switch (err) {
+                error.WouldBlock => return,
+                error.Broken => return error.Ended,
+            };
+            if (count == 0) return error.Ended;
+            engine.session.lane_received(now, carrier.lane, count);
+            if (link.closed) return;
+            left -|= count;
+        }
+    }
+
+    fn send(engine: *PeerEngine, now: Instant, carrier: *Carrier, link: *Link) Ended!void {
+        var left: usize = turn_bytes;
+        while (link.writable) {
+            if (left == 0) return engine.links.queue(link);
+            var slices: [2][]const u8 = undefined;
+            const slice_count = engine.session.lane_send_slices(now, carrier.lane, &slices);
+            if (link.closed or slice_count == 0) return;
+            const count = link.send(&engine.links, slices[0..slice_count]) catch |err| switch (err) {
+                error.WouldBlock => return,
+                error.Broken => return error.Ended,
+            };
+            engine.session.lane_sent(now, carrier.lane, count);
+            if (link.closed) return;
+            left -|= count;
+        }
+    }
+
+    fn lane_ended(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
+        const lane = carrier.lane;
+        engine.carrier_free(carrier);
+        engine.session.lane_closed(now, lane);
+    }
+
+    fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
+        carrier.end(&engine.links);
+        engine.gpa.destroy(carrier);
+    }
+
+    /// At the end, when the session is not told any more.
+    fn carriers_free(engine: *PeerEngine) void {
+        for (engine.links.all.items) |link| {
+            if (link.owner == control_owner) continue;
+            engine.gpa.destroy(@as(*Carrier, @ptrFromInt(link.owner)));
+        }
+    }
+
+    // ---- dialing
+
+    fn host_dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
+        const engine = from(context);
+        lane.driver = 0;
+        if (engine.state == .stopped) return;
+        engine.dial(lane, to) catch {
+            // Without memory for a socket this peer cannot keep its promises: it goes as if it were killed.
+            log.put(.err, "out of memory for a connection to another peer");
+            if (engine.control) |link| socket.end_sending(link.fd);
+        };
+    }
+
+    fn dial(engine: *PeerEngine, lane: *session.Lane, to: []const u8) error{OutOfMemory}!void {
+        try engine.dials.ensureUnusedCapacity(engine.gpa, 1);
+        const carrier = try engine.gpa.create(Carrier);
+        carrier.* = .{ .lane = lane, .state = .resolving };
+        lane.driver = @intFromPtr(carrier);
+        engine.dials.appendAssumeCapacity(carrier);
+        // A failure is told in the next round: the session does not expect it from in here.
+        if (carrier.start(clock.now(), &engine.links, to) == .failed) carrier.deadline = 0;
+    }
+
+    /// Names that were found, addresses that take too long, dials that failed.
+    fn advance_dials(engine: *PeerEngine, now: Instant) void {
+        var index: usize = 0;
+        while (index < engine.dials.items.len) {
+            const carrier = engine.dials.items[index];
+            if (carrier.step(now, &engine.links) == .pending) {
+                index += 1;
+                continue;
+            }
+            engine.dial_failed(now, carrier);
+            index = 0; // the session may have begun or ended others
+        }
+    }
+
+    fn dials_deadline(engine: *const PeerEngine) Instant {
+        var next: Instant = base.never;
+        for (engine.dials.items) |carrier| next = @min(next, carrier.deadline);
+        return next;
+    }
+
+    fn dial_failed(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
+        engine.forget_dial(carrier);
+        engine.lane_ended(now, carrier);
+    }
+
+    fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {
+        for (engine.dials.items, 0..) |item, index| if (item == carrier) {
+            _ = engine.dials.swapRemove(index);
+            return;
+        };
+    }
+
+    // ---- what the session asks for
+
+    const host: session.Host.VTable = .{
+        .dial = host_dial,
+        .lane_close = host_lane_close,
+        .lane_wake = host_lane_wake,
+        .control_close = host_control_close,
+        .group_event = host_group_event,
+        .operation_finished = host_operation_finished,
+        .operation_resolved = host_operation_resolved,
+        .fault_point = host_fault_point,
+        .log = host_log,
+    };
+
+    fn from(context: *anyopaque) *PeerEngine {
+        return @ptrCast(@alignCast(context));
+    }
+
+    fn host_lane_close(context: *anyopaque, lane: *session.Lane) void {
+        const engine = from(context);
+        if (engine.state == .stopped or lane.driver == 0) return;
+        const carrier: *Carrier = @ptrFromInt(lane.driver);
+        engine.forget_dial(carrier);
+        engine.carrier_free(carrier);
+    }
+
+    fn host_lane_wake(context: *anyopaque, lane: *session.Lane) void {
+        const engine = from(context);
+        if (engine.state == .stopped or lane.driver == 0) return;
+        const carrier: *Carrier = @ptrFromInt(lane.driver);
+        if (carrier.link) |link| engine.links.queue(link);
+    }
+
+    fn host_group_event(
+        _: *anyopaque,
+        group: *session.Group,
+        event: session.GroupEvent,
+    ) void {
+        if (Membership.of(group)) |membership| membership.tell(event);
+    }
+
+    fn host_operation_finished(_: *anyopaque, operation: *session.Operation) void {
+        if (Work.of(operation)) |work| work.tell_finished();
+    }
+
+    fn host_operation_resolved(_: *anyopaque, operation: *session.Operation) void {
+        if (Work.of(operation)) |work| work.resolved.set();
+    }
+
+    fn host_fault_point(
+        context: *anyopaque,
+        point: session.FaultPoint,
+        sequence: u64,
+        done: u64,
+        total: u64,
+    ) void {
+        const engine = from(context);
+        const fault = engine.fault orelse return;
+        if (!fault.matches(point, sequence, done, total)) return;
+        engine.fault = null; // once, if it is not the end
+        fault.strike();
+    }
+
+    fn host_log(_: *anyopaque, level: session.LogLevel, message: []const u8) void {
+        log.put(@enumFromInt(@intFromEnum(level)), message);
+    }
+};
+
+comptime {
+    assert(@intFromEnum(session.LogLevel.err) == @intFromEnum(log.Level.err));
+}

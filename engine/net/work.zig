@@ -1,0 +1,114 @@
+//! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the result. The operation
+//! itself is the session's and moves on the engine's thread (peer_engine.zig). Who calls: abi/work.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("session");
+const clock = @import("clock.zig");
+const lock = @import("lock.zig");
+const PeerEngine = @import("peer_engine.zig").PeerEngine;
+const Membership = @import("membership.zig").Membership;
+const Operation = session.Operation;
+const Instant = base.Instant;
+
+/// Any thread may call any function, but nothing during or after `deinit`. Stays where it is once begun.
+pub const Work = struct {
+    engine: *PeerEngine,
+    operation: *Operation,
+    finished: lock.Signal = .{},
+    /// After a doubt: the decision is known, or never will be.
+    resolved: lock.Signal = .{},
+    /// Copying the result, once.
+    result_lock: lock.FairLock = .{},
+    result_taken: bool = false,
+    /// Under the engine's lock.
+    callback: ?Callback = null,
+
+    pub const Callback = struct {
+        function: *const fn (?*anyopaque) callconv(.c) void,
+        context: ?*anyopaque,
+    };
+
+    /// Starts an operation of a group. On an error nothing was begun and `work` is as it was.
+    pub fn begin(
+        work: *Work,
+        membership: *Membership,
+        call: session.Session.Call,
+    ) session.Session.CallError!void {
+        const engine = membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (membership.left) return error.Left;
+        const operation = try engine.session.begin(clock.now(), membership.group, call);
+        work.* = .{ .engine = engine, .operation = operation };
+        operation.user = @intFromPtr(work);
+        // It may have been over before it had an owner to tell.
+        if (operation.finished) work.finished.set();
+    }
+
+    pub fn of(operation: *Operation) ?*Work {
+        return if (operation.user == 0) null else @ptrFromInt(operation.user);
+    }
+
+    /// Called by the engine, under its lock.
+    pub fn tell_finished(work: *Work) void {
+        work.finished.set();
+        if (work.callback) |callback| {
+            work.callback = null;
+            callback.function(callback.context);
+        }
+    }
+
+    /// Null: not finished by `deadline`. On .ok the result is in the caller's buffer.
+    pub fn wait(work: *Work, deadline: Instant) ?session.Status {
+        if (!work.finished.wait(deadline)) return null;
+        if (work.operation.status == .ok) work.take_result();
+        return work.operation.status;
+    }
+
+    fn take_result(work: *Work) void {
+        work.result_lock.lock();
+        defer work.result_lock.unlock();
+        if (work.result_taken) return;
+        work.operation.copy_result();
+        work.result_taken = true;
+    }
+
+    pub const Resolution = enum { committed, aborted, unknown, pending };
+
+    /// What became of an operation in doubt. `copy`: the result goes to the caller's buffer if it was committed.
+    pub fn resolve(work: *Work, deadline: Instant, copy: bool) Resolution {
+        if (!work.resolved.wait(deadline)) return .pending;
+        const committed = work.operation.committed orelse return .unknown;
+        if (!committed) return .aborted;
+        if (copy) work.take_result();
+        return .committed;
+    }
+
+    /// Calls back once: now if the work is finished, else when it is.
+    pub fn notify(work: *Work, callback: Callback) void {
+        const mode = work.engine.enter();
+        defer work.engine.leave_quietly(mode);
+        if (work.finished.is_set()) return callback.function(callback.context);
+        work.callback = callback;
+    }
+
+    pub fn cancel(work: *Work) void {
+        const mode = work.engine.enter();
+        defer work.engine.leave(mode);
+        work.engine.session.cancel(clock.now(), work.operation);
+    }
+
+    /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
+    pub fn deinit(work: *Work) void {
+        const engine = work.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        work.callback = null;
+        engine.session.cancel(clock.now(), work.operation);
+        std.debug.assert(work.finished.is_set()); // a cancel ends the call at once, perhaps in doubt
+        work.operation.user = 0;
+        engine.session.release(work.operation);
+        work.* = undefined;
+    }
+};
