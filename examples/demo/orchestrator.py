@@ -148,7 +148,7 @@ class Orchestrator:
                 else:
                     self._take(event, processes)
                 if processes.now() > self._seconds_max:
-                    self.story.fail(processes.now(), f"not done after {self._seconds_max:.0f} s")
+                    self.story.fail(processes.now(), f"not done after {self._seconds_max:g} s")
             self._end(processes)
         return self.story
 

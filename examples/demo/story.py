@@ -30,7 +30,6 @@ class Peer:
     pid: int
     peer_id: str | None = None
     state: str = "starting"
-    rank: int | None = None
     round: int | None = None
     train_loss: float | None = None
     bytes_sent: int = 0
@@ -130,7 +129,7 @@ class Story:
     def _on_admitted(self, peer: Peer, event: Event) -> None:
         known = any(e["epoch"] == event["epoch"] for p in self.peers.values() for e in p.admissions)
         peer.admissions.append(event)
-        peer.state, peer.rank = "admitted", event["rank"]
+        peer.state = "admitted"
         if known:
             return
         self.held_out.setdefault(event["rounds_done"], event["held_out_loss"])

