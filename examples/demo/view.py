@@ -146,7 +146,7 @@ def peer_table(story: Story) -> Table:
 
 
 def peer_row(peer: Peer) -> list[Text]:
-    """What is known of a peer, in the columns of the table: bytes both ways, digest of its state."""
+    """What is known of a peer, by column: bytes both ways, digest of its state."""
     dim = look.FAINT if peer.state in ("killed", "failed") else ""
     return [
         Text(peer.name, style=f"bold {look.peer_colour(peer.index)}"),
