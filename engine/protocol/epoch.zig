@@ -317,6 +317,7 @@ pub const Epoch = struct {
             .attempt = epoch.attempt,
             .alive = epoch.alive,
         } });
+        try epoch.check_reported();
     }
 
     pub fn on_report_op(epoch: *Epoch, rank: u16, message: *const control.ReportOp) ProtocolError!void {
@@ -372,7 +373,20 @@ pub const Epoch = struct {
         if (message.attempt != epoch.attempt or epoch.running) return;
         try epoch.acknowledge(rank, message.decisions_seen);
         epoch.members[rank].reported = true;
-        for (epoch.members) |*member| if (member.peer != null and !member.reported) return;
+        try epoch.check_reported();
+    }
+
+    /// The member has left this epoch for the next and has nothing in flight here: nobody waits for it.
+    pub fn on_closed(epoch: *Epoch, rank: u16) ProtocolError!void {
+        epoch.members[rank].closed = true;
+        try epoch.check_reported();
+    }
+
+    fn check_reported(epoch: *Epoch) ProtocolError!void {
+        if (epoch.running) return;
+        for (epoch.members) |*member| {
+            if (member.peer != null and !member.closed and !member.reported) return;
+        }
         try epoch.go_on();
     }
 

@@ -255,7 +255,7 @@ pub const Group = struct {
     pub fn on_closed(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
-        epoch.members[rank].closed = true;
+        try epoch.on_closed(rank);
         group.drop_empty();
         try group.start_round(now);
     }

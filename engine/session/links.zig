@@ -211,7 +211,7 @@ fn report_broken(s: *Session, link: *Link, down: bool) void {
             if (!down and !in_use(s, link, group, epoch.number)) continue;
             const rank = epoch.rank_of(link.peer) orelse continue;
             if (!epoch.alive.has(rank)) continue;
-            group.member.actions.vtable.send(group, .{ .link_lost = .{
+            s.send(.{ .link_lost = .{
                 .other = link.peer,
                 .group = group.id.?,
                 .epoch = epoch.number,

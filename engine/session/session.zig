@@ -230,7 +230,7 @@ pub const Session = struct {
         for (s.groups.items) |group| s.ask_to_join(group);
     }
 
-    fn send(s: *Session, message: control.Message) void {
+    pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
         s.control.send(message) catch s.log(.err, "out of memory for a control message", .{});
     }
