@@ -1,0 +1,308 @@
+//! Checkers: the promises (docs/PROMISE.md) as conditions on what the calls of all peers returned. world.zig
+//! and users.zig tell them what was called and what came back; the first breach ends the world.
+//!
+//!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
+//!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
+//!   P3 input kept      buffers are as they were until a success is copied out, and not used afterwards
+//!   P4 contributors    every element is the sum of exactly the listed contributors, each once
+//!   P6 progress        once the network is well, everybody gets on
+//!   P7 bounded wait    no call outlives its deadline by more than the silence limit
+//!
+//! Values are oracle.zig's; buffers that are not the engine's any more are borrowed.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const program = @import("program.zig");
+const Allocator = std.mem.Allocator;
+const Status = protocol.Status;
+
+pub const Check = enum {
+    p1_agreement,
+    p2_atomicity,
+    p3_input_kept,
+    p4_contributors,
+    p6_progress,
+    p7_bounded_wait,
+    /// Recovery restart and raise: one contributor set for the whole result.
+    one_set,
+    /// Whoever is listed as a contributor called the same thing.
+    descriptors,
+    /// Epochs and views are the same to everybody.
+    views,
+    /// A failure that nothing in this world explains.
+    spurious,
+    /// Memory, operations and connections are given back.
+    leak,
+    /// More happens than the work explains.
+    storm,
+    /// Same seed, same trace.
+    determinism,
+    /// The engine called the driver, or answered it, as it must not.
+    interface,
+    /// A panic inside the engine (only known to whoever watches the process).
+    panic,
+    /// A scenario that expected something else.
+    scenario,
+};
+
+pub const Violation = struct {
+    check: Check,
+    text_bytes: [400]u8 = undefined,
+    text_length: usize = 0,
+
+    pub fn text(violation: *const Violation) []const u8 {
+        return violation.text_bytes[0..violation.text_length];
+    }
+};
+
+pub const peers_max = 16;
+
+/// What one peer called and what became of it.
+pub const Call = struct {
+    state: State = .none,
+    status: Status = .ok,
+    began: u64 = 0,
+    finished: u64 = 0,
+    /// Which stay of this peer in the group it belongs to: rejoining starts another.
+    membership: u32 = 0,
+    /// What was asked for, as one number; peers that called the same have the same.
+    asked: u64 = 0,
+    /// After a doubt: was it committed?
+    resolved: ?bool = null,
+
+    pub const State = enum { none, running, ok, failed, in_doubt, gone };
+};
+
+pub const Range = struct { begin: u64, end: u64, contributors: u16 };
+
+/// One operation over all peers.
+pub const Record = struct {
+    key: program.Key,
+    calls: [peers_max]Call = @splat(.{}),
+    /// Of the first success; all others must be equal.
+    won: ?Success = null,
+    won_by: u8 = 0,
+
+    pub const Success = struct {
+        bytes_hash: u64,
+        digest: u128,
+        ranges_hash: u64,
+        sequence: u64,
+        asked: u64,
+    };
+};
+
+pub const View = struct { group: u8, epoch: u64, attempt: u32, alive: base.Mask };
+
+pub const Epoch = struct { group: u8, number: u64, members_hash: u64, members: u32 };
+
+pub const Checkers = struct {
+    gpa: Allocator,
+    violation: ?Violation = null,
+    records: std.AutoArrayHashMapUnmanaged(program.Key, *Record) = .empty,
+    views: std.ArrayList(View) = .empty,
+    epochs: std.ArrayList(Epoch) = .empty,
+    /// Per membership: the latest beginning of a call that succeeded. It proves that the member was
+    /// still one when that call began, so it went on after everything that had failed before.
+    proofs: std.ArrayList(u64) = .empty,
+
+    pub fn init(gpa: Allocator) Checkers {
+        return .{ .gpa = gpa };
+    }
+
+    /// The first breach counts; what follows may be its echo.
+    pub fn fail(c: *Checkers, check: Check, comptime format: []const u8, args: anytype) void {
+        if (c.violation != null) return;
+        c.violation = .{ .check = check };
+        const violation = &c.violation.?;
+        var writer: std.Io.Writer = .fixed(&violation.text_bytes);
+        writer.print(format, args) catch {}; // cut; the start says what is wrong
+        violation.text_length = writer.end;
+    }
+
+    pub fn record(c: *Checkers, key: program.Key) *Record {
+        const entry = c.records.getOrPut(c.gpa, key) catch @panic("out of memory");
+        if (!entry.found_existing) {
+            entry.value_ptr.* = c.gpa.create(Record) catch @panic("out of memory");
+            entry.value_ptr.*.* = .{ .key = key };
+        }
+        return entry.value_ptr.*;
+    }
+
+    pub fn membership_new(c: *Checkers) u32 {
+        c.proofs.append(c.gpa, 0) catch @panic("out of memory");
+        return @intCast(c.proofs.items.len - 1);
+    }
+
+    // ---- P1 and P2
+
+    pub fn succeeded(c: *Checkers, r: *Record, digit: u8, success: Record.Success) void {
+        const call = &r.calls[digit];
+        if (call.membership < c.proofs.items.len) {
+            const proof = &c.proofs.items[call.membership];
+            proof.* = @max(proof.*, call.began);
+        }
+        const won = r.won orelse {
+            r.won = success;
+            r.won_by = digit;
+            return;
+        };
+        const other = r.won_by;
+        if (won.bytes_hash != success.bytes_hash) return c.fail(
+            .p1_agreement,
+            "{f}: peers {d} and {d} hold different bytes",
+            .{ fmt_key(r.key), other, digit },
+        );
+        if (won.digest != success.digest) return c.fail(
+            .p1_agreement,
+            "{f}: peers {d} and {d} have different digests",
+            .{ fmt_key(r.key), other, digit },
+        );
+        if (won.ranges_hash != success.ranges_hash) return c.fail(
+            .p1_agreement,
+            "{f}: peers {d} and {d} list different ranges or contributors",
+            .{ fmt_key(r.key), other, digit },
+        );
+        if (won.sequence != success.sequence) return c.fail(
+            .p1_agreement,
+            "{f}: peer {d} says sequence {d}, peer {d} says {d}",
+            .{ fmt_key(r.key), other, won.sequence, digit, success.sequence },
+        );
+        if (won.asked != success.asked) return c.fail(
+            .descriptors,
+            "{f}: peers {d} and {d} called differently and both succeeded",
+            .{ fmt_key(r.key), other, digit },
+        );
+    }
+
+    /// Called when nothing is in flight any more.
+    pub fn check_atomicity(c: *Checkers) void {
+        for (c.records.values()) |r| {
+            for (&r.calls, 0..) |*call, digit| {
+                if (call.resolved) |committed| {
+                    if (committed or r.won == null) continue;
+                    return c.fail(
+                        .p2_atomicity,
+                        "{f}: peer {d} was in doubt and then told aborted, peer {d} succeeded",
+                        .{ fmt_key(r.key), digit, r.won_by },
+                    );
+                }
+                if (call.state != .failed) continue;
+                if (r.won == null and !resolved_ok(r)) continue;
+                // Only a member that goes on counts: one that was removed meanwhile may have failed.
+                if (c.proofs.items[call.membership] <= call.finished) continue;
+                return c.fail(
+                    .p2_atomicity,
+                    "{f}: peer {d} saw {t} and went on, peer {d} succeeded",
+                    .{ fmt_key(r.key), digit, call.status, r.won_by },
+                );
+            }
+        }
+    }
+
+    fn resolved_ok(r: *const Record) bool {
+        for (&r.calls) |*call| if (call.resolved orelse false) return true;
+        return false;
+    }
+
+    // ---- epochs and views
+
+    pub fn view_seen(c: *Checkers, view: View, digit: u8) void {
+        for (c.views.items) |known| {
+            if (known.group != view.group or known.epoch != view.epoch) continue;
+            if (known.attempt == view.attempt) {
+                if (known.alive.eql(&view.alive)) return;
+                return c.fail(
+                    .views,
+                    "group {d} epoch {d} attempt {d}: peer {d} sees other members than others did",
+                    .{ view.group, view.epoch, view.attempt, digit },
+                );
+            }
+            const newer, const older = if (known.attempt > view.attempt)
+                .{ known, view }
+            else
+                .{ view, known };
+            if (!older.alive.covers(&newer.alive)) return c.fail(
+                .views,
+                "group {d} epoch {d}: a member came back between attempts {d} and {d}",
+                .{ view.group, view.epoch, older.attempt, newer.attempt },
+            );
+        }
+        c.views.append(c.gpa, view) catch @panic("out of memory");
+    }
+
+    pub fn epoch_seen(c: *Checkers, epoch: Epoch, digit: u8) void {
+        for (c.epochs.items) |known| {
+            if (known.group != epoch.group or known.number != epoch.number) continue;
+            if (known.members_hash == epoch.members_hash) return;
+            return c.fail(
+                .views,
+                "group {d} epoch {d}: peer {d} was told another membership than others",
+                .{ epoch.group, epoch.number, digit },
+            );
+        }
+        c.epochs.append(c.gpa, epoch) catch @panic("out of memory");
+    }
+};
+
+pub const KeyFormat = struct {
+    key: program.Key,
+
+    pub fn format(self: KeyFormat, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const key = self.key;
+        try writer.print(
+            "operation g{d}/e{d}/r{d}/{d}",
+            .{ key.group, key.epoch, key.round, key.index },
+        );
+    }
+};
+
+pub fn fmt_key(key: program.Key) KeyFormat {
+    return .{ .key = key };
+}
+
+test "a member that goes on after a failure that another saw succeed is a breach of P2" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    var c = Checkers.init(arena.allocator());
+    const r = c.record(.{ .group = 0, .epoch = 1, .round = 0, .index = 0 });
+    const success: Record.Success = .{
+        .bytes_hash = 1,
+        .digest = 2,
+        .ranges_hash = 3,
+        .sequence = 0,
+        .asked = 5,
+    };
+    const first = c.membership_new();
+    const second = c.membership_new();
+    r.calls[0] = .{ .state = .ok, .began = 1, .finished = 5, .membership = first };
+    c.succeeded(r, 0, success);
+    r.calls[1] = .{ .state = .failed, .status = .aborted, .finished = 6, .membership = second };
+    c.check_atomicity();
+    try std.testing.expect(c.violation == null); // peer 1 may have been removed
+
+    const later = c.record(.{ .group = 0, .epoch = 1, .round = 1, .index = 0 });
+    later.calls[1] = .{ .state = .ok, .began = 7, .finished = 8, .membership = second };
+    c.succeeded(later, 1, success);
+    c.check_atomicity();
+    try std.testing.expectEqual(.p2_atomicity, c.violation.?.check);
+}
+
+test "successes with different bytes are a breach of P1" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    var c = Checkers.init(arena.allocator());
+    const r = c.record(.{ .group = 0, .epoch = 1, .round = 0, .index = 0 });
+    var success: Record.Success = .{
+        .bytes_hash = 1,
+        .digest = 2,
+        .ranges_hash = 3,
+        .sequence = 0,
+        .asked = 5,
+    };
+    c.succeeded(r, 0, success);
+    success.bytes_hash = 9;
+    c.succeeded(r, 1, success);
+    try std.testing.expectEqual(.p1_agreement, c.violation.?.check);
+}

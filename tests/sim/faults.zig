@@ -1,0 +1,332 @@
+//! Faults: what goes wrong with the network and with processes, when, and to whom. Each class counts down
+//! events of the world to its next strike, so faults fall where something is going on. The classes and how
+//! often they are on: swarm.zig. What users do wrong: users.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session_layer = @import("session");
+const network = @import("network.zig");
+const swarm = @import("swarm.zig");
+const users = @import("users.zig");
+const world_file = @import("world.zig");
+const Class = swarm.Class;
+const Config = swarm.Config;
+const Connection = world_file.Connection;
+const Instant = base.Instant;
+const Node = world_file.Node;
+const Prng = base.Prng;
+const World = world_file.World;
+const ms = world_file.ms;
+const nobody = world_file.nobody;
+
+/// Classes that strike by themselves; the others decide when something happens (a dial, a call).
+const striking = [_]Class{
+    .stall,
+    .reset_lane,
+    .reset_control,
+    .half_open,
+    .strangers,
+    .crash,
+    .vanish,
+    .freeze,
+    .freeze_coordinator,
+    .late_join,
+    .leave,
+};
+
+pub const Faults = struct {
+    streams: [swarm.class_count]Prng,
+    /// The world's step of the next strike.
+    next: [swarm.class_count]u64 = @splat(std.math.maxInt(u64)),
+    soonest: u64 = std.math.maxInt(u64),
+
+    pub fn init(config: *const Config) Faults {
+        var faults: Faults = .{ .streams = undefined };
+        for (std.enums.values(Class)) |class| {
+            faults.streams[@intFromEnum(class)] = swarm.stream(config.seed ^ 1, @tagName(class));
+        }
+        for (striking) |class| faults.plan(config, 0, class);
+        return faults;
+    }
+
+    fn plan(faults: *Faults, config: *const Config, step: u64, class: Class) void {
+        const mean: u64 = switch (config.levels.get(class)) {
+            .off => return,
+            .rare => 2500,
+            .heavy => 300,
+        };
+        const scale: u64 = switch (class) {
+            // They cost a peer, or everybody's time.
+            .crash, .vanish, .reset_control, .leave, .freeze_coordinator => 3,
+            else => 1,
+        };
+        const index = @intFromEnum(class);
+        faults.next[index] = step + faults.streams[index].between(1, 2 * mean * scale);
+        faults.soonest = std.mem.min(u64, &faults.next);
+    }
+
+    pub fn stream(faults: *Faults, class: Class) *Prng {
+        return &faults.streams[@intFromEnum(class)];
+    }
+};
+
+/// True if this class strikes now: one in `heavy` draws, or one in ten times as many when rare.
+pub fn chance(world: *World, class: Class, heavy: u64) bool {
+    if (world.scripted or world.phase != .safety) return false;
+    const one_in = switch (world.config.levels.get(class)) {
+        .off => return false,
+        .rare => heavy * 10,
+        .heavy => heavy,
+    };
+    return world.faults.stream(class).chance(one_in);
+}
+
+/// After each event of the safety phase.
+pub fn maybe(world: *World) void {
+    while (world.faults.soonest <= world.steps) {
+        for (striking) |class| {
+            if (world.faults.next[@intFromEnum(class)] > world.steps) continue;
+            if (strike(world, class)) world.statistics.fault(class);
+            world.faults.plan(&world.config, world.steps, class);
+        }
+    }
+    if (world.calls_finished >= world.config.calls or
+        world.now >= world.config.safety_ns) heal(world);
+}
+
+/// False if there was nobody to strike.
+fn strike(world: *World, class: Class) bool {
+    const prng = world.faults.stream(class);
+    switch (class) {
+        .stall => {
+            const connection = pick_connection(world, prng, null) orelse return false;
+            const until = world.now + draw_time(prng, 3000);
+            world.note("connection {d} stalls", .{connection.index});
+            for (&connection.pipes) |*pipe| if (prng.chance(2)) {
+                pipe.stalled_until = until;
+            };
+        },
+        .reset_lane => {
+            const connection = pick_connection(world, prng, false) orelse return false;
+            world.note("connection {d} is reset", .{connection.index});
+            world.reset(connection);
+        },
+        .reset_control => {
+            const connection = pick_connection(world, prng, true) orelse return false;
+            world.note("control connection {d} is reset", .{connection.index});
+            world.reset(connection);
+        },
+        .half_open => {
+            const connection = pick_connection(world, prng, null) orelse return false;
+            const which = prng.between(1, 3);
+            world.note("connection {d} swallows ({d})", .{ connection.index, which });
+            for (&connection.pipes, 0..) |*pipe, side| if (which >> @intCast(side) & 1 == 1) {
+                pipe.swallows = true;
+                pipe.discard();
+            };
+        },
+        .strangers => stranger(world, prng),
+        .crash => {
+            const node = pick_peer(world, prng) orelse return false;
+            world.take_down(node, if (prng.chance(2)) .killed else .reset);
+            replace(world, prng);
+        },
+        .vanish => {
+            const node = pick_peer(world, prng) orelse return false;
+            world.take_down(node, .vanished);
+            replace(world, prng);
+        },
+        .freeze => freeze(world, pick_peer(world, prng) orelse return false, prng),
+        .freeze_coordinator => freeze(world, &world.nodes[0], prng),
+        .late_join => {
+            if (world.peers_started >= world.config.peers_max) return false;
+            _ = world.add_peer(draw_time(prng, 100)) orelse return false;
+        },
+        .leave => {
+            const node = pick_peer(world, prng) orelse return false;
+            if (prng.chance(3)) {
+                world.note("p{d} ends its process", .{node.index});
+                world.take_down(node, .graceful);
+                replace(world, prng);
+            } else users.leave(&node.users[@intCast(prng.below(node.user_count))]);
+        },
+        else => unreachable,
+    }
+    return true;
+}
+
+/// Between a few microseconds and `most` milliseconds, all magnitudes alike.
+fn draw_time(prng: *Prng, most: u64) u64 {
+    const bits = std.math.log2_int(u64, most * ms);
+    return prng.below(@as(u64, 1) << @intCast(prng.between(10, bits)));
+}
+
+fn freeze(world: *World, node: *Node, prng: *Prng) void {
+    if (node.is_frozen()) return;
+    const length = draw_time(prng, 4000);
+    node.frozen_until = world.now + length;
+    node.thawed_at = node.frozen_until;
+    world.note("node {d} freezes for {d} ms", .{ node.index, length / ms });
+    for (node.woken.items) |ref| world.at(node.frozen_until, .{ .writable = ref });
+}
+
+/// Another process takes the place of one that died, sometimes.
+fn replace(world: *World, prng: *Prng) void {
+    if (world.peers_started >= world.config.peers_max or prng.chance(3)) return;
+    _ = world.add_peer(draw_time(prng, 500));
+}
+
+fn pick_peer(world: *World, prng: *Prng) ?*Node {
+    var up: [world_file.nodes_max]*Node = undefined;
+    var count: usize = 0;
+    for (world.nodes[1..]) |*node| if (node.state == .up) {
+        up[count] = node;
+        count += 1;
+    };
+    if (count == 0) return null;
+    return up[prng.below(count)];
+}
+
+/// An open connection; `is_control` narrows it.
+fn pick_connection(world: *World, prng: *Prng, is_control: ?bool) ?*Connection {
+    const all = world.connections.items;
+    if (all.len == 0) return null;
+    const start = prng.below(all.len);
+    for (0..all.len) |offset| {
+        const connection = all[(start + offset) % all.len];
+        if (is_control) |wanted| if (connection.is_control != wanted) continue;
+        if (connection.ends[0].state != .open or connection.ends[1].state != .open) continue;
+        if (connection.ends[0].node == nobody) continue;
+        return connection;
+    }
+    return null;
+}
+
+/// Somebody who is not of this run connects to a node and talks nonsense.
+fn stranger(world: *World, prng: *Prng) void {
+    const to: u8 = if (prng.chance(2)) 0 else (pick_peer(world, prng) orelse &world.nodes[0]).index;
+    const connection = world.connect(nobody, to, to == 0);
+    connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
+    var bytes: [300]u8 = undefined;
+    const length = prng.below(bytes.len);
+    for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
+    // Some know the first words.
+    if (prng.chance(2)) bytes[0..8].* = "PCCL\r\n\x1a\n".*;
+    _ = connection.pipes[0].write(world.now, &world.prng_network, bytes[0..length]);
+    world.after(connection.pipes[0].shape.delay_ns, .{ .accepted = connection.index });
+    // Some hang up; the others stay and say nothing more.
+    if (prng.chance(2)) world.finish_pipe(.{ .connection = connection.index, .side = 0 });
+}
+
+// ---- dials
+
+pub fn draw_shape(world: *World) [2]network.Shape {
+    const config = &world.config;
+    if (world.scripted) return @splat(.{
+        .delay_ns = ms,
+        .jitter_ns = 0,
+        .ns_per_byte = 0,
+        .capacity = 4096,
+        .segment_max = 4096,
+    });
+    const prng = &world.prng_network;
+    const delay_ns = prng.below(config.delay_ns_max);
+    const slow = config.has(.slow_links) and
+        world.faults.stream(.slow_links).chance(if (config.levels.get(.slow_links) == .heavy) 2 else 8);
+    const tiny = config.has(.tiny_segments) and
+        world.faults.stream(.tiny_segments).chance(
+            if (config.levels.get(.tiny_segments) == .heavy) 2 else 8,
+        );
+    var shapes: [2]network.Shape = undefined;
+    for (&shapes) |*shape| shape.* = .{
+        .delay_ns = delay_ns,
+        .jitter_ns = if (prng.chance(2)) 0 else delay_ns / 2,
+        .ns_per_byte = if (slow) prng.between(100, 20_000) else prng.below(4),
+        .capacity = @as(u32, 1) << @intCast(if (slow) prng.between(4, 9) else prng.between(8, 13)),
+        .segment_max = if (tiny) @intCast(prng.between(1, 4)) else 1 << 20,
+    };
+    if (slow) world.statistics.fault(.slow_links);
+    if (tiny) world.statistics.fault(.tiny_segments);
+    return shapes;
+}
+
+/// What becomes of a dial: up at both ends, refused, never answered, or up at the other end only.
+pub fn fate_of_dial(world: *World, connection: *Connection) void {
+    const delay = connection.pipes[0].shape.delay_ns;
+    const there = &world.nodes[connection.ends[1].node];
+    const dialer: world_file.Ref = .{ .connection = connection.index, .side = 0 };
+    const timeout = 4 * world.config.heartbeat_ns;
+    if (there.state != .up) return world.after(2 * delay, .{ .ended = dialer });
+    if (chance(world, .dial_fail, 3)) {
+        world.statistics.fault(.dial_fail);
+        const slow = world.faults.stream(.dial_fail).chance(2);
+        return world.after(if (slow) timeout else 2 * delay, .{ .ended = dialer });
+    }
+    world.after(delay, .{ .accepted = connection.index });
+    if (chance(world, .dial_stray, 4)) {
+        world.statistics.fault(.dial_stray);
+        connection.ends[0].state = .pending;
+        return world.after(timeout, .{ .ended = dialer });
+    }
+    world.after(2 * delay, .{ .opened = connection.index });
+}
+
+// ---- time
+
+/// A loaded machine ticks late.
+pub fn tick_lateness(world: *World) u64 {
+    if (world.scripted or !world.config.has(.late_tick)) return 0;
+    const prng = world.faults.stream(.late_tick);
+    if (!prng.chance(if (world.config.levels.get(.late_tick) == .heavy) 3 else 30)) return 0;
+    world.statistics.fault(.late_tick);
+    return draw_time(prng, 150);
+}
+
+// ---- fault points
+
+pub fn at_point(
+    world: *World,
+    node: *Node,
+    point: session_layer.FaultPoint,
+    sequence: u64,
+    done: u64,
+    total: u64,
+) void {
+    if (world.scripted) return users.scripted_point(node, point, sequence, done, total);
+    if (node.dies or !chance(world, .crash_at_point, 120)) return;
+    world.note("p{d} dies at {t}, sequence {d}, {d} of {d}", .{
+        node.index, point, sequence, done, total,
+    });
+    node.dies = true;
+}
+
+pub fn died_at_point(world: *World, node: *Node) void {
+    world.statistics.fault(.crash_at_point);
+    const prng = world.faults.stream(.crash_at_point);
+    world.take_down(node, if (world.scripted or prng.chance(2)) .killed else .reset);
+    if (!world.scripted) replace(world, prng);
+}
+
+// ---- the end of faults
+
+/// Nothing new goes wrong from now on, and enough peers are there to go on.
+pub fn heal(world: *World) void {
+    if (world.phase != .safety) return;
+    world.phase = .healing;
+    var well_at = world.now;
+    for (world.connections.items) |connection| for (&connection.pipes) |*pipe| {
+        pipe.stalled_until = @min(pipe.stalled_until, world.now);
+        pipe.shape.ns_per_byte = @min(pipe.shape.ns_per_byte, 200);
+    };
+    var up: u32 = 0;
+    for (&world.nodes) |*node| {
+        if (node.state != .up) continue;
+        well_at = @max(well_at, node.frozen_until);
+        if (node.index > 0) up += 1;
+    }
+    const needed = @max(world.config.initial_world_size, world.config.min_world_size);
+    while (up < needed) : (up += 1) _ = world.add_peer(0) orelse break;
+    world.healed_at = well_at;
+    world.note("the network is well from here on", .{});
+    users.healed(world);
+}

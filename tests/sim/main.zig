@@ -1,0 +1,256 @@
+//! pccl-sim: runs seeds of the deterministic simulator. How to read what it prints and how to work with it:
+//! docs/SIMULATOR.md. The world is world.zig; this file is the command line and the workers.
+
+const std = @import("std");
+const base = @import("base");
+const Config = @import("swarm.zig").Config;
+const Class = @import("swarm.zig").Class;
+const Level = @import("swarm.zig").Level;
+const Check = @import("checkers.zig").Check;
+const Statistics = @import("statistics.zig").Statistics;
+const Violation = @import("checkers.zig").Violation;
+const runner = @import("runner.zig");
+const out = std.debug.print;
+
+const usage =
+    \\usage: pccl-sim [--seeds N] [--start S] [--seconds T] [--workers W]   run seeds
+    \\       pccl-sim --seed X [--trace]                                    replay one
+    \\
+    \\  --seeds N     so many seeds (default 1000), from --start S (default 0)
+    \\  --seconds T   as many seeds as fit into T seconds
+    \\  --workers W   threads (default: as many as there are cores, at most 2)
+    \\  --failures N  stop after so many seeds that fail (default 5)
+    \\  --trace       print every line of the replay
+    \\
+    \\To narrow a failure down by hand, on top of what the seed draws:
+    \\  --set CLASS=off|rare|heavy   (repeatable), --peers N, --calls N, --count-max N, --lanes N
+    \\
+;
+
+const Options = struct {
+    seeds: u64 = 1000,
+    start: u64 = 0,
+    seconds: ?f64 = null,
+    seed: ?u64 = null,
+    trace: bool = false,
+    workers: usize = 0,
+    /// Stop after so many seeds that fail.
+    failures: u32 = 5,
+    overrides: std.ArrayList(Override) = .empty,
+
+    fn config(options: *const Options, seed: u64) Config {
+        var drawn = Config.draw(seed);
+        for (options.overrides.items) |override| override.apply(&drawn);
+        return drawn;
+    }
+};
+
+const Override = union(enum) {
+    level: struct { class: Class, level: Level },
+    peers: u8,
+    calls: u32,
+    count_max: u32,
+    lanes: u8,
+
+    fn apply(override: Override, config: *Config) void {
+        switch (override) {
+            .level => |body| config.levels.set(body.class, body.level),
+            .peers => |count| {
+                config.peers_start = count;
+                config.initial_world_size = @min(config.initial_world_size, count);
+                config.peers_max = @max(config.peers_max, count);
+            },
+            .calls => |count| config.calls = count,
+            .count_max => |count| config.count_max = count,
+            .lanes => |count| config.lanes = count,
+        }
+    }
+};
+
+/// A panic in the engine is a failure of the seed under way: say which.
+pub const panic = std.debug.FullPanic(struct {
+    fn report(message: []const u8, address: ?usize) noreturn {
+        if (runner.seed_under_way) |seed| {
+            out("\nseed {d} FAILS: panic: {s}\n  replay: pccl-sim --seed {d} --trace\n", .{
+                seed, message, seed,
+            });
+        }
+        std.debug.defaultPanic(message, address);
+    }
+}.report);
+
+pub fn main(init: std.process.Init) !u8 {
+    const gpa = std.heap.smp_allocator;
+    var args = try init.minimal.args.iterateAllocator(gpa);
+    defer args.deinit();
+    _ = args.skip();
+    var options: Options = .{};
+    while (args.next()) |arg| {
+        parse(gpa, &options, arg, &args) catch {
+            out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
+            return 2;
+        };
+    }
+    if (options.seed) |seed| return replay(gpa, seed, &options);
+    return run_seeds(gpa, &options);
+}
+
+fn parse(
+    gpa: std.mem.Allocator,
+    options: *Options,
+    arg: []const u8,
+    args: *std.process.Args.Iterator,
+) !void {
+    if (std.mem.eql(u8, arg, "--trace")) {
+        options.trace = true;
+        return;
+    }
+    if (!std.mem.startsWith(u8, arg, "--")) return error.Usage;
+    const value = args.next() orelse return error.Usage;
+    const name = arg[2..];
+    if (std.mem.eql(u8, name, "seeds")) {
+        options.seeds = try std.fmt.parseInt(u64, value, 10);
+    } else if (std.mem.eql(u8, name, "start")) {
+        options.start = try std.fmt.parseInt(u64, value, 10);
+    } else if (std.mem.eql(u8, name, "seed")) {
+        options.seed = try std.fmt.parseInt(u64, value, 10);
+    } else if (std.mem.eql(u8, name, "seconds")) {
+        options.seconds = try std.fmt.parseFloat(f64, value);
+    } else if (std.mem.eql(u8, name, "failures")) {
+        options.failures = try std.fmt.parseInt(u32, value, 10);
+    } else if (std.mem.eql(u8, name, "workers")) {
+        options.workers = try std.fmt.parseInt(usize, value, 10);
+    } else {
+        try options.overrides.append(gpa, try parse_override(name, value));
+    }
+}
+
+fn parse_override(name: []const u8, value: []const u8) !Override {
+    if (std.mem.eql(u8, name, "set")) {
+        const equals = std.mem.indexOfScalar(u8, value, '=') orelse return error.Usage;
+        return .{ .level = .{
+            .class = std.meta.stringToEnum(Class, value[0..equals]) orelse return error.Usage,
+            .level = std.meta.stringToEnum(Level, value[equals + 1 ..]) orelse return error.Usage,
+        } };
+    }
+    if (std.mem.eql(u8, name, "peers")) return .{ .peers = try std.fmt.parseInt(u8, value, 10) };
+    if (std.mem.eql(u8, name, "calls")) return .{ .calls = try std.fmt.parseInt(u32, value, 10) };
+    if (std.mem.eql(u8, name, "lanes")) return .{ .lanes = try std.fmt.parseInt(u8, value, 10) };
+    if (std.mem.eql(u8, name, "count-max"))
+        return .{ .count_max = try std.fmt.parseInt(u32, value, 10) };
+    return error.Usage;
+}
+
+fn replay(gpa: std.mem.Allocator, seed: u64, options: *const Options) !u8 {
+    var rig = try runner.Rig.init(gpa);
+    defer rig.deinit();
+    const config = options.config(seed);
+    out("seed {d}: {f}\n", .{ seed, config });
+    const result = rig.run(config, if (options.trace) .print else .off);
+    if (result.violation) |*violation| {
+        if (options.trace)
+            out("seed {d} FAILS: {t}: {s}\n", .{ seed, violation.check, violation.text() })
+        else
+            rig.explain(config, violation);
+        return 1;
+    }
+    out("seed {d} passes: {d} events, trace {x}\n", .{ seed, result.events, result.hash });
+    return 0;
+}
+
+const Shared = struct {
+    options: *const Options,
+    next: std.atomic.Value(u64),
+    end: u64,
+    deadline_ns: ?u64,
+    stop: std.atomic.Value(bool) = .init(false),
+    lock: std.atomic.Value(bool) = .init(false),
+    statistics: Statistics = .{},
+    failures: u32 = 0,
+
+    fn acquire(shared: *Shared) void {
+        while (shared.lock.swap(true, .acquire)) std.atomic.spinLoopHint();
+    }
+
+    fn release(shared: *Shared) void {
+        shared.lock.store(false, .release);
+    }
+};
+
+fn monotonic_ns() u64 {
+    var ts: std.c.timespec = undefined;
+    if (std.c.clock_gettime(.MONOTONIC, &ts) != 0) @panic("no monotonic clock");
+    return @as(u64, @intCast(ts.sec)) * std.time.ns_per_s + @as(u64, @intCast(ts.nsec));
+}
+
+fn run_seeds(gpa: std.mem.Allocator, options: *const Options) !u8 {
+    const started = monotonic_ns();
+    const cores = std.Thread.getCpuCount() catch 1;
+    const workers = if (options.workers > 0) options.workers else @min(cores, 2);
+    var shared: Shared = .{
+        .next = .init(options.start),
+        .end = if (options.seconds == null) options.start + options.seeds else std.math.maxInt(u64),
+        .deadline_ns = null,
+        .options = options,
+    };
+    if (options.seconds) |seconds| {
+        shared.deadline_ns = started + @as(u64, @intFromFloat(seconds * std.time.ns_per_s));
+    }
+    const threads = try gpa.alloc(std.Thread, workers);
+    defer gpa.free(threads);
+    for (threads) |*thread| thread.* = try std.Thread.spawn(.{}, work, .{ gpa, &shared });
+    for (threads) |thread| thread.join();
+    const seconds = @as(f64, @floatFromInt(monotonic_ns() - started)) / std.time.ns_per_s;
+    shared.statistics.print(seconds, workers);
+    if (shared.failures > 0) {
+        out("{d} seeds failed\n", .{shared.failures});
+        return 1;
+    }
+    return 0;
+}
+
+fn work(gpa: std.mem.Allocator, shared: *Shared) void {
+    var rig = runner.Rig.init(gpa) catch @panic("out of memory");
+    defer rig.deinit();
+    while (!shared.stop.load(.monotonic)) {
+        const seed = shared.next.fetchAdd(1, .monotonic);
+        if (seed >= shared.end) break;
+        if (shared.deadline_ns) |deadline| if (monotonic_ns() >= deadline) break;
+        const config = shared.options.config(seed);
+        const result = rig.run(config, .off);
+        var violation = result.violation;
+        // Every hundredth seed runs twice: the trace must not depend on anything but the seed.
+        if (violation == null and seed % 100 == 0) {
+            const counted = rig.statistics;
+            const again = rig.run(config, .off);
+            rig.statistics = counted;
+            if (again.hash != result.hash) violation = .{ .check = .determinism };
+        }
+        if (violation) |*found| report(&rig, shared, config, found);
+    }
+    shared.acquire();
+    defer shared.release();
+    shared.statistics.add(&rig.statistics);
+}
+
+fn report(rig: *runner.Rig, shared: *Shared, config: Config, violation: *const Violation) void {
+    shared.acquire();
+    defer shared.release();
+    shared.failures += 1;
+    if (shared.failures > shared.options.failures) return;
+    rig.explain(config, violation);
+    out("  replay: pccl-sim --seed {d} --trace\n", .{config.seed});
+    if (shared.failures == shared.options.failures) shared.stop.store(true, .monotonic);
+}
+
+test {
+    _ = @import("borrowed.zig");
+    _ = @import("checkers.zig");
+    _ = @import("memory.zig");
+    _ = @import("network.zig");
+    _ = @import("oracle.zig");
+    _ = @import("program.zig");
+    _ = @import("statistics.zig");
+    _ = @import("swarm.zig");
+    _ = @import("trace.zig");
+}

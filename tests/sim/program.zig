@@ -1,0 +1,146 @@
+//! Program: what the members of a group call, drawn from the seed, the epoch and the number of safe points
+//! since the epoch began. All members of an epoch agree on these, newcomers included, so all run the same
+//! program without talking. What one peer does differently on purpose (a fault of a user) is drawn in
+//! users.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Prng = base.Prng;
+
+pub const OpKind = wire.control.OpKind;
+pub const Recovery = wire.control.Recovery;
+
+/// The names of an operation that all members agree on: its place in the program.
+pub const Key = struct {
+    group: u8,
+    epoch: u64,
+    /// Safe points since the epoch began.
+    round: u32,
+    index: u32,
+
+    pub fn hash(key: Key) u64 {
+        var z: u64 = key.epoch *% 0x9e3779b97f4a7c15;
+        z ^= (@as(u64, key.round) << 24 | @as(u64, key.index) << 8 | key.group) *% 0xbf58476d1ce4e5b9;
+        return z ^ z >> 31;
+    }
+};
+
+pub const Step = struct {
+    key: Key,
+    kind: OpKind,
+    count: u32,
+    recovery: Recovery,
+    tag: u64,
+    /// Position among the members of the epoch.
+    root_rank: u32,
+    in_place: bool,
+    /// Steps of one batch are called together, each peer in an order of its own.
+    batch: u32,
+    /// Nothing is called after this batch before all of it has finished.
+    waits: bool,
+};
+
+pub const steps_max = 8;
+
+pub const Round = struct {
+    steps: [steps_max]Step = undefined,
+    count: u32 = 0,
+    /// The next safe point waits until everything has finished.
+    drains: bool = true,
+
+    pub fn slice(round: *const Round) []const Step {
+        return round.steps[0..round.count];
+    }
+};
+
+pub const Options = struct {
+    seed: u64,
+    group: u8,
+    epoch: u64,
+    round: u32,
+    world_size: u32,
+    count_max: u32,
+    tags: u8,
+};
+
+pub fn draw(options: Options) Round {
+    const place: Key = .{
+        .group = options.group,
+        .epoch = options.epoch,
+        .round = options.round,
+        .index = 0,
+    };
+    var prng = Prng.init(options.seed ^ place.hash());
+    var round: Round = .{ .drains = !prng.chance(4) };
+    const wanted: u32 = @intCast(prng.between(1, 5));
+    var batch: u32 = 0;
+    while (round.count < wanted) : (batch += 1) {
+        const first_tag = prng.below(options.tags);
+        const size: u32 = @intCast(@min(prng.between(1, options.tags), wanted - round.count));
+        const waits = prng.chance(2);
+        for (0..size) |offset| {
+            var key = place;
+            key.index = round.count;
+            round.steps[round.count] = draw_step(&prng, &options, key);
+            const step = &round.steps[round.count];
+            // Tags need not be small or dense.
+            step.tag = (first_tag + offset) % options.tags * 1_000_003;
+            step.batch = batch;
+            step.waits = waits;
+            round.count += 1;
+        }
+    }
+    return round;
+}
+
+fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
+    const kind: OpKind = switch (prng.below(10)) {
+        0 => .barrier,
+        1 => .broadcast,
+        else => .all_reduce,
+    };
+    const count: u32 = switch (prng.below(8)) {
+        0 => 0,
+        1 => 1,
+        2 => options.count_max,
+        else => @intCast(prng.between(1, options.count_max)),
+    };
+    return .{
+        .key = key,
+        .kind = kind,
+        .count = if (kind == .barrier) 0 else count,
+        .recovery = switch (prng.below(4)) {
+            0 => .restart,
+            1 => if (prng.chance(3)) .raise else .restart,
+            else => .resume_chunks,
+        },
+        .tag = 0,
+        .root_rank = if (kind == .broadcast) @intCast(prng.below(options.world_size)) else 0,
+        .in_place = prng.chance(2),
+        .batch = 0,
+        .waits = false,
+    };
+}
+
+test "a program is a function of its place, and tags of a batch differ" {
+    for (0..200) |seed| {
+        const options: Options = .{
+            .seed = seed,
+            .group = 0,
+            .epoch = 3,
+            .round = 2,
+            .world_size = 4,
+            .count_max = 64,
+            .tags = 3,
+        };
+        const a = draw(options);
+        const b = draw(options);
+        try std.testing.expectEqual(a.count, b.count);
+        for (a.slice(), b.slice()) |x, y| try std.testing.expectEqual(x, y);
+        for (a.slice()) |x| for (a.slice()) |y| {
+            if (x.key.index == y.key.index or x.batch != y.batch) continue;
+            try std.testing.expect(x.tag != y.tag);
+        };
+    }
+}

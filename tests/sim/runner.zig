@@ -1,0 +1,98 @@
+//! Runner: one seed from its first event to its verdict, and again with text when it failed. A Rig holds the
+//! memory that worlds use one after the other. Who runs seeds: main.zig, canaries.zig, shrink.zig.
+
+const std = @import("std");
+const Borrowed = @import("borrowed.zig").Borrowed;
+const Config = @import("swarm.zig").Config;
+const Statistics = @import("statistics.zig").Statistics;
+const Trace = @import("trace.zig").Trace;
+const Violation = @import("checkers.zig").Violation;
+const World = @import("world.zig").World;
+const Allocator = std.mem.Allocator;
+
+/// What the seed under way is, for a panic's message (main.zig).
+pub threadlocal var seed_under_way: ?u64 = null;
+
+pub const Result = struct {
+    violation: ?Violation,
+    hash: u64,
+    events: u64,
+};
+
+pub const Rig = struct {
+    backing: Allocator,
+    arena: std.heap.ArenaAllocator,
+    borrowed: Borrowed,
+    statistics: Statistics = .{},
+
+    const borrowed_bytes = 1 << 20;
+
+    pub fn init(backing: Allocator) !Rig {
+        return .{
+            .backing = backing,
+            .arena = .init(backing),
+            .borrowed = try .init(backing, borrowed_bytes),
+        };
+    }
+
+    pub fn deinit(rig: *Rig) void {
+        rig.arena.deinit();
+        rig.borrowed.deinit(rig.backing);
+    }
+
+    pub fn run(rig: *Rig, config: Config, text: Trace.Text) Result {
+        var last: Trace = undefined;
+        return rig.run_traced(config, text, &last);
+    }
+
+    fn run_traced(rig: *Rig, config: Config, text: Trace.Text, trace: *Trace) Result {
+        seed_under_way = config.seed;
+        defer seed_under_way = null;
+        _ = rig.arena.reset(.retain_capacity);
+        const arena = rig.arena.allocator();
+        const world = arena.create(World) catch @panic("out of memory");
+        world.init(.{
+            .arena = arena,
+            .backing = rig.backing,
+            .borrowed = &rig.borrowed,
+            .statistics = &rig.statistics,
+            .config = config,
+            .text = text,
+        });
+        for (0..config.peers_start) |_| {
+            _ = world.add_peer(world.prng_users.below(20_000_000));
+        }
+        world.run();
+        world.deinit();
+        rig.count(world);
+        trace.* = world.trace;
+        return .{
+            .violation = world.checkers.violation,
+            .hash = world.trace.hash,
+            .events = world.steps,
+        };
+    }
+
+    fn count(rig: *Rig, world: *const World) void {
+        const statistics = &rig.statistics;
+        statistics.seeds += 1;
+        if (world.config.is_calm()) statistics.calm_seeds += 1;
+        statistics.events += world.steps;
+        statistics.virtual_ns += world.now;
+        statistics.peers += world.peers_started;
+        statistics.connections += world.connections.items.len;
+    }
+
+    /// Runs a seed again and prints its last lines. The second run must fail like the first.
+    pub fn explain(rig: *Rig, config: Config, first: *const Violation) void {
+        var trace: Trace = undefined;
+        const again = rig.run_traced(config, .keep_last, &trace);
+        const out = std.debug.print;
+        out("\nseed {d} FAILS: {t}: {s}\n", .{ config.seed, first.check, first.text() });
+        out("  {f}\n", .{config});
+        out("  the last {d} of {d} lines:\n", .{ @min(trace.count, Trace.lines_kept), trace.count });
+        trace.print_last();
+        const same = again.violation != null and again.violation.?.check == first.check;
+        if (!same) out("  NOT DETERMINISTIC: the second run of this seed did not fail alike\n", .{});
+    }
+};

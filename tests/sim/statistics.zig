@@ -1,0 +1,96 @@
+//! Statistics: what a run of seeds did, so that a rig that sees nothing shows. Added up over all seeds and
+//! printed by main.zig; no world reads it.
+
+const std = @import("std");
+const Class = @import("swarm.zig").Class;
+const Status = @import("protocol").Status;
+
+pub const Statistics = struct {
+    seeds: u64 = 0,
+    calm_seeds: u64 = 0,
+    events: u64 = 0,
+    bytes: u64 = 0,
+    virtual_ns: u64 = 0,
+    /// How often each class of fault happened.
+    faults: std.EnumArray(Class, u64) = .initFill(0),
+    /// Calls by what they returned.
+    calls: std.EnumArray(Status, u64) = .initFill(0),
+    /// Calls in doubt by what they turned out to be.
+    doubts_committed: u64 = 0,
+    doubts_aborted: u64 = 0,
+    doubts_open: u64 = 0,
+    /// Successes whose ranges have different contributors, and that took several attempts.
+    split_results: u64 = 0,
+    retried_results: u64 = 0,
+    /// Successes during which another operation was in flight at the peer.
+    overlapping: u64 = 0,
+    admissions: u64 = 0,
+    epochs: u64 = 0,
+    peers: u64 = 0,
+    connections: u64 = 0,
+
+    pub fn fault(statistics: *Statistics, class: Class) void {
+        statistics.faults.getPtr(class).* += 1;
+    }
+
+    pub fn add(into: *Statistics, from: *const Statistics) void {
+        inline for (@typeInfo(Statistics).@"struct".fields) |field| {
+            if (field.type == u64) {
+                @field(into, field.name) += @field(from, field.name);
+            } else {
+                for (&@field(into, field.name).values, @field(from, field.name).values) |*a, b| {
+                    a.* += b;
+                }
+            }
+        }
+    }
+
+    pub fn print(statistics: *const Statistics, seconds: f64, workers: usize) void {
+        const minutes = seconds / 60;
+        const seeds: f64 = @floatFromInt(statistics.seeds);
+        const out = std.debug.print;
+        out("{d} seeds ({d} calm) in {d:.1} s: {d:.0} seeds/min, {d:.0} per worker\n", .{
+            statistics.seeds,
+            statistics.calm_seeds,
+            seconds,
+            seeds / minutes,
+            seeds / minutes / @as(f64, @floatFromInt(workers)),
+        });
+        out("  {d} events, {d} MB moved, {d} virtual s, {d} peers, {d} connections, {d} epochs\n", .{
+            statistics.events,
+            statistics.bytes / 1_000_000,
+            statistics.virtual_ns / std.time.ns_per_s,
+            statistics.peers,
+            statistics.connections,
+            statistics.epochs,
+        });
+        out("  calls:", .{});
+        for (std.enums.values(Status)) |status| {
+            out(" {t} {d}", .{ status, statistics.calls.get(status) });
+        }
+        out("\n  in doubt, then: committed {d}, aborted {d}, never told {d}\n", .{
+            statistics.doubts_committed,
+            statistics.doubts_aborted,
+            statistics.doubts_open,
+        });
+        out("  successes: {d} with several ranges, {d} after several attempts, {d} beside others\n", .{
+            statistics.split_results,
+            statistics.retried_results,
+            statistics.overlapping,
+        });
+        out("  faults:", .{});
+        for (std.enums.values(Class)) |class| {
+            out(" {t} {d}", .{ class, statistics.faults.get(class) });
+        }
+        out("\n", .{});
+    }
+};
+
+test "statistics add up field by field" {
+    var a: Statistics = .{ .seeds = 1 };
+    var b: Statistics = .{ .seeds = 2 };
+    b.fault(.stall);
+    a.add(&b);
+    try std.testing.expectEqual(3, a.seeds);
+    try std.testing.expectEqual(1, a.faults.get(.stall));
+}

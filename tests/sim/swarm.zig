@@ -1,0 +1,165 @@
+//! Swarm: what one seed is made of. Each seed draws its own world (sizes, limits, network) and, for every
+//! class of fault, whether it is off, rare or heavy, so that faults meet in all combinations and some seeds
+//! see one class alone. Each class draws from a stream of its own: switching one off (shrink) leaves the
+//! draws of the others as they were. What a class does: faults.zig and users.zig.
+
+const std = @import("std");
+const base = @import("base");
+const Prng = base.Prng;
+
+pub const Class = enum {
+    // The network.
+    tiny_segments,
+    slow_links,
+    stall,
+    reset_lane,
+    reset_control,
+    half_open,
+    dial_fail,
+    dial_stray,
+    strangers,
+    // Processes.
+    crash,
+    vanish,
+    crash_at_point,
+    freeze,
+    freeze_coordinator,
+    late_tick,
+    drift,
+    // Users.
+    late_join,
+    leave,
+    mismatch,
+    tiny_deadline,
+    straggler,
+    cancel,
+    impatient_admit,
+};
+
+pub const class_count = std.enums.values(Class).len;
+
+pub const Level = enum(u2) { off, rare, heavy };
+pub const Levels = std.EnumArray(Class, Level);
+
+pub const Config = struct {
+    seed: u64,
+    levels: Levels = .initFill(.off),
+    /// Peers that start at once; the first epoch waits for `initial_world_size` of them.
+    peers_start: u8,
+    initial_world_size: u8,
+    /// Processes that may start in all; a new one takes over where one died.
+    peers_max: u8,
+    min_world_size: u8 = 1,
+    groups: u8,
+    lanes: u8,
+    chunk_bytes: u32,
+    window_bytes: u64,
+    heartbeat_ns: u64,
+    silence_ns: u64,
+    prepare_ns: u64,
+    /// Elements of the largest operation.
+    count_max: u32,
+    /// The safety phase ends after this many finished calls, or after this much time.
+    calls: u32,
+    safety_ns: u64,
+    /// Several operations at once.
+    tags: u8,
+    delay_ns_max: u64,
+
+    pub fn draw(seed: u64) Config {
+        var prng = stream(seed, "config");
+        const big = prng.chance(24);
+        const peers_start: u8 = @intCast(if (big) prng.between(6, 12) else prng.between(1, 5));
+        const chunk_bytes = @as(u32, 8) << @intCast(prng.between(1, 3));
+        const heartbeat_ns = 200 * std.time.ns_per_ms;
+        var config: Config = .{
+            .seed = seed,
+            .peers_start = peers_start,
+            .initial_world_size = peers_start,
+            .peers_max = @intCast(@min(16, peers_start + prng.between(1, 4))),
+            .groups = if (prng.chance(6)) 2 else 1,
+            .lanes = @intCast(prng.between(1, 3)),
+            .chunk_bytes = chunk_bytes,
+            .window_bytes = chunk_bytes * prng.between(1, 8),
+            .heartbeat_ns = heartbeat_ns,
+            .silence_ns = 5 * heartbeat_ns,
+            .prepare_ns = 10 * heartbeat_ns,
+            .count_max = @as(u32, 1) << @intCast(prng.between(0, 6)),
+            .calls = @intCast(peers_start * prng.between(4, 16)),
+            .safety_ns = 30 * std.time.ns_per_s,
+            .tags = @intCast(prng.between(1, 4)),
+            .delay_ns_max = @as(u64, 1) << @intCast(prng.between(10, 24)),
+        };
+        if (prng.chance(3)) config.initial_world_size = @intCast(prng.between(1, peers_start));
+        if (prng.chance(12)) config.min_world_size = @intCast(@min(2, peers_start));
+        // One seed in eight is calm: every call must then succeed.
+        if (!prng.chance(8)) config.draw_levels();
+        return config;
+    }
+
+    fn draw_levels(config: *Config) void {
+        for (std.enums.values(Class)) |class| {
+            var prng = stream(config.seed, @tagName(class));
+            const level: Level = switch (prng.below(20)) {
+                0...13 => .off,
+                14...17 => .rare,
+                else => .heavy,
+            };
+            config.levels.set(class, level);
+        }
+    }
+
+    pub fn has(config: *const Config, class: Class) bool {
+        return config.levels.get(class) != .off;
+    }
+
+    /// True if nothing that can make a call fail is on.
+    pub fn is_calm(config: *const Config) bool {
+        for (std.enums.values(Class)) |class| {
+            const harmless = switch (class) {
+                .tiny_segments, .slow_links, .late_tick, .late_join, .strangers, .drift => true,
+                else => false,
+            };
+            if (!harmless and config.has(class)) return false;
+        }
+        return true;
+    }
+
+    pub fn format(config: Config, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.print(
+            "peers {d}..{d} (first epoch {d}, at least {d}), groups {d}, lanes {d}, " ++
+                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}; faults:",
+            .{
+                config.peers_start, config.peers_max,    config.initial_world_size,
+                config.min_world_size, config.groups,    config.lanes,
+                config.chunk_bytes, config.window_bytes, config.count_max,
+                config.tags,        config.calls,
+            },
+        );
+        var any = false;
+        for (std.enums.values(Class)) |class| {
+            if (!config.has(class)) continue;
+            any = true;
+            try writer.print(" {t}={t}", .{ class, config.levels.get(class) });
+        }
+        if (!any) try writer.writeAll(" none");
+    }
+};
+
+/// A stream of draws of its own for each purpose.
+pub fn stream(seed: u64, purpose: []const u8) Prng {
+    return Prng.init(std.hash.Wyhash.hash(seed, purpose));
+}
+
+test "a class keeps its draws when others are switched off, and levels vary" {
+    var counts = std.EnumArray(Level, u32).initFill(0);
+    for (0..500) |seed| {
+        const config = Config.draw(seed);
+        try std.testing.expect(config.initial_world_size <= config.peers_start);
+        try std.testing.expect(config.peers_max <= 16);
+        for (std.enums.values(Class)) |class| {
+            counts.getPtr(config.levels.get(class)).* += 1;
+        }
+    }
+    for (std.enums.values(Level)) |level| try std.testing.expect(counts.get(level) > 500);
+}

@@ -1,0 +1,1022 @@
+//! World: one simulated run. A virtual clock, a queue of instants, a coordinator and peers that are the real
+//! state machines, and the connections between them. It is the driver that engine/net is for real
+//! sockets: it moves bytes, calls tick in time, and tells who opened and who closed.
+//!
+//! Users (who calls what) are users.zig's, what goes wrong is faults.zig's, what must hold is checkers.zig's.
+//! Everything is drawn from the seed; nothing here reads a real clock.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const session_layer = @import("session");
+const Borrowed = @import("borrowed.zig").Borrowed;
+const Checkers = @import("checkers.zig").Checkers;
+const Config = @import("swarm.zig").Config;
+const Memory = @import("memory.zig").Memory;
+const Trace = @import("trace.zig").Trace;
+const Tap = @import("tap.zig").Tap;
+const faults = @import("faults.zig");
+const network = @import("network.zig");
+const swarm = @import("swarm.zig");
+const users = @import("users.zig");
+const Allocator = std.mem.Allocator;
+const Coordinator = protocol.Coordinator;
+const Instant = base.Instant;
+const Lane = session_layer.Lane;
+const Prng = base.Prng;
+const Session = session_layer.Session;
+const assert = std.debug.assert;
+
+pub const ms = std.time.ns_per_ms;
+/// Node 0 is the coordinator; peer with digit d is node d + 1.
+pub const nodes_max = 1 + 16;
+pub const coordinator_index = 0;
+const run_id: base.RunId = @splat(0x5a);
+const node_bytes_max = 64 << 20;
+
+/// One end of a connection.
+pub const Ref = struct { connection: u32, side: u1 };
+
+pub const End = struct {
+    /// The node; `nobody` for a stranger's side.
+    node: u8,
+    state: State = .pending,
+    what: Handle = .nothing,
+    woken: bool = false,
+
+    pub const State = enum {
+        /// Its node has not been told that the connection is up.
+        pending,
+        open,
+        closed,
+    };
+    pub const Handle = union(enum) {
+        nothing,
+        lane: *Lane,
+        control,
+        accepted: *protocol.Connection,
+        stranger,
+    };
+};
+
+pub const nobody: u8 = 255;
+
+pub const Connection = struct {
+    index: u32,
+    is_control: bool,
+    ends: [2]End,
+    /// pipes[side] carries what ends[side] sends.
+    pipes: [2]network.Pipe,
+    /// Fate of the dial: the acceptor sees a connection that the dialer believes failed.
+    stray: bool = false,
+    taps: [2]Tap = .{ .{}, .{} },
+};
+
+pub const Node = struct {
+    world: *World,
+    index: u8,
+    state: State = .absent,
+    memory: Memory = undefined,
+    id: base.PeerId = .none,
+    session: ?*Session = null,
+    control: ?Ref = null,
+    dial_attempts: u6 = 0,
+    /// Its own clock: offset + t * rate / 65536.
+    clock_offset: u64 = 0,
+    clock_rate: u64 = 65536,
+    frozen_until: Instant = 0,
+    thawed_at: Instant = 0,
+    tick_at: Instant = base.never,
+    tick_version: u32 = 0,
+    ticks_in_a_row: u32 = 0,
+    last_tick_at: Instant = 0,
+    /// A fault point asked for its end; it happens when the call into the engine returns.
+    dies: bool = false,
+    /// It is being taken down: what the engine says is not listened to.
+    dying: bool = false,
+    woken: std.ArrayList(Ref) = .empty,
+    users: [users.groups_max]users.User = undefined,
+    user_count: u8 = 0,
+
+    pub const State = enum { absent, up, down };
+
+    pub fn digit(node: *const Node) u8 {
+        return node.index - 1;
+    }
+
+    pub fn local(node: *const Node, at: Instant) Instant {
+        const scaled = @as(u128, at) * node.clock_rate >> 16;
+        return node.clock_offset + @as(u64, @intCast(scaled));
+    }
+
+    /// The first instant at which the node's clock shows at least this.
+    pub fn global(node: *const Node, at: Instant) Instant {
+        if (at <= node.clock_offset) return 0;
+        const scaled = (@as(u128, at - node.clock_offset) << 16) + node.clock_rate - 1;
+        return std.math.cast(u64, scaled / node.clock_rate) orelse base.never;
+    }
+
+    pub fn is_frozen(node: *const Node) bool {
+        return node.frozen_until > node.world.now;
+    }
+
+    pub fn here(node: *const Node) Instant {
+        return node.local(node.world.now);
+    }
+};
+
+pub const What = union(enum) {
+    deliver: Ref,
+    /// This end may send again.
+    writable: Ref,
+    opened: u32,
+    accepted: u32,
+    ended: Ref,
+    tick: struct { node: u8, version: u32 },
+    dial_control: u8,
+    start: u8,
+    user: struct { node: u8, user: u8, version: u32 },
+    cancel: u32,
+    watchdog: u32,
+    admit_watchdog: struct { node: u8, user: u8, count: u32 },
+    stop: u8,
+    heal,
+    check_progress,
+    ending,
+    over,
+
+    /// Whose freeze holds it up.
+    fn node(what: What, world: *const World) ?u8 {
+        return switch (what) {
+            .deliver => |ref| world.connections.items[ref.connection].ends[1 - ref.side].node,
+            .writable, .ended => |ref| world.end(ref).node,
+            .opened => |index| world.connections.items[index].ends[0].node,
+            .accepted => |index| world.connections.items[index].ends[1].node,
+            .tick => |body| body.node,
+            .user => |body| body.node,
+            .admit_watchdog => |body| body.node,
+            .dial_control => |index| index,
+            .cancel, .watchdog => |index| world.works.items[index].node.index,
+            .start, .stop, .heal, .check_progress, .ending, .over => null,
+        };
+    }
+};
+
+const Event = struct {
+    at: Instant,
+    order: u64,
+    what: What,
+
+    fn compare(_: void, a: Event, b: Event) std.math.Order {
+        const by_time = std.math.order(a.at, b.at);
+        return if (by_time == .eq) std.math.order(a.order, b.order) else by_time;
+    }
+};
+
+pub const Phase = enum {
+    /// Everything goes; only safety is asked for.
+    safety,
+    /// Nothing new goes wrong; everybody must get on.
+    healing,
+    /// Users stop at one place of the program, and leave.
+    ending,
+    over,
+};
+
+pub const Statistics = @import("statistics.zig").Statistics;
+
+pub const World = struct {
+    gpa: Allocator,
+    /// What nodes allocate from.
+    backing: Allocator,
+    config: Config,
+    trace: Trace,
+    checkers: Checkers,
+    statistics: *Statistics,
+    borrowed: *Borrowed,
+    /// A scenario says what users and the network do (scenario.zig); nothing is drawn.
+    scripted: bool = false,
+
+    now: Instant = std.time.ns_per_s,
+    order: u64 = 0,
+    steps: u64 = 0,
+    steps_max: u64,
+    stamp: u64 = 0,
+    phase: Phase = .safety,
+    healed_at: Instant = 0,
+    queue: Queue,
+
+    nodes: [nodes_max]Node = undefined,
+    coordinator: *Coordinator = undefined,
+    connections: std.ArrayList(*Connection) = .empty,
+    works: std.ArrayList(*users.Work) = .empty,
+    calls_finished: u32 = 0,
+    peers_started: u8 = 0,
+
+    prng_network: Prng,
+    prng_users: Prng,
+    faults: faults.Faults,
+
+    const Queue = std.PriorityQueue(Event, void, Event.compare);
+
+    pub const Options = struct {
+        /// Freed as a whole after the world.
+        arena: Allocator,
+        backing: Allocator,
+        borrowed: *Borrowed,
+        statistics: *Statistics,
+        config: Config,
+        text: Trace.Text = .off,
+    };
+
+    /// The world must not move afterwards.
+    pub fn init(world: *World, options: Options) void {
+        const config = options.config;
+        world.* = .{
+            .gpa = options.arena,
+            .backing = options.backing,
+            .config = config,
+            .trace = .{ .text = options.text },
+            .checkers = .init(options.arena),
+            .statistics = options.statistics,
+            .borrowed = options.borrowed,
+            .steps_max = 200_000 + @as(u64, config.calls) * config.peers_max * 20_000,
+            .queue = .initContext({}),
+            .prng_network = swarm.stream(config.seed, "network"),
+            .prng_users = swarm.stream(config.seed, "users"),
+            .faults = .init(&config),
+        };
+        options.borrowed.reset();
+        for (&world.nodes, 0..) |*node, index| {
+            node.* = .{ .world = world, .index = @intCast(index) };
+        }
+        world.start_coordinator();
+    }
+
+    fn start_coordinator(world: *World) void {
+        const config = &world.config;
+        const node = &world.nodes[coordinator_index];
+        node.memory = .init(world.backing, node_bytes_max);
+        node.state = .up;
+        world.draw_clock(node);
+        world.coordinator = Coordinator.create(node.memory.allocator(), .{
+            .run_id = run_id,
+            .min_world_size = config.min_world_size,
+            .initial_world_size = config.initial_world_size,
+            .lanes = config.lanes,
+            .chunk_bytes = config.chunk_bytes,
+            .window_bytes = config.window_bytes,
+            .heartbeat_ns = config.heartbeat_ns,
+            .silence_ns = config.silence_ns,
+            .prepare_ns = config.prepare_ns,
+        }, .{ .ctx = node, .vtable = &coordinator_host }) catch @panic("out of memory");
+        world.settle(node);
+    }
+
+    fn draw_clock(world: *World, node: *Node) void {
+        if (world.scripted) return;
+        node.clock_offset = world.prng_network.below(1 << 40);
+        if (world.config.has(.drift)) {
+            // Up to 10 % either way.
+            node.clock_rate = 65536 - 6553 + world.prng_network.below(2 * 6553);
+        }
+    }
+
+    // ---- the clock
+
+    pub fn at(world: *World, instant: Instant, what: What) void {
+        world.queue.push(world.gpa, .{
+            .at = @max(instant, world.now),
+            .order = world.order,
+            .what = what,
+        }) catch @panic("out of memory");
+        world.order += 1;
+    }
+
+    pub fn after(world: *World, ns: u64, what: What) void {
+        world.at(world.now + ns, what);
+    }
+
+    pub fn failed(world: *const World) bool {
+        return world.checkers.violation != null;
+    }
+
+    /// Runs until the world is over or a promise is broken.
+    pub fn run(world: *World) void {
+        while (!world.failed() and world.phase != .over) {
+            if (!world.step()) {
+                world.checkers.fail(.p6_progress, "nothing is left to happen, and it is not over", .{});
+            }
+        }
+    }
+
+    /// One event; false if there is none.
+    pub fn step(world: *World) bool {
+        const event = world.queue.pop() orelse return false;
+        assert(event.at >= world.now);
+        world.now = event.at;
+        world.steps += 1;
+        if (world.steps > world.steps_max) {
+            world.checkers.fail(.storm, "{d} events, and it is not over", .{world.steps});
+            return true;
+        }
+        if (event.what.node(world)) |index| if (index != nobody) {
+            const node = &world.nodes[index];
+            if (node.state == .down) return true;
+            if (node.is_frozen()) {
+                world.at(node.frozen_until, event.what);
+                return true;
+            }
+        };
+        world.trace.mix(world.now);
+        world.trace.mix(@intFromEnum(event.what));
+        world.dispatch(event.what);
+        if (!world.scripted and world.phase == .safety) faults.maybe(world);
+        return true;
+    }
+
+    fn dispatch(world: *World, what: What) void {
+        switch (what) {
+            .deliver => |ref| world.deliver(ref),
+            .writable => |ref| {
+                const node = &world.nodes[world.end(ref).node];
+                world.wake(node, ref);
+                world.settle(node);
+            },
+            .opened => |index| world.opened(index),
+            .accepted => |index| world.accepted(index),
+            .ended => |ref| world.ended(ref),
+            .tick => |body| world.tick(&world.nodes[body.node], body.version),
+            .dial_control => |index| world.dial_control(&world.nodes[index]),
+            .start => |index| world.start_peer(&world.nodes[index]),
+            .user => |body| users.woken(
+                &world.nodes[body.node].users[body.user],
+                body.version,
+            ),
+            .cancel => |index| users.cancel(world.works.items[index]),
+            .watchdog => |index| users.watchdog(world.works.items[index]),
+            .admit_watchdog => |body| users.admit_watchdog(
+                &world.nodes[body.node].users[body.user],
+                body.count,
+            ),
+            .stop => |index| world.take_down(&world.nodes[index], .graceful),
+            .heal => faults.heal(world),
+            .check_progress => users.check_progress(world),
+            .ending => users.ending_step(world),
+            .over => world.phase = .over,
+        }
+    }
+
+    // ---- nodes
+
+    /// The next node that has never run; null if all sixteen have.
+    pub fn add_peer(world: *World, delay_ns: u64) ?u8 {
+        if (1 + world.peers_started >= nodes_max) return null;
+        world.peers_started += 1;
+        world.after(delay_ns, .{ .start = world.peers_started });
+        return world.peers_started;
+    }
+
+    fn start_peer(world: *World, node: *Node) void {
+        assert(node.state == .absent);
+        // Ids in an order of their own, so that rank order is not the order of arrival.
+        const id_bits = swarm.stream(world.config.seed ^ node.index, "id");
+        var prng = id_bits;
+        node.id = .from_int(@as(u128, prng.next()) << 64 | node.index);
+        node.memory = .init(world.backing, node_bytes_max);
+        node.state = .up;
+        world.draw_clock(node);
+        world.note("p{d} starts, id {s}", .{ node.index, node.id.short() });
+        node.session = Session.create(node.memory.allocator(), .{
+            .peer_id = node.id,
+            .run_id = run_id,
+            .seed = prng.next(),
+            .host = .{ .ctx = node, .vtable = &session_host },
+        }) catch @panic("out of memory");
+        var address: [16]u8 = undefined;
+        const here = std.fmt.bufPrint(&address, "peer-{d}", .{node.index}) catch unreachable;
+        node.session.?.set_address(here) catch @panic("out of memory");
+        node.user_count = world.config.groups;
+        for (node.users[0..node.user_count], 0..) |*user, index| {
+            user.* = .init(node, @intCast(index));
+        }
+        world.dial_control(node);
+        if (world.scripted) return;
+        for (node.users[0..node.user_count]) |*user| users.start(user);
+    }
+
+    pub const EndOfNode = enum {
+        /// The kernel closes its sockets: what was sent arrives, then the end.
+        killed,
+        /// As `killed`, but what was under way is lost.
+        reset,
+        /// The machine is gone: nobody is told.
+        vanished,
+        /// The session is over and the process ends.
+        graceful,
+    };
+
+    pub fn take_down(world: *World, node: *Node, how: EndOfNode) void {
+        if (node.state != .up) return;
+        assert(node.index != coordinator_index);
+        world.note("p{d} is {t}", .{ node.index, how });
+        node.dying = true;
+        // First the network, all at once; then the engine learns of it, one lane after the other, and may
+        // itself close or dial more.
+        for (world.connections.items) |connection| {
+            for (&connection.ends, 0..) |*e, side| {
+                if (e.node != node.index or e.state == .closed) continue;
+                world.lose_end(connection, @intCast(side), how);
+            }
+        }
+        const s = node.session.?;
+        var index: usize = 0;
+        while (index < world.connections.items.len) : (index += 1) {
+            for (&world.connections.items[index].ends) |*e| {
+                if (e.node != node.index or e.what != .lane) continue;
+                const lane = e.what.lane;
+                e.what = .nothing;
+                s.lane_closed(node.here(), lane);
+            }
+        }
+        if (node.control != null) {
+            node.control = null;
+            s.control_closed(node.here());
+        }
+        s.destroy();
+        node.session = null;
+        node.state = .down;
+        users.node_down(node);
+        node.woken.clearRetainingCapacity();
+        if (node.memory.blocks != 0) world.checkers.fail(
+            .leak,
+            "p{d} ended and still holds {d} blocks, {d} bytes",
+            .{ node.index, node.memory.blocks, node.memory.bytes },
+        );
+    }
+
+    fn lose_end(world: *World, connection: *Connection, side: u1, how: EndOfNode) void {
+        connection.ends[side].state = .closed;
+        switch (how) {
+            .killed, .graceful => world.finish_pipe(.{ .connection = connection.index, .side = side }),
+            .reset => world.reset(connection),
+            .vanished => for (&connection.pipes) |*pipe| {
+                pipe.swallows = true;
+                pipe.discard();
+            },
+        }
+    }
+
+    /// After every call into a node: move what it wants to send, listen to what it said, plan its tick.
+    pub fn settle(world: *World, node: *Node) void {
+        while (node.state == .up) {
+            if (node.dies) {
+                node.dies = false;
+                faults.died_at_point(world, node);
+                return;
+            }
+            if (node.is_frozen()) return;
+            if (world.pump(node)) continue;
+            if (node.index != coordinator_index and users.listen(node)) continue;
+            break;
+        }
+        if (node.state != .up) return;
+        if (node.index != coordinator_index) users.observe(node);
+        world.plan_tick(node);
+    }
+
+    fn plan_tick(world: *World, node: *Node) void {
+        const wanted = if (node.session) |s| s.next_deadline() else world.coordinator.next_deadline();
+        if (wanted == base.never) return;
+        var instant = @max(world.now, node.global(wanted));
+        if (instant >= node.tick_at) return;
+        instant += faults.tick_lateness(world);
+        node.tick_at = instant;
+        node.tick_version += 1;
+        world.at(instant, .{ .tick = .{ .node = node.index, .version = node.tick_version } });
+    }
+
+    fn tick(world: *World, node: *Node, version: u32) void {
+        if (version != node.tick_version) return;
+        node.tick_at = base.never;
+        const now = node.here();
+        const wanted = if (node.session) |s| s.next_deadline() else world.coordinator.next_deadline();
+        if (wanted <= now) {
+            if (node.last_tick_at == world.now) node.ticks_in_a_row += 1 else node.ticks_in_a_row = 0;
+            node.last_tick_at = world.now;
+            if (node.ticks_in_a_row > 100) return world.checkers.fail(
+                .storm,
+                "node {d}: tick leaves a deadline in the past again and again",
+                .{node.index},
+            );
+            if (node.session) |s| s.tick(now) else world.coordinator.tick(now);
+        }
+        world.settle(node);
+    }
+
+    // ---- connections
+
+    pub fn end(world: *const World, ref: Ref) *End {
+        return &world.connections.items[ref.connection].ends[ref.side];
+    }
+
+    pub fn connect(world: *World, from: u8, to: u8, is_control: bool) *Connection {
+        const shape = faults.draw_shape(world);
+        const connection = world.gpa.create(Connection) catch @panic("out of memory");
+        connection.* = .{
+            .index = @intCast(world.connections.items.len),
+            .is_control = is_control,
+            .ends = .{ .{ .node = from }, .{ .node = to } },
+            .pipes = .{
+                network.Pipe.init(world.gpa, shape[0]) catch @panic("out of memory"),
+                network.Pipe.init(world.gpa, shape[1]) catch @panic("out of memory"),
+            },
+        };
+        world.connections.append(world.gpa, connection) catch @panic("out of memory");
+        return connection;
+    }
+
+    fn dial_control(world: *World, node: *Node) void {
+        if (node.state != .up or node.control != null) return;
+        const connection = world.connect(node.index, coordinator_index, true);
+        connection.ends[0].what = .control;
+        node.control = .{ .connection = connection.index, .side = 0 };
+        faults.fate_of_dial(world, connection);
+    }
+
+    fn dial_lane(world: *World, node: *Node, lane: *Lane, address: []const u8) void {
+        const to = std.fmt.parseInt(u8, address["peer-".len..], 10) catch nobody;
+        if (to == coordinator_index or to >= nodes_max) {
+            return world.checkers.fail(.interface, "a dial to \"{s}\"", .{address});
+        }
+        const connection = world.connect(node.index, to, false);
+        connection.ends[0].what = .{ .lane = lane };
+        lane.driver = connection.index * 2;
+        if (node.dying) { // never leaves; take_down ends it
+            connection.ends[0].state = .closed;
+            return;
+        }
+        world.note("p{d} dials p{d}: connection {d}", .{ node.index, to, connection.index });
+        faults.fate_of_dial(world, connection);
+    }
+
+    fn opened(world: *World, index: u32) void {
+        const connection = world.connections.items[index];
+        const e = &connection.ends[0];
+        if (e.state != .pending) return;
+        e.state = .open;
+        const node = &world.nodes[e.node];
+        const ref: Ref = .{ .connection = index, .side = 0 };
+        switch (e.what) {
+            .lane => |lane| node.session.?.lane_opened(node.here(), lane),
+            .control => {
+                node.dial_attempts = 0;
+                node.session.?.control_opened(node.here());
+            },
+            .nothing, .accepted, .stranger => unreachable,
+        }
+        world.schedule_delivery(connection, 1);
+        world.wake(node, ref);
+        world.settle(node);
+    }
+
+    fn accepted(world: *World, index: u32) void {
+        const connection = world.connections.items[index];
+        const e = &connection.ends[1];
+        if (e.state != .pending) return;
+        const node = &world.nodes[e.node];
+        const ref: Ref = .{ .connection = index, .side = 1 };
+        if (node.index == coordinator_index) {
+            if (world.coordinator.accept(node.here())) |accepted_connection| {
+                accepted_connection.driver = index * 2 + 1;
+                e.what = .{ .accepted = accepted_connection };
+            }
+        } else if (node.session.?.accept_lane(node.here())) |lane| {
+            lane.driver = index * 2 + 1;
+            e.what = .{ .lane = lane };
+        }
+        if (e.what == .nothing) {
+            e.state = .closed;
+            world.finish_pipe(ref);
+        } else {
+            e.state = .open;
+            world.schedule_delivery(connection, 0);
+            world.wake(node, ref);
+        }
+        world.settle(node);
+    }
+
+    /// The node learns that a connection is gone (closed by the other end, reset, or a dial that failed).
+    fn ended(world: *World, ref: Ref) void {
+        const connection = world.connections.items[ref.connection];
+        const e = &connection.ends[ref.side];
+        if (e.state == .closed) return;
+        const what = e.what;
+        e.state = .closed;
+        e.what = .nothing;
+        world.finish_pipe(ref);
+        if (e.node == nobody) return;
+        const node = &world.nodes[e.node];
+        const now = node.here();
+        world.note("{d} learns that connection {d} ended", .{ node.index, ref.connection });
+        switch (what) {
+            .lane => |lane| node.session.?.lane_closed(now, lane),
+            .control => {
+                node.control = null;
+                node.session.?.control_closed(now);
+                world.redial(node);
+            },
+            .accepted => |accepted_connection| world.coordinator.closed(now, accepted_connection),
+            .nothing, .stranger => {},
+        }
+        world.settle(node);
+    }
+
+    /// Jittered back-off, at most 0.4 s, as engine/net does.
+    fn redial(world: *World, node: *Node) void {
+        const most = @min(400, @as(u64, 10) << @min(node.dial_attempts, 6));
+        node.dial_attempts +|= 1;
+        world.after(world.prng_network.between(1, most) * ms, .{ .dial_control = node.index });
+    }
+
+    /// This end sends nothing more; the other learns it after what is under way.
+    pub fn finish_pipe(world: *World, ref: Ref) void {
+        const connection = world.connections.items[ref.connection];
+        const pipe = &connection.pipes[ref.side];
+        if (!pipe.finished) {
+            pipe.finished = true;
+            pipe.last_arrival = @max(pipe.last_arrival, world.now + pipe.shape.delay_ns);
+        }
+        world.schedule_delivery(connection, ref.side);
+    }
+
+    /// Both ends lose it; what is under way is lost.
+    pub fn reset(world: *World, connection: *Connection) void {
+        for (&connection.pipes, 0..) |*pipe, side| {
+            pipe.discard();
+            pipe.swallows = true;
+            const e = &connection.ends[side];
+            if (e.state == .closed) continue;
+            const delay = world.prng_network.below(pipe.shape.delay_ns + ms);
+            world.after(delay, .{ .ended = .{
+                .connection = connection.index,
+                .side = @intCast(side),
+            } });
+        }
+    }
+
+    pub fn schedule_delivery(world: *World, connection: *Connection, side: u1) void {
+        const pipe = &connection.pipes[side];
+        if (pipe.scheduled) return;
+        const next = pipe.next_arrival() orelse return;
+        pipe.scheduled = true;
+        world.at(next, .{ .deliver = .{ .connection = connection.index, .side = side } });
+    }
+
+    fn deliver(world: *World, ref: Ref) void {
+        const connection = world.connections.items[ref.connection];
+        const pipe = &connection.pipes[ref.side];
+        pipe.scheduled = false;
+        const receiver: Ref = .{ .connection = ref.connection, .side = 1 - ref.side };
+        const e = world.end(receiver);
+        if (e.state == .pending) return; // delivered once it is open
+        var pieces: [2][]const u8 = undefined;
+        var moved = false;
+        while (pipe.read(world.now, &pieces)) |_| {
+            moved = true;
+            if (e.state == .closed) break;
+            for (pieces) |piece| if (piece.len > 0 and e.state == .open) world.feed(receiver, piece);
+        }
+        if (e.state == .closed) {
+            // Bytes for an end that is closed are answered with a reset.
+            pipe.discard();
+            pipe.swallows = true;
+            if (moved and world.end(ref).state != .closed) {
+                world.after(pipe.shape.delay_ns, .{ .ended = ref });
+            }
+        } else if (pipe.length == 0 and pipe.finished and !pipe.swallows and
+            pipe.last_arrival <= world.now and pipe.stalled_until <= world.now)
+        {
+            world.ended(receiver);
+        } else {
+            world.schedule_delivery(connection, ref.side);
+        }
+        if (pipe.blocked and pipe.room() > 0) {
+            pipe.blocked = false;
+            if (world.end(ref).state != .closed and world.end(ref).node != nobody)
+                world.after(0, .{ .writable = ref });
+        }
+        if (e.node != nobody) world.settle(&world.nodes[e.node]);
+    }
+
+    /// Bytes arrive at a node.
+    fn feed(world: *World, ref: Ref, bytes: []const u8) void {
+        const e = world.end(ref);
+        world.statistics.bytes += bytes.len;
+        switch (e.what) {
+            .lane => world.feed_lane(ref, bytes),
+            .control => {
+                const node = &world.nodes[e.node];
+                const s = node.session.?;
+                var rest = bytes;
+                while (rest.len > 0) {
+                    const room = s.control.recv_slice() catch @panic("out of memory");
+                    const count = @min(room.len, rest.len);
+                    @memcpy(room[0..count], rest[0..count]);
+                    s.control.received(count);
+                    rest = rest[count..];
+                }
+                s.control_received(node.here());
+            },
+            .accepted => |connection| {
+                const node = &world.nodes[coordinator_index];
+                var rest = bytes;
+                while (rest.len > 0) {
+                    const room = connection.stream.recv_slice() catch @panic("out of memory");
+                    const count = @min(room.len, rest.len);
+                    @memcpy(room[0..count], rest[0..count]);
+                    connection.stream.received(count);
+                    rest = rest[count..];
+                }
+                world.coordinator.received(node.here(), connection);
+            },
+            .stranger => {},
+            .nothing => unreachable,
+        }
+    }
+
+    fn feed_lane(world: *World, ref: Ref, bytes: []const u8) void {
+        const e = world.end(ref);
+        const node = &world.nodes[e.node];
+        const s = node.session.?;
+        var rest = bytes;
+        // The engine may close the lane in the middle.
+        while (rest.len > 0 and e.state == .open) {
+            const lane = e.what.lane;
+            var slices: [2][]u8 = undefined;
+            const count = s.lane_recv_slices(lane, &slices);
+            if (count < 1 or count > 2 or slices[0].len == 0) return world.checkers.fail(
+                .interface,
+                "p{d}: lane_recv_slices gives {d} slices",
+                .{ node.index, count },
+            );
+            var taken: usize = 0;
+            for (slices[0..count]) |slice| {
+                const length = @min(slice.len, rest.len);
+                if (length > 0) users.check_received_place(node, slice);
+                @memcpy(slice[0..length], rest[0..length]);
+                rest = rest[length..];
+                taken += length;
+            }
+            s.lane_received(node.here(), lane, taken);
+        }
+    }
+
+    pub fn wake(world: *World, node: *Node, ref: Ref) void {
+        const e = world.end(ref);
+        if (e.woken or e.state == .closed) return;
+        e.woken = true;
+        node.woken.append(world.gpa, ref) catch @panic("out of memory");
+    }
+
+    /// Sends for all ends that were woken; true if there was any.
+    fn pump(world: *World, node: *Node) bool {
+        if (node.control) |ref| {
+            if (node.session.?.control.send_slice().len > 0) world.pump_control(node, ref);
+        }
+        if (node.woken.items.len == 0) return false;
+        // Pumping wakes others; they wait for the next round.
+        var index: usize = 0;
+        while (index < node.woken.items.len) : (index += 1) {
+            const ref = node.woken.items[index];
+            const e = world.end(ref);
+            e.woken = false;
+            if (e.state != .open) continue;
+            switch (e.what) {
+                .lane => world.pump_lane(node, ref),
+                .control => world.pump_control(node, ref),
+                .accepted => |connection| world.pump_stream(ref, &connection.stream),
+                .stranger => {},
+                .nothing => unreachable,
+            }
+            if (index > 10_000) {
+                world.checkers.fail(.storm, "node {d}: lanes wake each other for ever", .{node.index});
+                return false;
+            }
+        }
+        node.woken.clearRetainingCapacity();
+        return true;
+    }
+
+    fn pump_control(world: *World, node: *Node, ref: Ref) void {
+        if (world.end(ref).state != .open) return;
+        world.pump_stream(ref, &node.session.?.control);
+    }
+
+    fn pump_stream(world: *World, ref: Ref, stream: *wire.Stream) void {
+        const pipe = &world.connections.items[ref.connection].pipes[ref.side];
+        while (stream.send_slice().len > 0) {
+            if (pipe.room() == 0) {
+                pipe.blocked = true;
+                break;
+            }
+            const taken = world.push_bytes(ref, stream.send_slice());
+            stream.sent(taken);
+        }
+        world.schedule_delivery(world.connections.items[ref.connection], ref.side);
+    }
+
+    fn pump_lane(world: *World, node: *Node, ref: Ref) void {
+        const e = world.end(ref);
+        const pipe = &world.connections.items[ref.connection].pipes[ref.side];
+        const s = node.session.?;
+        while (e.state == .open) {
+            if (pipe.room() == 0) {
+                pipe.blocked = true;
+                break;
+            }
+            const lane = e.what.lane;
+            var slices: [2][]const u8 = undefined;
+            const count = s.lane_send_slices(node.here(), lane, &slices);
+            if (count == 0) break;
+            var total: usize = 0;
+            for (slices[0..count]) |slice| {
+                users.check_sent_place(node, slice);
+                const taken = world.push_bytes(ref, slice);
+                total += taken;
+                if (taken < slice.len) break;
+            }
+            if (e.state != .open) break;
+            s.lane_sent(node.here(), lane, total);
+        }
+        world.schedule_delivery(world.connections.items[ref.connection], ref.side);
+    }
+
+    fn push_bytes(world: *World, ref: Ref, bytes: []const u8) u32 {
+        const connection = world.connections.items[ref.connection];
+        const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
+        if (world.trace.text != .off) {
+            connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);
+        }
+        return taken;
+    }
+
+    pub fn note(world: *World, comptime format: []const u8, args: anytype) void {
+        world.trace.note(world.now, format, args);
+    }
+
+    /// Ends the world's processes; what they still hold afterwards is a leak.
+    pub fn deinit(world: *World) void {
+        world.trace.text = .off;
+        for (world.nodes[1..]) |*node| world.take_down(node, .killed);
+        const node = &world.nodes[coordinator_index];
+        node.dying = true;
+        world.coordinator.destroy();
+        node.state = .down;
+        if (node.memory.blocks != 0) world.checkers.fail(
+            .leak,
+            "the coordinator ended and still holds {d} blocks, {d} bytes",
+            .{ node.memory.blocks, node.memory.bytes },
+        );
+        users.check_borrowed(world);
+    }
+};
+
+// ---- what the engine asks of its driver
+
+const session_host: session_layer.Host.VTable = .{
+    .dial = host_dial,
+    .lane_close = host_lane_close,
+    .lane_wake = host_lane_wake,
+    .control_close = host_control_close,
+    .group_event = host_group_event,
+    .operation_finished = host_operation_finished,
+    .operation_resolved = host_operation_resolved,
+    .fault_point = host_fault_point,
+    .log = host_log,
+};
+
+const coordinator_host: Coordinator.Host.VTable = .{
+    .close = host_connection_close,
+    .wake = host_connection_wake,
+    .log = host_coordinator_log,
+};
+
+fn node_of(ctx: *anyopaque) *Node {
+    return @ptrCast(@alignCast(ctx));
+}
+
+fn host_dial(ctx: *anyopaque, lane: *Lane, address: []const u8) void {
+    const node = node_of(ctx);
+    node.world.dial_lane(node, lane, address);
+}
+
+fn ref_of(driver: usize) Ref {
+    return .{ .connection = @intCast(driver / 2), .side = @intCast(driver % 2) };
+}
+
+fn host_lane_close(ctx: *anyopaque, lane: *Lane) void {
+    const node = node_of(ctx);
+    const ref = ref_of(lane.driver);
+    const e = node.world.end(ref);
+    if (e.what != .lane or e.what.lane != lane) {
+        return node.world.checkers.fail(.interface, "p{d} closes a lane twice", .{node.index});
+    }
+    if (node.dying) {
+        e.what = .nothing;
+        return;
+    }
+    node.world.note("p{d} closes connection {d}", .{ node.index, ref.connection });
+    e.state = .closed;
+    e.what = .nothing;
+    node.world.finish_pipe(ref);
+}
+
+fn host_lane_wake(ctx: *anyopaque, lane: *Lane) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    const ref = ref_of(lane.driver);
+    const e = node.world.end(ref);
+    if (e.state == .closed or e.what != .lane or e.what.lane != lane) {
+        return node.world.checkers.fail(.interface, "p{d} wakes a closed lane", .{node.index});
+    }
+    node.world.wake(node, ref);
+}
+
+fn host_control_close(ctx: *anyopaque) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    const ref = node.control orelse return;
+    node.world.note("p{d} closes its control connection", .{node.index});
+    node.control = null;
+    const e = node.world.end(ref);
+    e.state = .closed;
+    e.what = .nothing;
+    node.world.finish_pipe(ref);
+    node.world.redial(node);
+}
+
+fn host_group_event(
+    ctx: *anyopaque,
+    group: *session_layer.Group,
+    event: session_layer.GroupEvent,
+) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    users.group_event(node, group, event);
+}
+
+fn host_operation_finished(ctx: *anyopaque, op: *session_layer.Operation) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    users.operation_finished(node, op);
+}
+
+fn host_operation_resolved(ctx: *anyopaque, op: *session_layer.Operation) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    users.operation_resolved(node, op);
+}
+
+fn host_fault_point(
+    ctx: *anyopaque,
+    point: session_layer.FaultPoint,
+    sequence: u64,
+    done: u64,
+    total: u64,
+) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    node.world.trace.mix(@intFromEnum(point));
+    faults.at_point(node.world, node, point, sequence, done, total);
+}
+
+fn host_log(ctx: *anyopaque, level: protocol.LogLevel, message: []const u8) void {
+    const node = node_of(ctx);
+    node.world.note("p{d} says ({t}): {s}", .{ node.index, level, message });
+}
+
+fn host_connection_close(ctx: *anyopaque, connection: *protocol.Connection) void {
+    const node = node_of(ctx);
+    const ref = ref_of(connection.driver);
+    const e = node.world.end(ref);
+    if (e.state == .closed) {
+        return node.world.checkers.fail(.interface, "the coordinator closes a connection twice", .{});
+    }
+    node.world.pump_stream(ref, &connection.stream);
+    node.world.note("the coordinator closes connection {d}", .{ref.connection});
+    e.state = .closed;
+    e.what = .nothing;
+    node.world.finish_pipe(ref);
+}
+
+fn host_connection_wake(ctx: *anyopaque, connection: *protocol.Connection) void {
+    const node = node_of(ctx);
+    node.world.wake(node, ref_of(connection.driver));
+}
+
+fn host_coordinator_log(ctx: *anyopaque, level: protocol.LogLevel, message: []const u8) void {
+    const node = node_of(ctx);
+    node.world.note("coordinator says ({t}): {s}", .{ level, message });
+}
