@@ -117,7 +117,7 @@ class Model:
         return loss
 
     def write(
-        self, flat: Floats, prompt: bytes, length: int, seed: int, temperature: float = 0.5
+        self, flat: Floats, prompt: bytes, length: int, seed: int, temperature: float = 0.7
     ) -> bytes:
         """What the model writes after `prompt`: `length` bytes, drawn one by one."""
         rng = np.random.default_rng(seed)

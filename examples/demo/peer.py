@@ -27,7 +27,7 @@ import pccl_py as pccl
 from examples.demo.corpus import Corpus, draw, standard_library_text
 from examples.demo.diloco import AdamW, OuterNesterov
 from examples.demo.model import Floats
-from examples.demo.settings import TAG_PSEUDO_GRADIENT, TAG_STATE, Settings
+from examples.demo.settings import PROMPT, TAG_PSEUDO_GRADIENT, TAG_STATE, Settings
 
 Report = Callable[..., None]
 
@@ -157,7 +157,7 @@ def account(comm: pccl.Communicator, outcome: pccl.Outcome) -> dict[str, Any]:
 
 def sample(settings: Settings, parameters: Floats) -> str:
     """What the model has learnt to write; bytes that are no text become replacement characters."""
-    written = settings.model.write(parameters, b"\n\n\ndef ", 240, settings.seed)
+    written = settings.model.write(parameters, f"\n\n\n{PROMPT}".encode(), 240, settings.seed)
     return written.decode("utf-8", errors="replace")
 
 

@@ -16,6 +16,8 @@ from examples.demo.model import Model
 TAG_PSEUDO_GRADIENT = 0
 TAG_STATE = 1
 
+PROMPT = "def "  # what the model is asked to go on from at the end
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.demo import look
+from examples.demo.settings import PROMPT
 from examples.demo.story import Event, Moment, Peer, Story
 from examples.demo.verdict import Check
 
@@ -208,8 +209,8 @@ def summary(story: Story, checks: list[Check], paths: Iterable[Path]) -> Rendera
         parts.append(range_panel(story, broken))
     texts = [peer.text for peer in story.peers.values() if peer.text is not None]
     if texts:
-        written = Text("def " + texts[0].rstrip(), style="italic")
-        parts.append(panel(written, title='what the model writes after "def "'))
+        written = Text(PROMPT + texts[0].rstrip(), style="italic")
+        parts.append(panel(written, title=f'what the model writes after "{PROMPT}"'))
     parts.append(panel(claims, title="what it shows"))
     parts.append(Text("written: " + "  ".join(map(str, paths)), style=look.FAINT))
     return Group(*parts)
