@@ -402,7 +402,7 @@ pub const Executor = struct {
         return switch (header.kind) {
             .partial => x.place_partial(header, piece),
             .final => x.place_final(header, piece),
-            .open, .credit => error.WrongPhase,
+            .open, .credit, .ping => error.WrongPhase,
         };
     }
 

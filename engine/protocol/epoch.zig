@@ -239,9 +239,14 @@ pub const Epoch = struct {
     }
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
-        const reason = message.reason;
-        if (reason != .deadline and reason != .cancelled) return error.Unexpected;
-        try epoch.abort(message.op, .{ .reason = reason, .peer = epoch.members[rank].id });
+        switch (message.reason) {
+            .deadline, .cancelled, .root_lost => {},
+            .mismatch, .digest, .peer_lost, .too_few_peers, .left => return error.Unexpected,
+        }
+        try epoch.abort(message.op, .{
+            .reason = message.reason,
+            .peer = epoch.members[rank].id,
+        });
     }
 
     pub fn on_mismatch(

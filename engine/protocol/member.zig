@@ -382,7 +382,43 @@ pub const Member = struct {
             defer m.gpa.free(stored.kept);
             return m.actions.vtable.start(m.actions.ctx, op, stored.kept);
         }
+        if (root_lost(epoch, op)) return m.withdraw(epoch, op, .root_lost, op.descriptor.root);
         m.actions.vtable.start(m.actions.ctx, op, &.{});
+    }
+
+    /// A broadcast that was called after its root was lost, and of which nobody holds anything.
+    fn root_lost(epoch: *const Epoch, op: *const Op) bool {
+        if (op.descriptor.kind != .broadcast or op.chunks == 0) return false;
+        const root = epoch.rank_of(op.descriptor.root) orelse return true;
+        return !epoch.alive.has(root);
+    }
+
+    /// Tells the coordinator that the operation must abort for all, and returns the call.
+    fn withdraw(
+        m: *Member,
+        epoch: *Epoch,
+        op: *Op,
+        reason: control.AbortReason,
+        peer: PeerId,
+    ) void {
+        m.send(.{ .gave_up = .{
+            .group = m.group,
+            .epoch = op.epoch,
+            .op = op.id,
+            .reason = reason,
+        } });
+        m.forget(epoch, op);
+        const status: Status = switch (reason) {
+            .deadline => .deadline_exceeded,
+            .cancelled => .cancelled,
+            .root_lost => .aborted,
+            .mismatch, .digest, .peer_lost, .too_few_peers, .left => unreachable,
+        };
+        m.actions.vtable.finished(m.actions.ctx, op, .{
+            .status = status,
+            .reason = reason,
+            .peer = peer,
+        });
     }
 
     /// All chunks of the operation are settled in the current attempt: vote.
@@ -414,20 +450,7 @@ pub const Member = struct {
     pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
         switch (op.state) {
             .running => {
-                const epoch = m.epoch_of(op.epoch).?;
-                m.send(.{ .gave_up = .{
-                    .group = m.group,
-                    .epoch = op.epoch,
-                    .op = op.id,
-                    .reason = reason,
-                } });
-                m.forget(epoch, op);
-                const status: Status = if (reason == .deadline) .deadline_exceeded else .cancelled;
-                m.actions.vtable.finished(m.actions.ctx, op, .{
-                    .status = status,
-                    .reason = reason,
-                    .peer = m.self,
-                });
+                m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
             .voted => m.doubt(op),
@@ -585,7 +608,11 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or epoch.running) return;
         epoch.running = true;
-        for (epoch.ops.items) |op| m.begin(epoch, op);
+        var index = epoch.ops.items.len;
+        while (index > 0) { // one that is withdrawn leaves the list
+            index -= 1;
+            m.begin(epoch, epoch.ops.items[index]);
+        }
     }
 
     // ---- the end

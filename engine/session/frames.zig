@@ -2,6 +2,7 @@
 //! matched with the group, epoch, attempt and operation that this peer knows, and with nothing else.
 //! Frames of a passed attempt are thrown away, opens of one to come are kept (link.zig).
 
+const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const collective = @import("collective");
@@ -121,6 +122,12 @@ pub fn next(s: *Session, lane: *Lane) void {
         link.turn = index + 1;
         return;
     }
+    if (lane.ping_due) put_ping(lane);
+}
+
+fn put_ping(lane: *Lane) void {
+    lane.put_head(&wire.frame.encode(std.mem.zeroInit(Header, .{ .kind = .ping })));
+    lane.out_busy = true;
 }
 
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation) bool {
@@ -187,6 +194,7 @@ fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []co
 /// Everything that was put on the lane has left.
 pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
+    lane.ping_due = false;
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
     const operation = lane.out_operation orelse return;
     lane.out_operation = null;
@@ -282,6 +290,8 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             wake(s, lane.link.?);
         },
         .partial, .final => return on_data(s, lane, header),
+        .ping => if (header.payload_bytes != 0)
+            return reject(s, lane, "a ping of a wrong length"),
     }
     return true;
 }

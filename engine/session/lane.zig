@@ -22,6 +22,10 @@ pub const Lane = struct {
     number: u8 = 0,
     /// When a connection that is not open yet is given up.
     deadline: base.Instant,
+    /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
+    heard_at: base.Instant = 0,
+    spoke_at: base.Instant = 0,
+    ping_due: bool = false,
 
     // Incoming: a head (hello, answer or frame header), then perhaps a payload.
     head: [hello.hello_bytes]u8 = undefined,
@@ -94,8 +98,10 @@ pub const Lane = struct {
     }
 
     /// The connection is greeted: frames follow.
-    pub fn open(lane: *Lane) void {
+    pub fn open(lane: *Lane, now: base.Instant) void {
         lane.state = .open;
+        lane.heard_at = now;
+        lane.spoke_at = now;
         lane.deadline = base.never;
         lane.head_need = frame.header_bytes;
         lane.head_got = 0;

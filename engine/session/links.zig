@@ -157,7 +157,7 @@ pub fn answered(s: *Session, lane: *Lane) bool {
 
 fn opened(s: *Session, lane: *Lane) void {
     const link = lane.link.?;
-    lane.open();
+    lane.open(s.now);
     link.open_count += 1;
     link.retries = 0;
     s.host.vtable.lane_wake(s.host.ctx, lane);
@@ -279,9 +279,7 @@ pub fn tick(s: *Session, late: bool) void {
         index -= 1;
         const link = s.links.items[index];
         if (late) link.down_since = s.now;
-        for (link.lanes) |place| if (place) |lane| {
-            if (lane.deadline <= s.now) fail(s, lane, "it was not greeted in time");
-        };
+        for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
         if (!link.wanted and link.expires_at <= s.now) {
             close(s, link);
             _ = s.links.orderedRemove(index);
@@ -292,6 +290,18 @@ pub fn tick(s: *Session, late: bool) void {
         }
     }
     dial_missing(s);
+}
+
+/// An open lane says something every heartbeat, so that one whose bytes are swallowed is noticed.
+fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
+    if (lane.deadline <= s.now) return fail(s, lane, "it was not greeted in time");
+    if (lane.state != .open) return;
+    if (late) lane.heard_at = s.now;
+    if (s.now -| lane.heard_at >= s.settings.silence_ns)
+        return fail(s, lane, "nothing was heard on it for the silence limit");
+    if (s.now -| lane.spoke_at < s.settings.heartbeat_ns / 2 or lane.out_busy) return;
+    lane.ping_due = true;
+    s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
 fn is_down(s: *const Session, link: *const Link) bool {

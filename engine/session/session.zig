@@ -735,6 +735,7 @@ pub const Session = struct {
     pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.now = now;
         s.bytes_received += count;
+        lane.heard_at = now;
         frames.received(s, lane, count);
         s.run_deferred();
     }
@@ -755,6 +756,7 @@ pub const Session = struct {
     pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.now = now;
         s.bytes_sent += count;
+        lane.spoke_at = now;
         if (lane.sent(count)) frames.sent(s, lane);
     }
 

@@ -18,6 +18,8 @@ pub const Kind = enum(u8) {
     partial = 3,
     /// Payload: the final bytes of piece `index`, on their way from the owner.
     final = 4,
+    /// Nothing but a sign of life, when there was nothing else to send for a heartbeat.
+    ping = 5,
 };
 
 pub const Header = struct {
