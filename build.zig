@@ -349,7 +349,8 @@ fn add_python(
         .file = b.path(b.pathJoin(&.{ "bindings", file })),
         .flags = cpp_flags(b, abi3, std.mem.eql(u8, file, "nb_all.cpp")),
     });
-    module.linkLibrary(library);
+    // Not linkLibrary, which would put a folder of the build cache into the search path.
+    module.addObjectFile(library.getEmittedBin());
     module.addRPathSpecial(if (target.result.os.tag == .macos) "@loader_path" else "$ORIGIN");
 
     const extension = b.addLibrary(.{
@@ -359,7 +360,7 @@ fn add_python(
     });
     extension.linker_allow_shlib_undefined = true; // Python's symbols come from the interpreter
     extension.link_gc_sections = true;
-    extension.each_lib_rpath = false; // the default would name a folder of the build cache
+    extension.each_lib_rpath = false; // for the same reason
 
     const folder = "pccl_py";
     const installs = [_]*std.Build.Step.InstallFile{

@@ -1,0 +1,96 @@
+# The everyday commands. Needed on the machine: Python 3.11 or later with its C headers, git, make.
+# Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
+#
+#   make demo                 train one model on four peers, lose one, gain one (demo_out/)
+#   make test                 everything that must pass: unit tests, simulator, Python tests
+#   make build                the editable install in .venv; about a second when nothing changed
+#   make check                format, lint, types
+#   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
+#   make bench                compare with gloo on this machine (installs torch; bench_out/)
+#   make test-aarch64         the kernels of aarch64, under qemu-user
+#   make clean                remove what was built, .venv too
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --quiet
+ZIG := $(RUN) -m ziglang build
+SIM_SECONDS ?= 60
+SEEDS ?= 1000
+
+# What the editable install depends on; a change to the sources needs no new install.
+INSTALL_INPUTS := pyproject.toml hatch_build.py
+
+.PHONY: build test unit-test simulator python-test check demo bench sim test-aarch64 clean
+.DELETE_ON_ERROR:
+
+build: $(VENV)/.installed
+	@$(RUN) hatch_build.py
+
+test: unit-test simulator python-test
+
+unit-test: $(VENV)/.with-test
+	$(ZIG) test --summary new
+
+simulator: $(VENV)/.with-test
+	$(ZIG) sim
+	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS)
+
+# Last in `make test`: the summary line of pytest ends the output.
+python-test: build $(VENV)/.with-test
+	$(RUN) -m pytest
+
+check: build $(VENV)/.with-dev $(VENV)/.with-test
+	$(RUN) -m ziglang fmt --check build.zig engine kernels tests
+	$(ZIG) check
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+demo: build $(VENV)/.with-demo
+	$(RUN) -m examples.demo
+
+bench: build $(VENV)/.with-bench
+	$(RUN) -m bench loopback
+
+sim: $(VENV)/.installed
+	$(ZIG) sim
+	zig-out/bin/pccl-sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
+
+test-aarch64: $(VENV)/.installed
+	@command -v qemu-aarch64 >/dev/null || { \
+	echo "make: qemu-aarch64 is missing: apt install qemu-user (dnf install qemu-user)"; exit 1; }
+	$(ZIG) test-kernels -Dtarget=aarch64-linux-musl -fqemu --summary new
+
+clean:
+	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out pccl_py/include
+	rm -f pccl_py/*.so pccl_py/*.dylib
+	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The packages that pyproject.toml names for building come first: without build isolation the native
+# build keeps its cache, and the packages are downloaded once.
+$(VENV)/.installed: $(INSTALL_INPUTS)
+	@test -n "$(PYTHON)" || { \
+	echo "make: no Python 3.11 or later found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; \
+	sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { \
+	echo "make: Python.h is missing: apt install python3-dev (Fedora: dnf install python3-devel)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	> $(VENV)/build-requirements.txt
+	$(PIP) install -r $(VENV)/build-requirements.txt
+	$(PIP) install --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.with-%: $(VENV)/.installed
+	$(PIP) install --no-build-isolation --editable '.[$(EXTRAS_$*)]'
+	@touch $@
+
+EXTRAS_test := test,numpy,demo
+EXTRAS_demo := demo
+EXTRAS_bench := bench
+EXTRAS_dev := dev
