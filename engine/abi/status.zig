@@ -1,6 +1,5 @@
-//! status: the status codes of include/pccl.h and the sentence that goes with a failure. The only place where an
-//! error of the engine becomes a code: each switch names every error, so a new one does not compile until it
-//! has a code and a sentence.
+//! status: the status codes of include/pccl.h, and what this thread failed with last. Which code an error of the
+//! engine becomes: failure.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,26 +38,42 @@ pub const Status = enum(c_int) {
     }
 };
 
-// ---- the sentence of this thread
+// ---- the failure of this thread
+
+/// Inside abi a failing function keeps status and sentence here and returns this.
+pub const Error = error{Failed};
 
 const sentence_bytes_max = 1024;
 
 threadlocal var sentence: [sentence_bytes_max:0]u8 = @splat(0);
+threadlocal var failed_with: Status = .ok;
 
-/// Keeps a sentence for pccl_last_error and returns the status. A sentence that is too long is cut.
-pub fn fail(status: Status, comptime format: []const u8, arguments: anytype) Status {
+/// Keeps what pccl_last_error answers. A sentence that is too long is cut.
+pub fn fail(status: Status, comptime format: []const u8, arguments: anytype) Error {
     var writer: std.Io.Writer = .fixed(&sentence);
     writer.print(format, arguments) catch {}; // cut
     sentence[writer.end] = 0;
-    return status;
+    failed_with = status;
+    return error.Failed;
 }
 
-pub fn last() [*:0]const u8 {
-    return &sentence;
+/// What a function of the C ABI returns.
+pub fn code(result: Error!void) Status {
+    result catch return failed_with;
+    return .ok;
 }
 
-pub fn out_of_memory() Status {
+pub fn out_of_memory() Error {
     return fail(.out_of_memory, "there is not enough memory for this call; nothing was sent", .{});
+}
+
+pub fn is_null(comptime what: []const u8) Error {
+    return fail(.invalid_argument, what ++ " is NULL", .{});
+}
+
+pub fn bad_size(comptime name: []const u8) Error {
+    return fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the size of " ++
+        "any version of it; initialise it with the _INIT macro of pccl.h", .{});
 }
 
 export fn pccl_status_name(number: c_int) [*:0]const u8 {
@@ -66,8 +81,8 @@ export fn pccl_status_name(number: c_int) [*:0]const u8 {
     return status.name();
 }
 
-export fn pccl_last_error() [*:0]const u8 {
-    return last();
+pub export fn pccl_last_error() [*:0]const u8 {
+    return &sentence;
 }
 
 test "names are those of the header" {
@@ -79,8 +94,9 @@ test "names are those of the header" {
 }
 
 test "a sentence is kept until the next failure, and a long one is cut" {
-    try std.testing.expectEqual(.aborted, fail(.aborted, "peer {s} died", .{"a1"}));
-    try std.testing.expectEqualStrings("peer a1 died", std.mem.span(last()));
-    _ = fail(.aborted, "{s}", .{"x" ** 2000});
-    try std.testing.expectEqual(sentence_bytes_max, std.mem.span(last()).len);
+    try std.testing.expectEqual(.aborted, code(fail(.aborted, "peer {s} died", .{"a1"})));
+    try std.testing.expectEqual(.ok, code({}));
+    try std.testing.expectEqualStrings("peer a1 died", std.mem.span(pccl_last_error()));
+    try std.testing.expectEqual(.mismatch, code(fail(.mismatch, "{s}", .{"x" ** 2000})));
+    try std.testing.expectEqual(sentence_bytes_max, std.mem.span(pccl_last_error()).len);
 }

@@ -91,8 +91,8 @@ pub const PeerEngine = struct {
         Closed,
         VersionMismatch,
         WrongRun,
-        /// It has this peer's id already, or no room.
-        Refused,
+        /// It has a peer of this id already, or no room.
+        TurnedAway,
     };
 
     pub const ListenError = socket.ListenError || poller.Error || error{ListenNameNotFound};
@@ -191,7 +191,7 @@ pub const PeerEngine = struct {
         if (s.not_pccl) return error.NotPccl;
         return switch (s.refusal orelse return error.NotPccl) {
             .wrong_run => error.WrongRun,
-            .refused, .wrong_peer => error.Refused,
+            .refused, .wrong_peer => error.TurnedAway,
             .version_mismatch => error.VersionMismatch,
             .welcome => unreachable, // then control_state is open
         };

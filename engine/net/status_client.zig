@@ -20,7 +20,7 @@ pub const Error = reach.Error || error{
     NotPccl,
     VersionMismatch,
     WrongRun,
-    Refused,
+    TurnedAway,
 };
 
 pub const Options = struct {
@@ -87,7 +87,7 @@ fn judge(bytes: *const [wire.hello.answer_bytes]u8) Error!void {
         .welcome => {},
         .version_mismatch => error.VersionMismatch,
         .wrong_run => error.WrongRun,
-        .wrong_peer, .refused => error.Refused,
+        .wrong_peer, .refused => error.TurnedAway,
     };
 }
 

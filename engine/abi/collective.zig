@@ -1,0 +1,237 @@
+//! collective: the calls that move data. Arguments are checked here, before anything is sent; what depends on the
+//! membership is checked by the session. What becomes of a call: work.zig.
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const session = @import("session");
+const wire = @import("wire");
+const failure = @import("failure.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const comm_file = @import("comm.zig");
+const work_file = @import("work.zig");
+const Comm = comm_file.Comm;
+const Status = status.Status;
+const Work = net.Work;
+
+const gpa = std.heap.c_allocator;
+
+pub const CollectiveOptions = extern struct {
+    size: usize,
+    tag: u64,
+    deadline_ns: u64,
+    op: c_uint,
+    recovery: c_uint,
+};
+
+/// What the functions of the header have in common.
+const Arguments = struct {
+    kind: wire.control.OpKind,
+    send: ?[*]const u8 = null,
+    recv: ?[*]u8 = null,
+    count: u64 = 0,
+    dtype: c_uint = 0,
+    root: u32 = 0,
+    options: ?*const CollectiveOptions,
+};
+
+// ---- blocking
+
+export fn pccl_all_reduce(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .all_reduce,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_broadcast(
+    comm: ?*Comm,
+    buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .broadcast,
+        .send = buffer,
+        .recv = buffer,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_barrier(
+    comm: ?*Comm,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{ .kind = .barrier, .options = options }));
+}
+
+fn block(handle: ?*Comm, out: ?*?*Work, arguments: Arguments) status.Error!void {
+    var local: Work = undefined;
+    const work = if (out == null) &local else gpa.create(Work) catch return status.out_of_memory();
+    begin(work, handle, arguments) catch |err| {
+        if (out != null) gpa.destroy(work);
+        return err;
+    };
+    const outcome = work.wait(base.never).?; // the session keeps the deadline
+    const result = if (outcome == .ok) {} else failure.operation(work.operation);
+    if (out != null and (outcome == .ok or outcome == .in_doubt)) {
+        out.?.* = work;
+        return result;
+    }
+    work.deinit();
+    if (out != null) gpa.destroy(work);
+    return result;
+}
+
+// ---- asynchronous
+
+export fn pccl_all_reduce_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .all_reduce,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_broadcast_async(
+    comm: ?*Comm,
+    buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .broadcast,
+        .send = buffer,
+        .recv = buffer,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_barrier_async(
+    comm: ?*Comm,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{ .kind = .barrier, .options = options }));
+}
+
+fn start(handle: ?*Comm, out: ?*?*Work, arguments: Arguments) status.Error!void {
+    const to = out orelse return status.is_null("work");
+    const work = gpa.create(Work) catch return status.out_of_memory();
+    errdefer gpa.destroy(work);
+    try begin(work, handle, arguments);
+    to.* = work;
+}
+
+// ---- checks
+
+fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
+    const comm = try comm_file.usable(handle);
+    const options = sized.read(CollectiveOptions, arguments.options) catch
+        return status.bad_size("pccl_collective_options_t");
+    const op = small_enum(base.ReduceOp, options.op) orelse return status.fail(
+        .invalid_argument,
+        "op {d} is unknown; see pccl_reduce_op_t",
+        .{options.op},
+    );
+    const dtype = small_enum(base.DType, arguments.dtype) orelse return status.fail(
+        .invalid_argument,
+        "dtype {d} is unknown; see pccl_dtype_t",
+        .{arguments.dtype},
+    );
+    try check_buffers(&arguments, dtype);
+    work.begin(comm.membership, .{
+        .kind = arguments.kind,
+        .send = arguments.send,
+        .recv = arguments.recv,
+        .count = arguments.count,
+        .dtype = dtype,
+        .op = op,
+        .root_rank = arguments.root,
+        .recovery = try recovery(options.recovery),
+        .tag = options.tag,
+        .deadline = comm.deadline(options.deadline_ns),
+    }) catch |err| return failure.begin(err, options.tag, arguments.root);
+}
+
+fn small_enum(comptime E: type, number: c_uint) ?E {
+    return E.from_int(std.math.cast(u8, number) orelse return null);
+}
+
+/// Null: the default.
+fn recovery(number: c_uint) status.Error!?wire.control.Recovery {
+    return switch (number) {
+        0 => null,
+        1 => .resume_chunks,
+        2 => .restart,
+        3 => .raise,
+        else => status.fail(
+            .invalid_argument,
+            "recovery {d} is unknown; see pccl_recovery_t",
+            .{number},
+        ),
+    };
+}
+
+fn check_buffers(arguments: *const Arguments, dtype: base.DType) status.Error!void {
+    const count = arguments.count;
+    if (count > base.limits.elements_max) return status.fail(
+        .invalid_argument,
+        "count is {d}; one operation has at most {d} elements",
+        .{ count, @as(u64, base.limits.elements_max) },
+    );
+    if (count == 0) return;
+    const send_address = @intFromPtr(arguments.send orelse return status.is_null("the buffer to send"));
+    const recv_address = @intFromPtr(arguments.recv orelse return status.is_null("the buffer to receive"));
+    const size = count * dtype.size(); // 2^40 elements of 8 bytes fit easily
+    const space = std.math.maxInt(usize) - @max(send_address, recv_address);
+    if (size > space) return status.fail(
+        .invalid_argument,
+        "count is {d}, and so many {s} do not fit into memory behind the buffer",
+        .{ count, dtype.name() },
+    );
+    if (send_address == recv_address) return;
+    const apart = send_address + size <= recv_address or recv_address + size <= send_address;
+    if (!apart) return status.fail(
+        .invalid_argument,
+        "send_buffer and recv_buffer overlap: they must be the same, or lie apart",
+        .{},
+    );
+}

@@ -1,0 +1,297 @@
+//! comm: communicators: connecting, joining, safe points, leaving, looking (net/membership.zig). What is called on
+//! them: collective.zig.
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const failure = @import("failure.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const text = @import("text.zig");
+const token = @import("token.zig");
+const version = @import("version.zig");
+const Status = status.Status;
+const PeerId = base.PeerId;
+
+const gpa = std.heap.c_allocator;
+const deadline_ns_default = 10 * std.time.ns_per_min;
+const connect_ns_default = 30 * std.time.ns_per_s;
+
+pub const CommOptions = extern struct {
+    size: usize,
+    group: ?[*:0]const u8,
+    bind: ?[*:0]const u8,
+    advertise: ?[*:0]const u8,
+    initial_world_size: u32,
+    deadline_ns: u64,
+    connect_ns: u64,
+    peer_id: ?*const [16]u8,
+    interrupted: ?*const fn (?*anyopaque) callconv(.c) c_int,
+    interrupted_context: ?*anyopaque,
+};
+
+pub const Admission = extern struct {
+    size: usize,
+    epoch: u64,
+    rank: u32,
+    world_size: u32,
+    joined_count: u32,
+    left_count: u32,
+    changed: u32,
+};
+
+pub const CommInfo = extern struct {
+    size: usize,
+    epoch: u64,
+    attempt: u32,
+    rank: u32,
+    world_size: u32,
+    alive: u32,
+    pending: u32,
+    operations_in_flight: u32,
+    peer_id: [16]u8,
+    bytes_sent: u64,
+    bytes_received: u64,
+};
+
+/// pccl_comm_t
+pub const Comm = struct {
+    membership: *net.Membership,
+    deadline_ns: u64,
+    interrupt: net.reach.Interrupt,
+
+    /// A relative deadline of a call, 0 for that of the communicator.
+    pub fn deadline(comm: *const Comm, deadline_ns: u64) base.Instant {
+        return net.clock.after(if (deadline_ns == 0) comm.deadline_ns else deadline_ns);
+    }
+};
+
+/// The handle of a call; a forked child may not use it.
+pub fn usable(handle: ?*Comm) status.Error!*Comm {
+    const comm = handle orelse return status.is_null("comm");
+    if (comm.membership.engine.forked()) return failure.forked();
+    return comm;
+}
+
+// ---- create and join
+
+export fn pccl_comm_create(
+    token_text: ?[*:0]const u8,
+    options: ?*const CommOptions,
+    comm: ?**Comm,
+) Status {
+    return status.code(create(token_text, options, comm));
+}
+
+fn create(
+    token_text: ?[*:0]const u8,
+    options: ?*const CommOptions,
+    comm: ?**Comm,
+) status.Error!void {
+    const out = comm orelse return status.is_null("comm");
+    const value = try token.read(token_text);
+    const given = sized.read(CommOptions, options) catch return status.bad_size("pccl_comm_options_t");
+    const group = try group_name(&given);
+    const bind = try text.address(given.bind, ":0", "bind");
+    const advertise = if (given.advertise == null) null else try text.address(given.advertise, "", "advertise");
+    try environment();
+    const interrupt: net.reach.Interrupt = .{
+        .function = given.interrupted,
+        .context = given.interrupted_context,
+    };
+    const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
+    const place: failure.Place = .{ .address = value.address(), .bind = bind };
+    const engine = net.PeerEngine.create(gpa, .{
+        .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable, // token.read has
+        .run_id = value.run_id,
+        .peer_id = if (given.peer_id) |id| .{ .bytes = id.* } else null,
+        .bind = net.address.Endpoint.parse(bind) catch return failure.create(error.BadAddress, place),
+        .advertise = advertise,
+        .connect_deadline = net.clock.after(connect_ns),
+        .interrupt = interrupt,
+        .fault = net.fault.Fault.from_environment() catch unreachable, // environment() has
+    }) catch |err| return failure.create(err, place);
+    defer engine.unreference(); // the membership holds it from now on
+    out.* = try join_engine(engine, &given, .{
+        .group = group,
+        .interrupt = interrupt,
+        .deadline_ns = if (given.deadline_ns == 0) deadline_ns_default else given.deadline_ns,
+    });
+}
+
+/// Variables that change how the library works must not be mistyped in silence.
+fn environment() status.Error!void {
+    version.choose_cpu_level() catch return status.fail(
+        .invalid_argument,
+        "PCCL_CPU_LEVEL is \"{s}\", which is no level of this library or more than this CPU can do",
+        .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
+    );
+    _ = net.fault.Fault.from_environment() catch return status.fail(
+        .invalid_argument,
+        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=]<name>[:sequence[:fraction]], for example " ++
+            "all_reduce.settled:5:0.5",
+        .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
+    );
+}
+
+fn group_name(options: *const CommOptions) status.Error![]const u8 {
+    const given = options.group orelse return "default";
+    const limit = base.limits.name_bytes_max;
+    const name = text.bounded(given, limit) catch
+        return status.fail(.invalid_argument, "the name of the group has more than {d} bytes", .{limit});
+    if (name.len == 0) return status.fail(
+        .invalid_argument,
+        "the name of the group is empty; it must have 1 to {d} bytes",
+        .{limit},
+    );
+    return name;
+}
+
+const Join = struct { group: []const u8, interrupt: net.reach.Interrupt, deadline_ns: u64 };
+
+fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) status.Error!*Comm {
+    if (options.initial_world_size > base.limits.peers_max) return status.fail(
+        .invalid_argument,
+        "initial_world_size is {d}; a run has at most {d} peers",
+        .{ options.initial_world_size, base.limits.peers_max },
+    );
+    const comm = gpa.create(Comm) catch return status.out_of_memory();
+    errdefer gpa.destroy(comm);
+    var details: net.Membership.Failure = .{ .status = .ok };
+    const membership = net.Membership.join(engine, .{
+        .name = how.group,
+        .initial_world_size = options.initial_world_size,
+        .deadline = net.clock.after(how.deadline_ns),
+        .interrupt = how.interrupt,
+    }, &details) catch |err| return failure.join(err, &details, how.group);
+    comm.* = .{
+        .membership = membership,
+        .deadline_ns = how.deadline_ns,
+        .interrupt = how.interrupt,
+    };
+    return comm;
+}
+
+export fn pccl_comm_join(
+    handle: ?*Comm,
+    options: ?*const CommOptions,
+    joined: ?**Comm,
+) Status {
+    return status.code(join(handle, options, joined));
+}
+
+fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Error!void {
+    const parent = try usable(handle);
+    const out = joined orelse return status.is_null("joined");
+    const given = sized.read(CommOptions, options) catch return status.bad_size("pccl_comm_options_t");
+    _ = parent.membership.info() catch return failure.closed();
+    const own: net.reach.Interrupt = .{
+        .function = given.interrupted,
+        .context = given.interrupted_context,
+    };
+    out.* = try join_engine(parent.membership.engine, &given, .{
+        .group = try group_name(&given),
+        .interrupt = if (given.interrupted == null) parent.interrupt else own,
+        .deadline_ns = if (given.deadline_ns == 0) parent.deadline_ns else given.deadline_ns,
+    });
+}
+
+// ---- leaving
+
+export fn pccl_comm_close(handle: ?*Comm) Status {
+    return status.code(close(handle));
+}
+
+fn close(handle: ?*Comm) status.Error!void {
+    const comm = try usable(handle);
+    comm.membership.leave();
+}
+
+export fn pccl_comm_destroy(handle: ?*Comm) void {
+    const comm = handle orelse return;
+    // A forked child has no thread and no connections to close: the memory is left to the end of the process.
+    if (comm.membership.engine.forked()) return;
+    comm.membership.release();
+    gpa.destroy(comm);
+}
+
+// ---- safe points
+
+export fn pccl_comm_admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) Status {
+    return status.code(admit(handle, deadline_ns, admission));
+}
+
+fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!void {
+    const comm = try usable(handle);
+    // Before the safe point is passed: afterwards a bad argument could not be repaired.
+    if (admission) |to| sized.check(Admission, to) catch return status.bad_size("pccl_admission_t");
+    const result = comm.membership.admit(comm.deadline(deadline_ns), comm.interrupt) catch |err|
+        return failure.admit(err);
+    const passed = switch (result) {
+        .passed => |passed| passed,
+        .failed => |why| return failure.membership(why),
+    };
+    if (admission) |to| sized.write(Admission, to, .{
+        .size = undefined,
+        .epoch = passed.epoch,
+        .rank = passed.rank,
+        .world_size = passed.world_size,
+        .joined_count = passed.joined,
+        .left_count = passed.left,
+        .changed = @intFromBool(passed.changed),
+    }) catch unreachable; // it was checked
+}
+
+// ---- looking
+
+export fn pccl_comm_info(handle: ?*Comm, info: ?*CommInfo) Status {
+    return status.code(look(handle, info));
+}
+
+fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
+    const comm = try usable(handle);
+    const to = info orelse return status.is_null("info");
+    const now = comm.membership.info() catch return failure.closed();
+    sized.write(CommInfo, to, .{
+        .size = undefined,
+        .epoch = now.epoch,
+        .attempt = now.attempt,
+        .rank = now.rank,
+        .world_size = now.world_size,
+        .alive = now.alive,
+        .pending = now.pending,
+        .operations_in_flight = now.in_flight,
+        .peer_id = comm.membership.engine.session.self.bytes,
+        .bytes_sent = now.bytes_sent,
+        .bytes_received = now.bytes_received,
+    }) catch return status.bad_size("pccl_comm_info_t");
+}
+
+export fn pccl_comm_members(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+    return list(handle, .members, ids, capacity);
+}
+
+export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+    return list(handle, .joined, ids, capacity);
+}
+
+export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+    return list(handle, .left, ids, capacity);
+}
+
+/// pccl_peer_id_t
+pub const PeerIdBytes = extern struct { bytes: [16]u8 };
+
+fn list(
+    handle: ?*Comm,
+    which: net.Membership.List,
+    ids: ?[*]PeerIdBytes,
+    capacity: u32,
+) u32 {
+    const comm = usable(handle) catch return 0;
+    const room = if (ids == null) 0 else capacity;
+    var found: [base.limits.peers_max]PeerId = undefined;
+    const total = comm.membership.list(which, &found);
+    for (found[0..@min(total, room)], 0..) |id, index| ids.?[index].bytes = id.bytes;
+    return @intCast(total);
+}

@@ -1,0 +1,210 @@
+//! coordinator: a coordinator in this process (net/coordinator_engine.zig), and the question how a run is.
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const protocol = @import("protocol");
+const failure = @import("failure.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const text = @import("text.zig");
+const token = @import("token.zig");
+const Status = status.Status;
+const limits = base.limits;
+
+const gpa = std.heap.c_allocator;
+
+pub const CoordinatorOptions = extern struct {
+    size: usize,
+    bind: ?[*:0]const u8,
+    advertise: ?[*:0]const u8,
+    run_id: ?*const [16]u8,
+    min_world_size: u32,
+    initial_world_size: u32,
+    lanes_per_link: u32,
+    chunk_bytes: u32,
+    window_bytes: u64,
+    heartbeat_ns: u64,
+    silence_ns: u64,
+    prepare_ns: u64,
+};
+
+/// pccl_coordinator_t
+pub const Coordinator = struct {
+    engine: *net.CoordinatorEngine,
+    pid: std.c.pid_t,
+    token: [token_bytes_max:0]u8,
+
+    const token_bytes_max = 512;
+};
+
+export fn pccl_coordinator_create(
+    options: ?*const CoordinatorOptions,
+    coordinator: ?**Coordinator,
+) Status {
+    return status.code(create(options, coordinator));
+}
+
+fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) status.Error!void {
+    const out = coordinator orelse return status.is_null("coordinator");
+    const given = sized.read(CoordinatorOptions, options) catch
+        return status.bad_size("pccl_coordinator_options_t");
+    const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
+    const advertise = if (given.advertise == null) null else try text.address(given.advertise, "", "advertise");
+    const run_id = if (given.run_id) |id| id.* else net.random.array(16);
+    const self = gpa.create(Coordinator) catch return status.out_of_memory();
+    errdefer gpa.destroy(self);
+    const endpoint = net.address.Endpoint.parse(bind) catch
+        return failure.start_coordinator(error.BadAddress, bind);
+    self.pid = std.c.getpid();
+    self.engine = net.CoordinatorEngine.create(gpa, .{
+        .bind = endpoint,
+        .advertise = advertise,
+        .protocol = try protocol_options(&given, run_id),
+    }) catch |err| return failure.start_coordinator(err, bind);
+    errdefer self.engine.destroy();
+    try token.put(run_id, self.engine.reached_at(), &self.token, self.token.len);
+    out.* = self;
+}
+
+fn protocol_options(
+    given: *const CoordinatorOptions,
+    run_id: base.RunId,
+) status.Error!protocol.Coordinator.Options {
+    var options: protocol.Coordinator.Options = .{ .run_id = run_id };
+    options.min_world_size = try within(given.min_world_size, 1, limits.peers_max, 1, "min_world_size");
+    options.initial_world_size =
+        try within(given.initial_world_size, 1, limits.peers_max, 1, "initial_world_size");
+    options.lanes = @intCast(try within(
+        given.lanes_per_link,
+        1,
+        limits.lanes_per_link_max,
+        options.lanes,
+        "lanes_per_link",
+    ));
+    options.chunk_bytes = try within(
+        given.chunk_bytes,
+        limits.chunk_bytes_min,
+        limits.frame_payload_bytes_max,
+        options.chunk_bytes,
+        "chunk_bytes",
+    );
+    if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(
+        .invalid_argument,
+        "chunk_bytes is {d}, which is no power of two",
+        .{options.chunk_bytes},
+    );
+    if (given.window_bytes != 0) options.window_bytes = given.window_bytes;
+    if (options.window_bytes > limits.window_bytes_max) return status.fail(
+        .invalid_argument,
+        "window_bytes is {d}, which is more than {d}",
+        .{ options.window_bytes, limits.window_bytes_max },
+    );
+    if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
+    if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
+    if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
+    if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(
+        .invalid_argument,
+        "silence_ns ({d}) must be at least three times heartbeat_ns ({d})",
+        .{ options.silence_ns, options.heartbeat_ns },
+    );
+    return options;
+}
+
+/// 0 stands for the default.
+fn within(value: u32, low: u32, high: u32, default: u32, comptime name: []const u8) status.Error!u32 {
+    if (value == 0) return default;
+    if (value >= low and value <= high) return value;
+    return status.fail(.invalid_argument, name ++ " is {d}; it must be {d} to {d}", .{ value, low, high });
+}
+
+export fn pccl_coordinator_token(coordinator: ?*const Coordinator) ?[*:0]const u8 {
+    return if (coordinator) |self| &self.token else null;
+}
+
+export fn pccl_coordinator_port(coordinator: ?*const Coordinator) u16 {
+    return if (coordinator) |self| self.engine.port else 0;
+}
+
+export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
+    const self = coordinator orelse return;
+    // In a forked child the thread does not exist: the memory is left to the end of the process.
+    if (self.pid != std.c.getpid()) return;
+    self.engine.destroy();
+    gpa.destroy(self);
+}
+
+// ---- status
+
+export fn pccl_run_status(
+    token_text: ?[*:0]const u8,
+    timeout_ns: u64,
+    json: ?[*]u8,
+    capacity: usize,
+    length: ?*usize,
+) Status {
+    return status.code(ask(token_text, timeout_ns, json, capacity, length));
+}
+
+fn ask(
+    token_text: ?[*:0]const u8,
+    timeout_ns: u64,
+    json: ?[*]u8,
+    capacity: usize,
+    length: ?*usize,
+) status.Error!void {
+    const value = try token.read(token_text);
+    const default_ns = 5 * std.time.ns_per_s;
+    const answer = net.status_client.ask(gpa, .{
+        .endpoint = net.address.Endpoint.parse(value.address()) catch unreachable, // token.read has
+        .run_id = value.run_id,
+        .deadline = net.clock.after(if (timeout_ns == 0) default_ns else timeout_ns),
+        .seed = net.random.seed(),
+    }) catch |err| return failure.ask_status(err, value.address());
+    defer gpa.free(answer);
+    if (length) |to| to.* = answer.len;
+    const fits = if (json) |to| text.copy(answer, to, capacity) else false;
+    if (!fits) return status.fail(
+        .invalid_argument,
+        "the status has {d} bytes with its terminating zero, and capacity is {d}: ask again with more",
+        .{ answer.len + 1, if (json == null) 0 else capacity },
+    );
+}
+
+test "a coordinator starts, tells how it is, and refuses bad options" {
+    var coordinator: *Coordinator = undefined;
+    try std.testing.expectEqual(.ok, pccl_coordinator_create(null, &coordinator));
+    defer pccl_coordinator_destroy(coordinator);
+    try std.testing.expect(pccl_coordinator_port(coordinator) != 0);
+    const run_token = pccl_coordinator_token(coordinator);
+    var length: usize = 0;
+    var json: [4096]u8 = undefined;
+    try std.testing.expectEqual(.ok, pccl_run_status(run_token, 0, &json, json.len, &length));
+    try std.testing.expectEqual(std.mem.indexOfScalar(u8, &json, 0).?, length);
+    try std.testing.expectEqual(.invalid_argument, pccl_run_status(run_token, 0, &json, 4, &length));
+    try std.testing.expect(length > 4);
+
+    var options = std.mem.zeroes(CoordinatorOptions);
+    options.size = @sizeOf(CoordinatorOptions);
+    var other: *Coordinator = undefined;
+    const Case = struct { field: []const u8, value: u64 };
+    inline for ([_]Case{
+        .{ .field = "lanes_per_link", .value = 65 },
+        .{ .field = "chunk_bytes", .value = 3000 },
+        .{ .field = "chunk_bytes", .value = 1 << 20 },
+        .{ .field = "min_world_size", .value = 513 },
+        .{ .field = "silence_ns", .value = 1 },
+        .{ .field = "window_bytes", .value = 1 << 40 },
+        .{ .field = "size", .value = 3 },
+    }) |case| {
+        var bad = options;
+        @field(bad, case.field) = case.value;
+        try std.testing.expectEqual(.invalid_argument, pccl_coordinator_create(&bad, &other));
+    }
+    var bind: [32]u8 = undefined;
+    const taken = try std.fmt.bufPrintZ(&bind, "127.0.0.1:{d}", .{coordinator.engine.port});
+    options.bind = taken.ptr;
+    try std.testing.expectEqual(.system_error, pccl_coordinator_create(&options, &other));
+    options.bind = "no port";
+    try std.testing.expectEqual(.invalid_argument, pccl_coordinator_create(&options, &other));
+}

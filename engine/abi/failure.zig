@@ -1,0 +1,537 @@
+//! failure: what the errors and outcomes of the engine mean to a caller: a status code, and a sentence that says which
+//! peer, what was expected and what to do. The only place where one becomes the other: each switch names every error,
+//! so a new one does not compile until it has both.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const net = @import("net");
+const session = @import("session");
+const status = @import("status.zig");
+const Error = status.Error;
+const Descriptor = wire.control.Descriptor;
+const fail = status.fail;
+
+// ---- the way to a coordinator
+
+pub const Place = struct {
+    /// Of the coordinator.
+    address: []const u8,
+    /// Where this peer listens, as its options say; "" if they do not.
+    bind: []const u8 = "",
+};
+
+pub fn create(err: net.PeerEngine.Error, place: Place) Error {
+    const at = place.address;
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.SystemLimit => system_limit(),
+        error.ThreadLimit => thread_limit(),
+        error.FamilyUnsupported,
+        error.AddressInUse,
+        error.AddressNotAvailable,
+        error.PermissionDenied,
+        error.ListenNameNotFound,
+        => |listen_error| listen(listen_error, place.bind),
+        error.Refused,
+        error.Unreachable,
+        error.NameNotFound,
+        error.NameLookupFailed,
+        error.BadAddress,
+        error.Interrupted,
+        => |reach_error| reach(reach_error, at),
+        error.NotPccl, error.NoAnswer, error.Closed, error.VersionMismatch, error.WrongRun => |e| greet(e, at),
+        error.TurnedAway => fail(
+            .invalid_usage,
+            "the coordinator at {s} turned this peer away: it has a live peer with the same peer_id, or its " ++
+                "run is full ({d} peers)",
+            .{ at, base.limits.peers_max },
+        ),
+    };
+}
+
+pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.SystemLimit => system_limit(),
+        error.ThreadLimit => thread_limit(),
+        error.FamilyUnsupported => listen(error.FamilyUnsupported, at),
+        error.Refused,
+        error.Unreachable,
+        error.NameNotFound,
+        error.NameLookupFailed,
+        error.BadAddress,
+        error.Interrupted,
+        => |reach_error| reach(reach_error, at),
+        error.NotPccl, error.Closed, error.VersionMismatch, error.WrongRun => |e| greet(e, at),
+        error.TurnedAway => fail(
+            .coordinator_unreachable,
+            "the coordinator at {s} has no room for another connection just now; ask again later",
+            .{at},
+        ),
+        error.TimedOut => fail(
+            .coordinator_unreachable,
+            "the coordinator at {s} accepted the connection but did not answer in time",
+            .{at},
+        ),
+    };
+}
+
+const ReachError = error{
+    Refused,
+    Unreachable,
+    NameNotFound,
+    NameLookupFailed,
+    BadAddress,
+    Interrupted,
+};
+
+fn reach(err: ReachError, at: []const u8) Error {
+    return switch (err) {
+        error.Refused => fail(
+            .coordinator_unreachable,
+            "nothing listens at {s}: start the coordinator there, or check host and port of the token",
+            .{at},
+        ),
+        error.Unreachable => fail(
+            .coordinator_unreachable,
+            "the coordinator at {s} did not answer in time: check that the host is up and that no " ++
+                "firewall is between",
+            .{at},
+        ),
+        error.NameNotFound => fail(
+            .coordinator_unreachable,
+            "the host of the coordinator, {s}, is not known here: check the name in the token",
+            .{at},
+        ),
+        error.NameLookupFailed => fail(
+            .coordinator_unreachable,
+            "the host of the coordinator, {s}, could not be looked up: check the name service of this machine",
+            .{at},
+        ),
+        error.BadAddress => fail(
+            .invalid_argument,
+            "an address is not understood: bind and advertise must be host:port, 1.2.3.4:port or " ++
+                "[v6]:port (advertise also without port); the coordinator's is {s}",
+            .{at},
+        ),
+        error.Interrupted => interrupted(),
+    };
+}
+
+fn interrupted() Error {
+    return fail(.cancelled, "the call was withdrawn by its `interrupted` function", .{});
+}
+
+const GreetError = error{ NotPccl, NoAnswer, Closed, VersionMismatch, WrongRun };
+
+fn greet(err: GreetError, at: []const u8) Error {
+    return switch (err) {
+        error.NotPccl => fail(
+            .version_mismatch,
+            "what listens at {s} is not PCCL: it did not answer as a coordinator does; check host and port",
+            .{at},
+        ),
+        error.NoAnswer => fail(
+            .version_mismatch,
+            "what listens at {s} accepted the connection but said nothing: probably it is not a PCCL " ++
+                "coordinator; check host and port",
+            .{at},
+        ),
+        error.Closed => fail(
+            .version_mismatch,
+            "what listens at {s} closed the connection without an answer: probably it is not a PCCL " ++
+                "coordinator; check host and port",
+            .{at},
+        ),
+        error.VersionMismatch => fail(
+            .version_mismatch,
+            "the coordinator at {s} speaks another wire version; this library speaks {d}: use the same " ++
+                "release everywhere",
+            .{ at, wire.version },
+        ),
+        error.WrongRun => fail(
+            .authentication_failed,
+            "the coordinator at {s} belongs to another run: get a fresh token from it",
+            .{at},
+        ),
+    };
+}
+
+// ---- listening
+
+const ListenError = error{
+    FamilyUnsupported,
+    AddressInUse,
+    AddressNotAvailable,
+    PermissionDenied,
+    ListenNameNotFound,
+};
+
+fn listen(err: ListenError, at: []const u8) Error {
+    return switch (err) {
+        error.FamilyUnsupported => fail(
+            .system_error,
+            "this system has no support for addresses like {s}",
+            .{at},
+        ),
+        error.AddressInUse => fail(
+            .system_error,
+            "the port of {s} is in use by another program: choose another one, or 0 for any free one",
+            .{at},
+        ),
+        error.AddressNotAvailable => fail(
+            .system_error,
+            "{s} is not an address of this machine: bind to one that is, or to 0.0.0.0 for all",
+            .{at},
+        ),
+        error.PermissionDenied => fail(
+            .system_error,
+            "listening on {s} is not permitted: choose a port above 1023",
+            .{at},
+        ),
+        error.ListenNameNotFound => fail(
+            .system_error,
+            "the host to listen on, {s}, is not known here",
+            .{at},
+        ),
+    };
+}
+
+fn system_limit() Error {
+    return fail(
+        .system_error,
+        "the operating system has no more sockets for this process: raise its limit of open files (ulimit -n)",
+        .{},
+    );
+}
+
+fn thread_limit() Error {
+    return fail(.system_error, "the operating system gives this process no more threads", .{});
+}
+
+pub fn start_coordinator(err: net.CoordinatorEngine.Error, bind: []const u8) Error {
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.SystemLimit => system_limit(),
+        error.ThreadLimit => thread_limit(),
+        error.FamilyUnsupported,
+        error.AddressInUse,
+        error.AddressNotAvailable,
+        error.PermissionDenied,
+        => |listen_error| listen(listen_error, bind),
+        error.NameNotFound, error.NameLookupFailed => listen(error.ListenNameNotFound, bind),
+        error.BadAddress => fail(
+            .invalid_argument,
+            "an address is not understood: bind ({s}) and advertise must be host:port, 1.2.3.4:port or " ++
+                "[v6]:port (advertise also without port)",
+            .{bind},
+        ),
+    };
+}
+
+// ---- groups
+
+pub fn join(
+    err: net.Membership.JoinError,
+    failure: *const net.Membership.Failure,
+    name: []const u8,
+) Error {
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.AlreadyJoined => fail(
+            .invalid_usage,
+            "this peer is in group \"{s}\" already: use the communicator it has, or close it first",
+            .{name},
+        ),
+        error.Closed => closed(),
+        error.DeadlineExceeded => fail(
+            .deadline_exceeded,
+            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size peers came, or " ++
+                "no connection to one of them could be made; check that peers can reach each other",
+            .{name},
+        ),
+        error.Interrupted => interrupted(),
+        error.Failed => switch (failure.status) {
+            // A refusal is not the end of a membership that was: it never was one.
+            .cancelled => fail(
+                .invalid_usage,
+                "the coordinator refused group \"{s}\": {s}",
+                .{ name, failure.why() },
+            ),
+            .ok,
+            .mismatch,
+            .aborted,
+            .expelled,
+            .in_doubt,
+            .deadline_exceeded,
+            .too_few_peers,
+            .coordinator_unreachable,
+            => membership(failure.status),
+        },
+    };
+}
+
+pub fn admit(err: net.Membership.AdmitError) Error {
+    return switch (err) {
+        error.Closed => closed(),
+        error.Busy => fail(
+            .invalid_usage,
+            "another thread is in pccl_comm_admit of this communicator: one call at a time",
+            .{},
+        ),
+        error.Interrupted => interrupted(),
+    };
+}
+
+pub fn closed() Error {
+    return fail(.invalid_usage, "this communicator is closed: create a new one", .{});
+}
+
+pub fn forked() Error {
+    return fail(
+        .invalid_usage,
+        "this handle belongs to the parent of this process: after fork() a child must create its own",
+        .{},
+    );
+}
+
+/// Why a peer is not a member any more, or did not pass a safe point.
+pub fn membership(why: session.Status) Error {
+    return switch (why) {
+        .coordinator_unreachable => fail(
+            .coordinator_unreachable,
+            "the connection to the coordinator was lost: close this communicator and create a new one",
+            .{},
+        ),
+        .expelled => fail(
+            .expelled,
+            "the coordinator removed this peer from the group, because it or its connections were silent for " ++
+                "too long: close this communicator and create a new one",
+            .{},
+        ),
+        .deadline_exceeded => fail(
+            .deadline_exceeded,
+            "the deadline passed before all members had come to this safe point: every member must call " ++
+                "pccl_comm_admit equally often. The safe point was not passed; call it again",
+            .{},
+        ),
+        .too_few_peers => fail(
+            .too_few_peers,
+            "fewer than min_world_size peers are left in the group",
+            .{},
+        ),
+        .cancelled => fail(.cancelled, "the communicator was closed meanwhile", .{}),
+        .ok, .mismatch, .aborted, .in_doubt => fail(
+            .aborted,
+            "the safe point failed: {t}",
+            .{why},
+        ),
+    };
+}
+
+// ---- operations
+
+pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.TagInUse => fail(
+            .invalid_usage,
+            "an operation with tag {d} is in flight on this communicator: wait for it, or use another tag",
+            .{tag},
+        ),
+        error.TooManyOperations => fail(
+            .invalid_usage,
+            "{d} operations are in flight in this group, which is the limit: wait for one of them",
+            .{base.limits.operations_in_flight_max},
+        ),
+        error.TooManyTags => fail(
+            .invalid_usage,
+            "{d} different tags were used since the last new epoch, which is the limit: use tags again",
+            .{base.limits.tags_per_epoch_max},
+        ),
+        error.NotAdmitted => fail(
+            .invalid_usage,
+            "this peer has not entered the group yet: call pccl_comm_admit first",
+            .{},
+        ),
+        error.Left => closed(),
+        error.RootOutOfRange => fail(
+            .invalid_argument,
+            "root {d} is not a rank of this epoch: it must be below world_size",
+            .{root},
+        ),
+    };
+}
+
+/// The status of a finished operation that is not ok.
+pub fn operation(op: *const session.Operation) Error {
+    var text: [128]u8 = undefined;
+    const name = std.fmt.bufPrint(&text, "{s} (tag {d}, number {d} of epoch {d})", .{
+        @tagName(op.op.descriptor.kind),
+        op.op.id.tag,
+        op.op.id.sequence,
+        op.op.epoch,
+    }) catch unreachable; // four numbers and a word
+    const peer = op.failure.peer.short();
+    return switch (op.status) {
+        .ok => unreachable, // asked only of failures
+        .mismatch => mismatch(op, name),
+        .aborted => aborted(op, name),
+        .expelled => fail(
+            .expelled,
+            "{s} failed: the coordinator removed this peer from the group; close this communicator and " ++
+                "create a new one",
+            .{name},
+        ),
+        .in_doubt => fail(
+            .in_doubt,
+            "{s}: the deadline or a cancellation came after this peer had voted, so the others may have " ++
+                "committed it; ask pccl_work_resolve. The buffer is as it was",
+            .{name},
+        ),
+        .deadline_exceeded => fail(
+            .deadline_exceeded,
+            "{s}: the deadline passed; probably another member has not called it, or is stuck. The input is as " ++
+                "it was, and the operation is aborted on every member",
+            .{name},
+        ),
+        .too_few_peers => fail(
+            .too_few_peers,
+            "{s}: after the loss of peer {s} fewer than min_world_size peers are left. The input is as it was",
+            .{ name, peer },
+        ),
+        .coordinator_unreachable => fail(
+            .coordinator_unreachable,
+            "{s}: the connection to the coordinator was lost. The input is as it was; create a new communicator",
+            .{name},
+        ),
+        .cancelled => fail(
+            .cancelled,
+            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. The input is as it was",
+            .{name},
+        ),
+    };
+}
+
+fn aborted(op: *const session.Operation, name: []const u8) Error {
+    const peer = op.failure.peer.short();
+    const reason = op.failure.reason orelse
+        return fail(.aborted, "{s} was aborted. The input is as it was", .{name});
+    return switch (reason) {
+        .deadline => fail(
+            .aborted,
+            "{s} was aborted, because the deadline of peer {s} passed. The input is as it was; it may be called again",
+            .{ name, peer },
+        ),
+        .cancelled => fail(
+            .aborted,
+            "{s} was aborted, because peer {s} withdrew it. The input is as it was; it may be called again",
+            .{ name, peer },
+        ),
+        .mismatch => mismatch(op, name),
+        .digest => fail(
+            .aborted,
+            "{s} was aborted, because peers {s} and {s} hold different results: one of them has faulty memory or " ++
+                "another build of this library. The input is as it was",
+            .{ name, peer, op.failure.other.short() },
+        ),
+        .peer_lost => fail(
+            .aborted,
+            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\". The input is as it was",
+            .{ name, peer },
+        ),
+        .root_lost => fail(
+            .aborted,
+            "{s} was aborted, because its root, peer {s}, was lost before another peer held all of its data",
+            .{ name, peer },
+        ),
+        .too_few_peers => fail(
+            .too_few_peers,
+            "{s}: fewer than min_world_size peers are left. The input is as it was",
+            .{name},
+        ),
+        .left => fail(
+            .aborted,
+            "{s} was aborted, because peer {s} left the group. The input is as it was; it may be called again",
+            .{ name, peer },
+        ),
+    };
+}
+
+fn mismatch(op: *const session.Operation, name: []const u8) Error {
+    var first: [160]u8 = undefined;
+    var second: [160]u8 = undefined;
+    return fail(
+        .mismatch,
+        "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must make the same " ++
+            "calls in the same order on each tag. The input is as it was",
+        .{
+            name,
+            op.failure.peer.short(),
+            describe(op.failure.descriptor, &first),
+            op.failure.other.short(),
+            describe(op.failure.other_descriptor, &second),
+        },
+    );
+}
+
+/// "all_reduce(sum, 1000 f32, recovery restart, safe point 3)"
+fn describe(maybe: ?Descriptor, text: *[160]u8) []const u8 {
+    const descriptor = maybe orelse return "something else";
+    var writer: std.Io.Writer = .fixed(text);
+    write_descriptor(&writer, &descriptor) catch {}; // cut
+    return writer.buffered();
+}
+
+fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void {
+    const recovery = switch (descriptor.recovery) {
+        .resume_chunks => "resume",
+        .restart => "restart",
+        .raise => "raise",
+    };
+    const dtype = descriptor.dtype.name();
+    switch (descriptor.kind) {
+        .all_reduce => try writer.print("all_reduce({s}, {d} {s}, recovery {s}", .{
+            descriptor.op.name(),
+            descriptor.count,
+            dtype,
+            recovery,
+        }),
+        .broadcast => try writer.print("broadcast({d} {s} from peer {s}, recovery {s}", .{
+            descriptor.count,
+            dtype,
+            descriptor.root.short(),
+            recovery,
+        }),
+        .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
+    }
+    try writer.print(", after {d} safe points)", .{descriptor.safe_points});
+}
+
+test "a mismatch names both peers and both calls" {
+    var op: session.Operation = undefined;
+    var descriptor: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 1000,
+        .safe_points = 3,
+    };
+    op.op = .{ .descriptor = descriptor, .chunks = 1, .id = .{ .tag = 5, .sequence = 7 }, .epoch = 2 };
+    op.status = .mismatch;
+    op.failure = .{
+        .status = .mismatch,
+        .peer = .from_int(0xaabbccdd << 96),
+        .other = .from_int(0x11223344 << 96),
+        .descriptor = descriptor,
+    };
+    descriptor.count = 999;
+    op.failure.other_descriptor = descriptor;
+    try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+    const sentence = std.mem.span(status.pccl_last_error());
+    for ([_][]const u8{ "tag 5", "aabbccdd", "11223344", "1000 f32", "999 f32" }) |part| {
+        try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+    }
+}

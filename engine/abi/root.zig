@@ -1,0 +1,20 @@
+//! abi: include/pccl.h in Zig: the only exported functions, and the only place where an error becomes a status code
+//! (failure.zig). It owns argument checks, handles and sentences; what is done, net does. One file per topic
+//! of the header. This is the root of the library.
+
+comptime {
+    _ = @import("status.zig");
+    _ = @import("version.zig");
+    _ = @import("token.zig");
+    _ = @import("coordinator.zig");
+    _ = @import("comm.zig");
+    _ = @import("collective.zig");
+    _ = @import("work.zig");
+    _ = @import("log.zig");
+}
+
+test {
+    _ = @import("failure.zig");
+    _ = @import("sized.zig");
+    _ = @import("text.zig");
+}

@@ -1,0 +1,215 @@
+//! work: operations in flight and finished: waiting, withdrawing, reading the outcome (net/work.zig).
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const failure = @import("failure.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const PeerIdBytes = @import("comm.zig").PeerIdBytes;
+const Status = status.Status;
+const Work = net.Work;
+
+const gpa = std.heap.c_allocator;
+
+pub const Outcome = extern struct {
+    size: usize,
+    epoch: u64,
+    tag: u64,
+    sequence: u64,
+    attempts: u32,
+    range_count: u32,
+    digest: [16]u8,
+    bytes_sent: u64,
+    bytes_received: u64,
+    duration_ns: u64,
+};
+
+pub const OutcomeRange = extern struct {
+    size: usize,
+    begin: u64,
+    end: u64,
+    contributor_count: u32,
+};
+
+fn usable(handle: ?*Work) status.Error!*Work {
+    const work = handle orelse return status.is_null("work");
+    if (work.engine.forked()) return failure.forked();
+    return work;
+}
+
+// ---- waiting
+
+export fn pccl_work_wait(work: ?*Work, timeout_ns: u64) Status {
+    return status.code(wait(work, timeout_ns));
+}
+
+fn wait(handle: ?*Work, timeout_ns: u64) status.Error!void {
+    const work = try usable(handle);
+    const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
+    const outcome = work.wait(deadline) orelse
+        return status.fail(.timeout, "the operation is not finished; it goes on", .{});
+    if (outcome != .ok) return failure.operation(work.operation);
+}
+
+export fn pccl_work_poll(work: ?*Work, finished: ?*c_int) Status {
+    return status.code(poll(work, finished));
+}
+
+fn poll(handle: ?*Work, finished: ?*c_int) status.Error!void {
+    const work = try usable(handle);
+    const to = finished orelse return status.is_null("finished");
+    to.* = @intFromBool(work.finished.is_set());
+}
+
+export fn pccl_work_notify(
+    work: ?*Work,
+    finished: ?*const fn (?*anyopaque) callconv(.c) void,
+    context: ?*anyopaque,
+) Status {
+    return status.code(notify(work, finished, context));
+}
+
+fn notify(
+    handle: ?*Work,
+    finished: ?*const fn (?*anyopaque) callconv(.c) void,
+    context: ?*anyopaque,
+) status.Error!void {
+    const work = try usable(handle);
+    const function = finished orelse return status.is_null("finished");
+    work.notify(.{ .function = function, .context = context });
+}
+
+export fn pccl_work_cancel(work: ?*Work) Status {
+    return status.code(cancel(work));
+}
+
+fn cancel(handle: ?*Work) status.Error!void {
+    (try usable(handle)).cancel();
+}
+
+export fn pccl_work_resolve(work: ?*Work, timeout_ns: u64, copy: c_int) Status {
+    return status.code(resolve(work, timeout_ns, copy));
+}
+
+fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
+    const work = try usable(handle);
+    if (!work.finished.is_set()) return status.fail(
+        .invalid_usage,
+        "the operation is not finished: only one that ended with PCCL_IN_DOUBT can be resolved",
+        .{},
+    );
+    switch (work.operation.status) {
+        .in_doubt => {},
+        .ok => return,
+        else => return failure.operation(work.operation),
+    }
+    const deadline = if (timeout_ns == 0) 0 else net.clock.after(timeout_ns);
+    return switch (work.resolve(deadline, copy != 0)) {
+        .committed => {},
+        .aborted => status.fail(
+            .aborted,
+            "the operation was aborted on every member. The input is as it was",
+            .{},
+        ),
+        .pending => status.fail(
+            .timeout,
+            "the coordinator has not decided yet; ask again",
+            .{},
+        ),
+        .unknown => status.fail(
+            .coordinator_unreachable,
+            "the connection to the coordinator was lost or closed before the decision was known, so it never " ++
+                "will be here; the other members know it",
+            .{},
+        ),
+    };
+}
+
+export fn pccl_work_destroy(handle: ?*Work) void {
+    const work = handle orelse return;
+    // A forked child has no engine: the memory is left to the end of the process.
+    if (work.engine.forked()) return;
+    work.deinit();
+    gpa.destroy(work);
+}
+
+// ---- the outcome
+
+/// A work with a result: finished and ok, or in doubt and found to be committed.
+fn committed(handle: ?*Work) status.Error!*Work {
+    const work = try usable(handle);
+    if (work.finished.is_set()) switch (work.operation.status) {
+        .ok => return work,
+        .in_doubt => if (work.resolved.is_set() and work.operation.committed == true) return work,
+        else => {},
+    };
+    return status.fail(
+        .invalid_usage,
+        "there is no outcome: the operation is not finished, or it failed",
+        .{},
+    );
+}
+
+export fn pccl_work_outcome(work: ?*Work, outcome: ?*Outcome) Status {
+    return status.code(read_outcome(work, outcome));
+}
+
+fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
+    const operation = (try committed(handle)).operation;
+    const to = outcome orelse return status.is_null("outcome");
+    var digest: [16]u8 = undefined;
+    std.mem.writeInt(u128, &digest, operation.digest(), .little);
+    sized.write(Outcome, to, .{
+        .size = undefined,
+        .epoch = operation.op.epoch,
+        .tag = operation.op.id.tag,
+        .sequence = operation.op.id.sequence,
+        .attempts = operation.op.attempts,
+        .range_count = operation.range_count(),
+        .digest = digest,
+        .bytes_sent = operation.executor.bytes_sent,
+        .bytes_received = operation.executor.bytes_received,
+        .duration_ns = operation.finished_at - operation.started_at,
+    }) catch return status.bad_size("pccl_outcome_t");
+}
+
+export fn pccl_work_range(
+    work: ?*Work,
+    index: u32,
+    range: ?*OutcomeRange,
+    contributors: ?[*]PeerIdBytes,
+    capacity: u32,
+) Status {
+    return status.code(read_range(work, index, range, contributors, capacity));
+}
+
+fn read_range(
+    handle: ?*Work,
+    index: u32,
+    range: ?*OutcomeRange,
+    contributors: ?[*]PeerIdBytes,
+    capacity: u32,
+) status.Error!void {
+    const operation = (try committed(handle)).operation;
+    const to = range orelse return status.is_null("range");
+    if (contributors == null and capacity > 0) return status.is_null("contributors");
+    const found = operation.range(index) orelse return status.fail(
+        .invalid_argument,
+        "range {d} does not exist; the outcome has {d}",
+        .{ index, operation.range_count() },
+    );
+    sized.write(OutcomeRange, to, .{
+        .size = undefined,
+        .begin = found.begin,
+        .end = found.end,
+        .contributor_count = found.contributors.count(),
+    }) catch return status.bad_size("pccl_outcome_range_t");
+    var written: u32 = 0;
+    for (operation.member_ids(), 0..) |id, rank| {
+        if (!found.contributors.has(rank)) continue;
+        if (written == capacity) return;
+        contributors.?[written].bytes = id.bytes;
+        written += 1;
+    }
+}
