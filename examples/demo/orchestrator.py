@@ -24,15 +24,12 @@ from examples.demo.settings import Settings
 from examples.demo.story import COORDINATOR, Event, Story, peer_name
 from examples.demo.view import View
 
-ONE_BLAS_THREAD = {
-    name: "1"
-    for name in (
-        "OPENBLAS_NUM_THREADS",
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-    )
-}
+BLAS_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 END_SECONDS_MAX = 10.0  # what a process gets to end by itself after SIGTERM
 TICK_SECONDS = 0.1
 
@@ -172,7 +169,7 @@ class Orchestrator:
 
     def _start_peer(self, index: int, processes: Processes) -> None:
         environment = {
-            **ONE_BLAS_THREAD,
+            **dict.fromkeys(BLAS_THREADS, "1"),
             "PCCL_TOKEN": self._token,
             "PCCL_GROUP": "demo",
             "PCCL_BIND": "127.0.0.1:0",

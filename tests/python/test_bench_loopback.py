@@ -9,8 +9,8 @@ import importlib.util
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -141,21 +141,8 @@ def test_peak_memory_sees_what_was_held_and_freed() -> None:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
 
 
 @pytest.mark.parametrize("world", [2, 3])
