@@ -80,6 +80,8 @@ pub const Executor = struct {
         announced: u64 = 0,
         /// As sender: what the successor allows, and what was used.
         allowed: u64 = 0,
+        /// The part of `allowed` that was said, not guessed: a credit may overtake the open on another lane.
+        granted: u64 = 0,
         used: u64 = 0,
     };
     const Partial = struct { piece: u64, slot: u16 };
@@ -516,12 +518,14 @@ pub const Executor = struct {
     pub fn successor_opened(x: *Executor, credit: u64) void {
         if (x.successor_open) return;
         x.successor_open = true;
-        for (x.credits) |*entry| entry.allowed = @max(entry.used, credit);
+        for (x.credits) |*entry| entry.allowed = @max(entry.used, credit, entry.granted);
     }
 
     pub fn credited(x: *Executor, class: u16, allowed: u64) error{UnknownPiece}!void {
         if (class >= x.members) return error.UnknownPiece;
-        x.credits[class].allowed = @max(x.credits[class].allowed, allowed);
+        const entry = &x.credits[class];
+        entry.granted = @max(entry.granted, allowed);
+        entry.allowed = @max(entry.allowed, allowed);
     }
 
     // ---- to the successor
