@@ -134,7 +134,8 @@ def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
 def _from_array_interface(array: Any) -> Buffer:
     interface: dict[str, Any] = array.__array_interface__
     typestr: str = interface["typestr"]
-    order, kind, size = typestr[0], typestr[1], int(typestr[2:])
+    order, kind, digits = typestr[0], typestr[1], typestr[2:]
+    size = int(digits) if digits.isdigit() else 0  # a date has its unit there
     # bfloat16 of ml_dtypes calls itself two opaque bytes; only the dtype's name tells.
     if getattr(getattr(array, "dtype", None), "name", None) == "bfloat16" and size == 2:
         dtype: DType | None = DType.BF16

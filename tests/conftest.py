@@ -1,0 +1,144 @@
+"""What all Python tests share: programs in processes of their own, and coordinators.
+
+No test sleeps to wait for something: programs under test say on stdout when they are there, and
+reading that line is the synchronisation. Nothing here knows what is tested.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+import pccl_py as pccl
+
+PROGRAM_SECONDS_MAX = 60.0
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def coordinator() -> Iterator[pccl.Coordinator]:
+    """A coordinator on loopback, with fast heartbeats so that losses are seen soon."""
+    with pccl.Coordinator(heartbeat=0.1, silence=2.0) as running:
+        yield running
+
+
+class Program:
+    """A Python program in a process of its own, killed at the end of the test if it still runs."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=environment,
+            cwd=ROOT,
+            process_group=0,
+        )
+        assert self.process.stderr is not None
+        self._errors: list[str] = []
+        self._drain = threading.Thread(target=self._errors.extend, args=(self.process.stderr,))
+        self._drain.start()
+        self._limit = threading.Timer(PROGRAM_SECONDS_MAX, self.kill)
+        self._limit.start()
+
+    def line(self) -> str:
+        """The next line of its stdout. Fails the test at the end of the output."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self._drain.join()
+            pytest.fail(
+                f"the program ended with {self.process.returncode} before the line: {self.errors}"
+            )
+        return line.rstrip("\n")
+
+    def expect(self, text: str) -> None:
+        """Reads a line that must be `text`."""
+        line = self.line()
+        assert line == text, f"expected {text!r}, got {line!r}; stderr: {self.errors}"
+
+    def say(self, text: str) -> None:
+        """Writes a line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Sends a signal to the process alone."""
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Waits for its end and returns the exit status; negative for a signal."""
+        code = self.process.wait()
+        self._limit.cancel()
+        self._drain.join()
+        return code
+
+    def rest(self) -> str:
+        """What is left of its stdout, once it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+    @property
+    def errors(self) -> str:
+        """Its stderr so far; all of it after `end`."""
+        return "".join(self._errors)
+
+    def kill(self) -> None:
+        """Ends the program and what it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._limit.cancel()
+        self.kill()
+        self._drain.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+Start = Callable[..., Program]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program: `start(source, *arguments)`, or `start(module="pccl_py.cli", ...)`."""
+    programs: list[Program] = []
+
+    def start_program(*arguments: str, module: str | None = None, **environment: str) -> Program:
+        command = ["-m", module] if module is not None else ["-u", "-c"]
+        program = Program(
+            [sys.executable, *command, *arguments],
+            {**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        )
+        programs.append(program)
+        return program
+
+    yield start_program
+    for program in programs:
+        with program:
+            continue

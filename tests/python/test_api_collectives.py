@@ -1,0 +1,266 @@
+"""Collectives through pccl_py over real sockets: values, outcomes, tags, roots, disagreements.
+
+Exactness here comes from values whose sums are exact in every dtype and order; bit-equality with
+the documented association order, losses and large worlds are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32,
+    "f64": np.float64,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i16": np.int16,
+    "u16": np.uint16,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "i64": np.int64,
+    "u64": np.uint64,
+}
+
+OPS = {
+    "sum": lambda rows: rows.sum(axis=0),
+    "avg": lambda rows: rows.mean(axis=0),
+    "prod": lambda rows: rows.prod(axis=0),
+    "min": lambda rows: rows.min(axis=0),
+    "max": lambda rows: rows.max(axis=0),
+}
+
+
+def rows_for(world_size: int, count: int) -> np.ndarray:
+    """Small integers, so that sums and products are exact, and every mean is an integer."""
+    rows = (np.arange(world_size)[:, None] + np.arange(count)[None, :]) % 3 + 1.0
+    rows[-1] += (-rows.sum(axis=0)) % world_size
+    return rows
+
+
+@pytest.fixture(scope="module")
+def world() -> Any:
+    with pccl.LocalWorld(3, deadline=30) as made:
+        yield made
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
+def test_every_world_size_sums_and_reports_its_members(world_size: int) -> None:
+    with pccl.LocalWorld(world_size, deadline=60) as world:
+        rows = rows_for(world_size, 1001).astype(np.float32)
+        arrays = [row.copy() for row in rows]
+        outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
+        members = world.comms[0].members
+        assert len(members) == len(set(members)) == world_size
+        assert [comm.peer_id for comm in world.comms] == list(members)
+        for array, outcome in zip(arrays, outcomes, strict=True):
+            assert np.array_equal(array, rows.sum(axis=0))
+            assert outcome.ranges == (pccl.Range(0, 1001, members),)
+            assert outcome.contributors == members
+            assert outcome.digest == outcomes[0].digest
+            assert (outcome.epoch, outcome.tag, outcome.sequence) == (1, 0, 0)
+            assert outcome.attempts == 1
+            assert outcome.duration > 0
+            assert (outcome.bytes_sent > 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_and_op_is_exact_where_arithmetic_is(
+    world: pccl.LocalWorld, name: str, op: str
+) -> None:
+    rows = rows_for(3, 777)
+    arrays = [row.astype(DTYPES[name]) for row in rows]
+    world.run(lambda comm: comm.all_reduce(arrays[comm.rank], op=op))
+    for array in arrays:
+        assert np.array_equal(array.astype(np.float64), OPS[op](rows))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 255, 65_536, 65_537, 1_000_003])
+def test_any_count_is_reduced(world: pccl.LocalWorld, count: int) -> None:
+    arrays = [np.full(count, comm.rank + 1, np.int64) for comm in world.comms]
+    outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
+    for array, outcome in zip(arrays, outcomes, strict=True):
+        assert np.array_equal(array, np.full(count, 6))
+        assert len(outcome.ranges) == (1 if count else 0)
+
+
+def test_out_receives_the_result_and_the_input_stays(world: pccl.LocalWorld) -> None:
+    inputs = [np.full((4, 5), comm.rank, np.float32) for comm in world.comms]
+    outputs = [np.full(20, -1, np.float32) for _ in world.comms]
+    world.run(lambda comm: comm.all_reduce(inputs[comm.rank], outputs[comm.rank], op="max"))
+    for rank, (given, made) in enumerate(zip(inputs, outputs, strict=True)):
+        assert np.array_equal(given, np.full((4, 5), rank))
+        assert np.array_equal(made, np.full(20, 2))
+
+
+def test_memory_of_any_kind_is_reduced(world: pccl.LocalWorld) -> None:
+    import array
+
+    kinds: list[Any] = [
+        bytearray(b"\1\2\3"),
+        np.array([1, 2, 3], np.uint8),
+        array.array("B", b"\1\2\3"),
+    ]
+    world.run(lambda comm: comm.all_reduce(kinds[comm.rank]))
+    assert [bytes(kind) for kind in kinds] == [b"\3\6\11"] * 3
+
+
+def test_an_array_of_no_dimension_is_one_element(world: pccl.LocalWorld) -> None:
+    arrays = [np.array(float(comm.rank)) for comm in world.comms]
+    world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
+    assert arrays == [3.0] * 3
+
+
+@pytest.mark.parametrize("by", ["rank", "peer_id"])
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_broadcast_copies_the_bytes_of_the_root(world: pccl.LocalWorld, root: int, by: str) -> None:
+    arrays = [np.full(100_001, comm.rank, np.int32) for comm in world.comms]
+    arrays[root].flags.writeable = False  # the root only reads
+    name = root if by == "rank" else world.comms[0].members[root]
+    outcomes = world.run(lambda comm: comm.broadcast(arrays[comm.rank], name))
+    for array, outcome in zip(arrays, outcomes, strict=True):
+        assert np.array_equal(array, np.full(100_001, root))
+        assert outcome.digest == outcomes[0].digest
+
+
+def test_broadcast_keeps_every_bit(world: pccl.LocalWorld) -> None:
+    """A broadcast copies: no NaN is made canonical and no zero loses its sign."""
+    bits = np.array([0x7FC00001, 0xFF800001, 0x80000000, 0x00000001], np.uint32)
+    arrays = [(bits if comm.rank == 0 else bits * 0).view(np.float32) for comm in world.comms]
+    world.run(lambda comm: comm.broadcast(arrays[comm.rank]))
+    for array in arrays:
+        assert np.array_equal(array.view(np.uint32), bits)
+
+
+def test_a_barrier_holds_everyone_until_the_last_comes(world: pccl.LocalWorld) -> None:
+    arrived: list[int] = []
+    released = threading.Event()
+
+    def program(comm: pccl.Communicator) -> int:
+        if comm.rank == 2:
+            released.wait()
+        arrived.append(comm.rank)
+        outcome = comm.barrier()
+        assert sorted(arrived) == [0, 1, 2], "a barrier returned before the last had come"
+        assert outcome.ranges == ()
+        return outcome.sequence
+
+    works = [world.comms[rank].barrier(tag=9, async_op=True) for rank in (0, 1)]
+    assert not works[0].done()
+    world.comms[2].barrier(tag=9)
+    works[0].wait()
+    works[1].wait()
+    released.set()
+    world.run(program)
+
+
+def test_sequences_count_per_tag(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> list[tuple[int, int]]:
+        tags = [100, 101, 100, 2**64 - 1, 100]
+        outcomes = [comm.all_reduce(np.ones(3), tag=tag) for tag in tags]
+        return [(outcome.tag, outcome.sequence) for outcome in outcomes]
+
+    expected = [(100, 0), (101, 0), (100, 1), (2**64 - 1, 0), (100, 2)]
+    assert world.run(program) == [expected] * 3
+
+
+def test_sixteen_tags_at_once_in_another_order_on_each_peer(world: pccl.LocalWorld) -> None:
+    counts = [1, 10, 1000, 70_000]
+    arrays = [
+        [np.full(counts[tag % 4], tag + comm.rank, np.int64) for tag in range(16)]
+        for comm in world.comms
+    ]
+
+    def program(comm: pccl.Communicator) -> None:
+        order = np.random.default_rng(comm.rank).permutation(16)
+        works = [
+            comm.all_reduce(arrays[comm.rank][tag], tag=1000 + int(tag), async_op=True)
+            for tag in order
+        ]
+        for work in reversed(works):
+            work.wait()
+
+    world.run(program)
+    for of_peer in arrays:
+        for tag, array in enumerate(of_peer):
+            assert np.array_equal(array, np.full(counts[tag % 4], 3 * tag + 3))
+
+
+def test_threads_of_one_peer_share_its_communicator(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> list[float]:
+        results = [0.0] * 8
+
+        def work(tag: int) -> None:
+            for _ in range(5):
+                array = np.array([float(comm.rank)])
+                comm.all_reduce(array, tag=2000 + tag)
+                results[tag] += array[0]
+
+        threads = [threading.Thread(target=work, args=(tag,)) for tag in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    assert world.run(program) == [[15.0] * 8] * 3
+
+
+def mismatching_calls() -> dict[str, tuple[Any, Any]]:
+    def ones(dtype: Any = np.float32, count: int = 10) -> np.ndarray:
+        return np.ones(count, dtype)
+
+    return {
+        "count": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(count=11))),
+        "dtype": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(np.int32))),
+        "op": (lambda c: c.all_reduce(ones()), lambda c: c.all_reduce(ones(), op="max")),
+        "recovery": (
+            lambda c: c.all_reduce(ones()),
+            lambda c: c.all_reduce(ones(), recovery="raise"),
+        ),
+        "kind": (lambda c: c.all_reduce(ones()), lambda c: c.broadcast(ones())),
+        "root": (lambda c: c.broadcast(ones(), 0), lambda c: c.broadcast(ones(), 1)),
+    }
+
+
+@pytest.mark.parametrize("what", mismatching_calls())
+def test_peers_that_disagree_all_get_mismatch_and_keep_their_arrays(what: str) -> None:
+    """Every peer, also the two that agree, and the group goes on afterwards."""
+    with pccl.LocalWorld(3, deadline=30) as world:
+        agreed, other = mismatching_calls()[what]
+
+        def program(comm: pccl.Communicator) -> str:
+            with pytest.raises(pccl.Mismatch) as caught:
+                (other if comm.rank == 1 else agreed)(comm)
+            comm.all_reduce(np.ones(3))
+            return str(caught.value)
+
+        messages = world.run(program)
+        odd = world.comms[1].peer_id
+        for message in messages:
+            assert odd.short in message, message
+            assert any(peer.short in message for peer in world.comms[0].members if peer != odd)
+
+
+def test_a_mismatch_names_both_descriptors() -> None:
+    with pccl.LocalWorld(2, deadline=30) as world:
+
+        def program(comm: pccl.Communicator) -> str:
+            array = np.full(100 + comm.rank, 7, np.float32)
+            with pytest.raises(pccl.Mismatch) as caught:
+                comm.all_reduce(array, op="avg", tag=42)
+            assert np.array_equal(array, np.full(100 + comm.rank, 7))
+            return str(caught.value)
+
+        for message in world.run(program):
+            for word in ("100", "101", "f32", "avg", "42"):
+                assert word in message, message

@@ -1,0 +1,357 @@
+"""Bad input through pccl_py: each gets a named error with a sentence, at once, and harms nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+LOOPBACK = "127.0.0.1:0"
+
+
+@pytest.fixture(scope="module")
+def comm() -> Iterator[pccl.Communicator]:
+    """Alone in its group: what passes its checks completes at once."""
+    with pccl.LocalWorld(1, deadline=30) as world:
+        yield world.comms[0]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[pccl.Communicator]]:
+    with pccl.LocalWorld(2, deadline=30) as world:
+        yield world.comms
+
+
+@contextlib.contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """Something that is not PCCL: says `answer` to everyone and hangs up, or never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return  # closed: the test is over
+                connections.append(connection)
+                if answer is not None:
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in connections:
+            connection.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+# ---- connecting ------------------------------------------------------------------------------
+
+
+def test_without_a_token_connect_says_where_one_comes_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PCCL_TOKEN", raising=False)
+    with pytest.raises(pccl.InvalidArgument, match="PCCL_TOKEN"):
+        pccl.connect()
+
+
+@pytest.mark.parametrize("token", ["", "token", "pccl1-", "pccl1-AAAA", "pccl1-\0", "x" * 10_000])
+def test_what_is_no_token_is_refused(token: str) -> None:
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.connect(token)
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.run_status(token)
+
+
+def test_a_token_of_another_run_is_refused(coordinator: pccl.Coordinator) -> None:
+    """The right address, the wrong run: a coordinator that was replaced by another one."""
+    token = pccl.token_create(pccl.token_parse(coordinator.token).address, b"another run's id")
+    with pytest.raises(pccl.AuthenticationFailed, match="run"):
+        pccl.connect(token, bind=LOOPBACK, connect_timeout=10)
+    with pytest.raises(pccl.AuthenticationFailed, match="run"):
+        pccl.run_status(token)
+
+
+def test_a_port_where_nothing_listens_is_unreachable_after_the_timeout() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    with pytest.raises(pccl.CoordinatorUnreachable, match=address):
+        pccl.connect(pccl.token_create(address), bind=LOOPBACK, connect_timeout=0.5)
+    assert 0.4 < time.monotonic() - began < 5
+    with pytest.raises(pccl.CoordinatorUnreachable, match=address):
+        pccl.run_status(pccl.token_create(address), timeout=0.5)
+
+
+def test_a_name_that_cannot_be_resolved_fails_at_once() -> None:
+    """The name is too long to be one, so that no name server is asked."""
+    token = pccl.token_create("x" * 70 + ":4000")
+    began = time.monotonic()
+    with pytest.raises(pccl.CoordinatorUnreachable, match="xxxx"):
+        pccl.connect(token, bind=LOOPBACK, connect_timeout=60)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n" * 40, b"\0" * 4096, b"\xff"])
+def test_something_else_that_answers_is_a_version_mismatch(answer: bytes) -> None:
+    with listening(answer) as port:
+        token = pccl.token_create(f"127.0.0.1:{port}")
+        expected = (
+            pccl.VersionMismatch if len(answer) > 1 else pccl.CoordinatorUnreachable
+        )  # one byte is too little to tell: that is silence
+        with pytest.raises(expected, match=str(port)):
+            pccl.connect(token, bind=LOOPBACK, connect_timeout=2)
+        with pytest.raises(expected, match=str(port)):
+            pccl.run_status(token, timeout=2)
+
+
+def test_something_that_never_answers_is_unreachable() -> None:
+    with listening(None) as port:
+        token = pccl.token_create(f"127.0.0.1:{port}")
+        with pytest.raises(pccl.CoordinatorUnreachable, match=str(port)):
+            pccl.connect(token, bind=LOOPBACK, connect_timeout=0.5)
+
+
+def test_a_port_in_use_is_named(coordinator: pccl.Coordinator) -> None:
+    address = f"127.0.0.1:{coordinator.port}"
+    with pytest.raises(pccl.SystemRefused, match=str(coordinator.port)) as caught:
+        pccl.Coordinator(bind=address)
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(pccl.SystemRefused, match=str(coordinator.port)):
+        pccl.connect(coordinator.token, bind=address)
+
+
+def test_a_group_name_has_1_to_256_bytes(coordinator: pccl.Coordinator) -> None:
+    for name in ("", "x" * 257, "é" * 129, "nul\0l"):
+        with pytest.raises(pccl.InvalidArgument, match=r"256|NUL"):
+            pccl.connect(coordinator.token, group=name, bind=LOOPBACK)
+    for name in ("é" * 128, "x" * 256):
+        with pccl.connect(coordinator.token, group=name, bind=LOOPBACK) as comm:
+            assert comm.name == name
+            with pytest.raises(pccl.InvalidArgument, match="256"):
+                comm.group("x" * 257)
+
+
+def test_too_few_peers_to_begin_is_a_deadline(coordinator: pccl.Coordinator) -> None:
+    with pytest.raises(pccl.DeadlineExceeded) as caught:
+        pccl.connect(coordinator.token, bind=LOOPBACK, initial_world_size=2, deadline=0.3)
+    assert isinstance(caught.value, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bind": "nonsense"},
+        {"bind": "127.0.0.1:99999"},
+        {"bind": "127.0.0.1:0\0"},
+        {"initial_world_size": 0},
+        {"initial_world_size": -1},
+        {"initial_world_size": 2**32},
+        {"deadline": 0},
+        {"deadline": float("nan")},
+        {"connect_timeout": -1},
+        {"peer_id": b"short"},
+    ],
+)
+def test_bad_options_of_connect_are_refused(
+    coordinator: pccl.Coordinator, options: dict[str, Any]
+) -> None:
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.connect(coordinator.token, **{"bind": LOOPBACK, **options})
+
+
+def test_a_bad_world_size_in_the_environment_is_named(
+    coordinator: pccl.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_INITIAL_WORLD_SIZE", "four")
+    with pytest.raises(pccl.InvalidArgument, match="PCCL_INITIAL_WORLD_SIZE.*'four'"):
+        pccl.connect(coordinator.token, bind=LOOPBACK)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bind": "nonsense"},
+        {"min_world_size": 0},
+        {"initial_world_size": 0},
+        {"lanes_per_link": 65},
+        {"lanes_per_link": 0},
+        {"chunk_bytes": 1000},
+        {"chunk_bytes": 512},
+        {"chunk_bytes": 512 * 1024},
+        {"heartbeat": 1.0, "silence": 2.0},
+        {"heartbeat": -1.0},
+        {"run_id": b"short"},
+    ],
+)
+def test_bad_options_of_a_coordinator_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.Coordinator(**options)
+
+
+# ---- calling ---------------------------------------------------------------------------------
+
+
+def test_before_the_first_safe_point_there_is_no_rank(coordinator: pccl.Coordinator) -> None:
+    with pccl.connect(coordinator.token, bind=LOOPBACK) as comm:
+        assert comm.epoch == 0
+        for ask in (
+            lambda: comm.rank,
+            lambda: comm.world_size,
+            lambda: comm.all_reduce(np.ones(1)),
+            lambda: comm.broadcast(np.ones(1)),
+            comm.barrier,
+        ):
+            with pytest.raises(pccl.InvalidUsage, match="admit"):
+                ask()
+        comm.admit()
+        comm.barrier()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.all_reduce(np.ones(3), op="median"),
+        lambda c: c.all_reduce(np.ones(3), tag=-1),
+        lambda c: c.all_reduce(np.ones(3), tag=2**64),
+        lambda c: c.all_reduce(np.ones(3), recovery="never"),
+        lambda c: c.all_reduce(np.ones(3), codec="int8"),
+        lambda c: c.all_reduce(np.ones(3), deadline=0),
+        lambda c: c.all_reduce(np.ones(6)[::2]),
+        lambda c: c.all_reduce(b"read-only"),
+        lambda c: c.broadcast(np.ones(3), 1),
+        lambda c: c.broadcast(np.ones(3), -1),
+        lambda c: c.broadcast(np.ones(3), pccl.PeerId(bytes(16))),
+        lambda c: c.broadcast(np.ones(3), codec="int8"),
+        lambda c: c.barrier(tag=-1),
+        lambda c: c.admit(deadline=-1),
+    ],
+)
+def test_a_bad_argument_is_refused_and_uses_no_sequence_number(
+    comm: pccl.Communicator, call: Any
+) -> None:
+    before = comm.all_reduce(np.ones(1)).sequence
+    with pytest.raises(pccl.InvalidArgument):
+        call(comm)
+    assert comm.all_reduce(np.ones(1)).sequence == before + 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.all_reduce([1.0]),
+        lambda c: c.all_reduce(np.ones(3, bool)),
+        lambda c: c.all_reduce(np.ones(3, ">f4")),
+        lambda c: c.all_reduce(np.ones(3), tag="0"),
+        lambda c: c.broadcast(np.ones(3), "0"),
+        lambda c: c.group(7),
+    ],
+)
+def test_a_wrong_type_is_a_type_error(comm: pccl.Communicator, call: Any) -> None:
+    with pytest.raises(TypeError):
+        call(comm)
+
+
+@pytest.mark.parametrize("count", [2**40 + 1, 2**61, 2**62, 2**64 - 1])
+@pytest.mark.parametrize("dtype", ["u8", "f64"])
+def test_a_count_beyond_the_limit_is_refused_before_memory_is_touched(
+    comm: pccl.Communicator, count: int, dtype: str
+) -> None:
+    huge = pccl.Buffer(0x1000, count, dtype)  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidArgument, match="count"):
+        comm.all_reduce(huge)
+    with pytest.raises(pccl.InvalidArgument, match="count"):
+        comm.broadcast(huge)
+
+
+def test_an_unknown_codec_names_the_known(comm: pccl.Communicator) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="'int8'.*'none'"):
+        comm.all_reduce(np.ones(3), codec="int8")
+
+
+def test_a_tag_in_use_is_refused_and_the_first_operation_goes_on(
+    pair: list[pccl.Communicator],
+) -> None:
+    first = pair[0].all_reduce(np.ones(3), tag=5, async_op=True)
+    with pytest.raises(pccl.InvalidUsage, match="5"):
+        pair[0].all_reduce(np.ones(3), tag=5)
+    with pytest.raises(pccl.InvalidUsage, match="5"):
+        pair[0].barrier(tag=5)
+    other = pair[0].barrier(tag=6, async_op=True)  # another tag is free
+    pair[1].all_reduce(np.ones(3), tag=5)
+    pair[1].barrier(tag=6)
+    sequence = first.wait().sequence
+    other.wait()
+    works = [comm.all_reduce(np.ones(3), tag=5, async_op=True) for comm in pair]
+    assert [work.wait().sequence for work in works] == [sequence + 1] * 2
+
+
+def test_after_close_everything_is_refused(coordinator: pccl.Coordinator) -> None:
+    comm = pccl.connect(coordinator.token, bind=LOOPBACK)
+    comm.admit()
+    comm.close()
+    comm.close()  # idempotent
+    for call in (
+        comm.admit,
+        comm.info,
+        lambda: comm.members,
+        comm.barrier,
+        lambda: comm.all_reduce(np.ones(1)),
+        lambda: comm.broadcast(np.ones(1)),
+        lambda: comm.group("other"),
+    ):
+        with pytest.raises(pccl.InvalidUsage, match="closed"):
+            call()
+
+
+# ---- deadlines and losses that the caller sees -------------------------------------------------
+
+
+def test_one_peer_never_calling_is_a_deadline_for_the_others() -> None:
+    """The caller that gives up keeps its input, the other one, that comes late, is told."""
+    with pccl.LocalWorld(2, deadline=30) as world:
+        array = np.full(100_000, 3.0)
+        began = time.monotonic()
+        with pytest.raises(pccl.DeadlineExceeded):
+            world.comms[0].all_reduce(array, deadline=0.3)
+        assert 0.25 < time.monotonic() - began < 5
+        assert np.array_equal(array, np.full(100_000, 3.0))
+        late = np.full(100_000, 4.0)
+        with pytest.raises(pccl.Aborted):
+            world.comms[1].all_reduce(late)
+        assert np.array_equal(late, np.full(100_000, 4.0))
+        arrays = [np.ones(3), np.ones(3)]
+        world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
+        assert np.array_equal(arrays, np.full((2, 3), 2.0))
+
+
+def test_a_coordinator_that_stops_is_unreachable() -> None:
+    with pccl.LocalWorld(2, deadline=20) as world:
+        work = world.comms[0].all_reduce(np.ones(10), async_op=True)
+        world.coordinator.close()
+        with pytest.raises((pccl.CoordinatorUnreachable, pccl.DeadlineExceeded)):
+            work.wait()
+
+
+def test_a_group_below_its_minimum_fails_by_name() -> None:
+    with pccl.LocalWorld(2, min_world_size=2, deadline=20) as world:
+        work = world.comms[0].all_reduce(np.ones(10), async_op=True)
+        world.comms[1].close()
+        with pytest.raises(pccl.TooFewPeers, match="2"):
+            work.wait()

@@ -1,0 +1,204 @@
+"""Membership through pccl_py: connecting, safe points, joining and leaving, several groups."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def join(coordinator: pccl.Coordinator, **options: Any) -> pccl.Communicator:
+    return pccl.connect(coordinator.token, bind=LOOPBACK, **{"deadline": 30.0, **options})
+
+
+def admit_all(comms: list[pccl.Communicator]) -> list[pccl.Admission]:
+    with ThreadPoolExecutor(len(comms)) as pool:
+        return list(pool.map(lambda comm: comm.admit(), comms))
+
+
+def connect_all(coordinator: pccl.Coordinator, count: int) -> list[pccl.Communicator]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda _: join(coordinator, initial_world_size=count), range(count)))
+
+
+def test_the_first_epoch_is_the_same_for_all(coordinator: pccl.Coordinator) -> None:
+    comms = connect_all(coordinator, 3)
+    admissions = admit_all(comms)
+    assert sorted(admission.rank for admission in admissions) == [0, 1, 2]
+    for comm, admission in zip(comms, admissions, strict=True):
+        assert admission.epoch == comm.epoch == 1
+        assert admission.world_size == comm.world_size == 3
+        assert admission.changed
+        assert admission.left == ()
+        assert set(admission.joined) == {other.peer_id for other in comms}
+        assert comm.members[comm.rank] == comm.peer_id
+        info = comm.info()
+        assert (info.epoch, info.rank, info.world_size) == (1, comm.rank, 3)
+        assert (info.alive, info.pending, info.operations_in_flight) == (3, 0, 0)
+        assert info.peer_id == comm.peer_id
+    for comm in comms:
+        comm.close()
+
+
+def test_a_safe_point_without_news_changes_nothing(coordinator: pccl.Coordinator) -> None:
+    comms = connect_all(coordinator, 2)
+    admit_all(comms)
+    for admission in admit_all(comms):
+        assert not admission.changed
+        assert (admission.epoch, admission.joined, admission.left) == (1, (), ())
+    for comm in comms:
+        comm.close()
+
+
+def test_a_newcomer_enters_at_a_safe_point(coordinator: pccl.Coordinator) -> None:
+    """Incumbents keep their order; everybody learns the same who has joined."""
+    comms = connect_all(coordinator, 2)
+    admit_all(comms)
+    before = comms[0].members
+    stop = threading.Event()
+
+    def work(comm: pccl.Communicator) -> pccl.Admission:
+        while not stop.is_set():
+            admission = comm.admit()
+            array = np.ones(100)
+            comm.all_reduce(array)
+            assert array[0] == admission.world_size
+            if admission.changed:
+                return admission
+        raise AssertionError("the newcomer never came")
+
+    with ThreadPoolExecutor(3) as pool:
+        working = [pool.submit(work, comm) for comm in comms]
+        newcomer = join(coordinator)
+        entered = pool.submit(work, newcomer)
+        admissions = [future.result() for future in [*working, entered]]
+        stop.set()
+    for comm, admission in zip([*comms, newcomer], admissions, strict=True):
+        assert admission.epoch == 2
+        assert admission.world_size == 3
+        assert admission.joined == (newcomer.peer_id,)
+        assert comm.members == (*before, newcomer.peer_id)
+        comm.close()
+
+
+def test_a_peer_that_leaves_is_gone_at_the_next_safe_point(coordinator: pccl.Coordinator) -> None:
+    comms = connect_all(coordinator, 3)
+    admit_all(comms)
+    leaver = next(comm for comm in comms if comm.rank == 1)
+    stay = [comm for comm in comms if comm is not leaver]
+    leaver.close()
+
+    def work(comm: pccl.Communicator) -> pccl.Outcome:
+        array = np.ones(10)
+        outcome = comm.all_reduce(array, op="sum", recovery="restart")
+        assert array[0] == 2
+        return outcome
+
+    with ThreadPoolExecutor(2) as pool:
+        for outcome in pool.map(work, stay):
+            assert leaver.peer_id not in outcome.contributors
+    assert [comm.world_size for comm in stay] == [3, 3]  # until the safe point
+    assert [comm.info().alive for comm in stay] == [2, 2]
+    for admission in admit_all(stay):
+        assert admission.changed
+        assert admission.left == (leaver.peer_id,)
+        assert admission.world_size == 2
+    for comm in stay:
+        comm.close()
+
+
+def test_the_last_peer_goes_on_alone(coordinator: pccl.Coordinator) -> None:
+    comms = connect_all(coordinator, 2)
+    admit_all(comms)
+    comms[0].close()
+    array = np.full(5, 3.0)
+    comms[1].all_reduce(array)
+    assert np.array_equal(array, np.full(5, 3.0))
+    assert comms[1].admit().world_size == 1
+    comms[1].close()
+
+
+def test_groups_of_one_run_are_apart(coordinator: pccl.Coordinator) -> None:
+    """Two groups over one connection each: epochs, ranks, tags and closing are their own."""
+    comms = connect_all(coordinator, 2)
+    admit_all(comms)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda comm: comm.group("evaluation", initial_world_size=2), comms))
+        admissions = list(pool.map(lambda group: group.admit(), groups))
+        assert [admission.epoch for admission in admissions] == [1, 1]
+        values = [np.full(4, 10.0**index) for index in range(4)]
+        works = [group.all_reduce(values[i], async_op=True) for i, group in enumerate(groups)]
+        works += [comm.all_reduce(values[2 + i], async_op=True) for i, comm in enumerate(comms)]
+        for work in works:
+            work.wait()
+    assert [value[0] for value in values] == [11.0, 11.0, 1100.0, 1100.0]
+    assert [group.name for group in groups] == ["evaluation"] * 2
+    assert groups[0].peer_id == comms[0].peer_id
+    groups[0].close()
+    with pytest.raises(pccl.InvalidUsage, match="evaluation"):
+        groups[0].barrier()
+    comms[0].info()  # the communicator is still open
+    comms[0].close()
+    comms[1].close()
+    with pytest.raises(pccl.InvalidUsage, match="evaluation"):  # close leaves all groups
+        groups[1].admit()
+
+
+def test_a_peer_may_choose_its_id(coordinator: pccl.Coordinator) -> None:
+    with join(coordinator, peer_id="ab" * 16) as comm:
+        comm.admit()
+        assert comm.peer_id == pccl.PeerId("ab" * 16)
+        assert comm.members == (pccl.PeerId("ab" * 16),)
+        assert "rank 0 of 1 in epoch 1" in repr(comm)
+    assert "closed" in repr(comm)
+    assert comm.closed
+
+
+def test_a_second_peer_of_the_same_id_is_refused(coordinator: pccl.Coordinator) -> None:
+    with join(coordinator, peer_id=b"x" * 16) as comm:
+        comm.admit()
+        with pytest.raises(pccl.PcclError, match=pccl.PeerId(b"x" * 16).short):
+            join(coordinator, peer_id=b"x" * 16, connect_timeout=3.0)
+        comm.barrier()  # the first one is not disturbed
+
+
+def test_the_environment_says_where_to_connect(
+    coordinator: pccl.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", coordinator.token)
+    monkeypatch.setenv("PCCL_GROUP", "from-environment")
+    monkeypatch.setenv("PCCL_INITIAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("PCCL_BIND", LOOPBACK)
+    with pccl.connect() as comm:
+        assert comm.name == "from-environment"
+        assert comm.admit().world_size == 1
+
+
+def test_the_status_shows_groups_members_and_strangers(coordinator: pccl.Coordinator) -> None:
+    empty = pccl.run_status(coordinator.token)
+    assert empty["schema"] == 1
+    assert empty["groups"] == []
+    assert empty["run_id"] == pccl.token_parse(coordinator.token).run_id.hex()
+    assert empty["address"].endswith(f":{coordinator.port}")
+    comms = connect_all(coordinator, 2)
+    admit_all(comms)
+    status = pccl.run_status(coordinator.token, timeout=10)
+    assert status["peers"] == 2
+    assert status["uptime_ns"] > empty["uptime_ns"]
+    (group,) = status["groups"]
+    (epoch,) = group["epochs"]
+    assert (group["name"], group["pending"]) == ("default", [])
+    assert (epoch["epoch"], epoch["running"]) == (1, True)
+    assert [member["rank"] for member in epoch["members"]] == [0, 1]
+    assert [member["peer_id"] for member in epoch["members"]] == [
+        str(peer) for peer in comms[0].members
+    ]
+    for comm in comms:
+        comm.close()
