@@ -136,6 +136,7 @@ class Orchestrator:
             command = [sys.executable, "-m", "pccl_py.cli", "coordinator", "--bind", "127.0.0.1:0"]
             command += ["--initial-world-size", str(self._settings.peers)]
             command += ["--chunk-bytes", str(self._settings.chunk_bytes)]
+            command += ["--window-bytes", str(self._settings.window_bytes)]
             processes.start(COORDINATOR, command, {})
             while not self._over():
                 try:

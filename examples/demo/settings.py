@@ -25,7 +25,7 @@ class Settings:
 
     seed: int = 1
     rounds: int = 24
-    steps: int = 80  # of the inner optimiser, per round: H in the paper
+    steps: int = 60  # of the inner optimiser, per round: H in the paper
     batch: int = 128
     warm_up_steps: int = 20
     examination: int = 2048  # held-out windows
@@ -34,6 +34,9 @@ class Settings:
     kill_round: int = 9
     join_round: int = 15  # the newcomer starts when this round is over
     chunk_bytes: int = 16 * 1024
+    # Few chunks in flight: with a window as large as the whole all_reduce, its first phase may be
+    # over when half of it is settled at the victim, and then nothing is left to redo.
+    window_bytes: int = 64 * 1024
     model: Model = field(default_factory=Model)
 
     def __post_init__(self) -> None:

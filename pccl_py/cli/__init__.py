@@ -53,6 +53,10 @@ ChunkBytes = Annotated[
     int | None,
     typer.Option(help="Largest chunk, a power of two, 1024 to 262144.  [default: 262144]"),
 ]
+WindowBytes = Annotated[
+    int | None,
+    typer.Option(min=1, help="Partial sums in flight per operation and link.  [default: 16 MiB]"),
+]
 Heartbeat = Annotated[
     float | None, typer.Option(help="Seconds between heartbeats.  [default: 0.5]")
 ]
@@ -90,6 +94,7 @@ def coordinator(
     ] = 1,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
+    window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
     verbose: Verbose = False,
@@ -107,6 +112,7 @@ def coordinator(
         initial_world_size=initial_world_size,
         lanes_per_link=lanes,
         chunk_bytes=chunk_bytes,
+        window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
     ) as running:
