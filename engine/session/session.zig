@@ -767,7 +767,10 @@ pub const Session = struct {
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
         const late = now -| s.last_tick > 2 * @max(s.settings.heartbeat_ns, 1);
         s.last_tick = now;
-        if (s.control_state == .open) s.tick_control(late);
+        switch (s.control_state) {
+            .greeting, .open => s.tick_control(late),
+            .closed, .lost => {},
+        }
         for (s.groups.items) |group| {
             if (group.admit_deadline > now) continue;
             group.admit_deadline = base.never;
@@ -786,9 +789,9 @@ pub const Session = struct {
 
     fn tick_control(s: *Session, late: bool) void {
         if (late) s.last_heard = s.now;
-        if (s.now -| s.last_heard >= s.settings.silence_ns and s.settings.silence_ns > 0)
+        if (s.now >= s.silent_at())
             return s.lose_coordinator("the coordinator was silent for too long");
-        if (s.now < s.heartbeat_at) return;
+        if (!s.is_welcome() or s.now < s.heartbeat_at) return;
         s.heartbeats += 1;
         s.heartbeat_at = s.now + s.settings.heartbeat_ns;
         s.send(.{ .heartbeat = .{
@@ -798,12 +801,24 @@ pub const Session = struct {
         } });
     }
 
+    /// Whether the coordinator has said how this run beats.
+    fn is_welcome(s: *const Session) bool {
+        return s.control_state == .open and s.settings.heartbeat_ns > 0;
+    }
+
+    /// When a coordinator that says nothing more is given up.
+    fn silent_at(s: *const Session) Instant {
+        const silence_ns = if (s.is_welcome()) s.settings.silence_ns else limits.stranger_ns_max;
+        return s.last_heard + silence_ns;
+    }
+
     /// Once the coordinator is there, never later than a heartbeat from the last tick.
     pub fn next_deadline(s: *const Session) Instant {
-        var next: Instant = base.never;
-        if (s.control_state == .open and s.settings.heartbeat_ns > 0) {
-            next = @max(s.heartbeat_at, s.last_tick);
-        }
+        var next: Instant = switch (s.control_state) {
+            .closed, .lost => base.never,
+            .greeting => s.silent_at(),
+            .open => if (s.is_welcome()) @max(s.heartbeat_at, s.last_tick) else s.silent_at(),
+        };
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);
