@@ -12,8 +12,8 @@ INK = "#24292F"
 FAINT = "#8C959F"
 LOSS = "#D1495B"
 JOIN = "#2E8B57"
-KEPT = "#56B4E9"  # averaged over everybody, before the loss
-REDONE = "#E69F00"  # averaged over the survivors, after it
+KEPT = "#7F93AA"  # averaged over everybody, before the loss
+REDONE = LOSS  # averaged over the survivors, after it
 
 MOODS = {"plain": "", "loss": LOSS, "join": JOIN, "good": "bold green", "bad": "bold red"}
 

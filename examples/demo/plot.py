@@ -14,10 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from examples.demo import look
 from examples.demo.story import Story, names
 
+LOSS_TICKS = [1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5]
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -40,7 +42,7 @@ def draw(story: Story, path: Path) -> None:
         grid = figure.add_gridspec(
             3,
             1,
-            height_ratios=[5, 1.7, 0.5],
+            height_ratios=[5, 1.8, 0.65],
             hspace=0.36,
             left=0.075,
             right=0.89,
@@ -88,6 +90,10 @@ def draw_loss(axes: Axes, story: Story) -> None:
         note(axes, f"{losses[0]:.2f}", rounds_done[0], losses[0])
         note(axes, f"{losses[-1]:.2f}", rounds_done[-1], losses[-1])
     axes.set_ylabel("loss, nats per byte")
+    axes.set_yscale("log")  # most of the fall is in the first rounds
+    axes.yaxis.set_major_locator(FixedLocator(LOSS_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlim(0, story.settings.rounds)
     axes.grid(axis="y", color=look.FAINT, alpha=0.2)
     handles = [

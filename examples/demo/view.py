@@ -124,9 +124,9 @@ def headline(story: Story) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     loss = f"{story.held_out[done]:.3f}" if story.held_out else "..."
     grid.add_row(
-        Text("PCCL", style=f"bold {look.KEPT}"),
+        Text("PCCL", style=f"bold {look.peer_colour(0)}"),
         Text("four peers, a loss, a join", style="bold", no_wrap=True),
-        ProgressBar(total=rounds, completed=done, width=14, complete_style=look.KEPT),
+        ProgressBar(total=rounds, completed=done, width=14, complete_style=look.peer_colour(0)),
         Text(f"round {done}/{rounds}", style=look.FAINT),
         Text(f"held-out {loss}"),
     )
