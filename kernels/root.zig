@@ -91,6 +91,8 @@ pub fn reduce_k(
     kernel(out, inputs.ptr, inputs.len, contributors, count);
 }
 
+pub const copy = @import("copy.zig").copy;
+
 /// 128 bits that depend on every byte, their order, their number and the seed (XXH3, xxh3.zig). Not
 /// cryptographic.
 pub fn digest(bytes: []const u8, seed: u64) u128 {
@@ -101,4 +103,5 @@ pub fn digest(bytes: []const u8, seed: u64) u128 {
 
 test {
     _ = @import("tests.zig");
+    _ = @import("copy.zig");
 }

@@ -3,6 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const kernels = @import("kernels");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
@@ -67,7 +68,7 @@ pub const Operation = struct {
     pub fn copy_result(operation: *const Operation) void {
         const x = &operation.executor;
         const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
-        if (bytes > 0 and x.target != operation.recv) @memcpy(operation.recv[0..bytes], x.target);
+        if (bytes > 0 and x.target != operation.recv) kernels.copy(operation.recv, x.target, bytes);
     }
 
     pub fn digest(operation: *const Operation) u128 {
