@@ -765,7 +765,7 @@ pub const Session = struct {
     pub fn tick(s: *Session, now: Instant) void {
         s.now = now;
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
-        const late = now -| s.last_tick > 2 * @max(s.settings.heartbeat_ns, 1);
+        const late = s.is_welcome() and now -| s.last_tick > 2 * s.settings.heartbeat_ns;
         s.last_tick = now;
         switch (s.control_state) {
             .greeting, .open => s.tick_control(late),
