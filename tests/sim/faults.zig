@@ -127,12 +127,12 @@ fn strike(world: *World, class: Class) bool {
         },
         .strangers => stranger(world, prng),
         .crash => {
-            const node = pick_peer(world, prng) orelse return false;
+            const node = pick_victim(world, prng) orelse return false;
             world.take_down(node, if (prng.chance(2)) .killed else .reset);
             replace(world, prng);
         },
         .vanish => {
-            const node = pick_peer(world, prng) orelse return false;
+            const node = pick_victim(world, prng) orelse return false;
             world.take_down(node, .vanished);
             replace(world, prng);
         },
@@ -143,7 +143,7 @@ fn strike(world: *World, class: Class) bool {
             _ = world.add_peer(draw_time(prng, 100)) orelse return false;
         },
         .leave => {
-            const node = pick_peer(world, prng) orelse return false;
+            const node = pick_victim(world, prng) orelse return false;
             if (prng.chance(3)) {
                 world.note("p{d} ends its process", .{node.index});
                 world.take_down(node, .graceful);
@@ -185,6 +185,20 @@ fn pick_peer(world: *World, prng: *Prng) ?*Node {
     };
     if (count == 0) return null;
     return up[prng.below(count)];
+}
+
+/// A peer whose process may end: with those that can still start, enough are left for the end of the world.
+fn pick_victim(world: *World, prng: *Prng) ?*Node {
+    if (!can_spare_one(world)) return null;
+    return pick_peer(world, prng);
+}
+
+fn can_spare_one(world: *const World) bool {
+    var there: usize = world_file.nodes_max - 1 - world.peers_started;
+    for (world.nodes[1 .. 1 + world.peers_started]) |*node| {
+        if (node.state != .down) there += 1;
+    }
+    return there > @max(world.config.initial_world_size, world.config.min_world_size);
 }
 
 /// An open connection; `is_control` narrows it.
@@ -293,7 +307,7 @@ pub fn at_point(
     total: u64,
 ) void {
     if (world.scripted) return users.scripted_point(node, point, sequence, done, total);
-    if (node.dies or !chance(world, .crash_at_point, 120)) return;
+    if (node.dies or !chance(world, .crash_at_point, 120) or !can_spare_one(world)) return;
     world.note("p{d} dies at {t}, sequence {d}, {d} of {d}", .{
         node.index, point, sequence, done, total,
     });
