@@ -34,6 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -42,6 +43,7 @@ from bench.common import KIB, MIB, Row
 from bench.loopback_worker import Case, Job
 
 BENCH = "loopback"
+METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
 SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
 WORLD_SECONDS_MAX = 900.0
@@ -239,14 +241,40 @@ def cpu_seconds_of(case: Case, reports: list[dict[str, Any]], library: str) -> f
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows for people."""
-    made = Table(title="all_reduce over loopback", title_justify="left")
-    for heading in ("case", "metric"):
-        made.add_column(heading, no_wrap=True)
-    for heading in ("PCCL", "baseline", "ratio"):
+    """The rows for people: one line for each world and size, ours and the baseline side by side."""
+    baseline = next((one.baseline for one in rows if one.baseline is not None), "baseline")
+    made = Table(
+        title="all_reduce of f32 over loopback",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    headings = ["n", "size", "ms", baseline, "ratio", "GB/s", "TCP"]
+    headings += ["CPU s/GB", baseline, "MiB", baseline]
+    for heading in headings:
         made.add_column(heading, justify="right", no_wrap=True)
+    by_name = {(one.case, one.metric): one for one in rows}
     for one in rows:
-        baseline = "" if one.baseline_value is None else f"{one.baseline_value:.4g} {one.unit}"
-        ratio = "" if one.ratio is None else f"{one.ratio:.2f}"
-        made.add_row(one.case, one.metric, f"{one.value:.4g} {one.unit}", baseline, ratio)
+        collective, *_, world, size = one.case.split("/")
+        if collective != "all_reduce" or one.metric != "seconds":
+            continue
+        rate, cpu, peak = (by_name[one.case, metric] for metric in METRICS[1:])
+        ceiling = by_name[one.case.replace("all_reduce/f32", "tcp_ring/bytes"), "bus_bandwidth"]
+        made.add_row(
+            world.removeprefix("w"),
+            size,
+            *(significant(value, 1e3) for value in (one.value, one.baseline_value)),
+            significant(one.ratio),
+            *(significant(value) for value in (rate.value, ceiling.value)),
+            *(significant(value) for value in (cpu.value, cpu.baseline_value)),
+            *(significant(value, 1 / MIB) for value in (peak.value, peak.baseline_value)),
+        )
     return made
+
+
+def significant(value: float | None, scale: float = 1.0) -> str:
+    """Three digits of a value in another unit; nothing for none."""
+    if value is None:
+        return ""
+    scaled = value * scale
+    return f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
