@@ -350,7 +350,10 @@ pub const Session = struct {
             group.state = .joined;
             group.id = body.group;
             group.member.group = body.group;
+            return;
         }
+        // The user left before the answer came, when the number to leave was not known yet.
+        s.send(.{ .leave = .{ .group = body.group } });
     }
 
     fn on_refused(s: *Session, body: *const control.Refused) void {
