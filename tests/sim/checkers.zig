@@ -68,6 +68,8 @@ pub const Call = struct {
     membership: u32 = 0,
     /// What was asked for, as one number; peers that called the same have the same.
     asked: u64 = 0,
+    /// Somebody had succeeded before this peer called.
+    after_success: bool = false,
     /// After a doubt: was it committed?
     resolved: ?bool = null,
 
@@ -188,6 +190,11 @@ pub const Checkers = struct {
                         .{ fmt_key(r.key), digit, r.won_by },
                     );
                 }
+                if (call.after_success and c.proofs.items[call.membership] >= call.began) return c.fail(
+                    .p2_atomicity,
+                    "{f}: peer {d} succeeded before peer {d} had called, which was a member",
+                    .{ fmt_key(r.key), r.won_by, digit },
+                );
                 if (call.state != .failed) continue;
                 if (r.won == null and !resolved_ok(r)) continue;
                 // Only a member that goes on counts: one that was removed meanwhile may have failed.

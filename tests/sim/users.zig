@@ -553,6 +553,7 @@ pub fn call(work: *Work) !void {
         .began = world.stamp,
         .membership = user.membership,
         .asked = asked(step),
+        .after_success = work.record.won != null,
     };
     world.note("p{d} calls {f}: {t}[{d}] {t} tag {d}{s}", .{
         user.node.index, fmt_key(step.key), step.kind, step.count, step.recovery, step.tag,
@@ -823,7 +824,7 @@ fn check_values(work: *Work) void {
     const op = work.op.?;
     const step = &work.step;
     if (step.kind == .broadcast) return check_broadcast(work);
-    if (step.count == 0) return check_all_called(work);
+    if (step.count == 0) return;
     const restarting = step.recovery != .resume_chunks;
     if (restarting and op.range_count() != 1) return world.checkers.fail(
         .one_set,
@@ -906,28 +907,6 @@ fn check_broadcast(work: *Work) void {
         "{f}: the root p{d} called something else than p{d}, which has ok",
         .{ fmt_key(key), root + 1, work.node.index },
     );
-}
-
-/// A barrier, and any operation without elements: nobody passes before all members have called.
-fn check_all_called(work: *Work) void {
-    const world = work.node.world;
-    const ids = work.op.?.member_ids();
-    const group = work.user.group orelse return;
-    for (ids, 0..) |id, rank| {
-        if (group.epoch() == work.step.key.epoch and !group.alive_mask().has(rank)) continue;
-        for (world.nodes[1..]) |*node| {
-            if (node.state != .up or !node.id.eql(id)) continue;
-            const other = &work.record.calls[node.digit()];
-            if (other.state != .none) continue;
-            const user = &node.users[work.user.index];
-            // Whoever is not a member of that epoch any more is not waited for.
-            if (user.epoch != work.step.key.epoch or user.state == .outside) continue;
-            if (group.epoch() != work.step.key.epoch) continue;
-            return world.checkers.fail(.p4_contributors, "p{d}: {f} is over and p{d} has not called it", .{
-                work.node.index, fmt_key(work.step.key), node.index,
-            });
-        }
-    }
 }
 
 // ---- checks after every event
