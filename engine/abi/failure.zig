@@ -398,8 +398,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .too_few_peers => fail(
             .too_few_peers,
-            "{s}: after the loss of peer {s} fewer than min_world_size peers are left. The input is as it was",
-            .{ name, peer },
+            "{s}: fewer than min_world_size peers are left in the group. The input is as it was",
+            .{name},
         ),
         .coordinator_unreachable => fail(
             .coordinator_unreachable,

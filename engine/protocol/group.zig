@@ -3,6 +3,7 @@
 //! A round has four phases. prepare: members and newcomers open lanes to each other while they work.
 //! ask: members tell how many safe points they have passed, and stop at their next one. activate: the epoch begins
 //! at the largest count plus one. Then every member says that it has entered, and the next round may start.
+//! A loss is followed by such a round too, without newcomers: ranks are dense again from the next safe point on.
 //! What happens inside an epoch is epoch.zig's.
 
 const std = @import("std");
@@ -101,13 +102,14 @@ pub const Group = struct {
         try group.start_round(now);
     }
 
-    /// Starts a round if nothing is under way and somebody waits.
+    /// Starts a round if nothing is under way and somebody waits, or a rank is empty.
     fn start_round(group: *Group, now: base.Instant) Allocator.Error!void {
         if (group.phase != .idle or group.epochs.items.len > 1) return;
         var ready: u32 = 0;
         for (group.newcomers.items) |*newcomer| ready += @intFromBool(newcomer.not_before <= now);
-        if (ready == 0) return;
         const incumbents = if (group.current()) |epoch| epoch.alive.count() else 0;
+        const gaps = incumbents > 0 and incumbents < group.current().?.members.len;
+        if (ready == 0 and !gaps) return;
         if (incumbents == 0 and ready < @max(group.initial_world_size, group.min_world_size)) return;
 
         group.round += 1;

@@ -305,6 +305,14 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
             try check_sum(operations[index]);
             node.s.release(operations[index]);
         }
+        // At the next safe point the ranks are dense again, and all agree on who left.
+        try w.admit_all();
+        for (w.nodes[0..count]) |*node| {
+            if (!node.alive) continue;
+            try expectEqual(count - 1, node.group.world_size());
+            try expectEqual(1, node.group.left().len);
+            try expect(node.group.left()[0].eql(.from_int(victim + 1)));
+        }
     };
 }
 
