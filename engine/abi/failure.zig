@@ -373,7 +373,6 @@ pub fn operation(op: *const session.Operation) Error {
         op.op.id.sequence,
         op.op.epoch,
     }) catch unreachable; // four numbers and a word
-    const peer = op.failure.peer.short();
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
