@@ -34,7 +34,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -151,6 +150,7 @@ def run(worlds: list[int], *, quick: bool, as_json: bool, out: Path) -> list[Row
     status = Console(stderr=True)
     if baseline is None:
         status.print("torch is not installed: no baseline (pip install 'pccl-py[bench]')")
+    warn_if_busy(status)
     rows: list[Row] = []
     for world in worlds:
         for measured in measure(world, baseline, cases, status):
@@ -164,6 +164,15 @@ def run(worlds: list[int], *, quick: bool, as_json: bool, out: Path) -> list[Row
         Console().print(table(rows))
     status.print(f"written: {out / BENCH}.jsonl  {out / BENCH}.png")
     return rows
+
+
+def warn_if_busy(status: Console) -> None:
+    """A library with more threads gets more of a busy machine: the ratios would say nothing."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores / 4:
+        status.print(
+            f"the machine is busy: load {load:.1f} on {cores} cores; large sizes will mislead"
+        )
 
 
 def measure(
@@ -246,11 +255,11 @@ def table(rows: list[Row]) -> Table:
     made = Table(
         title="all_reduce of f32 over loopback",
         title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     headings = ["n", "size", "ms", baseline, "ratio", "GB/s", "TCP"]
-    headings += ["CPU s/GB", baseline, "MiB", baseline]
+    headings += ["s/GB", baseline, "MiB", baseline]
     for heading in headings:
         made.add_column(heading, justify="right", no_wrap=True)
     by_name = {(one.case, one.metric): one for one in rows}
@@ -273,8 +282,10 @@ def table(rows: list[Row]) -> Table:
 
 
 def significant(value: float | None, scale: float = 1.0) -> str:
-    """Three digits of a value in another unit; nothing for none."""
+    """A value in another unit, three digits or, where it is small, one; nothing for none."""
     if value is None:
         return ""
     scaled = value * scale
-    return f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
+    return (
+        f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}" if scaled >= 0.1 else f"{scaled:.1g}"
+    )

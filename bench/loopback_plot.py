@@ -73,6 +73,7 @@ def draw_panel(axes: Axes, rows: list[Row]) -> None:
         )
     axes.plot(range(len(ours)), [row.value for row in ours], **OURS)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(sizes)), sizes, rotation=35)
 
 
