@@ -122,12 +122,15 @@ pub fn listen(list: *const AddressList) ListenError!Fd {
     return failure;
 }
 
+/// IPV6_V6ONLY; std.c does not know Darwin's.
+const v6_only = if (builtin.os.tag.isDarwin()) 27 else c.IPV6.V6ONLY;
+
 fn listen_on(to: *const Address) ListenError!Fd {
     const fd = try open(to.family());
     errdefer close(fd);
     set_option(fd, c.SOL.SOCKET, c.SO.REUSEADDR, 1);
     if (to.family() == c.AF.INET6) {
-        set_option(fd, c.IPPROTO.IPV6, c.IPV6.V6ONLY, @intFromBool(!to.is_any()));
+        set_option(fd, c.IPPROTO.IPV6, v6_only, @intFromBool(!to.is_any()));
     }
     // More than the strangers a side keeps, so that a whole world may connect at once.
     const backlog = 1024;
