@@ -160,6 +160,13 @@ pub const Group = struct {
         return peers.toOwnedSlice(group.gpa);
     }
 
+    /// Whether the round under way has anybody left to enter an epoch.
+    fn has_candidates(group: *const Group) bool {
+        if (group.current() != null) return true;
+        for (group.newcomers.items) |*newcomer| if (newcomer.in_round) return true;
+        return false;
+    }
+
     pub fn on_prepared(group: *Group, now: base.Instant, peer: *Peer, round: u64) !void {
         if (round != group.round or group.phase != .prepare) return;
         if (group.newcomer_of(peer)) |newcomer| newcomer.prepared = true;
@@ -314,7 +321,10 @@ pub const Group = struct {
         };
         for (lost[0..lost_count]) |epoch| try epoch.after_loss();
         group.drop_empty();
-        if (group.phase == .activate and group.current() == null) group.phase = .idle;
+        if (group.phase != .idle and !group.has_candidates()) {
+            group.phase = .idle;
+            group.round_deadline = base.never;
+        }
         try group.evaluate(now);
         try group.start_round(now);
     }
