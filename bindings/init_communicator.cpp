@@ -142,7 +142,7 @@ void init_communicator(nb::module_ &module) {
       .def("info", &info,
            nb::sig("def info(self) -> "
                    "tuple[int, int, int, int, int, int, int, bytes, int, int]"),
-           "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id, "
+           "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id,\n"
            "bytes_sent, bytes_received)")
       .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
            nb::sig("def members(self) -> list[bytes]"), "In rank order.");

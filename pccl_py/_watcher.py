@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pccl_py import _pccl
 
@@ -26,6 +27,12 @@ LOG_INTERVAL_NS = 100_000_000
 LOG_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR}
 
 
+class Awaited(Protocol):
+    """Who wants to know of a finished work: a pccl_py Work."""
+
+    def _on_finished(self) -> None: ...
+
+
 class Watcher:
     """The thread and what it knows. All methods may be called from any thread."""
 
@@ -35,7 +42,8 @@ class Watcher:
         self._stopping = False
         self._at_end: Callable[[], None] | None = None
         self._keys = itertools.count(1)
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        # Weak: a work that nobody holds any more must be withdrawn, not kept for its completion.
+        self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
         """Starts the thread unless it runs or the process is ending."""
@@ -60,16 +68,12 @@ class Watcher:
         thread.join(timeout)
         return not thread.is_alive()
 
-    def notify(self, work: NativeWork, callback: Callable[[], None]) -> None:
-        """Calls `callback` on the thread once `work` is finished."""
+    def notify(self, native: NativeWork, awaited: Awaited) -> None:
+        """Calls `awaited._on_finished()` on the thread once `native` is finished."""
         self.start()
         key = next(self._keys)
-        self._callbacks[key] = callback
-        try:
-            _pccl.work_notify(work, key)
-        except BaseException:
-            del self._callbacks[key]
-            raise
+        self._awaited[key] = awaited
+        _pccl.work_notify(native, key)
 
     def drain_log(self) -> None:
         """Hands queued native events to logging.getLogger("pccl")."""
@@ -80,15 +84,20 @@ class Watcher:
     def _run(self) -> None:
         while not self._stopping:
             for key in _pccl.completions_wait(LOG_INTERVAL_NS):
-                callback = self._callbacks.pop(key)
-                try:
-                    callback()
-                except Exception:
-                    logger.exception("a callback of a finished operation failed")
+                awaited = self._awaited.pop(key, None)
+                if awaited is not None:
+                    self._tell(awaited)
+                    awaited = None  # a work must not live on because this thread sleeps
             self.drain_log()
         if self._at_end is not None:
             self._at_end()
         self.drain_log()
+
+    def _tell(self, awaited: Awaited) -> None:
+        try:
+            awaited._on_finished()
+        except RuntimeError:
+            logger.exception("an event loop could not be told of a finished operation")
 
 
 watcher = Watcher()

@@ -7,6 +7,7 @@ in flight are in work.py, buffers in buffers.py, waiting for the world in docs/A
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from dataclasses import dataclass
@@ -89,7 +90,10 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """Number of members of the epoch, lost ones included. Changes only in `admit`."""
+        """Number of members of the epoch. Changes only in `admit`, when a new epoch begins.
+
+        Peers that are lost or leave still count until then; `info().alive` is without them.
+        """
         return self._admitted().world_size
 
     @property
@@ -122,8 +126,9 @@ class Group:
     def admit(self, deadline: float | None = None) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
-        Every member calls it equally often. Without newcomers it costs no network round trip;
-        with them it returns once all members are there, or raises DeadlineExceeded after
+        Every member calls it equally often. A new epoch begins where newcomers are ready; it also
+        leaves out the peers that were lost since. Without newcomers it costs no network round
+        trip; with them it returns once all members are there, or raises DeadlineExceeded after
         `deadline` seconds (default: the communicator's).
         """
         native = self._open()
@@ -341,7 +346,7 @@ class Group:
             if root not in members:
                 raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
             return members.index(root)
-        rank = root.__index__()
+        rank = operator.index(root)
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank

@@ -76,7 +76,7 @@ class Coordinator:
         return self._native.port
 
     def close(self) -> None:
-        """Stops it: peers see CoordinatorUnreachable. Idempotent; does nothing in a forked child."""
+        """Stops it: peers see CoordinatorUnreachable. Idempotent; nothing in a forked child."""
         if not self._forked:
             self._native.close()
 

@@ -1,4 +1,4 @@
-"""LocalWorld: n communicators in this process, over real sockets on loopback, for tests of programs.
+"""LocalWorld: n communicators in this process, over real loopback sockets, for users' tests.
 
 It owns a coordinator and a thread per communicator while `run` runs; everything else is what any
 peer does. Nothing is simulated: see tests/sim for that.
@@ -56,7 +56,7 @@ class LocalWorld:
             return comm
 
         try:
-            # One that fails would leave the others waiting for it: the coordinator's end frees them.
+            # One that fails leaves the others waiting for it: the coordinator's end frees them.
             entered = _run_in_threads([enter] * n, lambda index: self.coordinator.close())
         except BaseException:
             self.close()

@@ -27,12 +27,13 @@ class Work:
     written. One that is dropped before it is done is withdrawn, and its buffers are released.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_native", "_outcome")
+    __slots__ = ("__weakref__", "_lock", "_native", "_outcome", "_waiters")
 
     def __init__(self, native: _pccl.Work) -> None:
         self._native = native
         self._outcome: Outcome | None = None
         self._lock = threading.Lock()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Waits until the operation is done, and returns its outcome.
@@ -66,7 +67,7 @@ class Work:
 
         Returns the outcome if the operation was committed; the result is then in the output
         buffer, unless `copy` is false. Raises `Aborted` if it was not, and TimeoutError if that
-        is still unknown after `timeout` seconds.
+        is still unknown after `timeout` seconds. Without doubt it answers like `wait`.
         """
         self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
         return self._read_outcome()
@@ -106,24 +107,33 @@ class Work:
         return f"<Work {'done' if self.done() else 'in flight'}>"
 
     def _future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """A future of `loop` that is done once the operation is. One notification serves all."""
         future: asyncio.Future[None] = loop.create_future()
-
-        def settle() -> None:
-            if not future.done():  # the awaiting task may have been cancelled
-                future.set_result(None)
-
-        def on_finished() -> None:
-            if not loop.is_closed():  # nobody is left to be told
-                loop.call_soon_threadsafe(settle)
-
-        _watcher.watcher.notify(self._native, on_finished)
+        with self._lock:
+            first = not self._waiters
+            self._waiters.append((loop, future))
+        if first:
+            _watcher.watcher.notify(self._native, self)
         return future
+
+    def _on_finished(self) -> None:
+        """On the watcher's thread: tells every loop whose task awaits this work."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+        for loop, future in waiters:
+            if not loop.is_closed():  # else nobody is left to be told
+                loop.call_soon_threadsafe(_settle, future)
 
     def _read_outcome(self) -> Outcome:
         with self._lock:
             if self._outcome is None:
                 self._outcome = _outcome(self._native)
             return self._outcome
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():  # the awaiting task may have been cancelled
+        future.set_result(None)
 
 
 def _outcome(native: _pccl.Work) -> Outcome:

@@ -1,4 +1,4 @@
-"""Bad input through pccl_py: each gets a named error with a sentence, at once, and harms nothing."""
+"""Bad input through pccl_py: each gets a named error with a sentence, and harms nothing."""
 
 from __future__ import annotations
 
@@ -108,24 +108,27 @@ def test_a_name_that_cannot_be_resolved_fails_at_once() -> None:
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n" * 40, b"\0" * 4096, b"\xff"])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n" * 40, b"\0" * 4096], ids=["http", "zeros"]
+)
 def test_something_else_that_answers_is_a_version_mismatch(answer: bytes) -> None:
     with listening(answer) as port:
         token = pccl.token_create(f"127.0.0.1:{port}")
-        expected = (
-            pccl.VersionMismatch if len(answer) > 1 else pccl.CoordinatorUnreachable
-        )  # one byte is too little to tell: that is silence
-        with pytest.raises(expected, match=str(port)):
-            pccl.connect(token, bind=LOOPBACK, connect_timeout=2)
-        with pytest.raises(expected, match=str(port)):
-            pccl.run_status(token, timeout=2)
+        with pytest.raises(pccl.VersionMismatch, match=str(port)):
+            pccl.connect(token, bind=LOOPBACK, connect_timeout=10)
+        with pytest.raises(pccl.VersionMismatch, match=str(port)):
+            pccl.run_status(token, timeout=10)
 
 
-def test_something_that_never_answers_is_unreachable() -> None:
-    with listening(None) as port:
+@pytest.mark.parametrize("answer", [b"\xff", None], ids=["one byte", "nothing"])
+def test_something_that_does_not_answer_is_told_from_a_closed_port(answer: bytes | None) -> None:
+    quiet = (pccl.VersionMismatch, pccl.CoordinatorUnreachable)
+    with listening(answer) as port:
         token = pccl.token_create(f"127.0.0.1:{port}")
-        with pytest.raises(pccl.CoordinatorUnreachable, match=str(port)):
+        with pytest.raises(quiet, match=f"{port} accepted the connection but"):
             pccl.connect(token, bind=LOOPBACK, connect_timeout=0.5)
+        with pytest.raises(quiet, match=f"{port} accepted the connection but"):
+            pccl.run_status(token, timeout=0.5)
 
 
 def test_a_port_in_use_is_named(coordinator: pccl.Coordinator) -> None:
@@ -353,5 +356,5 @@ def test_a_group_below_its_minimum_fails_by_name() -> None:
     with pccl.LocalWorld(2, min_world_size=2, deadline=20) as world:
         work = world.comms[0].all_reduce(np.ones(10), async_op=True)
         world.comms[1].close()
-        with pytest.raises(pccl.TooFewPeers, match="2"):
+        with pytest.raises(pccl.TooFewPeers, match="min_world_size"):
             work.wait()

@@ -1,0 +1,308 @@
+"""Work: waiting, awaiting, withdrawing, dropping; who holds the buffers; the GIL is free."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+
+@pytest.fixture
+def pair() -> Iterator[list[pccl.Communicator]]:
+    with pccl.LocalWorld(2, deadline=30) as world:
+        yield world.comms
+
+
+def begin(comm: pccl.Communicator, array: np.ndarray, tag: int = 0) -> pccl.Work:
+    return comm.all_reduce(array, tag=tag, async_op=True)
+
+
+def test_waiting_is_not_giving_up(pair: list[pccl.Communicator]) -> None:
+    arrays = [np.ones(1000), np.ones(1000)]
+    work = begin(pair[0], arrays[0])
+    assert not work.done()
+    with pytest.raises(TimeoutError) as caught:
+        work.wait(0)
+    assert not isinstance(caught.value, pccl.PcclError)
+    with pytest.raises(TimeoutError):
+        work.wait(0.12)
+    with pytest.raises(pccl.InvalidUsage, match="not done"):
+        _ = work.outcome
+    with pytest.raises(TimeoutError):
+        work.exception(0)
+    assert "in flight" in repr(work)
+    assert pair[0].info().operations_in_flight == 1
+    begin(pair[1], arrays[1]).wait()
+    outcome = work.wait()
+    assert work.done()
+    assert work.outcome is outcome is work.wait(0)
+    assert work.exception() is None
+    assert work.resolve() == outcome  # nothing is in doubt
+    assert outcome.digest in repr(work)
+    assert np.array_equal(arrays, np.full((2, 1000), 2.0))
+    assert pair[0].info().operations_in_flight == 0
+
+
+def test_a_work_that_failed_says_so_every_time(pair: list[pccl.Communicator]) -> None:
+    works = [begin(pair[0], np.ones(3)), begin(pair[1], np.ones(4))]
+    for work in works:
+        for _ in range(2):
+            with pytest.raises(pccl.Mismatch):
+                work.wait()
+        assert work.done()
+        assert isinstance(work.exception(), pccl.Mismatch)
+        with pytest.raises(pccl.Mismatch):
+            _ = work.outcome
+        with pytest.raises(pccl.Mismatch):  # nothing is in doubt
+            work.resolve()
+
+
+def test_a_withdrawn_operation_keeps_inputs_and_tells_the_others(
+    pair: list[pccl.Communicator],
+) -> None:
+    array = np.full(200_000, 5.0)
+    work = begin(pair[0], array)
+    work.cancel()
+    with pytest.raises(pccl.Cancelled):
+        work.wait()
+    work.cancel()  # of a finished one: nothing happens
+    assert np.array_equal(array, np.full(200_000, 5.0))
+    with pytest.raises(pccl.Aborted):
+        pair[1].all_reduce(np.ones(200_000))
+    works = [begin(comm, np.ones(3)) for comm in pair]  # the tag is free again
+    assert [work.wait().sequence for work in works] == [1, 1]
+
+
+def test_a_dropped_work_is_withdrawn_and_lets_go_of_its_array(
+    pair: list[pccl.Communicator],
+) -> None:
+    array = np.ones(1000)
+    alive = weakref.ref(array)
+    work = begin(pair[0], array)
+    other = begin(pair[1], np.ones(1000), tag=1)
+    del array
+    gc.collect()
+    assert alive() is not None, "the memory of an operation in flight was freed"
+    del work
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(pccl.Aborted):
+        pair[1].all_reduce(np.ones(1000))
+    begin(pair[0], np.ones(1000), tag=1).wait()
+    other.wait()
+
+
+def test_a_work_that_is_done_lets_go_of_its_arrays(pair: list[pccl.Communicator]) -> None:
+    given, made = np.ones(10), np.empty(10)
+    alive = [weakref.ref(given), weakref.ref(made)]
+    work = pair[0].all_reduce(given, made, async_op=True)
+    pair[1].all_reduce(np.ones(10))
+    work.wait()
+    del given, made
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]
+    assert work.outcome.sequence == 0
+
+
+def test_closing_ends_what_is_in_flight(pair: list[pccl.Communicator]) -> None:
+    works = [begin(pair[0], np.ones(10), tag) for tag in range(4)]
+    pair[0].close()
+    for work in works:
+        with pytest.raises(pccl.Cancelled):
+            work.wait()
+
+
+def test_closing_frees_a_thread_that_waits(pair: list[pccl.Communicator]) -> None:
+    caught: list[type[BaseException]] = []
+    begun = threading.Event()
+
+    def wait() -> None:
+        work = begin(pair[0], np.ones(10))
+        begun.set()
+        try:
+            work.wait()
+        except pccl.PcclError as error:
+            caught.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    begun.wait()
+    pair[0].close()
+    thread.join()
+    assert caught == [pccl.Cancelled]
+
+
+def test_a_work_outlives_its_communicator() -> None:
+    """Goal: no order of destruction crashes. Method: drop everything but the works, then those."""
+    world = pccl.LocalWorld(2, deadline=30)
+    unfinished = begin(world.comms[0], np.ones(10), tag=1)
+    finished = [begin(comm, np.ones(10)) for comm in world.comms]
+    for work in finished:
+        work.wait()
+    world.close()
+    del world
+    gc.collect()
+    assert finished[0].outcome.digest == finished[1].outcome.digest
+    assert isinstance(unfinished.exception(), pccl.Cancelled)
+    del finished, unfinished
+    gc.collect()
+
+
+def test_other_threads_run_while_one_is_blocked(pair: list[pccl.Communicator]) -> None:
+    """The GIL is free during a blocking call: only a thread that runs meanwhile can end it."""
+    counted = 0
+
+    def count_then_answer() -> None:
+        nonlocal counted
+        while pair[0].info().operations_in_flight == 0:
+            continue
+        for _ in range(10_000):
+            counted += 1
+        pair[1].all_reduce(np.ones(10))
+
+    thread = threading.Thread(target=count_then_answer)
+    thread.start()
+    pair[0].all_reduce(np.ones(10))
+    assert counted == 10_000
+    thread.join()
+
+
+def test_other_threads_run_while_one_connects(coordinator: pccl.Coordinator) -> None:
+    def join() -> pccl.Communicator:
+        return pccl.connect(
+            coordinator.token, bind="127.0.0.1:0", initial_world_size=2, deadline=30
+        )
+
+    comms: list[pccl.Communicator] = []
+    thread = threading.Thread(target=lambda: comms.append(join()))
+    thread.start()
+    comms.append(join())  # returns only if the other thread got there
+    thread.join()
+    for comm in comms:
+        comm.close()
+
+
+# ---- asyncio ---------------------------------------------------------------------------------
+
+
+def test_works_are_awaited_without_blocking_the_loop(pair: list[pccl.Communicator]) -> None:
+    arrays = [[np.full(100, float(tag + rank)) for tag in range(20)] for rank in range(2)]
+
+    async def program() -> list[pccl.Outcome]:
+        first = [begin(pair[0], arrays[0][tag], tag) for tag in range(20)]
+        awaiting = asyncio.gather(*first)
+        ran = asyncio.Event()
+        asyncio.get_running_loop().call_soon(ran.set)
+        await ran.wait()  # the loop runs while all of them are in flight
+        assert not any(work.done() for work in first)
+        second = [begin(pair[1], arrays[1][tag], tag) for tag in reversed(range(20))]
+        await asyncio.gather(*second)
+        return await awaiting
+
+    outcomes = asyncio.run(program())
+    assert [outcome.tag for outcome in outcomes] == list(range(20))
+    for tag in range(20):
+        assert np.array_equal(arrays[0][tag], np.full(100, 2.0 * tag + 1))
+    assert len([t for t in threading.enumerate() if t.name == "pccl-watcher"]) == 1
+
+
+def test_awaiting_a_finished_work_answers_at_once(pair: list[pccl.Communicator]) -> None:
+    works = [begin(comm, np.ones(3)) for comm in pair]
+    for work in works:
+        work.wait()
+
+    async def program() -> None:
+        assert await works[0] == await works[0] == works[0].outcome
+
+    asyncio.run(program())
+
+
+def test_awaiting_raises_the_error_of_the_operation(pair: list[pccl.Communicator]) -> None:
+    async def program() -> None:
+        work = begin(pair[0], np.ones(3))
+        task = asyncio.ensure_future(_outcome(work))
+        other = begin(pair[1], np.ones(4))
+        for awaited in (task, other):
+            with pytest.raises(pccl.Mismatch):
+                await awaited
+
+    asyncio.run(program())
+
+
+async def _outcome(work: pccl.Work) -> pccl.Outcome:
+    return await work
+
+
+def test_cancelling_the_task_does_not_withdraw_the_operation(
+    pair: list[pccl.Communicator],
+) -> None:
+    async def program() -> None:
+        work = begin(pair[0], np.ones(3))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_outcome(work), 0.05)
+        assert not work.done()
+        other = begin(pair[1], np.ones(3))
+        first, second = await asyncio.gather(work, other)
+        assert first.digest == second.digest
+
+    asyncio.run(program())
+
+
+def test_a_work_that_nobody_awaits_any_more_is_withdrawn_when_dropped(
+    pair: list[pccl.Communicator],
+) -> None:
+    arrays = [np.ones(3)]
+    alive = weakref.ref(arrays[0])
+
+    async def program() -> None:
+        work = begin(pair[0], arrays[0])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_outcome(work), 0.01)
+
+    asyncio.run(program())
+    gc.collect()
+    with pytest.raises(pccl.Aborted):
+        pair[1].all_reduce(np.ones(3))
+    arrays.clear()
+    gc.collect()
+    assert alive() is None
+
+
+def test_two_tasks_may_await_one_work(pair: list[pccl.Communicator]) -> None:
+    async def program() -> None:
+        work = begin(pair[0], np.ones(3))
+        tasks = [asyncio.ensure_future(_outcome(work)) for _ in range(3)]
+        await asyncio.sleep(0)  # lets all three begin to await
+        begin(pair[1], np.ones(3)).wait()
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        assert outcomes == [work.outcome] * 3
+
+    asyncio.run(program())
+
+
+def test_a_loop_that_ends_early_disturbs_nobody(
+    pair: list[pccl.Communicator], caplog: pytest.LogCaptureFixture
+) -> None:
+    work = begin(pair[0], np.ones(3))
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_outcome(work), 0.01)
+
+    asyncio.run(give_up())
+    begin(pair[1], np.ones(3)).wait()
+    work.wait()
+
+    async def later() -> None:
+        works = [begin(comm, np.ones(3)) for comm in pair]
+        await asyncio.gather(*works)
+
+    asyncio.run(later())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
