@@ -1,0 +1,206 @@
+"""One peer in a process of its own: does what JSON lines on its stdin say, and answers on stdout.
+
+    python peer_program.py NUMBER
+
+A request is {"do": name, ...}, where the name is a method of PeerProgram; the answer is {"ok":
+value} or {"error": class, "message": text}, one per request, in order. Lines {"event": ...} come
+in between, from the loop (loop.py). The other side is peers.py. Ends at the end of its stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+import contributions
+import pccl_py as pccl
+from loop import Loop
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def peer_id(number: int) -> pccl.PeerId:
+    """Ids in the order of the numbers, which is the order of the ranks in a first epoch."""
+    return pccl.PeerId(bytes([number + 1]) * 16)
+
+
+def number_of(peer: bytes) -> int:
+    return peer[0] - 1
+
+
+def outcome_fields(outcome: pccl.Outcome) -> dict[str, Any]:
+    return {
+        "epoch": outcome.epoch,
+        "tag": outcome.tag,
+        "sequence": outcome.sequence,
+        "attempts": outcome.attempts,
+        "digest": outcome.digest,
+        "bytes_sent": outcome.bytes_sent,
+        "bytes_received": outcome.bytes_received,
+        "ranges": [
+            {
+                "begin": part.begin,
+                "end": part.end,
+                "contributors": [number_of(peer) for peer in part.contributors],
+            }
+            for part in outcome.ranges
+        ],
+    }
+
+
+def admission_fields(admission: pccl.Admission) -> dict[str, Any]:
+    return {
+        "epoch": admission.epoch,
+        "rank": admission.rank,
+        "world_size": admission.world_size,
+        "joined": [number_of(peer) for peer in admission.joined],
+        "left": [number_of(peer) for peer in admission.left],
+        "changed": admission.changed,
+    }
+
+
+class PeerProgram:
+    """The requests. Arrays and works are kept under names that the test gives them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.comm: pccl.Communicator | None = None
+        self.arrays: dict[str, Any] = {}
+        self.works: dict[str, pccl.Work] = {}
+        self.loop: Loop | None = None
+        self._speaking = threading.Lock()
+
+    def say(self, line: dict[str, Any]) -> None:
+        with self._speaking:
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+    # ---- membership
+
+    def connect(self, **options: Any) -> None:
+        self.comm = pccl.connect(bind=LOOPBACK, peer_id=peer_id(self.number), **options)
+
+    def admit(self, **options: Any) -> dict[str, Any]:
+        assert self.comm is not None
+        return admission_fields(self.comm.admit(**options))
+
+    def join(self, **options: Any) -> dict[str, Any]:
+        self.connect(**options)
+        return self.admit()
+
+    def members(self) -> list[int]:
+        assert self.comm is not None
+        return [number_of(peer) for peer in self.comm.members]
+
+    def in_flight(self) -> int:
+        assert self.comm is not None
+        return self.comm.info().operations_in_flight
+
+    def close(self) -> None:
+        assert self.comm is not None
+        self.comm.close()
+
+    # ---- arrays
+
+    def make(self, name: str, **what: Any) -> None:
+        """An array of this peer; bf16 gets the type that says so."""
+        array = contributions.make(self.number, what)
+        if what.get("dtype") == "bf16":
+            import ml_dtypes  # heavy, and only bf16 needs it
+
+            array = array.view(ml_dtypes.bfloat16)
+        self.arrays[name] = array
+
+    def zeros(self, name: str, count: int) -> None:
+        self.arrays[name] = np.zeros(count, np.uint64)
+
+    def read(self, name: str) -> str:
+        return base64.b64encode(self.arrays[name].tobytes()).decode()
+
+    def fingerprint(self, name: str) -> str:
+        """For arrays that are too large to be read."""
+        return hashlib.blake2b(self.arrays[name].view(np.uint8)).hexdigest()
+
+    # ---- operations
+
+    def call(
+        self, kind: str, array: str | None = None, out: str | None = None, **options: Any
+    ) -> Any:
+        """An operation of the group, on arrays by name."""
+        assert self.comm is not None
+        arrays = [self.arrays[name] for name in (array, out) if name is not None]
+        return getattr(self.comm, kind)(*arrays, **options)
+
+    def run(self, kind: str, **options: Any) -> dict[str, Any]:
+        return outcome_fields(self.call(kind, **options))
+
+    def begin(self, work: str, kind: str, **options: Any) -> None:
+        self.works[work] = self.call(kind, async_op=True, **options)
+
+    def wait(self, work: str, timeout: float | None = None) -> dict[str, Any]:
+        return outcome_fields(self.works[work].wait(timeout))
+
+    def cancel(self, work: str) -> None:
+        self.works[work].cancel()
+
+    def resolve(self, work: str, timeout: float | None = None) -> dict[str, Any]:
+        return outcome_fields(self.works[work].resolve(timeout))
+
+    def reduce_all(self, cases: list[dict[str, Any]]) -> list[str]:
+        """Many small all_reduces, one after the other, every second one in place."""
+        results = []
+        for index, case in enumerate(cases):
+            case = dict(case)
+            op = case.pop("op")
+            self.make("in", **case)
+            self.arrays["out"] = self.arrays["in"] if index % 2 else self.arrays["in"] * 0
+            self.call("all_reduce", "in", "out", op=op)
+            results.append(self.read("out"))
+        return results
+
+    # ---- load
+
+    def loop_begin(self, **options: Any) -> None:
+        assert self.comm is not None
+        self.loop = Loop(self.comm, self.number, self.say, **options)
+        self.loop.start()
+
+    def loop_end(self) -> None:
+        """This peer asks everybody to end together."""
+        assert self.loop is not None
+        self.loop.ending = True
+
+    def loop_leave(self) -> None:
+        """This peer alone leaves after the round that it is in."""
+        assert self.loop is not None
+        self.loop.leaving = True
+
+    def loop_log(self) -> list[dict[str, Any]]:
+        """What the loop saw, once it has ended."""
+        assert self.loop is not None
+        return self.loop.result()
+
+
+def main() -> None:
+    program = PeerProgram(int(sys.argv[1]))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"ok": getattr(program, request.pop("do"))(**request)}
+        except Exception as error:  # noqa: BLE001  every error is an answer
+            answer = {"error": type(error).__name__, "message": str(error)}
+        program.say(answer)
+    if program.comm is not None:
+        with contextlib.suppress(pccl.PcclError):  # the coordinator may be gone already
+            program.comm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The test's side of the peer program: processes, requests, answers, and a world of them.
+
+Nothing here sleeps: what a peer says is the synchronisation, and waiting for it has a limit.
+Processes end with the `with` block that they belong to, by their own handle. What the requests
+mean is peer_program.py's.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+PROGRAM = Path(__file__).parent / "peer_program.py"
+ANSWER_SECONDS_MAX = 30.0
+
+
+class Raised(Exception):
+    """What a request raised in the peer: the name of the class, and the message."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class Peer:
+    """A peer program. `number` also stands for it in outcomes."""
+
+    def __init__(self, number: int, **environment: str) -> None:
+        self.number = number
+        self.name = f"{number + 1:02x}" * 4  # how messages call it
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._events: queue.Queue[Any] = queue.Queue()
+        self._errors: list[str] = []
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read),
+            threading.Thread(target=self._errors.extend, args=(self.process.stderr,)),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if "event" in said:
+                self._events.put(said["event"])
+            else:
+                self._answers.put(said)
+        self._answers.put(None)
+        self._events.put(None)
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Says what to do, and does not wait for the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float = ANSWER_SECONDS_MAX) -> Any:
+        """The next answer. Raises `Raised`; fails the test if none comes in time."""
+        said = self._next(self._answers, "answer", seconds)
+        if "error" in said:
+            raise Raised(said["error"], said["message"])
+        return said["ok"]
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        self.send(do, **arguments)
+        return self.answer()
+
+    def failure(self, seconds: float = ANSWER_SECONDS_MAX) -> Raised:
+        """The next answer, which must be an error."""
+        try:
+            value = self.answer(seconds)
+        except Raised as raised:
+            return raised
+        pytest.fail(f"peer {self.number} should have failed, and answered {value}")
+
+    def event(self, seconds: float = ANSWER_SECONDS_MAX) -> Any:
+        """The next event of its loop."""
+        return self._next(self._events, "event", seconds)
+
+    def _next(self, said: queue.Queue[Any], what: str, seconds: float) -> Any:
+        try:
+            value = said.get(timeout=seconds)
+        except queue.Empty:
+            pytest.fail(f"peer {self.number}: no {what} within {seconds} s\n{self.errors}")
+        if value is None:
+            code = self.process.wait(ANSWER_SECONDS_MAX)
+            pytest.fail(f"peer {self.number} ended with {code}: no {what}\n{self.errors}")
+        return value
+
+    def silent(self) -> bool:
+        """True if no answer has come that was not taken."""
+        with self._answers.mutex:
+            return all(said is None for said in self._answers.queue)
+
+    def read(self, name: str) -> np.ndarray:
+        """An array of u64 that the peer holds."""
+        return np.frombuffer(base64.b64decode(self.ask("read", name=name)), np.uint64)
+
+    @property
+    def errors(self) -> str:
+        return "".join(self._errors)
+
+    def ended(self) -> int:
+        """Waits for the end of the process; negative for a signal."""
+        code = self.process.wait(ANSWER_SECONDS_MAX)
+        self._readers[0].join(ANSWER_SECONDS_MAX)  # so that `silent` has seen everything
+        return code
+
+    def stopped(self) -> bool:
+        """Waits until the process is frozen by a signal; False if it ends instead."""
+        limit = threading.Timer(ANSWER_SECONDS_MAX, self.process.kill)
+        limit.start()
+        flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+        state = os.waitid(os.P_PID, self.process.pid, flags)
+        limit.cancel()
+        return state is not None and state.si_code == os.CLD_STOPPED
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        for reader in self._readers:
+            reader.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # a request that nobody will read
+                pipe.close()
+
+
+def ask_all(peers: Iterable[Peer], do: str, **arguments: Any) -> list[Any]:
+    """Asks all at once, and returns their answers in order."""
+    asked = list(peers)
+    for peer in asked:
+        peer.send(do, **arguments)
+    return [peer.answer() for peer in asked]
+
+
+class World:
+    """A coordinator in this process and `n` peers in theirs, in one epoch: peer r has rank r.
+
+    `environments` are those of single peers, by number, for fault points. Other options are those
+    of the coordinator.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        environments: dict[int, dict[str, str]] | None = None,
+        joined: bool = True,
+        deadline: float = 60,
+        **options: Any,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        self.coordinator = self._stack.enter_context(pccl.Coordinator(**options))
+        self.deadline = deadline
+        self.peers: list[Peer] = []
+        try:
+            for number in range(n):
+                self.start(number, **(environments or {}).get(number, {}))
+            if joined:
+                self._join_all()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def start(self, number: int, **environment: str) -> Peer:
+        """One more process; it does not join by itself."""
+        peer = self._stack.enter_context(Peer(number, **environment))
+        self.peers.append(peer)
+        return peer
+
+    def join(self, peers: Iterable[Peer], **options: Any) -> list[Any]:
+        token = self.coordinator.token
+        return ask_all(peers, "join", token=token, deadline=self.deadline, **options)
+
+    def _join_all(self) -> None:
+        n = len(self.peers)
+        admissions = self.join(self.peers, initial_world_size=n)
+        everybody = list(range(n))
+        for number, admission in enumerate(admissions):
+            assert admission == {
+                **{"epoch": 1, "rank": number, "world_size": n},
+                **{"joined": everybody, "left": [], "changed": True},
+            }
+
+    def all(self, do: str, **arguments: Any) -> list[Any]:
+        return ask_all(self.peers, do, **arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
