@@ -167,6 +167,11 @@ class Orchestrator:
             log = processes.log_path(event["source"])
             reason = f"{event['source']} ended early, exit status {event['exit_code']}: see {log}"
             self.story.fail(event["seconds"], reason)
+        elif event["kind"] == "exited" and event["exit_code"] == 0:
+            newcomer = self.story.peers.get(settings.newcomer)
+            if newcomer is None or not newcomer.admissions:
+                reason = f"{peer_name(settings.newcomer)} came too late: the others were done"
+                self.story.fail(event["seconds"], f"{reason}; take more rounds, or more steps")
 
     def _start_peer(self, index: int, processes: Processes) -> None:
         environment = {
