@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pccl_py._pccl import Work as NativeWork
 
 logger = logging.getLogger("pccl")
+logger.addHandler(logging.NullHandler())  # without one, Python would print warnings on stderr
 
 # Log events have no notification of their own: they are looked for this often.
 LOG_INTERVAL_NS = 100_000_000

@@ -20,7 +20,7 @@ import pytest
 
 import pccl_py as pccl
 
-PROGRAM_SECONDS_MAX = 60.0
+PROGRAM_SECONDS_MAX = 45.0
 
 ROOT = Path(__file__).parent.parent
 

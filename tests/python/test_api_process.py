@@ -1,0 +1,307 @@
+"""Processes around a communicator: Ctrl-C, fork, and the end of the interpreter.
+
+Each program runs in a process of its own and says on stdout when it has come to the point; clocks
+are CLOCK_MONOTONIC, which all processes share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import pccl_py as pccl
+
+INTERRUPT_SECONDS_MAX = 0.2
+# Another process may hold the processors just then, so the best of a few counts.
+ATTEMPTS = 5
+
+BLOCKED = '''
+import sys, threading, time
+import numpy as np
+import pccl_py as pccl
+
+LOOPBACK = "127.0.0.1:0"
+
+def say_when(begun):
+    def watch():
+        while not begun():
+            continue
+        print("blocked", flush=True)
+    threading.Thread(target=watch, daemon=True).start()
+
+def inside(name):
+    """True while the main thread is in that function of pccl_py, and lets others run there."""
+    code = sys._current_frames()[threading.main_thread().ident].f_code
+    return code.co_name == name and "pccl_py" in code.co_filename
+
+def interrupted(call):
+    try:
+        call()
+    except KeyboardInterrupt:
+        print(f"interrupted {time.monotonic()}", flush=True)
+    else:
+        print("returned", flush=True)
+'''
+
+CALLS = {
+    "all_reduce": """
+world = pccl.LocalWorld(2)
+a, b = world.comms
+array = np.full(100_000, 7.0)
+for _ in range(int(sys.argv[1])):
+    say_when(lambda: a.info().operations_in_flight == 1)
+    interrupted(lambda: a.all_reduce(array))
+    assert a.info().operations_in_flight == 0, "it was not withdrawn"
+    assert sys.getrefcount(array) == 2, "its buffer was not released"
+    assert (array == 7.0).all()
+    try:
+        b.all_reduce(np.ones(100_000))
+    except pccl.Aborted:
+        print("aborted", flush=True)
+world.run(lambda comm: comm.barrier())
+""",
+    "wait": """
+world = pccl.LocalWorld(2)
+a, b = world.comms
+arrays = [np.ones(10), np.ones(10)]
+work = a.all_reduce(arrays[0], async_op=True)
+for _ in range(int(sys.argv[1])):
+    say_when(lambda: inside("wait"))
+    interrupted(work.wait)
+    assert not work.done(), "Ctrl-C in wait must not withdraw"
+    print("going on", flush=True)
+b.all_reduce(arrays[1])
+work.wait()
+""",
+    "connect": """
+coordinator = pccl.Coordinator()
+join = lambda: pccl.connect(coordinator.token, bind=LOOPBACK, initial_world_size=2)
+for _ in range(int(sys.argv[1])):
+    say_when(lambda: pccl.run_status(coordinator.token)["peers"] == 1)
+    interrupted(join)
+    while pccl.run_status(coordinator.token)["peers"] != 0:
+        continue
+    print("gone", flush=True)
+""",
+    "unreachable": """
+import socket
+with socket.create_server((\"127.0.0.1\", 0)) as server:
+    token = pccl.token_create(f"127.0.0.1:{server.getsockname()[1]}")
+for _ in range(int(sys.argv[1])):
+    say_when(lambda: inside("connect"))
+    interrupted(lambda: pccl.connect(token, bind=LOOPBACK, connect_timeout=30))
+    print("gone", flush=True)
+""",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_interrupts_within_a_fifth_of_a_second(start: Any, call: str) -> None:
+    """And what was interrupted is withdrawn, or goes on, as the call promises."""
+    program = start(BLOCKED + CALLS[call] + "\nprint('end', flush=True)", str(ATTEMPTS))
+    seconds = []
+    for _ in range(ATTEMPTS):
+        program.expect("blocked")
+        sent = time.monotonic()
+        program.interrupt()
+        word, _, when = program.line().partition(" ")
+        assert word == "interrupted"
+        seconds.append(float(when) - sent)
+        program.line()
+    program.expect("end")
+    assert program.end() == 0, program.errors
+    assert min(seconds) < INTERRUPT_SECONDS_MAX, seconds
+
+
+def test_a_signal_handler_that_does_not_raise_lets_the_operation_go_on(start: Any) -> None:
+    program = start(
+        BLOCKED
+        + """
+import signal
+world = pccl.LocalWorld(2)
+a, b = world.comms
+arrays = [np.ones(10), np.ones(10)]
+def handle(number, frame):
+    threading.Thread(target=lambda: b.all_reduce(arrays[1])).start()
+    print("handled", flush=True)
+signal.signal(signal.SIGUSR1, handle)
+say_when(lambda: a.info().operations_in_flight == 1)
+a.all_reduce(arrays[0])
+assert arrays[0][0] == 2
+print("end", flush=True)
+"""
+    )
+    program.expect("blocked")
+    program.interrupt(signal.SIGUSR1)
+    program.expect("handled")
+    program.expect("end")
+    assert program.end() == 0, program.errors
+
+
+def test_a_forked_child_is_refused_and_may_connect_itself(start: Any) -> None:
+    """The parent's operation goes on undisturbed, and neither process hangs at its end."""
+    program = start(
+        BLOCKED
+        + """
+import os
+world = pccl.LocalWorld(2)
+a, b = world.comms
+arrays = [np.ones(10), np.ones(10)]
+work = a.all_reduce(arrays[0], async_op=True)
+group = threading.Thread(target=lambda: None)
+child = os.fork()
+if child == 0:
+    for call in (a.admit, a.info, a.barrier, lambda: a.all_reduce(np.ones(1)), lambda: a.members,
+                 lambda: a.group("other")):
+        try:
+            call()
+        except pccl.InvalidUsage as error:
+            assert "fork" in str(error), error
+        else:
+            print("a forked handle was used", flush=True)
+    for handle in (work.wait, work.cancel, work._native.poll, a._native.info, a._native.members):
+        try:
+            answer = handle()
+        except pccl.InvalidUsage as error:
+            assert "fork" in str(error), error
+        else:
+            assert answer == [], answer
+    a.close()
+    token = world.coordinator.token
+    del work, a, b
+    world.close()
+    del world
+    with pccl.connect(token, group="child", bind=LOOPBACK, initial_world_size=1) as own:
+        own.admit()
+        array = np.full(3, 2.0)
+        own.all_reduce(array)
+        print(f"child {own.world_size} {array[0]}", flush=True)
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+print(f"ended {os.waitstatus_to_exitcode(status)}", flush=True)
+b.all_reduce(arrays[1])
+work.wait()
+assert arrays[0][0] == 2
+world.run(lambda comm: comm.barrier())
+print("end", flush=True)
+"""
+    )
+    program.expect("child 1 2.0")
+    program.expect("ended 7")
+    program.expect("end")
+    assert program.end() == 0, program.errors
+    assert program.errors == ""
+
+
+ENDINGS = {
+    "work in flight": """
+world = pccl.LocalWorld(2)
+work = world.comms[0].all_reduce(np.ones(100_000), async_op=True)
+""",
+    "work in flight and a cycle": """
+world = pccl.LocalWorld(2)
+work = world.comms[0].all_reduce(np.ones(100_000), async_op=True)
+class Cycle: pass
+cycle = Cycle(); cycle.itself = cycle; cycle.work = work; cycle.world = world
+del work, world
+""",
+    "a daemon thread in wait": """
+world = pccl.LocalWorld(2)
+begun = threading.Event()
+def wait():
+    work = world.comms[0].all_reduce(np.ones(10), async_op=True)
+    begun.set()
+    work.wait()
+threading.excepthook = lambda arguments: None
+threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+""",
+    "a daemon thread in connect": """
+coordinator = pccl.Coordinator()
+def join():
+    pccl.connect(coordinator.token, bind=LOOPBACK, initial_world_size=2)
+threading.excepthook = lambda arguments: None
+threading.Thread(target=join, daemon=True).start()
+while pccl.run_status(coordinator.token)["peers"] != 1:
+    continue
+""",
+    "a peer whose coordinator is gone": """
+coordinator = pccl.Coordinator()
+comm = pccl.connect(coordinator.token, bind=LOOPBACK)
+comm.admit()
+coordinator.close()
+""",
+    "an exception": """
+world = pccl.LocalWorld(2)
+work = world.comms[0].all_reduce(np.ones(10), async_op=True)
+print("last words", flush=True)
+sys.exit("failed")
+""",
+    "closing at exit by the program itself": """
+import atexit
+world = pccl.LocalWorld(2)
+work = world.comms[0].all_reduce(np.ones(10), async_op=True)
+atexit.register(world.close)
+""",
+    "nothing but the import": "",
+}
+
+EXIT_SECONDS_MAX = 8.0
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_ends_whatever_is_open(start: Any, ending: str) -> None:
+    """In time, silently, and with the status of the program."""
+    words = "" if ending == "an exception" else "print('last words', flush=True)\n"
+    program = start(BLOCKED + ENDINGS[ending] + words)
+    program.expect("last words")
+    began = time.monotonic()
+    code = program.end()
+    assert code == (1 if ending == "an exception" else 0), program.errors
+    assert program.errors == ("failed\n" if ending == "an exception" else "")
+    assert time.monotonic() - began < EXIT_SECONDS_MAX
+
+
+def test_a_peer_that_ends_without_closing_does_not_stop_the_others(
+    start: Any, coordinator: pccl.Coordinator
+) -> None:
+    """Goal: exit leaves gracefully. The other one's operation finishes alone."""
+    source = (
+        BLOCKED
+        + """
+comm = pccl.connect(bind=LOOPBACK, initial_world_size=2)
+comm.admit()
+print(comm.peer_id, flush=True)
+"""
+    )
+    stayer = start(
+        source + "array = np.ones(3)\noutcome = comm.all_reduce(array)\n"
+        "print(array[0], *outcome.contributors, flush=True)",
+        PCCL_TOKEN=coordinator.token,
+    )
+    leaver = start(source, PCCL_TOKEN=coordinator.token)
+    stays, leaves = stayer.line(), leaver.line()
+    assert leaver.end() == 0, leaver.errors
+    assert stayer.line() == f"1.0 {stays}"
+    assert stayer.end() == 0, stayer.errors
+    assert stays != leaves
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_closed_world_leaves_no_threads_and_no_descriptors() -> None:
+    def open_now() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    with pccl.LocalWorld(3) as world:  # the watcher starts here, once
+        world.run(lambda comm: comm.barrier())
+    before = open_now()
+    for _ in range(3):
+        with pccl.LocalWorld(3) as world:
+            world.run(lambda comm: comm.barrier())
+        del world
+    assert open_now() == before
