@@ -70,8 +70,8 @@ clean:
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The packages that pyproject.toml names for building come first: without build isolation the native
-# build keeps its cache, and the packages are downloaded once.
+# The packages that pyproject.toml names for building come first: without build isolation they are
+# downloaded once. Then the native build, so that its errors are not inside a traceback of pip.
 $(VENV)/.installed: $(INSTALL_INPUTS)
 	@test -n "$(PYTHON)" || { \
 	echo "make: no Python 3.11 or later found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
@@ -83,6 +83,7 @@ $(VENV)/.installed: $(INSTALL_INPUTS)
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	> $(VENV)/build-requirements.txt
 	$(PIP) install -r $(VENV)/build-requirements.txt
+	$(RUN) hatch_build.py
 	$(PIP) install --no-build-isolation --editable .
 	@touch $@
 
