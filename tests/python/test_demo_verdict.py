@@ -17,6 +17,7 @@ from rich.console import Console
 
 from examples.demo import plot, report, view
 from examples.demo.model import Model
+from examples.demo.orchestrator import Orchestrator, Processes
 from examples.demo.settings import Settings
 from examples.demo.story import COORDINATOR, Event, Story, names, peer_name, shares
 from examples.demo.verdict import Check, covers, judge
@@ -255,7 +256,7 @@ def test_a_run_that_was_stopped_says_why_and_can_still_be_shown(tmp_path: Path) 
     # Goal: a failure at any time is reported, not hidden behind another. Method: every prefix of a
     # good run, judged, written down and shown; none of them passes.
     events = good_events()
-    for end in range(0, len(events), 9):
+    for end in range(0, len(events), 17):
         story = told(events[:end])
         story.fail(9.0, "not done after 9 s")
         checks = judge(story)
@@ -267,6 +268,68 @@ def test_a_run_that_was_stopped_says_why_and_can_still_be_shown(tmp_path: Path) 
         console.print(view.summary(story, checks, []))
         assert "not done after 9 s" in console.file.getvalue()  # type: ignore[attr-defined]
         plot.draw(story, tmp_path / "loss.png")
+
+
+class Started(Processes):
+    """Processes that are only written down: who would be started, with what in the environment."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 0.0)
+        self.environments: dict[str, dict[str, str]] = {}
+
+    def start(
+        self, source: str, command: list[str], environment: dict[str, str], **fields: int
+    ) -> None:
+        assert source not in self.environments, f"{source} is started twice"
+        self.environments[source] = environment
+
+
+def orchestrated(events: list[Event], folder: Path) -> tuple[Story, Started]:
+    orchestrator = Orchestrator(SETTINGS, folder, view.View(), 60.0)
+    processes = Started(folder)
+    for event in events:
+        token = {"token": "secret"} if event["kind"] == "listening" else {}
+        orchestrator._take({**event, **token}, processes)
+    return orchestrator.story, processes
+
+
+def test_the_orchestrator_starts_each_peer_once_and_faults_only_the_victim(tmp_path: Path) -> None:
+    story, processes = orchestrated(good_events()[:-1], tmp_path)
+    assert story.failure is None
+    assert list(processes.environments) == [peer_name(index) for index in range(5)]
+    for source, environment in processes.environments.items():
+        assert environment["PCCL_TOKEN"] == "secret"
+        fault = "all_reduce.settled:2:0.5" if source == "peer 2" else None
+        assert environment.get("PCCL_FAULT_POINT") == fault
+    assert "secret" not in json.dumps(story.events), "a token is nothing to write down"
+
+
+def test_a_newcomer_that_comes_too_late_fails_the_run_at_once(tmp_path: Path) -> None:
+    # Goal: no wait for a peer that nobody will ever admit.
+    events = spoil(lambda event: None, 4, "admitted")
+    story, _ = orchestrated(events[:-1], tmp_path)
+    assert story.failure is not None
+    assert story.failure.startswith("peer 4 came too late: the others were done")
+
+
+@pytest.mark.parametrize(
+    ("index", "code"), [(0, 1), (2, 0), (2, 1), (3, -signal.SIGKILL), (4, -signal.SIGSEGV)]
+)
+def test_a_peer_that_ends_otherwise_fails_the_run_at_once(
+    index: int, code: int, tmp_path: Path
+) -> None:
+    events = spoil(lambda event: {**event, "exit_code": code}, index, "exited")
+    story, _ = orchestrated(events[:-1], tmp_path)
+    log = tmp_path / f"peer-{index}.log"
+    assert story.failure == f"peer {index} ended early, exit status {code}: see {log}"
+
+
+def test_a_coordinator_that_ends_early_fails_the_run_at_once(tmp_path: Path) -> None:
+    events = good_events()
+    story, _ = orchestrated([*events[:20], events[-1]], tmp_path)
+    assert (
+        story.failure == f"coordinator ended early, exit status 0: see {tmp_path}/coordinator.log"
+    )
 
 
 def test_the_report_holds_what_happened(tmp_path: Path) -> None:
