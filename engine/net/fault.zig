@@ -51,9 +51,10 @@ pub const Fault = struct {
         return @as(f64, @floatFromInt(done)) >= fault.fraction * @as(f64, @floatFromInt(total));
     }
 
-    /// Does not return when the process is to die.
+    /// Does not return when the process is to die. The signal goes to this thread, which stops here and now;
+    /// one to the process would be taken by any thread, and this one would go on for a while.
     pub fn strike(fault: *const Fault) void {
-        _ = c.kill(c.getpid(), fault.signal);
+        _ = c.raise(fault.signal);
     }
 
     /// "all_reduce.settled" for .all_reduce_settled.
