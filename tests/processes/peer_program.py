@@ -1,10 +1,9 @@
 """One peer in a process of its own: does what JSON lines on its stdin say, and answers on stdout.
 
-    python peer_program.py NUMBER
-
 A request is {"do": name, ...}, where the name is a method of PeerProgram; the answer is {"ok":
 value} or {"error": class, "message": text}, one per request, in order. Lines {"event": ...} come
-in between, from the loop (loop.py). The other side is peers.py. Ends at the end of its stdin.
+in between, from the loop (loop.py). The first request is `become`, and so is the first of each
+further test that the process serves. The other side is peers.py. Ends at the end of its stdin.
 """
 
 from __future__ import annotations
@@ -69,13 +68,23 @@ def admission_fields(admission: pccl.Admission) -> dict[str, Any]:
 class PeerProgram:
     """The requests. Arrays and works are kept under names that the test gives them."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self) -> None:
+        self._speaking = threading.Lock()
         self.comm: pccl.Communicator | None = None
+        self._forget(-1)
+
+    def _forget(self, number: int) -> None:
+        self.number = number
+        self.comm = None
         self.arrays: dict[str, Any] = {}
         self.works: dict[str, pccl.Work] = {}
         self.loop: Loop | None = None
-        self._speaking = threading.Lock()
+
+    def become(self, number: int) -> None:
+        """A peer of a new test, without anything of the one before."""
+        if self.comm is not None:
+            self.comm.close()
+        self._forget(number)
 
     def say(self, line: dict[str, Any]) -> None:
         with self._speaking:
@@ -189,7 +198,7 @@ class PeerProgram:
 
 
 def main() -> None:
-    program = PeerProgram(int(sys.argv[1]))
+    program = PeerProgram()
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -1,8 +1,10 @@
 """The test's side of the peer program: processes, requests, answers, and a world of them.
 
 Nothing here sleeps: what a peer says is the synchronisation, and waiting for it has a limit.
-Processes end with the `with` block that they belong to, by their own handle. What the requests
-mean is peer_program.py's.
+Processes are ended by their own handle. What the requests mean is peer_program.py's.
+
+Starting Python with NumPy takes longer than most tests, so processes that come out of a test well
+serve the next one (Nursery), in a new run with a new coordinator.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ class Raised(Exception):
 
 
 class Peer:
-    """A peer program. `number` also stands for it in outcomes."""
+    """A peer program. `number`, set by `become`, also stands for it in outcomes."""
 
-    def __init__(self, number: int, **environment: str) -> None:
-        self.number = number
-        self.name = f"{number + 1:02x}" * 4  # how messages call it
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self.number = -1
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(number)],
+            [sys.executable, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
         )
+        self._awaited = 0
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._events: queue.Queue[Any] = queue.Queue()
         self._errors: list[str] = []
@@ -62,6 +64,16 @@ class Peer:
         ]
         for reader in self._readers:
             reader.start()
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"{self.number + 1:02x}" * 4
+
+    def become(self, number: int) -> None:
+        """Asks it to be this peer of a new test. The answer is still to be taken."""
+        self.number = number
+        self.send("become", number=number)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -79,10 +91,12 @@ class Peer:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
+        self._awaited += 1
 
     def answer(self, seconds: float = ANSWER_SECONDS_MAX) -> Any:
         """The next answer. Raises `Raised`; fails the test if none comes in time."""
         said = self._next(self._answers, "answer", seconds)
+        self._awaited -= 1
         if "error" in said:
             raise Raised(said["error"], said["message"])
         return said["ok"]
@@ -144,15 +158,13 @@ class Peer:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def __enter__(self) -> Self:
-        return self
+    def idle(self) -> bool:
+        """It runs, and nothing that was asked or said is left over."""
+        left_over = self._awaited or not self._answers.empty() or not self._events.empty()
+        return self.process.poll() is None and not left_over
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def end(self) -> None:
+        """Kills the process if it runs, and releases what belonged to it."""
         self.process.kill()
         self.process.wait()
         for reader in self._readers:
@@ -161,6 +173,30 @@ class Peer:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):  # a request that nobody will read
                 pipe.close()
+
+
+class Nursery:
+    """Processes that no test uses right now."""
+
+    def __init__(self) -> None:
+        self._idle: list[Peer] = []
+
+    def take(self) -> Peer:
+        return self._idle.pop() if self._idle else Peer()
+
+    def give(self, peer: Peer) -> None:
+        """Takes it back if its test left it in order, and ends it otherwise."""
+        if peer.idle():
+            self._idle.append(peer)
+        else:
+            peer.end()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
+
+
+nursery = Nursery()
 
 
 def ask_all(peers: Iterable[Peer], do: str, **arguments: Any) -> list[Any]:
@@ -174,8 +210,8 @@ def ask_all(peers: Iterable[Peer], do: str, **arguments: Any) -> list[Any]:
 class World:
     """A coordinator in this process and `n` peers in theirs, in one epoch: peer r has rank r.
 
-    `environments` are those of single peers, by number, for fault points. Other options are those
-    of the coordinator.
+    `environments` are those of single peers, by number, for fault points; such a peer has a process
+    of its own. Other options are those of the coordinator.
     """
 
     def __init__(
@@ -187,24 +223,42 @@ class World:
         deadline: float = 60,
         **options: Any,
     ) -> None:
-        self._stack = contextlib.ExitStack()
-        self.coordinator = self._stack.enter_context(pccl.Coordinator(**options))
+        self.coordinator = pccl.Coordinator(**options)
         self.deadline = deadline
         self.peers: list[Peer] = []
+        self._own: list[Peer] = []
         try:
             for number in range(n):
-                self.start(number, **(environments or {}).get(number, {}))
+                self.start(number, (environments or {}).get(number))
             if joined:
                 self._join_all()
         except BaseException:
-            self._stack.close()
+            self._end()
             raise
 
-    def start(self, number: int, **environment: str) -> Peer:
-        """One more process; it does not join by itself."""
-        peer = self._stack.enter_context(Peer(number, **environment))
+    def start(self, number: int, environment: dict[str, str] | None = None) -> Peer:
+        """One more peer; it does not join by itself."""
+        peer = nursery.take() if environment is None else Peer(environment)
         self.peers.append(peer)
+        if environment is not None:
+            self._own.append(peer)
+        peer.become(number)
+        peer.answer()
         return peer
+
+    def _end(self) -> None:
+        for peer in self.peers:
+            peer.end()
+        self.coordinator.close()
+
+    def _give_back(self) -> None:
+        """Everybody leaves the run while its coordinator still answers."""
+        for peer in [peer for peer in self.peers if peer not in self._own and peer.idle()]:
+            peer.become(-1)
+            peer.answer()
+            nursery.give(peer)
+            self.peers.remove(peer)
+        self._end()
 
     def join(self, peers: Iterable[Peer], **options: Any) -> list[Any]:
         token = self.coordinator.token
@@ -232,4 +286,7 @@ class World:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        if error is None:
+            self._give_back()
+        else:
+            self._end()
