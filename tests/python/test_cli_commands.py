@@ -1,0 +1,300 @@
+"""`pccl coordinator`, `pccl token`, `pccl status`: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+from pccl_py.cli import status as status_view
+
+CLI = "pccl_py.cli"
+
+
+def pccl_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", CLI, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+# ---- coordinator -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_coordinator_prints_its_token_and_ends_cleanly(
+    start: Any, tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "token"
+    program = start(
+        "coordinator", "--token-file", str(file), "--run-id", "ab" * 16, module=CLI
+    )  # fmt: skip
+    token = program.line()
+    assert pccl.token_parse(token).run_id == bytes.fromhex("ab" * 16)
+    assert file.read_text() == token + "\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["token"]
+    with pccl.connect(token, bind="127.0.0.1:0") as comm:
+        comm.admit()
+        comm.barrier()
+    program.interrupt(number)
+    assert program.end() == 0
+    assert program.rest() == ""
+    assert program.errors == ""
+
+
+def test_options_of_the_coordinator_reach_the_run(start: Any) -> None:
+    program = start(
+        "coordinator", "--bind", "127.0.0.1:0", "--advertise", "localhost", "--min-world-size", "2",
+        "--initial-world-size", "2", "--lanes", "3", "--chunk-bytes", "4096", "--heartbeat", "0.1",
+        "--silence", "1", module=CLI,
+    )  # fmt: skip
+    token = program.line()
+    assert pccl.token_parse(token).address.startswith("localhost:")
+    assert pccl.run_status(token)["min_world_size"] == 2
+    with pytest.raises(pccl.DeadlineExceeded):  # it waits for two
+        pccl.connect(token, bind="127.0.0.1:0", deadline=0.2)
+
+
+def test_verbose_shows_events_on_stderr_only(start: Any) -> None:
+    program = start("coordinator", "--verbose", module=CLI)
+    token = program.line()
+    with pccl.connect(token, bind="127.0.0.1:0") as comm:
+        comm.admit()
+        short = comm.peer_id.short
+    program.interrupt(signal.SIGTERM)
+    assert program.end() == 0
+    assert program.rest() == ""
+    assert short in program.errors
+
+
+def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
+    answer = pccl_command("coordinator", "--bind", f"127.0.0.1:{coordinator.port}")
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert re.fullmatch(rf"pccl: .*{coordinator.port}.*\n", answer.stderr), answer.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["coordinator", "--bind", "nonsense"],
+        ["coordinator", "--run-id", "xyz"],
+        ["coordinator", "--run-id", "abcd"],
+        ["coordinator", "--chunk-bytes", "1000"],
+        ["coordinator", "--silence", "0.1", "--heartbeat", "0.1"],
+        ["token", "no-port"],
+        ["token", "--show", "pccl1-nonsense"],
+        ["token", "--show", "--run-id", "ab" * 16, "x"],
+        ["status", "nonsense"],
+        ["status", "--json", "--watch", "x"],
+    ],
+)
+def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
+    answer = pccl_command(*arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert re.fullmatch(r"pccl: [^\n]+\n", answer.stderr), answer.stderr
+
+
+# ---- token -----------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_and_shown() -> None:
+    made = pccl_command("token", "example.org:4000", "--run-id", "0123456789abcdef" * 2)
+    assert made.returncode == 0
+    token = made.stdout.strip()
+    assert pccl.token_parse(token).address == "example.org:4000"
+    shown = pccl_command("token", "--show", token)
+    assert shown.stdout == (
+        "address  example.org:4000\nrun id   0123456789abcdef0123456789abcdef\n"
+    )
+
+
+def test_the_version_says_what_is_loaded() -> None:
+    answer = pccl_command("--version")
+    assert answer.returncode == 0
+    assert answer.stdout == (
+        f"pccl {pccl.__version__} (wire version {pccl.wire_version()}, "
+        f"CPU level {pccl.cpu_level()})\n"
+    )
+
+
+def test_help_names_every_command() -> None:
+    answer = pccl_command("--help")
+    assert answer.returncode == 0
+    for command in ("coordinator", "token", "run", "status"):
+        assert command in answer.stdout
+        assert pccl_command(command, "--help").returncode == 0
+
+
+# ---- status ----------------------------------------------------------------------------------
+
+
+def documented_keys() -> set[str]:
+    """Every key that docs/STATUS.md names in its tables and sentences."""
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    return set(re.findall(r"`([a-z_]+)`", page.split("## Example")[0]))
+
+
+def keys_of(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_of, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    return set()
+
+
+def join(world: pccl.LocalWorld) -> pccl.Communicator:
+    return pccl.connect(world.coordinator.token, bind="127.0.0.1:0", deadline=30)
+
+
+def test_the_status_as_json_has_the_documented_keys() -> None:
+    """A run with everything in it: an old epoch with a lost member, a new one, a newcomer.
+
+    An operation of epoch 1 stays in flight, so that the second newcomer has to wait.
+    """
+    with pccl.LocalWorld(3, deadline=30) as world, ThreadPoolExecutor(4) as pool:
+        world.run(lambda comm: comm.all_reduce(np.ones(1000)))
+        leaver = world.comms.pop()
+        leaver.close()
+        waiting = world.comms[0].all_reduce(np.ones(1000), tag=4, async_op=True)
+        first = join(world)
+        second = pool.submit(join, world)
+        token = world.coordinator.token
+        while not pccl.run_status(token)["groups"][0]["pending"]:
+            continue
+        answer = pccl_command("status", "--json", PCCL_TOKEN=token)
+        page = pccl_command("status", token)
+        world.comms[1].all_reduce(np.ones(1000), tag=4)
+        waiting.wait()
+        world.comms.append(first)
+        list(pool.map(lambda comm: comm.admit(), world.comms))
+        world.comms.append(second.result())
+
+    assert answer.returncode == 0, answer.stderr
+    status = json.loads(answer.stdout)
+    assert keys_of(status) - documented_keys() == set()
+    (group,) = status["groups"]
+    old, new = group["epochs"]
+    assert [member["alive"] for member in old["members"]] == [True, True, False]
+    assert old["members"][2]["peer_id"] == str(leaver.peer_id)
+    assert [member["peer_id"] for member in new["members"]][2] == str(first.peer_id)
+    assert (old["epoch"], new["epoch"]) == (1, 2)
+    assert (old["committed"], new["committed"]) == (1, 0)
+    assert [newcomer["peer_id"] for newcomer in group["pending"]] == [str(world.comms[3].peer_id)]
+
+    assert page.returncode == 0, page.stderr
+    for word in ("epoch 1", "epoch 2", "lost", "opens its lanes", leaver.peer_id.short):
+        assert word in page.stdout, page.stdout
+
+
+def test_the_status_shows_people_the_same(start: Any) -> None:
+    with pccl.LocalWorld(2, group="training") as world:
+        world.run(lambda comm: comm.all_reduce(np.ones(100_000)))
+        answer = pccl_command("status", world.coordinator.token)
+        assert answer.returncode == 0, answer.stderr
+        for word in ("training", "epoch 1", "committed 1", "running", "127.0.0.1"):
+            assert word in answer.stdout, answer.stdout
+        for comm in world.comms:
+            assert comm.peer_id.short in answer.stdout
+
+
+def test_a_page_renders_every_part_of_the_documented_example() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    example = json.loads(page.split("```json")[1].split("```")[0])
+    assert keys_of(example) <= documented_keys()
+    example["groups"][0]["pending"] = [
+        {"peer_id": "77" * 16, "address": "10.0.0.7:1", "prepared": True}
+    ]
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(status_view.render(example))
+    text = console.export_text()
+    for word in (
+        "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
+        "77777777", "waits for the next safe point",
+    ):  # fmt: skip
+        assert word in text, text
+    with pytest.raises(pccl.PcclError, match="schema 2"):
+        status_view.render({**example, "schema": 2})
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ms"),
+        (340_000_000, "340 ms"),
+        (4_200_000_000, "4.2 s"),
+        (65 * 10**9, "1 min 05 s"),
+        (7_500 * 10**9, "2 h 05 min"),
+    ],
+)
+def test_durations_are_for_people(ns: int, text: str) -> None:
+    assert status_view.duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (3 << 30, "3.0 GiB"),
+        (1 << 60, "1048576.0 TiB"),
+    ],
+)
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert status_view.size(count) == text
+
+
+def test_a_run_that_cannot_be_reached_is_one_sentence() -> None:
+    token = pccl.token_create("127.0.0.1:1")
+    answer = pccl_command("status", "--timeout", "0.3", token)
+    assert answer.returncode == 1
+    assert re.fullmatch(r"pccl: .*127\.0\.0\.1:1.*\n", answer.stderr), answer.stderr
+
+
+def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """On a terminal: the page is there, then the coordinator goes, then Ctrl-C ends it with 0."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", CLI, "status", "--watch", "--interval", "0.1", "--timeout", "0.3",
+         coordinator.token],
+        stdin=theirs, stdout=theirs, stderr=theirs, process_group=0,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    try:
+        while b"no group yet" not in seen:
+            seen += os.read(ours, 4096)
+        coordinator.close()
+        while b"unreachable" not in seen:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert b"Traceback" not in seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
