@@ -9,18 +9,21 @@ const Level = @import("swarm.zig").Level;
 const Check = @import("checkers.zig").Check;
 const Statistics = @import("statistics.zig").Statistics;
 const Violation = @import("checkers.zig").Violation;
+const canaries = @import("canaries.zig");
 const runner = @import("runner.zig");
 const out = std.debug.print;
 
 const usage =
     \\usage: pccl-sim [--seeds N] [--start S] [--seconds T] [--workers W]   run seeds
     \\       pccl-sim --seed X [--trace]                                    replay one
+    \\       pccl-sim canaries          every mutation of the protocol must be caught
     \\
     \\  --seeds N     so many seeds (default 1000), from --start S (default 0)
     \\  --seconds T   as many seeds as fit into T seconds
     \\  --workers W   threads (default: as many as there are cores, at most 2)
     \\  --failures N  stop after so many seeds that fail (default 5)
     \\  --trace       print every line of the replay
+    \\  --canary C    with this mutation of the protocol (engine/base/canary.zig)
     \\
     \\To narrow a failure down by hand, on top of what the seed draws:
     \\  --set CLASS=off|rare|heavy   (repeatable), --peers N, --calls N, --count-max N, --lanes N
@@ -86,6 +89,7 @@ pub fn main(init: std.process.Init) !u8 {
     _ = args.skip();
     var options: Options = .{};
     while (args.next()) |arg| {
+        if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
         parse(gpa, &options, arg, &args) catch {
             out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
             return 2;
@@ -118,6 +122,9 @@ fn parse(
         options.seconds = try std.fmt.parseFloat(f64, value);
     } else if (std.mem.eql(u8, name, "failures")) {
         options.failures = try std.fmt.parseInt(u32, value, 10);
+    } else if (std.mem.eql(u8, name, "canary")) {
+        base.canary.active = std.meta.stringToEnum(base.canary.Canary, value) orelse
+            return error.Usage;
     } else if (std.mem.eql(u8, name, "workers")) {
         options.workers = try std.fmt.parseInt(usize, value, 10);
     } else {
@@ -139,6 +146,12 @@ fn parse_override(name: []const u8, value: []const u8) !Override {
     if (std.mem.eql(u8, name, "count-max"))
         return .{ .count_max = try std.fmt.parseInt(u32, value, 10) };
     return error.Usage;
+}
+
+fn run_canaries(gpa: std.mem.Allocator) !u8 {
+    var rig = try runner.Rig.init(gpa);
+    defer rig.deinit();
+    return if (canaries.run(&rig)) 0 else 1;
 }
 
 fn replay(gpa: std.mem.Allocator, seed: u64, options: *const Options) !u8 {

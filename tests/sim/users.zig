@@ -431,7 +431,9 @@ fn finish_round(user: *User) void {
         return;
     }
     user.state = .between;
-    wake_after(user, think_ns(world));
+    // Whoever has got on takes it slowly while others still recover.
+    const pause_ns: u64 = if (world.phase == .healing and user.clean_rounds > 0) 100 * ms else 0;
+    wake_after(user, pause_ns + think_ns(world));
 }
 
 /// False if the call could not be made, and the user does something else.
