@@ -1,0 +1,744 @@
+"""The C ABI as its header declares it: every function is called, with good arguments and with null.
+
+The header is read by cffi itself (header.py), so that a function that is declared but missing, a
+struct that changed its layout or a constant that moved fails here. Values and losses are tested
+through pccl_py; here it is the contract of the calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from header import declarations, functions, load
+
+import pccl_py as pccl
+from pccl_py import errors
+
+ffi, lib = load()
+
+FOREVER = 2**64 - 1
+SECOND = 10**9
+
+
+def options(kind: str, **fields: Any) -> Any:
+    """A zeroed options or result struct of that kind, with its size and some fields set."""
+    made = ffi.new(f"pccl_{kind}_t *")
+    made.size = ffi.sizeof(f"pccl_{kind}_t")
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def text(value: Any) -> str:
+    said: str = ffi.string(value).decode()
+    return said
+
+
+def check(status: int) -> None:
+    assert status == lib.PCCL_OK, (
+        f"{text(lib.pccl_status_name(status))}: {text(lib.pccl_last_error())}"
+    )
+
+
+def refused(status: int, name: str = "PCCL_INVALID_ARGUMENT") -> str:
+    """Asserts the status and that there is a sentence about it, which is returned."""
+    assert text(lib.pccl_status_name(status)) == name
+    sentence = text(lib.pccl_last_error())
+    assert len(sentence) > 10, sentence
+    return sentence
+
+
+@contextlib.contextmanager
+def coordinator(**fields: Any) -> Iterator[Any]:
+    made = ffi.new("pccl_coordinator_t **")
+    check(lib.pccl_coordinator_create(options("coordinator_options", **fields), made))
+    try:
+        yield made[0]
+    finally:
+        lib.pccl_coordinator_destroy(made[0])
+
+
+LOOPBACK = ffi.new("char[]", b"127.0.0.1:0")
+
+
+def connect(token: Any, **fields: Any) -> Any:
+    made = ffi.new("pccl_comm_t **")
+    check(lib.pccl_comm_create(token, options("comm_options", bind=LOOPBACK, **fields), made))
+    return made[0]
+
+
+def together(calls: list[Any]) -> list[Any]:
+    """Runs the calls at once, each in a thread of its own; cffi releases the GIL in each."""
+    results: dict[int, Any] = {}
+
+    def run(index: int) -> None:
+        results[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == len(calls), "a call failed; see above"
+    return [results[index] for index in range(len(calls))]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Any, Any]]:
+    """Two communicators of one group, admitted; the first has rank 0."""
+    with coordinator(initial_world_size=2) as running:
+        token = lib.pccl_coordinator_token(running)
+        comms = together([lambda: connect(token, deadline_ns=30 * SECOND)] * 2)
+        for comm in comms:
+            check(lib.pccl_comm_admit(comm, 0, options("admission")))
+        info = options("comm_info")
+        check(lib.pccl_comm_info(comms[0], info))
+        yield (comms[0], comms[1]) if info.rank == 0 else (comms[1], comms[0])
+        for comm in comms:
+            check(lib.pccl_comm_close(comm))
+            lib.pccl_comm_destroy(comm)
+
+
+# ---- the header ------------------------------------------------------------------------------
+
+
+def test_every_function_is_called_in_this_file() -> None:
+    called = set(re.findall(r"lib\.(pccl_\w+)", Path(__file__).read_text()))
+    assert functions() - called == set()
+    assert len(functions()) == declarations().count("pccl_") - len(
+        re.findall(r"\b(?!\w+\()pccl_\w+", declarations())
+    )
+
+
+def test_constants_are_those_of_python() -> None:
+    for words, kind, prefix in (
+        (pccl.DType, "pccl_dtype_t", "PCCL_"),
+        (pccl.ReduceOp, "pccl_reduce_op_t", "PCCL_"),
+        (pccl.Recovery, "pccl_recovery_t", "PCCL_RECOVERY_"),
+    ):
+        assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
+    statuses = ffi.typeof("pccl_status_t").relements
+    assert set(statuses.values()) == {0, *errors.CLASS_OF_STATUS}
+    for name, number in statuses.items():
+        assert text(lib.pccl_status_name(number)) == name
+        if number > 1:
+            cls = errors.CLASS_OF_STATUS[number].__name__
+            expected = {"SystemRefused": "SYSTEM_ERROR"}.get(
+                cls, re.sub(r"(?<!^)([A-Z])", r"_\1", cls).upper()
+            )
+            assert name == f"PCCL_{expected}"
+    assert text(lib.pccl_status_name(99))
+    assert text(lib.pccl_status_name(2**31 - 1))
+
+
+# What programs were compiled against. Only ever append: a field that moves breaks them silently.
+LAYOUTS = {
+    "peer_id": (16, {"bytes": 0}),
+    "token_info": (280, {"size": 0, "address": 8, "run_id": 264}),
+    "coordinator_options": (
+        80,
+        {
+            "size": 0,
+            "bind": 8,
+            "advertise": 16,
+            "run_id": 24,
+            "min_world_size": 32,
+            "initial_world_size": 36,
+            "lanes_per_link": 40,
+            "chunk_bytes": 44,
+            "window_bytes": 48,
+            "heartbeat_ns": 56,
+            "silence_ns": 64,
+            "prepare_ns": 72,
+        },
+    ),
+    "comm_options": (
+        80,
+        {
+            "size": 0,
+            "group": 8,
+            "bind": 16,
+            "advertise": 24,
+            "initial_world_size": 32,
+            "deadline_ns": 40,
+            "connect_ns": 48,
+            "peer_id": 56,
+            "interrupted": 64,
+            "interrupted_context": 72,
+        },
+    ),
+    "admission": (
+        40,
+        {
+            "size": 0,
+            "epoch": 8,
+            "rank": 16,
+            "world_size": 20,
+            "joined_count": 24,
+            "left_count": 28,
+            "changed": 32,
+        },
+    ),
+    "comm_info": (
+        72,
+        {
+            "size": 0,
+            "epoch": 8,
+            "attempt": 16,
+            "rank": 20,
+            "world_size": 24,
+            "alive": 28,
+            "pending": 32,
+            "operations_in_flight": 36,
+            "peer_id": 40,
+            "bytes_sent": 56,
+            "bytes_received": 64,
+        },
+    ),
+    "collective_options": (
+        32,
+        {"size": 0, "tag": 8, "deadline_ns": 16, "op": 24, "recovery": 28},
+    ),
+    "outcome": (
+        80,
+        {
+            "size": 0,
+            "epoch": 8,
+            "tag": 16,
+            "sequence": 24,
+            "attempts": 32,
+            "range_count": 36,
+            "digest": 40,
+            "bytes_sent": 56,
+            "bytes_received": 64,
+            "duration_ns": 72,
+        },
+    ),
+    "outcome_range": (32, {"size": 0, "begin": 8, "end": 16, "contributor_count": 24}),
+}
+
+
+def test_layouts_are_those_programs_were_compiled_against() -> None:
+    """64-bit systems: all of ours agree on these."""
+    structs = {
+        name.removeprefix("pccl_").removesuffix("_t")
+        for name in ffi.list_types()[0]
+        if ffi.typeof(name).kind == "struct" and ffi.typeof(name).fields
+    }
+    assert structs == set(LAYOUTS)
+    for name, (size, offsets) in LAYOUTS.items():
+        kind = ffi.typeof(f"pccl_{name}_t")
+        assert {field: part.offset for field, part in kind.fields} == offsets, name
+        assert ffi.sizeof(kind) == size, name
+
+
+def test_dtype_sizes() -> None:
+    sizes = [lib.pccl_dtype_size(dtype) for dtype in range(13)]
+    assert sizes == [4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 0]
+    assert lib.pccl_dtype_size(2**31 - 1) == 0
+
+
+def test_versions_agree() -> None:
+    version = (lib.PCCL_VERSION_MAJOR, lib.PCCL_VERSION_MINOR, lib.PCCL_VERSION_PATCH)
+    assert text(lib.pccl_version_string()) == ".".join(map(str, version)) == pccl.__version__
+    assert lib.pccl_version() == version[0] * 10_000 + version[1] * 100 + version[2]
+    assert lib.pccl_wire_version() == pccl.wire_version() >= 1
+    assert text(lib.pccl_cpu_level()) in ("baseline", "v3", "v4", "v4x")
+
+
+# ---- null and nonsense -----------------------------------------------------------------------
+
+
+def null_calls() -> dict[str, Any]:
+    """Every call that takes a pointer, with each of them null in turn, by what is null."""
+    out = ffi.new("char[600]")
+    work, comm = ffi.new("pccl_work_t **"), ffi.new("pccl_comm_t **")
+    length, level = ffi.new("size_t *"), ffi.new("pccl_log_level_t *")
+    token = ffi.new("char[]", b"pccl1-x")
+    null, good = ffi.NULL, {}
+    data = ffi.new("float[4]")
+    good["c"] = data
+    return {
+        "token_create address": lambda c: lib.pccl_token_create(null, null, out, 600),
+        "token_create token": lambda c: lib.pccl_token_create(b"h:1", null, null, 600),
+        "token_create capacity": lambda c: lib.pccl_token_create(b"h:1", null, out, 3),
+        "token_parse token": lambda c: lib.pccl_token_parse(null, options("token_info")),
+        "token_parse info": lambda c: lib.pccl_token_parse(token, null),
+        "coordinator_create": lambda c: lib.pccl_coordinator_create(null, null),
+        "run_status token": lambda c: lib.pccl_run_status(null, 1, out, 600, length),
+        "run_status json": lambda c: lib.pccl_run_status(token, 1, null, 600, length),
+        "run_status length": lambda c: lib.pccl_run_status(token, 1, out, 600, null),
+        "comm_create token": lambda c: lib.pccl_comm_create(null, null, comm),
+        "comm_create comm": lambda c: lib.pccl_comm_create(token, null, null),
+        "comm_join comm": lambda c: lib.pccl_comm_join(null, null, comm),
+        "comm_join joined": lambda c: lib.pccl_comm_join(c, null, null),
+        "comm_close": lambda c: lib.pccl_comm_close(null),
+        "admit comm": lambda c: lib.pccl_comm_admit(null, 0, options("admission")),
+        "info comm": lambda c: lib.pccl_comm_info(null, options("comm_info")),
+        "info info": lambda c: lib.pccl_comm_info(c, null),
+        "all_reduce comm": lambda c: lib.pccl_all_reduce(null, data, data, 4, 0, null, null),
+        "all_reduce send": lambda c: lib.pccl_all_reduce(c, null, data, 4, 0, null, null),
+        "all_reduce recv": lambda c: lib.pccl_all_reduce(c, data, null, 4, 0, null, null),
+        "broadcast comm": lambda c: lib.pccl_broadcast(null, data, 4, 0, 0, null, null),
+        "broadcast buffer": lambda c: lib.pccl_broadcast(c, null, 4, 0, 0, null, null),
+        "barrier comm": lambda c: lib.pccl_barrier(null, null, null),
+        "all_reduce_async comm": lambda c: lib.pccl_all_reduce_async(
+            null, data, data, 4, 0, null, work
+        ),
+        "all_reduce_async work": lambda c: lib.pccl_all_reduce_async(
+            c, data, data, 4, 0, null, null
+        ),
+        "broadcast_async comm": lambda c: lib.pccl_broadcast_async(null, data, 4, 0, 0, null, work),
+        "broadcast_async work": lambda c: lib.pccl_broadcast_async(c, data, 4, 0, 0, null, null),
+        "barrier_async comm": lambda c: lib.pccl_barrier_async(null, null, work),
+        "barrier_async work": lambda c: lib.pccl_barrier_async(c, null, null),
+        "work_wait": lambda c: lib.pccl_work_wait(null, 0),
+        "work_poll": lambda c: lib.pccl_work_poll(null, ffi.new("int *")),
+        "work_notify": lambda c: lib.pccl_work_notify(null, null, null),
+        "work_cancel": lambda c: lib.pccl_work_cancel(null),
+        "work_resolve": lambda c: lib.pccl_work_resolve(null, 0, 0),
+        "work_outcome": lambda c: lib.pccl_work_outcome(null, options("outcome")),
+        "work_range": lambda c: lib.pccl_work_range(null, 0, options("outcome_range"), null, 0),
+        "log_next level": lambda c: lib.pccl_log_next(null, out, 600),
+        "log_next message": lambda c: lib.pccl_log_next(level, null, 600),
+    }
+
+
+@pytest.mark.parametrize("what", null_calls())
+def test_null_is_an_answer_and_no_crash(pair: tuple[Any, Any], what: str) -> None:
+    refused(null_calls()[what](pair[0]))
+
+
+def test_null_where_it_means_nothing_or_none() -> None:
+    lib.pccl_coordinator_destroy(ffi.NULL)
+    lib.pccl_comm_destroy(ffi.NULL)
+    lib.pccl_work_destroy(ffi.NULL)
+    assert lib.pccl_coordinator_token(ffi.NULL) == ffi.NULL
+    assert lib.pccl_coordinator_port(ffi.NULL) == 0
+    for count in (lib.pccl_comm_members, lib.pccl_comm_joined, lib.pccl_comm_left):
+        assert count(ffi.NULL, ffi.NULL, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "fields", "word"),
+    [
+        (4, 12, {}, "dtype"),
+        (4, 2**31 - 1, {}, "dtype"),
+        (4, 0, {"op": 5}, "op"),
+        (4, 0, {"op": 2**32 - 1}, "op"),
+        (4, 0, {"recovery": 4}, "recovery"),
+        (2**40 + 1, 4, {}, "count"),
+        (2**62, 0, {}, "count"),
+        (2**64 - 1, 10, {}, "count"),
+    ],
+)
+def test_nonsense_is_refused_before_memory_is_touched(
+    pair: tuple[Any, Any], count: int, dtype: int, fields: dict[str, int], word: str
+) -> None:
+    """Enumerations are plain integers in C: any value may come."""
+    data = ffi.new("float[4]", [1, 2, 3, 4])
+    chosen = options("collective_options")
+    for name, value in fields.items():
+        place = ffi.cast("uint32_t *", ffi.addressof(chosen, name))
+        place[0] = value
+    as_dtype = ffi.cast("pccl_dtype_t", dtype)
+    said = refused(lib.pccl_all_reduce(pair[0], data, data, count, as_dtype, chosen, ffi.NULL))
+    assert word in said
+    assert list(data) == [1, 2, 3, 4]
+
+
+def test_overlap_in_part_is_refused(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("float[8]")
+    for send, recv in ((data, data + 1), (data + 3, data)):
+        said = refused(lib.pccl_all_reduce(pair[0], send, recv, 4, 0, ffi.NULL, ffi.NULL))
+        assert "overlap" in said
+
+
+def test_a_root_that_is_no_rank_is_refused(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("float[4]")
+    for root in (2, 2**32 - 1):
+        said = refused(lib.pccl_broadcast(pair[0], data, 4, 0, root, ffi.NULL, ffi.NULL))
+        assert "root" in said
+
+
+# ---- structs of other sizes ------------------------------------------------------------------
+
+
+STRUCTS_IN = ["coordinator_options", "comm_options", "collective_options"]
+STRUCTS_OUT = ["token_info", "admission", "comm_info", "outcome", "outcome_range"]
+
+
+@pytest.mark.parametrize("size", [0, 4, 2**20, 2**63])
+@pytest.mark.parametrize("kind", STRUCTS_IN + STRUCTS_OUT)
+def test_a_size_that_cannot_be_is_refused(pair: tuple[Any, Any], kind: str, size: int) -> None:
+    """A struct that was not initialised, most likely."""
+    made = options(kind)
+    made.size = size
+    work = ffi.new("pccl_work_t **")
+    token = ffi.new("char[600]")
+    check(lib.pccl_token_create(b"127.0.0.1:1", ffi.NULL, token, 600))
+    with finished(pair) as done:
+        status = {
+            "coordinator_options": lambda: lib.pccl_coordinator_create(
+                made, ffi.new("pccl_coordinator_t **")
+            ),
+            "comm_options": lambda: lib.pccl_comm_create(token, made, ffi.new("pccl_comm_t **")),
+            "collective_options": lambda: lib.pccl_barrier_async(pair[0], made, work),
+            "token_info": lambda: lib.pccl_token_parse(token, made),
+            "admission": lambda: lib.pccl_comm_admit(pair[0], 0, made),
+            "comm_info": lambda: lib.pccl_comm_info(pair[0], made),
+            "outcome": lambda: lib.pccl_work_outcome(done, made),
+            "outcome_range": lambda: lib.pccl_work_range(done, 0, made, ffi.NULL, 0),
+        }[kind]()
+        assert "size" in refused(status)
+
+
+@contextlib.contextmanager
+def finished(pair: tuple[Any, Any]) -> Iterator[Any]:
+    """A work of rank 0 that has committed: the sum of 1 and 2, four times."""
+    works = [ffi.new("pccl_work_t **") for _ in pair]
+    data = [ffi.new("float[4]", [rank + 1.0] * 4) for rank in range(2)]
+    for comm, array, work in zip(pair, data, works, strict=True):
+        check(lib.pccl_all_reduce_async(comm, array, array, 4, 0, ffi.NULL, work))
+    for work in works:
+        check(lib.pccl_work_wait(work[0], FOREVER))
+    assert list(data[0]) == list(data[1]) == [3.0] * 4
+    try:
+        yield works[0][0]
+    finally:
+        for work in works:
+            lib.pccl_work_destroy(work[0])
+
+
+def garbage_behind(kind: str, first_unknown: str) -> Any:
+    """A struct of an older version, that ends before a field; behind it lies other memory."""
+    made = options(kind)
+    offset = ffi.offsetof(f"pccl_{kind}_t", first_unknown)
+    ffi.memmove(ffi.cast("char *", made) + offset, b"\xa5" * 400, ffi.sizeof(made[0]) - offset)
+    made.size = offset
+    return made
+
+
+def tail(made: Any) -> bytes:
+    whole = bytes(ffi.buffer(made))
+    return whole[made.size :]
+
+
+def test_options_of_an_old_caller_are_read_as_far_as_they_go() -> None:
+    with contextlib.ExitStack() as stack:
+        old = garbage_behind("coordinator_options", "lanes_per_link")
+        old.min_world_size = 1
+        made = ffi.new("pccl_coordinator_t **")
+        check(lib.pccl_coordinator_create(old, made))
+        stack.callback(lib.pccl_coordinator_destroy, made[0])
+        comm = ffi.new("pccl_comm_t **")
+        old = garbage_behind("comm_options", "peer_id")
+        old.bind = LOOPBACK
+        check(lib.pccl_comm_create(lib.pccl_coordinator_token(made[0]), old, comm))
+        stack.callback(lib.pccl_comm_destroy, comm[0])
+        check(lib.pccl_comm_admit(comm[0], 0, ffi.NULL))
+        old = garbage_behind("collective_options", "op")
+        old.tag = 77
+        data = ffi.new("int32_t[2]", [5, 6])
+        work = ffi.new("pccl_work_t **")
+        check(lib.pccl_all_reduce(comm[0], data, data, 2, lib.PCCL_I32, old, work))
+        outcome = options("outcome")
+        check(lib.pccl_work_outcome(work[0], outcome))
+        assert outcome.tag == 77
+        lib.pccl_work_destroy(work[0])
+
+
+def test_results_for_an_old_caller_end_where_its_struct_ends(pair: tuple[Any, Any]) -> None:
+    token = ffi.new("char[600]")
+    check(lib.pccl_token_create(b"host:1", ffi.NULL, token, 600))
+    info = garbage_behind("token_info", "run_id")
+    check(lib.pccl_token_parse(token, info))
+    assert text(info.address) == "host:1"
+    admission = garbage_behind("admission", "joined_count")
+    check(lib.pccl_comm_admit(pair[0], 0, admission))
+    check(lib.pccl_comm_admit(pair[1], 0, ffi.NULL))
+    assert (admission.epoch, admission.world_size) == (1, 2)
+    comm_info = garbage_behind("comm_info", "peer_id")
+    check(lib.pccl_comm_info(pair[0], comm_info))
+    assert comm_info.alive == 2
+    with finished(pair) as work:
+        outcome = garbage_behind("outcome", "digest")
+        check(lib.pccl_work_outcome(work, outcome))
+        assert outcome.range_count == 1
+        part = garbage_behind("outcome_range", "contributor_count")
+        check(lib.pccl_work_range(work, 0, part, ffi.NULL, 0))
+        assert (part.begin, part.end) == (0, 4)
+    for made in (info, admission, comm_info, outcome, part):
+        assert tail(made) == b"\xa5" * len(tail(made)) != b""
+
+
+def test_a_newer_caller_is_understood_unless_it_asks_for_what_we_do_not_know(
+    pair: tuple[Any, Any],
+) -> None:
+    newer = ffi.new("char[]", 64)
+    made = ffi.cast("pccl_collective_options_t *", newer)
+    made.size = 48
+    works = [ffi.new("pccl_work_t **") for _ in pair]
+    for comm, work in zip(pair, works, strict=True):
+        check(lib.pccl_barrier_async(comm, made, work))
+    for work in works:
+        check(lib.pccl_work_wait(work[0], FOREVER))
+        lib.pccl_work_destroy(work[0])
+    newer[40] = b"\1"
+    refused(lib.pccl_barrier_async(pair[0], made, works[0]))
+
+
+# ---- what the functions promise --------------------------------------------------------------
+
+
+def test_tokens_are_made_and_read() -> None:
+    token = ffi.new("char[]", lib.PCCL_TOKEN_BYTES_MAX)
+    run_id = ffi.new("uint8_t[16]", list(range(16)))
+    check(lib.pccl_token_create(b"[::1]:4000", run_id, token, lib.PCCL_TOKEN_BYTES_MAX))
+    info = options("token_info")
+    check(lib.pccl_token_parse(token, info))
+    assert text(info.address) == "[::1]:4000"
+    assert list(info.run_id) == list(range(16))
+    assert pccl.token_parse(text(token)).run_id == bytes(range(16))
+
+
+def test_the_last_error_belongs_to_its_thread() -> None:
+    refused(lib.pccl_token_create(b"no port", ffi.NULL, ffi.new("char[600]"), 600))
+    mine = text(lib.pccl_last_error())
+
+    def other() -> tuple[str, str]:
+        before = text(lib.pccl_last_error())
+        lib.pccl_work_wait(ffi.NULL, 0)
+        return before, text(lib.pccl_last_error())
+
+    (answer,) = together([other])
+    assert answer[0] == ""
+    assert "work" in answer[1]
+    assert text(lib.pccl_last_error()) == mine
+
+
+def test_a_coordinator_says_its_port_and_token() -> None:
+    with coordinator() as running:
+        info = options("token_info")
+        check(lib.pccl_token_parse(lib.pccl_coordinator_token(running), info))
+        assert text(info.address) == f"127.0.0.1:{lib.pccl_coordinator_port(running)}"
+        second = ffi.new("pccl_coordinator_t **")
+        address = ffi.new("char[]", ffi.string(info.address))
+        taken = lib.pccl_coordinator_create(options("coordinator_options", bind=address), second)
+        assert text(info.address) in refused(taken, "PCCL_SYSTEM_ERROR")
+
+
+def test_the_status_of_a_run_tells_how_much_room_it_needs(pair: tuple[Any, Any]) -> None:
+    with coordinator() as running:
+        token = lib.pccl_coordinator_token(running)
+        length = ffi.new("size_t *")
+        small = ffi.new("char[]", b"\xa5" * 8)
+        said = refused(lib.pccl_run_status(token, 5 * SECOND, small, 4, length))
+        assert str(length[0] + 1) in said
+        assert bytes(ffi.buffer(small))[4:8] == b"\xa5" * 4
+        room = ffi.new("char[]", length[0] + 200)
+        check(lib.pccl_run_status(token, 5 * SECOND, room, length[0] + 200, length))
+        assert len(text(room)) == length[0]
+        assert json.loads(text(room))["schema"] == 1
+
+
+def test_create_is_withdrawn_when_the_callback_says_so() -> None:
+    """`interrupted` is asked on the blocked thread, and the peer is gone afterwards."""
+    asked: list[Any] = []
+
+    @ffi.callback("int(void *)")
+    def interrupted(context: Any) -> int:
+        asked.append((threading.get_ident(), ffi.from_handle(context)))
+        return int(len(asked) == 3)
+
+    handle = ffi.new_handle("mine")
+    with coordinator(initial_world_size=2) as running:
+        token = lib.pccl_coordinator_token(running)
+        made = ffi.new("pccl_comm_t **")
+        fields = {"interrupted": interrupted, "interrupted_context": handle, "bind": LOOPBACK}
+        status = lib.pccl_comm_create(token, options("comm_options", **fields), made)
+        refused(status, "PCCL_CANCELLED")
+        assert asked == [(threading.get_ident(), "mine")] * 3
+        assert made[0] == ffi.NULL
+
+
+def test_membership_from_create_to_destroy() -> None:
+    with coordinator() as running:
+        token = lib.pccl_coordinator_token(running)
+        chosen = ffi.new("pccl_peer_id_t *", {"bytes": [7] * 16})
+        comm = connect(token, group=ffi.new("char[]", b"first"), peer_id=chosen)
+        admission = options("admission")
+        check(lib.pccl_comm_admit(comm, 5 * SECOND, admission))
+        assert (admission.epoch, admission.rank, admission.world_size) == (1, 0, 1)
+        assert (admission.changed, admission.joined_count, admission.left_count) == (1, 1, 0)
+        info = options("comm_info")
+        check(lib.pccl_comm_info(comm, info))
+        assert list(info.peer_id.bytes) == [7] * 16
+        ids = ffi.new("pccl_peer_id_t[2]")
+        assert lib.pccl_comm_joined(comm, ids, 2) == 1
+        assert list(ids[0].bytes) == [7] * 16
+        assert lib.pccl_comm_left(comm, ids, 2) == 0
+
+        joined = ffi.new("pccl_comm_t **")
+        group = ffi.new("char[]", b"second")
+        check(lib.pccl_comm_join(comm, options("comm_options", group=group), joined))
+        check(lib.pccl_comm_admit(joined[0], 0, admission))
+        assert admission.world_size == 1
+        check(lib.pccl_comm_close(comm))
+        check(lib.pccl_comm_close(comm))  # idempotent
+        refused(lib.pccl_comm_info(comm, info), "PCCL_INVALID_USAGE")
+        refused(lib.pccl_barrier(comm, ffi.NULL, ffi.NULL), "PCCL_INVALID_USAGE")
+        check(lib.pccl_barrier(joined[0], ffi.NULL, ffi.NULL))  # the other group is still open
+        lib.pccl_comm_destroy(comm)
+        lib.pccl_comm_destroy(joined[0])  # without close
+
+
+def test_lists_of_peers_are_written_as_far_as_there_is_room(pair: tuple[Any, Any]) -> None:
+    ids = ffi.new("pccl_peer_id_t[3]")
+    for count in (lib.pccl_comm_members, lib.pccl_comm_joined):
+        ffi.memmove(ids, b"\xa5" * 48, 48)
+        assert count(pair[0], ids, 1) == 2
+        assert bytes(ffi.buffer(ids))[16:] == b"\xa5" * 32
+        assert count(pair[0], ids, 3) == 2
+        assert bytes(ffi.buffer(ids))[32:] == b"\xa5" * 16
+        assert count(pair[0], ffi.NULL, 0) == 2
+
+
+def test_blocking_calls_give_a_finished_work(pair: tuple[Any, Any]) -> None:
+    works = [ffi.new("pccl_work_t **") for _ in pair]
+    sums = [ffi.new("uint64_t[3]", [1, 2, 3]) for _ in pair]
+    made = [ffi.new("uint64_t[3]") for _ in pair]
+    roots = [ffi.new("int8_t[5]", [rank] * 5) for rank in range(2)]
+
+    def program(rank: int) -> int:
+        comm, work = pair[rank], works[rank]
+        average = options("collective_options", tag=1, op=lib.PCCL_AVG)
+        check(lib.pccl_all_reduce(comm, sums[rank], made[rank], 3, lib.PCCL_U64, average, ffi.NULL))
+        check(lib.pccl_barrier(comm, ffi.NULL, ffi.NULL))
+        check(lib.pccl_broadcast(comm, roots[rank], 5, lib.PCCL_I8, 1, ffi.NULL, work))
+        finished_now = ffi.new("int *")
+        check(lib.pccl_work_poll(work[0], finished_now))
+        check(lib.pccl_work_wait(work[0], 0))
+        return int(finished_now[0])
+
+    assert together([lambda: program(0), lambda: program(1)]) == [1, 1]
+    assert [list(array) for array in (*sums, *made)] == [[1, 2, 3]] * 4
+    assert [list(array) for array in roots] == [[1] * 5] * 2
+    outcomes = [options("outcome") for _ in pair]
+    for work, outcome in zip(works, outcomes, strict=True):
+        check(lib.pccl_work_outcome(work[0], outcome))
+        lib.pccl_work_destroy(work[0])
+    assert list(outcomes[0].digest) == list(outcomes[1].digest)
+
+
+def test_ranges_list_their_contributors(pair: tuple[Any, Any]) -> None:
+    members = ffi.new("pccl_peer_id_t[2]")
+    assert lib.pccl_comm_members(pair[0], members, 2) == 2
+    with finished(pair) as work:
+        outcome, part = options("outcome"), options("outcome_range")
+        check(lib.pccl_work_outcome(work, outcome))
+        assert (outcome.attempts, outcome.range_count) == (1, 1)
+        ids = ffi.new("pccl_peer_id_t[2]")
+        check(lib.pccl_work_range(work, 0, part, ids, 2))
+        assert (part.begin, part.end, part.contributor_count) == (0, 4, 2)
+        assert bytes(ffi.buffer(ids)) == bytes(ffi.buffer(members))
+        ffi.memmove(ids, b"\xa5" * 32, 32)
+        check(lib.pccl_work_range(work, 0, part, ids, 1))
+        assert bytes(ffi.buffer(ids))[16:] == b"\xa5" * 16
+        for index in (1, 1000):
+            assert "range" in refused(lib.pccl_work_range(work, index, part, ids, 2))
+
+
+def test_a_work_in_flight_says_so_and_can_be_withdrawn(pair: tuple[Any, Any]) -> None:
+    tag = options("collective_options", tag=50)
+    work = ffi.new("pccl_work_t **")
+    data = ffi.new("double[2]", [1, 2])
+    check(lib.pccl_all_reduce_async(pair[0], data, data, 2, lib.PCCL_F64, tag, work))
+    finished_now = ffi.new("int *", 7)
+    check(lib.pccl_work_poll(work[0], finished_now))
+    assert finished_now[0] == 0
+    refused(lib.pccl_work_wait(work[0], 0), "PCCL_TIMEOUT")
+    refused(lib.pccl_work_outcome(work[0], options("outcome")), "PCCL_INVALID_USAGE")
+    refused(lib.pccl_work_resolve(work[0], 0, 1), "PCCL_INVALID_USAGE")
+    other = ffi.new("pccl_work_t **")
+    said = refused(lib.pccl_barrier_async(pair[0], tag, other), "PCCL_INVALID_USAGE")
+    assert "50" in said
+    check(lib.pccl_work_cancel(work[0]))
+    refused(lib.pccl_work_wait(work[0], FOREVER), "PCCL_CANCELLED")
+    check(lib.pccl_work_cancel(work[0]))
+    refused(lib.pccl_work_outcome(work[0], options("outcome")), "PCCL_INVALID_USAGE")
+    lib.pccl_work_destroy(work[0])
+    assert list(data) == [1, 2]
+    check(lib.pccl_broadcast_async(pair[1], data, 2, lib.PCCL_F64, 0, tag, other))
+    refused(lib.pccl_work_wait(other[0], FOREVER), "PCCL_ABORTED")
+    lib.pccl_work_destroy(other[0])
+
+
+def test_a_callback_runs_once_when_the_work_is_finished(pair: tuple[Any, Any]) -> None:
+    """From a thread of the library, or at once if it is finished; the last one given counts."""
+    called: list[str] = []
+    finished_one = threading.Event()
+
+    @ffi.callback("void(void *)")
+    def finished_callback(context: Any) -> None:
+        called.append(ffi.from_handle(context))
+        finished_one.set()
+
+    first, second, late = (ffi.new_handle(name) for name in ("first", "second", "late"))
+    tag = options("collective_options", tag=60)
+    works = [ffi.new("pccl_work_t **") for _ in pair]
+    check(lib.pccl_barrier_async(pair[0], tag, works[0]))
+    check(lib.pccl_work_notify(works[0][0], finished_callback, first))
+    check(lib.pccl_work_notify(works[0][0], finished_callback, second))
+    assert called == []
+    check(lib.pccl_barrier_async(pair[1], tag, works[1]))
+    assert finished_one.wait(30)
+    assert called == ["second"]
+    check(lib.pccl_work_wait(works[0][0], 0))
+    check(lib.pccl_work_notify(works[0][0], finished_callback, late))
+    assert called == ["second", "late"]
+    for work in works:
+        check(lib.pccl_work_wait(work[0], FOREVER))
+        lib.pccl_work_destroy(work[0])
+
+
+def test_a_destroyed_work_is_withdrawn_and_its_callback_runs_before_or_never(
+    pair: tuple[Any, Any],
+) -> None:
+    called: list[bool] = []
+    destroyed = threading.Event()
+
+    @ffi.callback("void(void *)")
+    def finished_callback(context: Any) -> None:
+        called.append(destroyed.is_set())
+
+    tag = options("collective_options", tag=70)
+    work, data = ffi.new("pccl_work_t **"), ffi.new("float[4]")
+    check(lib.pccl_all_reduce_async(pair[0], data, data, 4, 0, tag, work))
+    check(lib.pccl_work_notify(work[0], finished_callback, ffi.NULL))
+    lib.pccl_work_destroy(work[0])
+    destroyed.set()
+    refused(lib.pccl_all_reduce(pair[1], data, data, 4, 0, tag, ffi.NULL), "PCCL_ABORTED")
+    assert called in ([], [False])
+
+
+def test_log_events_come_one_by_one_and_are_cut_to_the_room() -> None:
+    level, message = ffi.new("pccl_log_level_t *"), ffi.new("char[]", b"\xa5" * 512)
+    with coordinator() as running:
+        comm = connect(lib.pccl_coordinator_token(running))
+        lib.pccl_comm_destroy(comm)
+    seen = []
+    while lib.pccl_log_next(level, message, 12) == lib.PCCL_OK:
+        assert level[0] in range(4)
+        assert len(text(message)) <= 11
+        assert bytes(ffi.buffer(message))[12:13] == b"\xa5"
+        seen.append(text(message))
+    assert seen
+    assert lib.pccl_log_next(level, message, 512) == lib.PCCL_TIMEOUT
