@@ -212,8 +212,8 @@ test "endpoints are read and written back" {
         try std.testing.expectEqualStrings(case[0], again);
     }
     const bad = [_][]const u8{
-        "",      "host", "host:",  "host:65536", "host:-1",  "host:+1",
-        "[::1]", "[::1", "[]:1",   "::1",        "[::1]x:1", "h\x00:1",
+        "",      "host", "host:", "host:65536", "host:-1",  "host:+1",
+        "[::1]", "[::1", "[]:1",  "::1",        "[::1]x:1", "h\x00:1",
         "a b:1",
     };
     for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));

@@ -84,9 +84,9 @@ test "fault points are read, and a mistyped one is an error" {
     try std.testing.expect(any.matches(.all_reduce_called, 77, 0, 0));
     try std.testing.expectEqual(0.25, (try Fault.parse("all_reduce.partial::0.25")).fraction);
     const bad = [_][]const u8{
-        "",                        "settled",                 "all_reduce",
-        "all_reduce_settled",      "all_reduce.settled:x",    "all_reduce.settled:5:2",
-        "all_reduce.settled:5:-1", "all_reduce.settled:-5",   "all_reduce.settled:5:0.5:1",
+        "",                        "settled",                  "all_reduce",
+        "all_reduce_settled",      "all_reduce.settled:x",     "all_reduce.settled:5:2",
+        "all_reduce.settled:5:-1", "all_reduce.settled:-5",    "all_reduce.settled:5:0.5:1",
         "kill=all_reduce.settled", "all_reduce.settled:0:nan",
     };
     for (bad) |text| try std.testing.expectError(error.BadFaultPoint, Fault.parse(text));

@@ -29,7 +29,7 @@ fn start_coordinator(options: struct { lanes: u8 = 2, backend: Backend = .defaul
             .chunk_bytes = 4096,
             .window_bytes = 64 * 1024,
             .heartbeat_ns = seconds / 10,
-            .silence_ns = 2 * seconds,
+            .silence_ns = 10 * seconds,
         },
     });
 }
@@ -41,6 +41,7 @@ const Peer = struct {
 
     const Options = struct {
         world_size: u32,
+        peer_id: ?base.PeerId = null,
         backend: Backend = .default,
     };
 
@@ -50,6 +51,7 @@ const Peer = struct {
             .run_id = run_id,
             .connect_deadline = clock.after(patience_ns),
             .bind = .{ .host = "127.0.0.1", .port = 0 },
+            .peer_id = options.peer_id,
             .backend = options.backend,
         });
         defer engine.unreference(); // the membership holds it from now on
@@ -76,7 +78,8 @@ const Peer = struct {
     fn begin(peer: *const Peer, work: *Work, values: anytype, call: struct {
         op: base.ReduceOp = .sum,
         tag: u64 = 0,
-        recovery: ?@FieldType(session.Session.Call, "recovery") = null,
+        recovery: @FieldType(session.Session.Call, "recovery") = null,
+        deadline_ns: u64 = patience_ns,
     }) !void {
         const Element = std.meta.Elem(@TypeOf(values));
         try work.begin(peer.membership, .{
@@ -87,8 +90,8 @@ const Peer = struct {
             .dtype = if (Element == f32) .f32 else .u64,
             .op = call.op,
             .tag = call.tag,
-            .recovery = call.recovery orelse null,
-            .deadline = clock.after(patience_ns),
+            .recovery = call.recovery,
+            .deadline = clock.after(call.deadline_ns),
         });
     }
 
@@ -168,4 +171,524 @@ test "one to four peers reduce u64 and f32, with either poller" {
         };
         try in_parallel(world_size, Case{ .coordinator = coordinator, .backend = backend }, Case.run);
     };
+}
+
+test "sixteen tags at once, begun in another order on each peer" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, index: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 3 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            const tags = 16;
+            const count = 5000;
+            const values = try gpa.alloc(u64, tags * count);
+            defer gpa.free(values);
+            var works: [tags]Work = undefined;
+            for (0..tags) |step| {
+                const tag = (step * 5 + index * 7) % tags;
+                const part = values[tag * count ..][0..count];
+                digits(part, admission.rank);
+                for (part) |*value| value.* += tag << 32;
+                try peer.begin(&works[tag], part, .{ .tag = tag });
+            }
+            for (&works, 0..) |*work, tag| {
+                try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+                work.deinit();
+                const part = values[tag * count ..][0..count];
+                for (part) |*value| value.* -= 3 * (tag << 32);
+                try expect_sum(part, &.{ 0, 1, 2 });
+            }
+        }
+    };
+    try in_parallel(3, coordinator, Case.run);
+}
+
+test "one operation at a time per tag, and none before the first safe point or after leaving" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            var values: [10]u64 = @splat(1);
+            var first: Work = undefined;
+            var second: Work = undefined;
+            const all: []u64 = &values;
+            try std.testing.expectError(error.NotAdmitted, peer.begin(&first, all, .{}));
+            const admission = try peer.admit();
+            // Rank 1 calls only once rank 0 has seen what it came for.
+            if (admission.rank == 0) {
+                try peer.begin(&first, all, .{});
+                try std.testing.expectError(error.TagInUse, peer.begin(&second, all, .{}));
+                var other: [10]u64 = @splat(1);
+                const others: []u64 = &other;
+                try peer.begin(&second, others, .{ .tag = 1 });
+            } else {
+                try peer.begin(&second, all, .{ .tag = 1 });
+                var other: [10]u64 = @splat(1);
+                const others: []u64 = &other;
+                try peer.begin(&first, others, .{});
+                try std.testing.expectEqual(session.Status.ok, first.wait(base.never).?);
+            }
+            for ([_]*Work{ &first, &second }) |work| {
+                try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+                work.deinit();
+            }
+            peer.membership.leave();
+            try std.testing.expectError(error.Left, peer.begin(&first, all, .{}));
+            try std.testing.expectError(error.Closed, peer.membership.info());
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}
+
+/// Ends every open lane of a peer as a broken network would.
+fn break_lanes(peer: *const Peer) usize {
+    const engine = peer.engine;
+    engine.lock.lock();
+    defer engine.lock.unlock();
+    var broken: usize = 0;
+    for (engine.links.all.items) |link| {
+        if (link == engine.control) continue;
+        _ = std.c.shutdown(link.fd, std.c.SHUT.RDWR);
+        broken += 1;
+    }
+    return broken;
+}
+
+test "lanes that break in the middle of an operation are dialed again, and it still commits" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 3 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            const values = try gpa.alloc(u64, 1_000_000);
+            defer gpa.free(values);
+            for (0..5) |_| {
+                digits(values, admission.rank);
+                const before = (try peer.membership.info()).attempt;
+                var work: Work = undefined;
+                try peer.begin(&work, values, .{ .recovery = .resume_chunks });
+                defer work.deinit();
+                if (admission.rank == 1) {
+                    // Not before data flows, so that something is in the air.
+                    const start = (try peer.membership.info()).bytes_received;
+                    while ((try peer.membership.info()).bytes_received == start) {
+                        if (work.finished.is_set()) break;
+                        try std.Thread.yield();
+                    }
+                    try std.testing.expect(break_lanes(&peer) > 0);
+                }
+                try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+                try expect_sum(values, &.{ 0, 1, 2 });
+                try std.testing.expect((try peer.membership.info()).attempt >= before);
+            }
+            // The lanes were in use at least once when they broke.
+            try std.testing.expect((try peer.membership.info()).attempt > 1);
+        }
+    };
+    try in_parallel(3, coordinator, Case.run);
+}
+
+test "a peer that vanishes in the middle of an operation costs the others nothing but its part" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 3 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            const values = try gpa.alloc(u64, 2_000_000);
+            defer gpa.free(values);
+            digits(values, admission.rank);
+            const start = (try peer.membership.info()).bytes_received;
+            var work: Work = undefined;
+            try peer.begin(&work, values, .{ .recovery = .resume_chunks });
+            defer work.deinit();
+            if (admission.rank == 1) {
+                while ((try peer.membership.info()).bytes_received < start + 1_000_000) {
+                    try std.Thread.yield();
+                }
+                peer.engine.stop(.abrupt);
+                // Its own call has ended too, and its buffer is as it was.
+                const status = work.wait(clock.after(patience_ns)).?;
+                try std.testing.expect(status == .coordinator_unreachable or status == .in_doubt);
+                try expect_sum(values, &.{1});
+                return;
+            }
+            try std.testing.expectEqual(session.Status.ok, work.wait(base.never).?);
+            const operation = work.operation;
+            var ranges = operation.ranges();
+            var at_element: u64 = 0;
+            while (ranges.next()) |range| {
+                try std.testing.expectEqual(at_element, range.begin);
+                at_element = range.end;
+                const with_it = range.contributors.has(1);
+                for (values[range.begin..range.end], range.begin..) |value, index| {
+                    const unit: u64 = index % 7 + 1;
+                    const expected = unit + (unit << 8) + if (with_it) unit << 4 else 0;
+                    try std.testing.expectEqual(expected, value);
+                }
+            }
+            try std.testing.expectEqual(values.len, at_element);
+            const info = try peer.membership.info();
+            try std.testing.expect(info.alive < 3); // the other one may have left since
+            try std.testing.expectEqual(3, info.world_size);
+        }
+    };
+    try in_parallel(3, coordinator, Case.run);
+}
+
+test "a newcomer enters at a safe point while the others work" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        coordinator: *const CoordinatorEngine,
+        running: net.lock.Signal = .{},
+        entered: std.atomic.Value(u32) = .init(0),
+
+        fn run(case: *@This(), index: usize) !void {
+            if (index == 2) _ = case.running.wait(base.never);
+            const peer = try Peer.join(case.coordinator, .{ .world_size = 2 });
+            defer peer.leave();
+            var world_size: u32 = 0;
+            var rounds: usize = 0;
+            // Five steps together; the vote to stop is itself an all_reduce.
+            while (true) : (rounds += 1) {
+                const admission = try peer.admit();
+                if (index == 2 and rounds == 0) try std.testing.expect(admission.changed);
+                world_size = admission.world_size;
+                if (world_size == 3) _ = case.entered.fetchAdd(1, .monotonic);
+                var values: [100]u64 = @splat(@as(u64, 1) << @intCast(8 * admission.rank));
+                const all: []u64 = &values;
+                try peer.all_reduce(all);
+                const expected: u64 = if (world_size == 3) 0x10101 else 0x101;
+                for (values) |value| try std.testing.expectEqual(expected, value);
+                case.running.set();
+                var stop: [1]u64 = .{@intFromBool(case.entered.load(.monotonic) >= 15)};
+                const vote: []u64 = &stop;
+                try peer.all_reduce(vote);
+                if (stop[0] > 0) break;
+            }
+            try std.testing.expectEqual(3, world_size);
+        }
+    };
+    var case: Case = .{ .coordinator = coordinator };
+    try in_parallel(3, &case, Case.run);
+}
+
+test "a deadline ends a call that another peer never makes, on both sides of it" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            var values: [1000]u64 = undefined;
+            const all: []u64 = &values;
+            digits(all, admission.rank);
+            if (admission.rank == 0) {
+                const short_ns = seconds / 10;
+                var work: Work = undefined;
+                try peer.begin(&work, all, .{ .deadline_ns = short_ns });
+                defer work.deinit();
+                try std.testing.expectEqual(null, work.wait(0));
+                try std.testing.expectEqual(session.Status.deadline_exceeded, work.wait(base.never).?);
+                try expect_sum(all, &.{0});
+            }
+            // On a tag of its own, so that both come here after the deadline.
+            var meeting: Work = undefined;
+            var nothing: [1]u64 = .{0};
+            const empty: []u64 = &nothing;
+            try peer.begin(&meeting, empty, .{ .tag = 9 });
+            defer meeting.deinit();
+            try std.testing.expectEqual(session.Status.ok, meeting.wait(base.never).?);
+            if (admission.rank == 1) {
+                var late: Work = undefined;
+                try peer.begin(&late, all, .{});
+                defer late.deinit();
+                try std.testing.expectEqual(session.Status.aborted, late.wait(base.never).?);
+                try std.testing.expectEqual(.deadline, late.operation.failure.reason.?);
+                try expect_sum(all, &.{1});
+            }
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}
+
+test "a work that is destroyed in flight lets go of its buffer at once" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            if (admission.rank == 0) {
+                const values = try gpa.alloc(u64, 100_000);
+                var work: Work = undefined;
+                {
+                    defer gpa.free(values);
+                    try peer.begin(&work, values, .{});
+                    work.deinit();
+                }
+            }
+            var meeting: Work = undefined;
+            var one: [1]u64 = .{1};
+            const all: []u64 = &one;
+            try peer.begin(&meeting, all, .{ .tag = 9 });
+            defer meeting.deinit();
+            try std.testing.expectEqual(session.Status.ok, meeting.wait(base.never).?);
+            try std.testing.expectEqual(2, one[0]);
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}
+
+fn create_error(options: PeerEngine.Options) PeerEngine.Error!void {
+    (try PeerEngine.create(gpa, options)).unreference();
+}
+
+test "no coordinator, another run, a port in use, a second peer of one id" {
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const good: PeerEngine.Options = .{
+        .coordinator = try .parse(coordinator.reached_at()),
+        .run_id = run_id,
+        .connect_deadline = clock.after(patience_ns),
+        .bind = .{ .host = "127.0.0.1", .port = 0 },
+    };
+    var options = good;
+    options.run_id = @splat(1);
+    try std.testing.expectError(error.WrongRun, create_error(options));
+    options = good;
+    options.bind.port = coordinator.port;
+    try std.testing.expectError(error.AddressInUse, create_error(options));
+    options = good;
+    options.bind.host = "no-such-host.invalid";
+    try std.testing.expectError(error.ListenNameNotFound, create_error(options));
+
+    const closed = try start_coordinator(.{});
+    options = good;
+    options.coordinator.port = closed.port;
+    closed.destroy();
+    options.connect_deadline = clock.after(seconds / 20);
+    try std.testing.expectError(error.Refused, create_error(options));
+
+    options = good;
+    options.peer_id = .from_int(77);
+    const first = try PeerEngine.create(gpa, options);
+    defer first.unreference();
+    try std.testing.expectError(error.TurnedAway, create_error(options));
+}
+
+test "what listens there is not a coordinator" {
+    const Other = struct {
+        listener: net.socket.Fd,
+        says: []const u8,
+
+        fn run(other: *@This()) void {
+            while (net.socket.wait_for(other.listener, .read, 20_000)) {
+                const fd = net.socket.accept(other.listener) catch return;
+                defer net.socket.close(fd);
+                var question: [256]u8 = undefined;
+                if (!net.socket.wait_for(fd, .read, 10_000)) return;
+                const count = net.socket.receive(fd, &.{&question}) catch return;
+                if (count == 0) return; // the end of the test
+                _ = net.socket.send(fd, &.{other.says}) catch return;
+            }
+        }
+    };
+    const any_port = try net.address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const cases = [_]struct { []const u8, PeerEngine.Error }{
+        .{ "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", error.NotPccl },
+        .{ "", error.Closed },
+    };
+    for (cases) |case| {
+        const listener = try net.socket.listen(&any_port);
+        defer net.socket.close(listener);
+        const at = net.socket.local_address(listener).?;
+        var other: Other = .{ .listener = listener, .says = case[0] };
+        const thread = try std.Thread.spawn(.{}, Other.run, .{&other});
+        const result = create_error(.{
+            .coordinator = .{ .host = "127.0.0.1", .port = at.port() },
+            .run_id = run_id,
+            .connect_deadline = clock.after(patience_ns),
+        });
+        // An empty visit ends the other side.
+        const farewell = try net.socket.connect_start(&at);
+        net.socket.close(farewell);
+        thread.join();
+        try std.testing.expectError(case[1], result);
+    }
+}
+
+test "a coordinator that goes away is noticed, and everything in flight ends" {
+    const coordinator = try start_coordinator(.{});
+    const Case = struct {
+        coordinator: *CoordinatorEngine,
+        called: net.lock.Signal = .{},
+        over: net.lock.Signal = .{},
+
+        fn run(case: *@This(), index: usize) !void {
+            if (index == 2) {
+                _ = case.called.wait(base.never);
+                case.coordinator.destroy();
+                return case.over.set();
+            }
+            const peer = try Peer.join(case.coordinator, .{ .world_size = 2 });
+            defer peer.leave();
+            const admission = try peer.admit();
+            // Rank 1 never calls.
+            if (admission.rank == 1) {
+                _ = case.over.wait(base.never);
+                try std.testing.expectError(error.AdmitFailed, admit_until_it_fails(&peer));
+                return;
+            }
+            var values: [1000]u64 = undefined;
+            const all: []u64 = &values;
+            digits(all, 0);
+            var work: Work = undefined;
+            try peer.begin(&work, all, .{});
+            defer work.deinit();
+            case.called.set();
+            const status = work.wait(base.never).?;
+            try std.testing.expectEqual(session.Status.coordinator_unreachable, status);
+            try expect_sum(all, &.{0});
+            const failure = peer.membership.failure.?;
+            try std.testing.expectEqual(session.Status.coordinator_unreachable, failure.status);
+        }
+
+        /// A safe point with nothing pending asks nobody, so the first ones may still pass.
+        fn admit_until_it_fails(peer: *const Peer) !void {
+            const deadline = clock.after(patience_ns);
+            while (clock.now() < deadline) _ = try peer.admit();
+        }
+    };
+    var case: Case = .{ .coordinator = coordinator };
+    try in_parallel(3, &case, Case.run);
+}
+
+test "a thread that waits for a group or a safe point can be interrupted" {
+    const Ask = struct {
+        fn always(_: ?*anyopaque) callconv(.c) c_int {
+            return 1;
+        }
+    };
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const peer = try Peer.join(coordinator, .{ .world_size = 1 });
+    defer peer.leave();
+    _ = try peer.admit();
+    // A group of two that nobody else comes to.
+    var failure: Membership.Failure = undefined;
+    try std.testing.expectError(error.Interrupted, Membership.join(peer.engine, .{
+        .name = "other",
+        .initial_world_size = 2,
+        .deadline = clock.after(patience_ns),
+        .interrupt = .{ .function = Ask.always },
+    }, &failure));
+    try std.testing.expectError(error.DeadlineExceeded, Membership.join(peer.engine, .{
+        .name = "other",
+        .initial_world_size = 2,
+        .deadline = clock.after(seconds / 20),
+    }, &failure));
+    try std.testing.expectError(error.AlreadyJoined, Membership.join(peer.engine, .{
+        .name = "train",
+        .deadline = clock.after(seconds),
+    }, &failure));
+}
+
+test "an admit that waits for another peer can be interrupted, and has not passed the safe point" {
+    // Peer B is stopped after it has said that it is prepared for newcomer C, so the question at which safe point C
+    // enters is open for as long as B is. A has answered and waits.
+    const coordinator = try start_coordinator(.{});
+    defer coordinator.destroy();
+    const Case = struct {
+        const newcomer_id: base.PeerId = .from_int(std.math.maxInt(u128));
+        coordinator: *const CoordinatorEngine,
+        a_stopped: net.lock.Signal = .{},
+        b_stopped: net.lock.Signal = .{},
+        b_may_go: net.lock.Signal = .{},
+
+        fn run(case: *@This(), index: usize) !void {
+            if (index == 2) {
+                try await(&case.a_stopped);
+                const peer = try Peer.join(case.coordinator, .{
+                    .world_size = 2,
+                    .peer_id = newcomer_id,
+                });
+                defer peer.leave();
+                return std.testing.expectEqual(3, (try peer.admit()).world_size);
+            }
+            const peer = try Peer.join(case.coordinator, .{ .world_size = 2 });
+            defer peer.leave();
+            _ = try peer.admit();
+            if (index == 0) try case.a(&peer) else try case.b(&peer);
+            const admission = try peer.admit();
+            try std.testing.expect(admission.changed and admission.world_size == 3);
+        }
+
+        fn await(signal: *net.lock.Signal) !void {
+            try std.testing.expect(signal.wait(clock.after(patience_ns)));
+        }
+
+        fn a(case: *@This(), peer: *const Peer) !void {
+            {
+                peer.engine.lock.lock();
+                defer peer.engine.lock.unlock();
+                // The coordinator must know that this epoch is entered, before it prepares the next one.
+                const control = &peer.engine.session.control;
+                while (control.send_slice().len > 0) peer.engine.lock.pass();
+                case.a_stopped.set();
+                try await(&case.b_stopped);
+            }
+            while (!question_asked(peer)) try std.Thread.yield();
+            defer case.b_may_go.set();
+            const impatient: net.reach.Interrupt = .{ .function = always };
+            for (0..2) |_| {
+                const admitted = peer.membership.admit(clock.after(patience_ns), impatient);
+                try std.testing.expectError(error.Interrupted, admitted);
+            }
+            const late = try peer.membership.admit(clock.after(seconds / 20), .{});
+            try std.testing.expectEqual(session.Status.deadline_exceeded, late.failed);
+            try std.testing.expectEqual(2, (try peer.membership.info()).world_size);
+        }
+
+        fn always(_: ?*anyopaque) callconv(.c) c_int {
+            return 1;
+        }
+
+        fn question_asked(peer: *const Peer) bool {
+            peer.engine.lock.lock();
+            defer peer.engine.lock.unlock();
+            return peer.membership.group.member.stop_round != 0;
+        }
+
+        fn b(case: *@This(), peer: *const Peer) !void {
+            try await(&case.a_stopped);
+            peer.engine.lock.lock();
+            defer peer.engine.lock.unlock();
+            while (!prepared(peer)) peer.engine.lock.pass();
+            case.b_stopped.set();
+            try await(&case.b_may_go);
+        }
+
+        /// Its lanes to the newcomer are open, and the coordinator has been told.
+        fn prepared(peer: *const Peer) bool {
+            const s = peer.engine.session;
+            if (s.control.send_slice().len > 0) return false;
+            for (s.links.items) |link| {
+                if (link.peer.eql(newcomer_id)) return link.open_count == s.settings.lanes;
+            }
+            return false;
+        }
+    };
+    var case: Case = .{ .coordinator = coordinator };
+    try in_parallel(3, &case, Case.run);
 }
