@@ -258,6 +258,7 @@ pub const Executor = struct {
         for (options.kept) |range| for (range.begin..@min(range.end, x.partition.chunks)) |chunk| {
             x.kept.set_bit(chunk);
             if (range.holders.has(successor)) x.successor_holds.set_bit(chunk);
+            if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
         };
         // A chunk of a broadcast that nobody else holds is still held by the root.
         if (x.descriptor.kind == .broadcast) for (0..x.partition.chunks) |chunk| {
@@ -298,6 +299,13 @@ pub const Executor = struct {
         x.final_ready.clear();
         x.partial_seen.clear();
         x.final_cursor = 0;
+    }
+
+    /// Only a canary does this (base/canary.zig): a kept chunk is listed with the present members.
+    fn forget_attempt(x: *Executor, chunk: u32) void {
+        if (x.chunk_reduced[chunk] == 0) return;
+        x.chunk_reduced[chunk] = x.attempt;
+        x.chunk_arriving[chunk] = x.attempt;
     }
 
     fn chunk_reset(x: *Executor, chunk: u32) void {
