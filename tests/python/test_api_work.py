@@ -189,6 +189,82 @@ def test_other_threads_run_while_one_connects(coordinator: pccl.Coordinator) -> 
         comm.close()
 
 
+# ---- in doubt --------------------------------------------------------------------------------
+#
+# The root of a broadcast has everything from the start, so it votes at once; a deadline that passes
+# after that leaves it in doubt, until the others decide.
+
+
+def in_doubt(comm: pccl.Communicator, array: np.ndarray) -> pccl.Work:
+    with pytest.raises(pccl.InDoubt) as caught:
+        comm.broadcast(array, 0, deadline=0.2)
+    assert caught.value.work is not None
+    with pytest.raises(TimeoutError):
+        caught.value.work.resolve(0.06)
+    return caught.value.work
+
+
+def test_doubt_is_resolved_by_the_others_success(pair: list[pccl.Communicator]) -> None:
+    sent, received = np.arange(1000.0), np.zeros(1000)
+    work = in_doubt(pair[0], sent)
+    with pytest.raises(pccl.InDoubt) as again:
+        work.wait()
+    assert again.value.work is work
+    assert isinstance(work.exception(), pccl.InDoubt)
+    pair[1].broadcast(received, 0)
+    outcome = work.resolve(20)
+    assert np.array_equal(received, sent)
+    assert outcome.contributors and outcome.tag == 0
+    assert work.wait() == work.resolve() == outcome
+
+
+def test_doubt_is_resolved_by_the_others_failure(pair: list[pccl.Communicator]) -> None:
+    sent, received = np.arange(1000.0), np.zeros(1000)
+    work = in_doubt(pair[0], sent)
+    with pytest.raises(pccl.Mismatch):
+        pair[1].broadcast(received[1:], 0)
+    with pytest.raises((pccl.Aborted, pccl.Mismatch)):
+        work.resolve(20)
+    assert not received.any()
+    works = [comm.barrier(tag=1, async_op=True) for comm in pair]
+    for other in works:
+        other.wait()
+
+
+def test_the_buffer_is_held_while_in_doubt(pair: list[pccl.Communicator]) -> None:
+    sent = np.arange(1000.0)
+    alive = weakref.ref(sent)
+    work = in_doubt(pair[0], sent)
+    del sent
+    gc.collect()
+    assert alive() is not None
+    pair[1].broadcast(np.zeros(1000), 0)
+    work.resolve()
+    gc.collect()
+    assert alive() is None
+
+
+def test_doubt_that_nobody_resolves_is_dropped_safely(pair: list[pccl.Communicator]) -> None:
+    sent = np.arange(1000.0)
+    alive = weakref.ref(sent)
+    work = in_doubt(pair[0], sent)
+    del sent, work
+    gc.collect()
+    assert alive() is None
+    received = np.zeros(1000)
+    pair[1].broadcast(received, 0)  # the vote stands: it is not taken back
+    assert np.array_equal(received, np.arange(1000.0))
+
+
+def test_a_barrier_that_others_never_reach_is_in_doubt(pair: list[pccl.Communicator]) -> None:
+    """Having come is a vote: the others may still pass, also after this peer's deadline."""
+    with pytest.raises(pccl.InDoubt) as caught:
+        pair[0].barrier(deadline=0.2)
+    assert caught.value.work is not None
+    pair[1].barrier()
+    assert caught.value.work.resolve(20).tag == 0
+
+
 # ---- asyncio ---------------------------------------------------------------------------------
 
 
