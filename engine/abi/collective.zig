@@ -188,7 +188,10 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .recovery = try recovery(options.recovery),
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
-    }) catch |err| return failure.begin(err, options.tag, arguments.root);
+    }) catch |err| {
+        if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
+        return failure.begin(err, options.tag, arguments.root);
+    };
 }
 
 fn small_enum(comptime E: type, number: c_uint) ?E {

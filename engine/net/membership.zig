@@ -213,6 +213,15 @@ pub const Membership = struct {
 
     // ---- looking
 
+    /// Why this peer is not a member any more although nobody here has left.
+    pub fn lost(membership: *Membership) ?Status {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        if (membership.left) return null;
+        return if (membership.failure) |failure| failure.status else null;
+    }
+
     pub const Info = struct {
         epoch: u64,
         attempt: u32,
