@@ -84,7 +84,7 @@ pub const Operation = struct {
 
     pub fn range(operation: *const Operation, wanted: u32) ?Range {
         var it = operation.ranges();
-        for (0..wanted) |_| _ = it.next();
+        for (0..wanted) |_| _ = it.next() orelse return null;
         return it.next();
     }
 
