@@ -319,6 +319,8 @@ pub const Group = struct {
             lost[lost_count] = epoch;
             lost_count += 1;
         };
+        // Nobody can open lanes to who is gone: the round begins again, without it.
+        if (lost_count > 0 and group.phase == .prepare) group.release(now, false);
         for (lost[0..lost_count]) |epoch| try epoch.after_loss();
         group.drop_empty();
         if (group.phase != .idle and !group.has_candidates()) {
