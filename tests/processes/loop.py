@@ -20,14 +20,16 @@ SALTS = 1000
 
 
 class Loop(threading.Thread):
-    """Says {"event": {"epoch": ..., "world_size": ...}} after the first round of each epoch.
+    """Says {"event": {"epoch": ..., "members": [...]}} after the first round of each epoch.
 
-    And {"event": "ended"} at its end.
+    And {"event": "ended"} at its end. `admission` is that of the safe point that the peer has just
+    passed: its first round begins after it, like everybody's.
     """
 
     def __init__(
         self,
         comm: pccl.Communicator,
+        admission: pccl.Admission,
         number: int,
         say: Callable[[dict[str, Any]], None],
         count: int,
@@ -36,27 +38,34 @@ class Loop(threading.Thread):
         self.ending = False
         self.leaving = False
         self._comm = comm
+        self._admission = admission
         self._number = number
         self._say = say
         self._count = count
+        self._array = np.zeros(0, np.uint64)
+        self._input = self._array
+        self._members: list[int] = []
+        self._salt = 0
         self._log: list[dict[str, Any]] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            while self._round():
-                pass
+            while self._round(self._admission):
+                self._admission = self._comm.admit()
             if self.leaving:
                 self._comm.close()
         except BaseException as error:  # noqa: BLE001  raised again by result()
             self._error = error
         self._say({"event": "ended"})
 
-    def _round(self) -> bool:
-        admission = self._comm.admit()
+    def _round(self, admission: pccl.Admission) -> bool:
         leaving = self.leaving  # decided here: what comes later counts for the next round
-        array = contributions.digits(self._number, self._count, admission.epoch % SALTS)
-        outcome = self._comm.all_reduce(array)
+        self._members = [peer[0] - 1 for peer in self._comm.members]
+        self._salt = admission.epoch % SALTS
+        self._array = contributions.digits(self._number, self._count, self._salt)
+        self._input = self._array.copy()
+        outcome = self._comm.all_reduce(self._array)
         contributors = [peer[0] - 1 for peer in outcome.contributors]
         flag = np.array([self.ending], np.uint8)
         self._comm.all_reduce(flag, op="max", tag=1)
@@ -67,21 +76,27 @@ class Loop(threading.Thread):
                 "rank": admission.rank,
                 "world_size": admission.world_size,
                 "changed": admission.changed,
-                "members": [peer[0] - 1 for peer in self._comm.members],
+                "members": self._members,
                 "joined": [peer[0] - 1 for peer in admission.joined],
                 "left": [peer[0] - 1 for peer in admission.left],
                 "digest": outcome.digest,
                 "contributors": contributors,
-                "sum_is_right": self._is_sum(array, contributors, admission.epoch % SALTS),
+                "sum_is_right": self._is_sum_of(contributors),
             }
         )
-        if admission.changed:
+        if len(self._log) == 1 or self._log[-2]["epoch"] != admission.epoch:
             self._say({"event": {key: self._log[-1][key] for key in ("epoch", "members")}})
         return not (leaving or flag[0])
 
-    def _is_sum(self, array: np.ndarray, contributors: list[int], salt: int) -> bool:
-        wanted = sum(contributions.digits(peer, self._count, salt) for peer in contributors)
-        return bool(np.array_equal(array, wanted))
+    def _is_sum_of(self, peers: list[int]) -> bool:
+        wanted = sum(contributions.digits(peer, self._count, self._salt) for peer in peers)
+        return bool(np.array_equal(self._array, wanted))
+
+    def array_is_input_or_sum(self) -> bool:
+        """After a failure: nothing in between."""
+        self.join()
+        is_input = bool(np.array_equal(self._array, self._input))
+        return is_input or self._is_sum_of(self._members)
 
     def result(self) -> list[dict[str, Any]]:
         self.join()

@@ -71,11 +71,13 @@ class PeerProgram:
     def __init__(self) -> None:
         self._speaking = threading.Lock()
         self.comm: pccl.Communicator | None = None
+        self.coordinator: pccl.Coordinator | None = None
         self._forget(-1)
 
     def _forget(self, number: int) -> None:
         self.number = number
         self.comm = None
+        self.admission: pccl.Admission | None = None
         self.arrays: dict[str, Any] = {}
         self.works: dict[str, pccl.Work] = {}
         self.loop: Loop | None = None
@@ -93,12 +95,18 @@ class PeerProgram:
 
     # ---- membership
 
+    def coordinate(self, **options: Any) -> str:
+        """This process is the coordinator. Answers the token."""
+        self.coordinator = pccl.Coordinator(**options)
+        return self.coordinator.token
+
     def connect(self, **options: Any) -> None:
         self.comm = pccl.connect(bind=LOOPBACK, peer_id=peer_id(self.number), **options)
 
     def admit(self, **options: Any) -> dict[str, Any]:
         assert self.comm is not None
-        return admission_fields(self.comm.admit(**options))
+        self.admission = self.comm.admit(**options)
+        return admission_fields(self.admission)
 
     def join(self, **options: Any) -> dict[str, Any]:
         self.connect(**options)
@@ -177,8 +185,8 @@ class PeerProgram:
     # ---- load
 
     def loop_begin(self, **options: Any) -> None:
-        assert self.comm is not None
-        self.loop = Loop(self.comm, self.number, self.say, **options)
+        assert self.comm is not None and self.admission is not None
+        self.loop = Loop(self.comm, self.admission, self.number, self.say, **options)
         self.loop.start()
 
     def loop_end(self) -> None:
@@ -190,6 +198,11 @@ class PeerProgram:
         """This peer alone leaves after the round that it is in."""
         assert self.loop is not None
         self.loop.leaving = True
+
+    def loop_array_is_input_or_sum(self) -> bool:
+        """Of the round that failed."""
+        assert self.loop is not None
+        return self.loop.array_is_input_or_sum()
 
     def loop_log(self) -> list[dict[str, Any]]:
         """What the loop saw, once it has ended."""

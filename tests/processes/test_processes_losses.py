@@ -281,6 +281,8 @@ def test_a_frozen_peer_is_lost_after_the_silence_and_learns_it_when_it_thaws(
         raised = made.victim.failure()
         assert raised.kind == "Expelled", raised
         made.check_untouched(made.victim, 8)
+        made.begin(made.victim, recovery)
+        assert made.victim.failure().kind == "Expelled", "the next call says it too"
 
 
 @pytest.mark.parametrize(("point", "fraction"), [("partial", 0.0), ("settled", 0.5)])
