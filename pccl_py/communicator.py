@@ -90,7 +90,7 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """Number of members of the epoch. Changes only in `admit`, when a new epoch begins.
+        """Number of members of the epoch. Changes only in `admit`.
 
         Peers that are lost or leave still count until then; `info().alive` is without them.
         """
@@ -126,10 +126,10 @@ class Group:
     def admit(self, deadline: float | None = None) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
-        Every member calls it equally often. A new epoch begins where newcomers are ready; it also
-        leaves out the peers that were lost since. Without newcomers it costs no network round
-        trip; with them it returns once all members are there, or raises DeadlineExceeded after
-        `deadline` seconds (default: the communicator's).
+        Every member calls it equally often. A new epoch begins where newcomers are ready, and
+        after peers were lost or left; all members enter it in the same call. With nothing pending
+        it costs no network round trip. Raises DeadlineExceeded after `deadline` seconds (default:
+        the communicator's).
         """
         native = self._open()
         answer = native.admit(nanoseconds(deadline, "deadline"))

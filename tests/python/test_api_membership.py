@@ -94,31 +94,37 @@ def reduce_ones(comm: pccl.Communicator) -> tuple[float, pccl.Outcome]:
     return array[0], outcome
 
 
+def admit_until_changed(comms: list[pccl.Communicator]) -> list[pccl.Admission]:
+    """Safe points, equally many for all, until one enters a new epoch."""
+
+    def work(comm: pccl.Communicator) -> pccl.Admission:
+        while not (admission := comm.admit()).changed:
+            comm.barrier()
+        return admission
+
+    with ThreadPoolExecutor(len(comms)) as pool:
+        return list(pool.map(work, comms))
+
+
 def test_the_others_go_on_without_a_peer_that_leaves(coordinator: pccl.Coordinator) -> None:
-    """It counts until a newcomer brings the next epoch; operations are without it at once."""
+    """Operations are without it at once; the next epoch has dense ranks again."""
     comms = connect_all(coordinator, 3)
     admit_all(comms)
     leaver = next(comm for comm in comms if comm.rank == 1)
-    stay = [comm for comm in comms if comm is not leaver]
+    stay = sorted((comm for comm in comms if comm is not leaver), key=rank_of)
+    ids = tuple(comm.peer_id for comm in stay)
     leaver.close()
     with ThreadPoolExecutor(2) as pool:
         for total, outcome in pool.map(reduce_ones, stay):
             assert total == 2
-            assert outcome.contributors == tuple(c.peer_id for c in sorted(stay, key=rank_of))
+            assert outcome.contributors == ids
     assert [comm.world_size for comm in stay] == [3, 3]
     assert [comm.info().alive for comm in stay] == [2, 2]
-    assert not any(admission.changed for admission in admit_all(stay))
-
-    newcomer = join(coordinator)
-    everybody = [*stay, newcomer]
-    for admission in admit_all(everybody):
-        assert admission.changed
-        assert admission.world_size == 3
-        assert admission.left == (leaver.peer_id,)
-        assert admission.joined == (newcomer.peer_id,)
-    with ThreadPoolExecutor(3) as pool:
-        assert [total for total, _ in pool.map(reduce_ones, everybody)] == [3, 3, 3]
-    for comm in everybody:
+    for rank, admission in enumerate(admit_until_changed(stay)):
+        assert (admission.epoch, admission.rank, admission.world_size) == (2, rank, 2)
+        assert (admission.left, admission.joined) == ((leaver.peer_id,), ())
+    assert stay[0].members == stay[1].members == ids
+    for comm in stay:
         comm.close()
 
 
@@ -134,6 +140,9 @@ def test_the_last_peer_goes_on_alone(coordinator: pccl.Coordinator) -> None:
     assert total == 1
     assert outcome.contributors == (comms[1].peer_id,)
     assert comms[1].info().alive == 1
+    admission = admit_until_changed(comms[1:])[0]
+    assert (admission.rank, admission.world_size) == (0, 1)
+    assert admission.left == (comms[0].peer_id,)
     comms[1].close()
 
 

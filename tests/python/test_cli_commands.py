@@ -168,37 +168,38 @@ def join(world: pccl.LocalWorld) -> pccl.Communicator:
 def test_the_status_as_json_has_the_documented_keys() -> None:
     """A run with everything in it: an old epoch with a lost member, a new one, a newcomer.
 
-    An operation of epoch 1 stays in flight, so that the second newcomer has to wait.
+    An operation of epoch 1 stays in flight, so that two epochs are alive and the newcomer waits.
     """
     with pccl.LocalWorld(3, deadline=30) as world, ThreadPoolExecutor(4) as pool:
+        token = world.coordinator.token
         world.run(lambda comm: comm.all_reduce(np.ones(1000)))
+        waiting = world.comms[0].all_reduce(np.ones(1000), tag=4, async_op=True)
         leaver = world.comms.pop()
         leaver.close()
-        waiting = world.comms[0].all_reduce(np.ones(1000), tag=4, async_op=True)
-        first = join(world)
-        second = pool.submit(join, world)
-        token = world.coordinator.token
+        while len(pccl.run_status(token)["groups"][0]["epochs"]) < 2:
+            continue
+        joining = pool.submit(join, world)
         while not pccl.run_status(token)["groups"][0]["pending"]:
             continue
         answer = pccl_command("status", "--json", PCCL_TOKEN=token)
         page = pccl_command("status", token)
         world.comms[1].all_reduce(np.ones(1000), tag=4)
         waiting.wait()
-        world.comms.append(first)
-        list(pool.map(lambda comm: comm.admit(), world.comms))
-        world.comms.append(second.result())
+        assert [a.changed for a in pool.map(lambda c: c.admit(), world.comms)] == [True, True]
+        world.comms.append(joining.result())
 
     assert answer.returncode == 0, answer.stderr
     status = json.loads(answer.stdout)
     assert keys_of(status) - documented_keys() == set()
     (group,) = status["groups"]
     old, new = group["epochs"]
+    stay = [str(comm.peer_id) for comm in world.comms[:2]]
     assert [member["alive"] for member in old["members"]] == [True, True, False]
-    assert old["members"][2]["peer_id"] == str(leaver.peer_id)
-    assert [member["peer_id"] for member in new["members"]][2] == str(first.peer_id)
+    assert [member["peer_id"] for member in old["members"]] == [*stay, str(leaver.peer_id)]
+    assert [member["peer_id"] for member in new["members"]] == stay
     assert (old["epoch"], new["epoch"]) == (1, 2)
     assert (old["committed"], new["committed"]) == (1, 0)
-    assert [newcomer["peer_id"] for newcomer in group["pending"]] == [str(world.comms[3].peer_id)]
+    assert [newcomer["peer_id"] for newcomer in group["pending"]] == [str(world.comms[2].peer_id)]
 
     assert page.returncode == 0, page.stderr
     for word in ("epoch 1", "epoch 2", "lost", "opens its lanes", leaver.peer_id.short):
