@@ -87,7 +87,8 @@ pub const Actions = struct {
         /// The call returns. On in_doubt the operation goes on.
         finished: *const fn (ctx: *anyopaque, op: *Op, failure: ?Failure) void,
         /// An operation that was in doubt is decided.
-        resolved: *const fn (ctx: *anyopaque, op: *Op, committed: bool) void,
+        /// Null: this peer will never be told.
+        resolved: *const fn (ctx: *anyopaque, op: *Op, committed: ?bool) void,
         /// The pending admit() is over: null, or why it failed.
         admitted: *const fn (ctx: *anyopaque, failure: ?Status) void,
         /// An epoch is over; its frames are not wanted any more.
@@ -645,8 +646,11 @@ pub const Member = struct {
                 m.forget(epoch, op);
                 switch (was) {
                     .running => m.actions.vtable.finished(m.actions.ctx, op, .{ .status = status }),
-                    .voted => m.actions.vtable.finished(m.actions.ctx, op, .{ .status = voted }),
-                    .in_doubt => {},
+                    .voted => {
+                        m.actions.vtable.finished(m.actions.ctx, op, .{ .status = voted });
+                        if (voted == .in_doubt) m.actions.vtable.resolved(m.actions.ctx, op, null);
+                    },
+                    .in_doubt => m.actions.vtable.resolved(m.actions.ctx, op, null),
                     .new, .finished => unreachable,
                 }
             }

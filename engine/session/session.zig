@@ -249,9 +249,6 @@ pub const Session = struct {
             group.member.coordinator_lost();
             s.group_gone(group, status, why);
         }
-        for (s.operations.items) |operation| {
-            if (operation.status == .in_doubt and operation.finished) s.resolve(operation, null);
-        }
     }
 
     fn group_gone(s: *Session, group: *Group, status: Status, why: []const u8) void {
@@ -682,7 +679,7 @@ pub const Session = struct {
         s.host.vtable.operation_finished(s.host.ctx, operation);
     }
 
-    fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: bool) void {
+    fn action_resolved(ctx: *anyopaque, op: *protocol.Op, committed: ?bool) void {
         const s = group_from(ctx).session;
         const operation = operation_from(op);
         frames.stop(s, operation);
@@ -710,7 +707,7 @@ pub const Session = struct {
 
     // ---- lanes, for the driver
 
-    /// An inbound connection. Null: too many strangers; the driver closes it.
+    /// An inbound connection. Null: no memory for it; the driver closes it.
     pub fn accept_lane(s: *Session, now: Instant) ?*Lane {
         s.now = now;
         return links.accept(s);
