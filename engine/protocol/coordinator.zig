@@ -135,21 +135,33 @@ pub const Coordinator = struct {
 
     // ---- connections
 
-    /// A connection came in. Null: too many strangers at once; the driver closes it.
+    /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
     pub fn accept(c: *Coordinator, now: Instant) ?*Connection {
-        var strangers: usize = 0;
-        for (c.connections.items) |connection| {
-            strangers += @intFromBool(connection.state != .peer);
-        }
-        if (strangers >= limits.strangers_max) {
-            c.strangers_refused += 1;
-            return null;
-        }
+        if (!c.make_place(now)) return null;
         c.connections.ensureUnusedCapacity(c.gpa, 1) catch return null;
         const connection = c.gpa.create(Connection) catch return null;
         connection.* = .{ .stream = .init(c.gpa), .accepted_at = now, .coordinator = c };
         c.connections.appendAssumeCapacity(connection);
         return connection;
+    }
+
+    /// When there are too many strangers, the one that has said nothing for longest makes room: who silently fills
+    /// all places must not keep out those who speak at once.
+    fn make_place(c: *Coordinator, now: Instant) bool {
+        var strangers: usize = 0;
+        var oldest: ?*Connection = null;
+        for (c.connections.items) |connection| {
+            if (connection.state == .peer) continue;
+            strangers += 1;
+            if (connection.state != .stranger or connection.doomed != null) continue;
+            if (oldest == null or connection.accepted_at < oldest.?.accepted_at) oldest = connection;
+        }
+        if (strangers < limits.strangers_max) return true;
+        c.strangers_refused += 1;
+        const silent = oldest orelse return false;
+        silent.doomed = "others wait for its place";
+        c.sweep(now);
+        return true;
     }
 
     /// Bytes were appended to connection.stream.

@@ -94,12 +94,22 @@ fn dial_missing(s: *Session) void {
 // ---- a lane's life
 
 pub fn accept(s: *Session) ?*Lane {
-    if (s.strangers.items.len >= limits.strangers_max) return null;
+    if (s.strangers.items.len >= limits.strangers_max) make_place(s);
     s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
     const lane = s.gpa.create(Lane) catch return null;
     lane.* = .accepted(s.gpa, s.now + greet_ns_max);
     s.strangers.appendAssumeCapacity(lane);
     return lane;
+}
+
+/// The stranger that has said nothing for longest makes room: who silently fills all places must not keep
+/// out those who speak at once.
+fn make_place(s: *Session) void {
+    var oldest = s.strangers.items[0];
+    for (s.strangers.items) |lane| if (lane.deadline < oldest.deadline) {
+        oldest = lane;
+    };
+    fail(s, oldest, "others wait for its place");
 }
 
 pub fn dialed(s: *Session, lane: *Lane) void {
