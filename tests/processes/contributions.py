@@ -72,8 +72,7 @@ def _mixed_floats(random: np.random.Generator, dtype: str, count: int) -> np.nda
         ],
         unsigned,
     )
-    bits = random.integers(0, 1 << width, count, unsigned) if width < 64 else random.bytes(8 * count)
-    array = np.frombuffer(bits, unsigned).copy()
+    array = np.frombuffer(random.bytes(count * unsigned.itemsize), unsigned).copy()
     array[::4] = _as_bits(random.normal(size=len(array[::4])) * 3, dtype)
     array[1::4] = random.choice(special, len(array[1::4]))
     array[2::4] &= unsigned.type(sign | ((1 << significand) - 1))  # subnormals of either sign

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import contributions
 import numpy as np
 
-import contributions
 import pccl_py as pccl
 
 SALTS = 1000

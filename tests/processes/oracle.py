@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-
 from contributions import digits
 
 Outcome = dict[str, Any]

@@ -16,11 +16,11 @@ import sys
 import threading
 from typing import Any
 
-import numpy as np
-
 import contributions
-import pccl_py as pccl
+import numpy as np
 from loop import Loop
+
+import pccl_py as pccl
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -111,6 +111,15 @@ class PeerProgram:
     def join(self, **options: Any) -> dict[str, Any]:
         self.connect(**options)
         return self.admit()
+
+    def admit_until_joined(self, number: int) -> dict[str, Any]:
+        """Passes safe points until this newcomer is in; barriers keep all peers in step."""
+        assert self.comm is not None
+        while True:
+            fields = self.admit()
+            if number in fields["joined"]:
+                return fields
+            self.comm.barrier(tag=1)
 
     def members(self) -> list[int]:
         assert self.comm is not None

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
 import contributions
+import numpy as np
 import oracle
+import pytest
 from peers import World, ask_all
 
 COUNT = 50_001

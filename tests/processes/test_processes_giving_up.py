@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-import numpy as np
-import pytest
-
 import contributions
+import numpy as np
 import oracle
-import pccl_py as pccl
+import pytest
 from peers import Peer, World, ask_all
+
+import pccl_py as pccl
 
 COUNT = 60_001
 HTTP = b"HTTP/1.1 400 Bad Request\r\nServer: something else\r\n\r\n"

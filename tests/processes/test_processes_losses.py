@@ -12,11 +12,10 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pytest
-
 import contributions
+import numpy as np
 import oracle
+import pytest
 from peers import Peer, Raised, World, ask_all
 
 COUNT = 100_003  # about 200 chunks

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from peers import Peer, World
 
 COUNT = 20_011

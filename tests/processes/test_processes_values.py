@@ -10,10 +10,9 @@ import base64
 import hashlib
 from typing import Any
 
+import contributions
 import numpy as np
 import pytest
-
-import contributions
 import reference
 from oracle import check_agreement
 from peers import World, ask_all
@@ -50,7 +49,7 @@ def disagreement(case: dict[str, Any], got: np.ndarray, inputs: list[np.ndarray]
 def test_every_dtype_and_op_has_the_bits_of_the_documented_order(world_size: int) -> None:
     """Odd ranks run the scalar-width kernels, even ones the best of this CPU: equal bits too."""
     baseline = {"PCCL_CPU_LEVEL": "baseline"}
-    environments = {number: baseline for number in range(1, world_size, 2)}
+    environments = dict.fromkeys(range(1, world_size, 2), baseline)
     with World(world_size, environments=environments) as world:
         wanted = cases()
         answers = world.all("reduce_all", cases=wanted)
