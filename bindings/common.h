@@ -3,6 +3,8 @@
 // at module.cpp.
 #pragma once
 
+#include <cstdio>  // first: see nb_all.cpp
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/unique_ptr.h>
 

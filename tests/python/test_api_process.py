@@ -189,7 +189,9 @@ work.wait()
 assert arrays[0][0] == 2
 world.run(lambda comm: comm.barrier())
 print("end", flush=True)
-"""
+""",
+        # Since 3.12 Python warns of any fork with threads; that this one is safe is what we test.
+        PYTHONWARNINGS="ignore::DeprecationWarning",
     )
     program.expect("child 1 2.0")
     program.expect("ended 7")
