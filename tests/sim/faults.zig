@@ -241,7 +241,7 @@ pub fn draw_shape(world: *World) [2]network.Shape {
         .jitter_ns = 0,
         .ns_per_byte = 0,
         .capacity = 4096,
-        .segment_max = 4096,
+        .segment_max = world.script_segment_max,
     });
     const prng = &world.prng_network;
     const delay_ns = prng.below(config.delay_ns_max);
@@ -306,19 +306,47 @@ pub fn at_point(
     done: u64,
     total: u64,
 ) void {
-    if (world.scripted) return users.scripted_point(node, point, sequence, done, total);
+    for (world.traps.items, 0..) |trap, index| {
+        if (trap.node != node.index or trap.point != point or done < trap.done) continue;
+        world.note("p{d} dies at {t}, {d} of {d} chunks settled", .{ node.index, point, done, total });
+        node.dies = true;
+        node.dies_how = trap.how;
+        _ = world.traps.swapRemove(index);
+        return;
+    }
     if (node.dies or !chance(world, .crash_at_point, 120) or !can_spare_one(world)) return;
     world.note("p{d} dies at {t}, sequence {d}, {d} of {d}", .{
         node.index, point, sequence, done, total,
     });
     node.dies = true;
+    node.dies_how = if (world.faults.stream(.crash_at_point).chance(2)) .killed else .reset;
 }
 
 pub fn died_at_point(world: *World, node: *Node) void {
+    world.take_down(node, node.dies_how);
+    if (world.scripted) return;
     world.statistics.fault(.crash_at_point);
-    const prng = world.faults.stream(.crash_at_point);
-    world.take_down(node, if (world.scripted or prng.chance(2)) .killed else .reset);
-    if (!world.scripted) replace(world, prng);
+    replace(world, world.faults.stream(.crash_at_point));
+}
+
+/// Counts bytes that arrive on lanes between two peers; true if that made a scenario's cut fall.
+pub fn cut(world: *World, connection: *Connection, bytes: usize) bool {
+    if (connection.is_control) return false;
+    for (world.cuts.items, 0..) |*item, index| {
+        const a, const b = .{ connection.ends[0].node, connection.ends[1].node };
+        const here = (item.nodes[0] == a and item.nodes[1] == b) or
+            (item.nodes[0] == b and item.nodes[1] == a);
+        if (!here) continue;
+        if (item.bytes > bytes) {
+            item.bytes -= bytes;
+            continue;
+        }
+        _ = world.cuts.swapRemove(index);
+        world.note("connection {d} is cut", .{connection.index});
+        world.reset(connection);
+        return true;
+    }
+    return false;
 }
 
 // ---- the end of faults

@@ -11,12 +11,14 @@ const Statistics = @import("statistics.zig").Statistics;
 const Violation = @import("checkers.zig").Violation;
 const canaries = @import("canaries.zig");
 const runner = @import("runner.zig");
+const scenario = @import("scenario.zig");
 const out = std.debug.print;
 
 const usage =
     \\usage: pccl-sim [--seeds N] [--start S] [--seconds T] [--workers W]   run seeds
     \\       pccl-sim --seed X [--trace]                                    replay one
     \\       pccl-sim canaries          every mutation of the protocol must be caught
+    \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace
     \\
     \\  --seeds N     so many seeds (default 1000), from --start S (default 0)
     \\  --seconds T   as many seeds as fit into T seconds
@@ -90,6 +92,7 @@ pub fn main(init: std.process.Init) !u8 {
     var options: Options = .{};
     while (args.next()) |arg| {
         if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
+        if (std.mem.eql(u8, arg, "scenario")) return run_scenario(gpa, args.next() orelse "");
         parse(gpa, &options, arg, &args) catch {
             out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
             return 2;
@@ -152,6 +155,16 @@ fn run_canaries(gpa: std.mem.Allocator) !u8 {
     var rig = try runner.Rig.init(gpa);
     defer rig.deinit();
     return if (canaries.run(&rig)) 0 else 1;
+}
+
+fn run_scenario(gpa: std.mem.Allocator, wanted: []const u8) !u8 {
+    inline for (scenario.all) |name| if (std.mem.eql(u8, name, wanted)) {
+        const failure = try scenario.run(gpa, scenario.text_of(name), .print) orelse return 0;
+        out("{s}, line {d}: {s}\n", .{ name, failure.line, failure.why() });
+        return 1;
+    };
+    out("there is no scenario \"{s}\"\n", .{wanted});
+    return 2;
 }
 
 fn replay(gpa: std.mem.Allocator, seed: u64, options: *const Options) !u8 {
@@ -263,6 +276,7 @@ test {
     _ = @import("network.zig");
     _ = @import("oracle.zig");
     _ = @import("program.zig");
+    _ = @import("scenario.zig");
     _ = @import("statistics.zig");
     _ = @import("swarm.zig");
     _ = @import("trace.zig");

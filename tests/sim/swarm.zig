@@ -97,6 +97,29 @@ pub const Config = struct {
         return config;
     }
 
+    /// Nothing drawn: what scenarios start from.
+    pub fn plain() Config {
+        const heartbeat_ns = 200 * std.time.ns_per_ms;
+        return .{
+            .seed = 0,
+            .peers_start = 1,
+            .initial_world_size = 1,
+            .peers_max = 12,
+            .groups = 1,
+            .lanes = 1,
+            .chunk_bytes = 16,
+            .window_bytes = 64,
+            .heartbeat_ns = heartbeat_ns,
+            .silence_ns = 5 * heartbeat_ns,
+            .prepare_ns = 10 * heartbeat_ns,
+            .count_max = 64,
+            .calls = 1000,
+            .safety_ns = std.math.maxInt(u64),
+            .tags = 4,
+            .delay_ns_max = 0,
+        };
+    }
+
     fn draw_levels(config: *Config) void {
         for (std.enums.values(Class)) |class| {
             var prng = stream(config.seed, @tagName(class));

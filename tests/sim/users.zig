@@ -115,6 +115,8 @@ pub const Work = struct {
     deadline: Instant,
     impatient: bool,
     cancelled: bool = false,
+    /// Of its success.
+    ranges: std.ArrayList(checkers_file.Range) = .empty,
     /// Resolved before the user has looked at the doubt.
     resolved_early: bool = false,
 
@@ -217,11 +219,12 @@ fn forget_group(user: *User) void {
     user.state = .outside;
     user.old_groups.append(world.gpa, group) catch @panic("out of memory");
     user.node.session.?.leave(user.node.here(), group);
-    // What was in doubt stays so for whoever leaves.
     for (world.works.items) |work| {
-        if (work.user != user or work.state != .in_doubt) continue;
-        world.statistics.doubts_open += 1;
-        close(work);
+        if (work.group == group and work.state == .in_doubt and !world.failed()) {
+            world.checkers.fail(.interface, "p{d} left, and {f} is still in doubt", .{
+                user.node.index, fmt_key(work.step.key),
+            });
+        }
     }
 }
 
@@ -504,7 +507,7 @@ fn asked(step: *const Step) u64 {
 }
 
 /// Buffers with this peer's contribution; null if there is no more memory to lend.
-fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work {
+pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work {
     const world = user.world();
     const gpa = world.gpa;
     const index: u32 = @intCast(world.works.items.len);
@@ -789,8 +792,14 @@ fn succeed(work: *Work) void {
     var ranges_hash: u64 = 0;
     var it = op.ranges();
     while (it.next()) |range| {
+        const digits = contributors_of(work, &range.contributors);
+        work.ranges.append(world.gpa, .{
+            .begin = range.begin,
+            .end = range.end,
+            .contributors = digits,
+        }) catch @panic("out of memory");
         ranges_hash = std.hash.Wyhash.hash(ranges_hash, std.mem.asBytes(&[_]u64{
-            range.begin, range.end, contributors_of(work, &range.contributors),
+            range.begin, range.end, digits,
         }));
     }
     if (op.range_count() > 1) world.statistics.split_results += 1;
@@ -1088,16 +1097,4 @@ fn restart_stopped(world: *World) void {
             wake_after(user, 0);
         }
     }
-}
-
-// ---- scenarios
-
-pub fn scripted_point(
-    node: *Node,
-    point: session_layer.FaultPoint,
-    sequence: u64,
-    done: u64,
-    total: u64,
-) void {
-    _ = .{ node, point, sequence, done, total };
 }

@@ -93,6 +93,7 @@ pub const Node = struct {
     last_tick_at: Instant = 0,
     /// A fault point asked for its end; it happens when the call into the engine returns.
     dies: bool = false,
+    dies_how: EndOfNode = .killed,
     /// It is being taken down: what the engine says is not listened to.
     dying: bool = false,
     woken: std.ArrayList(Ref) = .empty,
@@ -124,6 +125,17 @@ pub const Node = struct {
     pub fn here(node: *const Node) Instant {
         return node.local(node.world.now);
     }
+};
+
+pub const EndOfNode = enum {
+    /// The kernel closes its sockets: what was sent arrives, then the end.
+    killed,
+    /// As `killed`, but what was under way is lost.
+    reset,
+    /// The machine is gone: nobody is told.
+    vanished,
+    /// The session is over and the process ends.
+    graceful,
 };
 
 pub const What = union(enum) {
@@ -174,6 +186,17 @@ const Event = struct {
     }
 };
 
+/// A scenario's: this peer ends when it passes the point with at least so many chunks settled.
+pub const Trap = struct {
+    node: u8,
+    point: session_layer.FaultPoint,
+    done: u64,
+    how: EndOfNode,
+};
+
+/// A scenario's: lanes between two peers are reset when so many more bytes have passed.
+pub const Cut = struct { nodes: [2]u8, bytes: u64 };
+
 pub const Phase = enum {
     /// Everything goes; only safety is asked for.
     safety,
@@ -197,6 +220,9 @@ pub const World = struct {
     borrowed: *Borrowed,
     /// A scenario says what users and the network do (scenario.zig); nothing is drawn.
     scripted: bool = false,
+    script_segment_max: u32 = 4096,
+    traps: std.ArrayList(Trap) = .empty,
+    cuts: std.ArrayList(Cut) = .empty,
 
     now: Instant = std.time.ns_per_s,
     order: u64 = 0,
@@ -228,6 +254,7 @@ pub const World = struct {
         statistics: *Statistics,
         config: Config,
         text: Trace.Text = .off,
+        scripted: bool = false,
     };
 
     /// The world must not move afterwards.
@@ -241,6 +268,7 @@ pub const World = struct {
             .checkers = .init(options.arena),
             .statistics = options.statistics,
             .borrowed = options.borrowed,
+            .scripted = options.scripted,
             .steps_max = 200_000 + @as(u64, config.calls) * config.peers_max * 20_000,
             .queue = .initContext({}),
             .prng_network = swarm.stream(config.seed, "network"),
@@ -381,9 +409,9 @@ pub const World = struct {
     fn start_peer(world: *World, node: *Node) void {
         assert(node.state == .absent);
         // Ids in an order of their own, so that rank order is not the order of arrival.
-        const id_bits = swarm.stream(world.config.seed ^ node.index, "id");
-        var prng = id_bits;
-        node.id = .from_int(@as(u128, prng.next()) << 64 | node.index);
+        var prng = swarm.stream(world.config.seed ^ node.index, "id");
+        const high = if (world.scripted) @as(u64, node.index) << 56 else prng.next();
+        node.id = .from_int(@as(u128, high) << 64 | node.index);
         node.memory = .init(world.backing, node_bytes_max);
         node.state = .up;
         world.draw_clock(node);
@@ -402,20 +430,9 @@ pub const World = struct {
             user.* = .init(node, @intCast(index));
         }
         world.dial_control(node);
-        if (world.scripted) return;
+        if (world.scripted) return users.join(&node.users[0]);
         for (node.users[0..node.user_count]) |*user| users.start(user);
     }
-
-    pub const EndOfNode = enum {
-        /// The kernel closes its sockets: what was sent arrives, then the end.
-        killed,
-        /// As `killed`, but what was under way is lost.
-        reset,
-        /// The machine is gone: nobody is told.
-        vanished,
-        /// The session is over and the process ends.
-        graceful,
-    };
 
     pub fn take_down(world: *World, node: *Node, how: EndOfNode) void {
         if (node.state != .up) return;
@@ -686,6 +703,7 @@ pub const World = struct {
         while (pipe.read(world.now, &pieces)) |_| {
             moved = true;
             if (e.state == .closed) break;
+            if (faults.cut(world, connection, pieces[0].len + pieces[1].len)) break;
             for (pieces) |piece| if (piece.len > 0 and e.state == .open) world.feed(receiver, piece);
         }
         if (e.state == .closed) {

@@ -1,0 +1,653 @@
+//! Scenario: a world that follows a transcript instead of draws. One directive per line says what users and the
+//! network do, and what must then be so; the checkers run as ever. Every bug that a seed finds leaves one
+//! behind in scenarios/, because seeds die with the next change of the code. The language:
+//! docs/SIMULATOR.md.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const session_layer = @import("session");
+const Borrowed = @import("borrowed.zig").Borrowed;
+const Config = @import("swarm.zig").Config;
+const Statistics = @import("statistics.zig").Statistics;
+const Trace = @import("trace.zig").Trace;
+const program = @import("program.zig");
+const users = @import("users.zig");
+const world_file = @import("world.zig");
+const World = world_file.World;
+const ms = world_file.ms;
+
+pub const all = .{
+    "barrier",
+    "broadcast_root_lost",
+    "credit_overtakes_open",
+    "coordinator_never_answers",
+    "decided_before_the_call",
+    "doubt_then_expelled",
+    "give_up_races_done",
+    "half_open_lane",
+    "join_during_operation",
+    "lane_reset",
+    "last_one_leaves_in_a_round",
+    "leave",
+    "leave_before_the_answer",
+    "loss_during_recovery",
+    "mismatch",
+    "one_never_calls",
+    "opposite_order",
+    "peer_dies",
+    "raise",
+    "restart",
+};
+
+pub fn text_of(comptime name: []const u8) []const u8 {
+    return @embedFile("scenarios/" ++ name ++ ".txt");
+}
+
+const Error = error{ Syntax, Failed, OutOfMemory };
+
+const labels_max = 32;
+
+const Script = struct {
+    world: *World,
+    gpa: std.mem.Allocator,
+    started: bool = false,
+    peers: u8 = 0,
+    labels: [labels_max][]const u8 = undefined,
+    label_count: u32 = 0,
+    works: [labels_max][world_file.nodes_max]?*users.Work = @splat(@splat(null)),
+    line: usize = 0,
+    why_bytes: [300]u8 = undefined,
+    why: []const u8 = "",
+
+    fn fail(script: *Script, comptime format: []const u8, args: anytype) Error {
+        script.why = std.fmt.bufPrint(&script.why_bytes, format, args) catch &script.why_bytes;
+        return error.Failed;
+    }
+
+    fn syntax(script: *Script, word: []const u8) Error {
+        script.why = std.fmt.bufPrint(&script.why_bytes, "does not understand \"{s}\"", .{word}) catch
+            &script.why_bytes;
+        return error.Syntax;
+    }
+};
+
+/// Runs a transcript from beginning to end. Returns null, or the line and what was wrong there.
+pub fn run(gpa: std.mem.Allocator, text: []const u8, trace: Trace.Text) !?Failure {
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
+    var borrowed = try Borrowed.init(gpa, 1 << 20);
+    defer borrowed.deinit(gpa);
+    var statistics: Statistics = .{};
+    const world = try arena.allocator().create(World);
+    var config = Config.plain();
+    var segment_max: u32 = 4096;
+    var lines = std.mem.splitScalar(u8, text, '\n');
+    const skipped = try settings(&lines, &config, &segment_max);
+    world.init(.{
+        .arena = arena.allocator(),
+        .backing = gpa,
+        .borrowed = &borrowed,
+        .statistics = &statistics,
+        .config = config,
+        .text = trace,
+        .scripted = true,
+    });
+    world.script_segment_max = segment_max;
+    var script: Script = .{ .world = world, .gpa = arena.allocator(), .line = skipped };
+    const outcome = follow(&script, &lines);
+    if (outcome) |_| {
+        world.checkers.check_atomicity();
+    } else |_| {}
+    world.deinit();
+    outcome catch return Failure.init(script.line, script.why);
+    if (world.checkers.violation) |*violation| {
+        var buffer: [500]u8 = undefined;
+        const why = std.fmt.bufPrint(&buffer, "{t}: {s}", .{ violation.check, violation.text() }) catch
+            &buffer;
+        return Failure.init(script.line, why);
+    }
+    return null;
+}
+
+pub const Failure = struct {
+    line: usize,
+    bytes: [300]u8 = undefined,
+    length: usize = 0,
+
+    fn init(line: usize, text: []const u8) Failure {
+        var failure: Failure = .{ .line = line };
+        failure.length = @min(text.len, failure.bytes.len);
+        @memcpy(failure.bytes[0..failure.length], text[0..failure.length]);
+        return failure;
+    }
+
+    pub fn why(failure: *const Failure) []const u8 {
+        return failure.bytes[0..failure.length];
+    }
+};
+
+/// `set NAME VALUE` lines come before everything else, because a world cannot change its settings.
+fn settings(
+    lines: *std.mem.SplitIterator(u8, .scalar),
+    config: *Config,
+    segment_max: *u32,
+) !usize {
+    var count: usize = 0;
+    while (true) {
+        const before = lines.*;
+        const line = lines.next() orelse return count;
+        var words = std.mem.tokenizeAny(u8, line, " \t");
+        const first = words.next() orelse "#";
+        if (first[0] == '#') {
+            count += 1;
+            continue;
+        }
+        if (!std.mem.eql(u8, first, "set")) {
+            lines.* = before;
+            return count;
+        }
+        count += 1;
+        const name = words.next() orelse return error.Syntax;
+        const value = words.next() orelse return error.Syntax;
+        const amount = try std.fmt.parseInt(u32, value, 10);
+        if (std.mem.eql(u8, name, "lanes")) {
+            config.lanes = @intCast(amount);
+        } else if (std.mem.eql(u8, name, "chunk_bytes")) {
+            config.chunk_bytes = amount;
+        } else if (std.mem.eql(u8, name, "window_bytes")) {
+            config.window_bytes = amount;
+        } else if (std.mem.eql(u8, name, "min_world_size")) {
+            config.min_world_size = @intCast(amount);
+        } else if (std.mem.eql(u8, name, "segment_bytes")) {
+            segment_max.* = amount;
+        } else return error.Syntax;
+    }
+}
+
+fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!void {
+    while (lines.next()) |line| {
+        script.line += 1;
+        const code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
+        var words = std.mem.tokenizeAny(u8, code, " \t");
+        const verb = words.next() orelse continue;
+        script.world.note("> {s}", .{std.mem.trim(u8, code, " ")});
+        try obey(script, verb, &words);
+        if (script.world.checkers.violation) |*violation| {
+            return script.fail("{t}: {s}", .{ violation.check, violation.text() });
+        }
+    }
+}
+
+const Words = std.mem.TokenIterator(u8, .any);
+
+fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
+    const world = script.world;
+    const Verb = enum {
+        peers,
+        join,
+        rejoin,
+        admit,
+        call,
+        cancel,
+        crash,
+        freeze,
+        leave,
+        reset,
+        swallow,
+        run,
+        expect,
+    };
+    switch (std.meta.stringToEnum(Verb, verb) orelse return script.syntax(verb)) {
+        .peers => try start_peers(script, try number(script, words)),
+        .join => {
+            script.peers += 1;
+            world.config.initial_world_size = 1;
+            _ = world.add_peer(0) orelse return script.fail("no more peers", .{});
+        },
+        .rejoin => {
+            const user = try user_of(script, words);
+            users.join(user);
+            world.settle(user.node);
+        },
+        .admit => {
+            var peers = try peer_list(script, words);
+            while (peers.next()) |node| {
+                users.admit(&node.users[0]);
+                world.settle(node);
+            }
+        },
+        .call => try call(script, words),
+        .cancel => {
+            const work = try work_of(script, words);
+            users.cancel(work);
+        },
+        .crash => try crash(script, words),
+        .freeze => {
+            const node = (try user_of(script, words)).node;
+            if (!std.mem.eql(u8, try take_word(script, words), "for")) return script.syntax("freeze");
+            node.frozen_until = world.now + try duration(script, words);
+            node.thawed_at = node.frozen_until;
+        },
+        .leave => users.leave(try user_of(script, words)),
+        .reset => try reset(script, words),
+        .swallow => try swallow(script, words),
+        .run => try run_directive(script, words),
+        .expect => try expect(script, words),
+    }
+}
+
+// ---- words
+
+fn take_word(script: *Script, words: *Words) Error![]const u8 {
+    return words.next() orelse script.syntax("end of line");
+}
+
+fn number(script: *Script, words: *Words) Error!u32 {
+    const text = try take_word(script, words);
+    return std.fmt.parseInt(u32, text, 10) catch script.syntax(text);
+}
+
+/// "20ms" or "3s".
+fn duration(script: *Script, words: *Words) Error!u64 {
+    return duration_of(script, try take_word(script, words));
+}
+
+fn duration_of(script: *Script, text: []const u8) Error!u64 {
+    if (std.mem.endsWith(u8, text, "us")) {
+        return 1000 * (std.fmt.parseInt(u64, text[0 .. text.len - 2], 10) catch return script.syntax(text));
+    }
+    if (std.mem.endsWith(u8, text, "ms")) {
+        return ms * (std.fmt.parseInt(u64, text[0 .. text.len - 2], 10) catch return script.syntax(text));
+    }
+    if (!std.mem.endsWith(u8, text, "s")) return script.syntax(text);
+    return 1000 * ms * (std.fmt.parseInt(u64, text[0 .. text.len - 1], 10) catch
+        return script.syntax(text));
+}
+
+fn node_of(script: *Script, text: []const u8) Error!*world_file.Node {
+    const index = std.fmt.parseInt(u8, text, 10) catch return script.syntax(text);
+    if (index < 1 or index > script.peers) return script.syntax(text);
+    return &script.world.nodes[index];
+}
+
+fn user_of(script: *Script, words: *Words) Error!*users.User {
+    const node = try node_of(script, try take_word(script, words));
+    return &node.users[0];
+}
+
+const PeerList = struct {
+    script: *Script,
+    everybody: bool,
+    parts: std.mem.SplitIterator(u8, .scalar),
+    next_index: u8 = 1,
+    bad: bool = false,
+
+    fn next(list: *PeerList) ?*world_file.Node {
+        const world = list.script.world;
+        if (!list.everybody) {
+            const part = list.parts.next() orelse return null;
+            return node_of(list.script, part) catch {
+                list.bad = true;
+                return null;
+            };
+        }
+        while (list.next_index <= list.script.peers) {
+            const node = &world.nodes[list.next_index];
+            list.next_index += 1;
+            if (node.state == .up) return node;
+        }
+        return null;
+    }
+};
+
+/// "all" (who is up) or "1,2,3".
+fn peer_list(script: *Script, words: *Words) Error!PeerList {
+    const text = try take_word(script, words);
+    return .{
+        .script = script,
+        .everybody = std.mem.eql(u8, text, "all"),
+        .parts = std.mem.splitScalar(u8, text, ','),
+    };
+}
+
+fn label_of(script: *Script, text: []const u8) Error!u32 {
+    for (script.labels[0..script.label_count], 0..) |known, index| {
+        if (std.mem.eql(u8, known, text)) return @intCast(index);
+    }
+    if (script.label_count == labels_max) return script.fail("too many labels", .{});
+    script.labels[script.label_count] = text;
+    script.label_count += 1;
+    return script.label_count - 1;
+}
+
+/// "LABEL PEER"
+fn work_of(script: *Script, words: *Words) Error!*users.Work {
+    const label = try take_word(script, words);
+    const node = try node_of(script, try take_word(script, words));
+    return script.works[try label_of(script, label)][node.index] orelse
+        script.fail("p{d} has not called {s}", .{ node.index, label });
+}
+
+// ---- what happens
+
+/// N peers that have all entered the first epoch, with ranks in their order.
+fn start_peers(script: *Script, count: u32) Error!void {
+    const world = script.world;
+    if (script.started or count < 1 or count > 12) return script.fail("peers: once, 1 to 12", .{});
+    script.started = true;
+    script.peers = @intCast(count);
+    world.config.initial_world_size = @intCast(count);
+    for (0..count) |_| _ = world.add_peer(0);
+    try run_until(script, 5000 * ms, .all_between);
+    for (world.nodes[1 .. 1 + count]) |*node| {
+        users.admit(&node.users[0]);
+        world.settle(node);
+    }
+    try run_until(script, 5000 * ms, .all_between);
+    for (world.nodes[1 .. 1 + count]) |*node| {
+        if (node.users[0].group.?.world_size() != count) {
+            return script.fail("p{d} is in a world of {d}", .{
+                node.index, node.users[0].group.?.world_size(),
+            });
+        }
+    }
+}
+
+/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place]
+fn call(script: *Script, words: *Words) Error!void {
+    var peers = try peer_list(script, words);
+    const kind_text = try take_word(script, words);
+    const kind = std.meta.stringToEnum(program.OpKind, kind_text) orelse
+        return script.syntax(kind_text);
+    const count = try number(script, words);
+    const label = try label_of(script, try take_word(script, words));
+    var step: program.Step = .{
+        .key = .{ .group = 0, .epoch = 0, .round = label, .index = 0 },
+        .kind = kind,
+        .count = count,
+        .recovery = .resume_chunks,
+        .tag = 0,
+        .root_rank = 0,
+        .in_place = false,
+        .batch = 0,
+        .waits = false,
+    };
+    var deadline_ns: u64 = 60_000 * ms;
+    while (words.next()) |option| {
+        const equals = std.mem.indexOfScalar(u8, option, '=') orelse option.len;
+        const name = option[0..equals];
+        const value = option[@min(equals + 1, option.len)..];
+        if (std.mem.eql(u8, name, "in_place")) {
+            step.in_place = true;
+        } else if (std.mem.eql(u8, name, "tag")) {
+            step.tag = std.fmt.parseInt(u64, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "root")) {
+            step.root_rank = std.fmt.parseInt(u32, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "deadline")) {
+            deadline_ns = try duration_of(script, value);
+        } else if (std.mem.eql(u8, name, "recovery")) {
+            step.recovery = if (std.mem.eql(u8, value, "resume"))
+                .resume_chunks
+            else
+                std.meta.stringToEnum(program.Recovery, value) orelse return script.syntax(option);
+        } else return script.syntax(option);
+    }
+    while (peers.next()) |node| {
+        const user = &node.users[0];
+        const deadline = node.here() + deadline_ns;
+        const work = users.lend(user, step, deadline, true) orelse
+            return script.fail("no more memory to lend", .{});
+        script.works[label][node.index] = work;
+        users.call(work) catch |err| return script.fail("p{d} cannot call: {t}", .{ node.index, err });
+        script.world.settle(node);
+    }
+    if (peers.bad) return script.syntax("peers");
+}
+
+/// crash PEER [killed|reset|vanished] [at POINT [CHUNKS]]
+fn crash(script: *Script, words: *Words) Error!void {
+    const node = (try user_of(script, words)).node;
+    var how: world_file.EndOfNode = .killed;
+    var next = words.next();
+    if (next) |text| if (std.meta.stringToEnum(world_file.EndOfNode, text)) |given| {
+        how = given;
+        next = words.next();
+    };
+    const at = next orelse return script.world.take_down(node, how);
+    if (!std.mem.eql(u8, at, "at")) return script.syntax(at);
+    const point_text = try take_word(script, words);
+    var name_bytes: [64]u8 = undefined;
+    const name = std.fmt.bufPrint(&name_bytes, "all_reduce_{s}", .{point_text}) catch
+        return script.syntax(point_text);
+    const point = std.meta.stringToEnum(session_layer.FaultPoint, name) orelse
+        return script.syntax(point_text);
+    const done = if (words.next()) |text|
+        std.fmt.parseInt(u64, text, 10) catch return script.syntax(text)
+    else
+        0;
+    try script.world.traps.append(script.gpa, .{
+        .node = node.index,
+        .point = point,
+        .done = done,
+        .how = how,
+    });
+}
+
+/// reset PEER PEER [after BYTES]: all lanes between the two, or one of them once so many bytes have passed.
+fn reset(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const a = (try user_of(script, words)).node.index;
+    const b = (try user_of(script, words)).node.index;
+    if (words.next()) |text| {
+        if (!std.mem.eql(u8, text, "after")) return script.syntax(text);
+        const bytes = try number(script, words);
+        return world.cuts.append(script.gpa, .{ .nodes = .{ a, b }, .bytes = bytes });
+    }
+    var any = false;
+    for (world.connections.items) |connection| {
+        if (connection.is_control or connection.ends[0].state != .open) continue;
+        const from, const to = .{ connection.ends[0].node, connection.ends[1].node };
+        if (!(from == a and to == b) and !(from == b and to == a)) continue;
+        world.reset(connection);
+        any = true;
+    }
+    if (!any) return script.fail("there is no lane between p{d} and p{d}", .{ a, b });
+}
+
+/// swallow PEER PEER|coordinator: what the first sends to the second vanishes from now on, on the
+/// connections that they have.
+fn swallow(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const from = (try node_of(script, try take_word(script, words))).index;
+    const to_text = try take_word(script, words);
+    const to = if (std.mem.eql(u8, to_text, "coordinator"))
+        world_file.coordinator_index
+    else
+        (try node_of(script, to_text)).index;
+    var any = false;
+    for (world.connections.items) |connection| {
+        for (&connection.ends, 0..) |*end, side| {
+            if (end.node != from or connection.ends[1 - side].node != to) continue;
+            if (end.state == .closed) continue;
+            connection.pipes[side].swallows = true;
+            connection.pipes[side].discard();
+            any = true;
+        }
+    }
+    if (!any) return script.fail("there is no connection from p{d} to {s}", .{ from, to_text });
+}
+
+const Until = union(enum) {
+    all_between,
+    between: u8,
+    finished: *users.Work,
+    voted: *users.Work,
+    settled: struct { work: *users.Work, chunks: u64 },
+    attempt: struct { node: u8, attempt: u32 },
+};
+
+/// run DURATION | run until CONDITION
+fn run_directive(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const first = try take_word(script, words);
+    if (!std.mem.eql(u8, first, "until")) {
+        const end = world.now + try duration_of(script, first);
+        while (world.queue.peek()) |event| {
+            if (event.at > end or world.failed()) break;
+            _ = world.step();
+        }
+        world.now = end;
+        return;
+    }
+    const what = try take_word(script, words);
+    const until: Until = if (std.mem.eql(u8, what, "admitted"))
+        .all_between
+    else if (std.mem.eql(u8, what, "ready"))
+        .{ .between = (try node_of(script, try take_word(script, words))).index }
+    else if (std.mem.eql(u8, what, "done"))
+        .{ .finished = try work_of(script, words) }
+    else if (std.mem.eql(u8, what, "voted"))
+        .{ .voted = try work_of(script, words) }
+    else if (std.mem.eql(u8, what, "settled")) .{ .settled = .{
+        .work = try work_of(script, words),
+        .chunks = try number(script, words),
+    } } else if (std.mem.eql(u8, what, "attempt")) .{ .attempt = .{
+        .node = (try user_of(script, words)).node.index,
+        .attempt = try number(script, words),
+    } } else return script.syntax(what);
+    try run_until(script, 100_000 * ms, until);
+}
+
+fn run_until(script: *Script, most_ns: u64, until: Until) Error!void {
+    const world = script.world;
+    const end = world.now + most_ns;
+    while (!holds(world, until)) {
+        if (world.failed()) return;
+        if (world.now > end) return script.fail("waited {d} ms for {t} in vain", .{ most_ns / ms, until });
+        if (!world.step()) return script.fail("nothing is left to happen", .{});
+    }
+}
+
+fn holds(world: *const World, until: Until) bool {
+    return switch (until) {
+        .all_between => for (world.nodes[1 .. 1 + world.peers_started]) |*node| {
+            if (node.state == .absent) break false;
+            if (node.state == .up and node.users[0].state != .between) break false;
+        } else true,
+        .between => |index| world.nodes[index].state == .up and
+            world.nodes[index].users[0].state == .between,
+        .finished => |work| work.state != .running and work.state != .finished,
+        .voted => |work| work.state != .running or work.op.?.op.state == .voted,
+        .settled => |body| body.work.state != .running or
+            body.work.op.?.executor.chunks_settled >= body.chunks,
+        .attempt => |body| if (world.nodes[body.node].users[0].group) |group|
+            group.attempt() >= body.attempt
+        else
+            false,
+    };
+}
+
+// ---- what must be so
+
+fn expect(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const what = try take_word(script, words);
+    const Number = enum { world, alive, epoch, attempt, joined, left };
+    if (std.meta.stringToEnum(Number, what)) |kind| {
+        var peers = try peer_list(script, words);
+        const wanted = try number(script, words);
+        while (peers.next()) |node| {
+            const group = node.users[0].group orelse
+                return script.fail("p{d} is in no group", .{node.index});
+            const found: u64 = switch (kind) {
+                .world => group.world_size(),
+                .alive => group.alive(),
+                .epoch => group.epoch(),
+                .attempt => group.attempt(),
+                .joined => group.joined().len,
+                .left => group.left().len,
+            };
+            if (found != wanted) return script.fail("{s} of p{d} is {d}", .{ what, node.index, found });
+        }
+        return;
+    }
+    const label = try label_of(script, what);
+    var peers = try peer_list(script, words);
+    const wanted = try take_word(script, words);
+    while (peers.next()) |node| {
+        const work = script.works[label][node.index] orelse
+            return script.fail("p{d} has not called {s}", .{ node.index, what });
+        var rest = words.*;
+        try expect_of(script, work, wanted, &rest);
+    }
+    _ = world;
+}
+
+fn expect_of(script: *Script, work: *users.Work, wanted: []const u8, words: *Words) Error!void {
+    const record = &work.record.calls[work.node.digit()];
+    const index = work.node.index;
+    if (std.mem.eql(u8, wanted, "running")) {
+        if (work.state != .running) return script.fail("p{d}: it is {t}", .{ index, work.state });
+        return;
+    }
+    if (work.state == .running) return script.fail("p{d}: it has not returned", .{index});
+    if (std.mem.eql(u8, wanted, "resolved")) {
+        const text = try take_word(script, words);
+        const committed = std.mem.eql(u8, text, "committed");
+        if (record.resolved == null or record.resolved.? != committed) {
+            return script.fail("p{d}: resolved is {?}", .{ index, record.resolved });
+        }
+        return;
+    }
+    if (std.mem.eql(u8, wanted, "ranges")) return expect_ranges(script, work, words);
+    const status = std.meta.stringToEnum(protocol.Status, wanted) orelse return script.syntax(wanted);
+    if (record.status != status) return script.fail("p{d}: it returned {t}", .{ index, record.status });
+}
+
+/// Each 0..8:1,2,3 must be there as it is; or "split" for more than one range.
+fn expect_ranges(script: *Script, work: *users.Work, words: *Words) Error!void {
+    const ranges = work.ranges.items;
+    const index = work.node.index;
+    var position: usize = 0;
+    while (words.next()) |text| : (position += 1) {
+        if (std.mem.eql(u8, text, "split")) {
+            if (ranges.len < 2) return script.fail("p{d}: {d} ranges", .{ index, ranges.len });
+            return;
+        }
+        if (position >= ranges.len) return script.fail("p{d}: only {d} ranges", .{ index, ranges.len });
+        const range = ranges[position];
+        var buffer: [128]u8 = undefined;
+        var writer: std.Io.Writer = .fixed(&buffer);
+        writer.print("{d}..{d}:", .{ range.begin, range.end }) catch unreachable;
+        var first = true;
+        for (0..16) |digit| if (range.contributors >> @intCast(digit) & 1 == 1) {
+            writer.print("{s}{d}", .{ if (first) "" else ",", digit + 1 }) catch unreachable;
+            first = false;
+        };
+        const found = buffer[0..writer.end];
+        if (!std.mem.eql(u8, found, text)) return script.fail("p{d}: range {s}", .{ index, found });
+    }
+    if (position != ranges.len) return script.fail("p{d}: {d} ranges", .{ index, ranges.len });
+}
+
+test "every scenario does what its transcript says" {
+    inline for (all) |name| {
+        const failure = try run(std.testing.allocator, text_of(name), .off);
+        if (failure) |*found| {
+            std.debug.print("scenario {s}, line {d}: {s}\n", .{ name, found.line, found.why() });
+            return error.ScenarioFailed;
+        }
+    }
+}
+
+test "a scenario that expects what is not so fails, and says where" {
+    const failure = (try run(std.testing.allocator,
+        \\peers 2
+        \\call all all_reduce 4 a
+        \\run 100ms
+        \\expect a 1 aborted
+    , .off)).?;
+    try std.testing.expectEqual(4, failure.line);
+    try std.testing.expectEqualStrings("p1: it returned ok", failure.why());
+}
