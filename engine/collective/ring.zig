@@ -41,6 +41,8 @@ pub const Executor = struct {
     slot_bytes: usize,
     free_slots: []u16,
     free_count: u16,
+    /// Slots that hold a widened contribution of this peer on its way out; at most origin_slots.
+    origin_held: u16 = 0,
 
     // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not settled.
     chunk_reduced: []u32,
@@ -255,11 +257,15 @@ pub const Executor = struct {
         const successor = options.alive.at((x.position + 1) % n);
         x.kept.clear();
         x.successor_holds.clear();
-        for (options.kept) |range| for (range.begin..@min(range.end, x.partition.chunks)) |chunk| {
-            x.kept.set_bit(chunk);
-            if (range.holders.has(successor)) x.successor_holds.set_bit(chunk);
-            if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
-        };
+        for (options.kept) |range| {
+            // Reports of others made it: it may name chunks that this operation does not have.
+            const end = @min(range.end, x.partition.chunks);
+            for (@min(range.begin, end)..end) |chunk| {
+                x.kept.set_bit(chunk);
+                if (range.holders.has(successor)) x.successor_holds.set_bit(chunk);
+                if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
+            }
+        }
         // A chunk of a broadcast that nobody else holds is still held by the root.
         if (x.descriptor.kind == .broadcast) for (0..x.partition.chunks) |chunk| {
             if (x.kept.has(chunk)) continue;
@@ -290,6 +296,7 @@ pub const Executor = struct {
 
     fn reset_movement(x: *Executor) void {
         x.free_count = @intCast(x.free_slots.len);
+        x.origin_held = 0;
         // The lowest slots are handed out first and so stay in cache.
         for (x.free_slots, 0..) |*entry, index| {
             entry.* = @intCast(x.free_slots.len - 1 - index);
@@ -603,7 +610,9 @@ pub const Executor = struct {
         var index = no_slot;
         const piece = x.origin_next;
         if (x.widens()) {
-            if (x.free_count == 0) return null;
+            // More would take slots that the predecessor has been promised.
+            if (x.free_count == 0 or x.origin_held == origin_slots) return null;
+            x.origin_held += 1;
             x.free_count -= 1;
             index = x.free_slots[x.free_count];
             const count = x.partition.elements(piece);
@@ -631,6 +640,7 @@ pub const Executor = struct {
         assert(x.members > 1);
         if (out.slot == no_slot) return;
         if (out.class == x.predecessor()) { // widened here, never came in
+            x.origin_held -= 1;
             x.free_slots[x.free_count] = out.slot;
             x.free_count += 1;
         } else x.slot_free(out.class, out.slot);
@@ -783,6 +793,60 @@ test "every rank ends with the sum of all, for any world and count" {
         try test_ring(@intCast(n), count, .all_reduce, null);
         try test_ring(@intCast(n), count, .broadcast, null);
     };
+}
+
+test "a kept range of chunks that the operation does not have is ignored" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [300]u64 = @splat(1);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, 300),
+        .send = @ptrCast(&input),
+        .recv = @ptrCast(&input),
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const chunks = x.partition.chunks;
+    const alive: base.Mask = .full(2);
+    const kept = [_]KeptRange{
+        .{ .begin = chunks - 1, .end = chunks + 5, .reduced_attempt = 1, .holders = .full(2) },
+        .{ .begin = chunks + 2, .end = chunks + 3, .reduced_attempt = 1, .holders = .full(2) },
+    };
+    x.begin(.{ .attempt = 2, .alive = &alive, .rank = 0, .kept = &kept, .root = 0 });
+    try std.testing.expectEqual(1, x.kept.count);
+}
+
+test "widened contributions on their way out leave the slots that were promised" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [4096]i32 = @splat(1);
+    var descriptor = test_descriptor(.all_reduce, input.len);
+    descriptor.dtype = .i32;
+    descriptor.op = .avg;
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = descriptor,
+        .send = @ptrCast(&input),
+        .recv = @ptrCast(&input),
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 4096,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const alive: base.Mask = .full(2);
+    x.begin(.{ .attempt = 1, .alive = &alive, .rank = 0, .kept = &.{}, .root = 0 });
+    x.successor_opened(x.initial_credit());
+    var out: [Executor.origin_slots]Executor.Out = undefined;
+    for (&out) |*item| item.* = x.next().?;
+    try std.testing.expectEqual(null, x.next());
+    try std.testing.expect(x.free_count >= x.initial_credit());
+    x.sent(&out[0]);
+    try std.testing.expect(x.next() != null);
 }
 
 test "after a loss, kept chunks keep the lost contribution and the others do without" {
