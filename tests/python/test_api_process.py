@@ -78,6 +78,16 @@ for _ in range(int(sys.argv[1])):
 b.all_reduce(arrays[1])
 work.wait()
 """,
+    "LocalWorld.run": """
+for _ in range(int(sys.argv[1])):
+    world = pccl.LocalWorld(2)
+    busy = lambda: sum(comm.info().operations_in_flight for comm in world.comms) == 2
+    say_when(busy)
+    interrupted(lambda: world.run(lambda comm: comm.all_reduce(np.ones(9), tag=comm.rank)))
+    assert all(comm.closed for comm in world.comms)
+    print("closed", flush=True)
+    world.close()
+""",
     "connect": """
 coordinator = pccl.Coordinator()
 join = lambda: pccl.connect(coordinator.token, bind=LOOPBACK, initial_world_size=2)
