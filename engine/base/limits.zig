@@ -34,7 +34,7 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
-/// Decisions that a member may lag behind before it is expelled.
+/// Aborts that some member has not seen: who adds more leaves the run. Also what a member stores for later calls.
 pub const decisions_kept_max = 4096;
 /// Tags that one epoch of a group may use.
 pub const tags_per_epoch_max = 65_536;

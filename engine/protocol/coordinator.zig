@@ -27,7 +27,7 @@ pub const Connection = struct {
     doomed: ?[]const u8 = null,
     coordinator: *Coordinator,
 
-    pub const State = enum { stranger, peer, status, refused };
+    pub const State = enum { stranger, peer, status, answered, refused };
 
     fn send(connection: *Connection, message: control.Message) void {
         connection.stream.send(message) catch {
@@ -168,6 +168,8 @@ pub const Coordinator = struct {
     pub fn received(c: *Coordinator, now: Instant, connection: *Connection) void {
         if (connection.state == .stranger) c.greet(now, connection);
         if (connection.peer) |peer| peer.last_heard = now;
+        // One question each: answers cost more than questions.
+        if (connection.state == .answered) connection.doomed = "it goes on after its answer";
         while (connection.doomed == null and
             (connection.state == .peer or connection.state == .status))
         {
@@ -303,7 +305,10 @@ pub const Coordinator = struct {
         message: *const control.Message,
     ) ProtocolError!void {
         if (connection.state == .status) return switch (message.*) {
-            .status_request => c.reply_status(now, connection),
+            .status_request => {
+                connection.state = .answered;
+                c.reply_status(now, connection);
+            },
             else => error.Unexpected,
         };
         const peer = connection.peer.?;
@@ -328,7 +333,6 @@ pub const Coordinator = struct {
             .epoch_closed => |body| {
                 try (try c.group_of(body.group)).on_closed(now, peer, body.epoch);
             },
-            .status_request => c.reply_status(now, connection),
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
             inline .done, .gave_up, .mismatch_seen, .report_op, .report_end => |*body, tag| {
                 const group = try c.group_of(body.group);
@@ -343,7 +347,8 @@ pub const Coordinator = struct {
                     else => comptime unreachable,
                 }
             },
-            // What only a coordinator says.
+            // What only a coordinator says, or who is no peer.
+            .status_request,
             .heartbeat_ack,
             .welcome,
             .joined,
@@ -372,6 +377,7 @@ pub const Coordinator = struct {
         const name = body.name.data;
         if (name.len == 0 or name.len > limits.name_bytes_max) return error.Unexpected;
         if (body.address.data.len > limits.address_bytes_max) return error.Unexpected;
+        if (body.initial_world_size > limits.peers_max) return error.Unexpected;
         if (!std.mem.eql(u8, peer.address, body.address.data)) {
             const address = try c.gpa.dupe(u8, body.address.data);
             c.gpa.free(peer.address);
@@ -436,6 +442,10 @@ pub const Coordinator = struct {
             return;
         };
         defer c.gpa.free(json);
+        if (json.len + 4 > limits.control_message_bytes_max) {
+            connection.doomed = "the status of the run does not fit into a message";
+            return;
+        }
         connection.send(.{ .status_reply = .{ .json = .of(json) } });
     }
 
@@ -444,7 +454,7 @@ pub const Coordinator = struct {
     pub fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it judges nobody.
-        const late = c.last_tick != 0 and now -| c.last_tick > 2 * c.options.heartbeat_ns;
+        const late = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
         c.last_tick = now;
         for (c.connections.items) |connection| {
             if (connection.peer) |peer| {
@@ -468,7 +478,7 @@ pub const Coordinator = struct {
 
     /// Never later than a heartbeat from the last tick, so that lateness means something.
     pub fn next_deadline(c: *const Coordinator) Instant {
-        var next = c.last_tick + c.options.heartbeat_ns;
+        var next = c.last_tick +| c.options.heartbeat_ns;
         for (c.groups.items) |group| next = @min(next, group.next_deadline(c.last_tick));
         return next;
     }

@@ -160,8 +160,9 @@ pub const Epoch = struct {
             });
             return null;
         }
-        const in_flight_max = base.limits.operations_in_flight_max * epoch.members.len;
-        if (epoch.records.items.len >= in_flight_max) return error.Unexpected;
+        var begun: usize = 0;
+        for (epoch.records.items) |known| begun += @intFromBool(known.from == rank);
+        if (begun >= base.limits.operations_in_flight_max) return error.Unexpected;
         const new = try epoch.gpa.create(Record);
         errdefer epoch.gpa.destroy(new);
         new.* = .{ .id = id, .descriptor = descriptor.*, .from = rank };
@@ -243,6 +244,7 @@ pub const Epoch = struct {
             .deadline, .cancelled, .root_lost => {},
             .mismatch, .digest, .peer_lost, .too_few_peers, .left => return error.Unexpected,
         }
+        try epoch.check_lag();
         try epoch.abort(message.op, .{
             .reason = message.reason,
             .peer = epoch.members[rank].id,
@@ -254,6 +256,7 @@ pub const Epoch = struct {
         rank: u16,
         message: *const control.MismatchSeen,
     ) ProtocolError!void {
+        try epoch.check_lag();
         try epoch.abort(message.op, .{
             .reason = .mismatch,
             .peer = epoch.members[rank].id,
@@ -261,6 +264,11 @@ pub const Epoch = struct {
             .descriptor = message.mine,
             .other_descriptor = message.theirs,
         });
+    }
+
+    /// Who adds to aborts that others have not even seen, and beyond the limit, is let go itself.
+    fn check_lag(epoch: *const Epoch) ProtocolError!void {
+        if (epoch.aborted.items.len >= base.limits.decisions_kept_max) return error.Unexpected;
     }
 
     fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {

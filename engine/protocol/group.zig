@@ -114,7 +114,7 @@ pub const Group = struct {
 
         group.round += 1;
         group.phase = .prepare;
-        group.round_deadline = now + group.prepare_ns;
+        group.round_deadline = now +| group.prepare_ns;
         const room = base.limits.peers_max - incumbents;
         var taken: u32 = 0;
         for (group.newcomers.items) |*newcomer| {
@@ -180,6 +180,7 @@ pub const Group = struct {
         if (round != group.round or group.phase != .ask) return;
         const epoch = group.current() orelse return;
         const rank = epoch.rank_of(peer) orelse return;
+        if (count == std.math.maxInt(u64)) return error.Unexpected; // the next one has no number
         epoch.members[rank].safe_points = count;
         try group.evaluate(now);
     }
@@ -264,6 +265,7 @@ pub const Group = struct {
     pub fn on_closed(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
+        if (epoch == group.current()) return error.Unexpected; // nobody has a later one to be in
         try epoch.on_closed(rank);
         group.drop_empty();
         try group.start_round(now);

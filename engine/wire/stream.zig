@@ -73,7 +73,8 @@ pub const Stream = struct {
         try stream.out.appendSlice(stream.gpa, bytes);
     }
 
-    /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max).
+    /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max), or when the message
+    /// is larger than any may be.
     pub fn send(stream: *Stream, message: control.Message) Allocator.Error!void {
         stream.compact();
         if (stream.out.items.len > out_bytes_max) return error.OutOfMemory;
@@ -82,8 +83,7 @@ pub const Stream = struct {
             try stream.out.ensureUnusedCapacity(stream.gpa, room);
             const free = stream.out.unusedCapacitySlice();
             const encoded = control.encode(message, free) catch {
-                // Our own messages are bounded (limits.zig), so growing ends.
-                std.debug.assert(free.len <= 2 * base.limits.control_message_bytes_max);
+                if (free.len > 2 * base.limits.control_message_bytes_max) return error.OutOfMemory;
                 continue;
             };
             stream.out.items.len += encoded.len;
@@ -108,6 +108,19 @@ pub const Stream = struct {
         stream.out_start = 0;
     }
 };
+
+test "a message that is too large is an error, and the stream goes on without it" {
+    const gpa = std.testing.allocator;
+    var stream = Stream.init(gpa);
+    defer stream.deinit();
+    const json = try gpa.alloc(u8, base.limits.control_message_bytes_max);
+    defer gpa.free(json);
+    @memset(json, ' ');
+    const too_large: control.Message = .{ .status_reply = .{ .json = .of(json) } };
+    try std.testing.expectError(error.OutOfMemory, stream.send(too_large));
+    try stream.send(.{ .heartbeat_ack = .{ .number = 1 } });
+    try std.testing.expectEqual(control.header_bytes + 8, stream.send_slice().len);
+}
 
 test "messages come out whole however the bytes arrive" {
     const gpa = std.testing.allocator;
