@@ -262,7 +262,7 @@ def test_a_frozen_peer_is_lost_after_the_silence_and_learns_it_when_it_thaws(
     recovery: str, record_property: Record
 ) -> None:
     fault = "stop=" + name_of("settled", 0.5)
-    made = scene(3, 1, fault, heartbeat=0.1, silence=0.6)
+    made = scene(3, 1, fault, heartbeat=0.2, silence=1.5)
     with made.world:
         made.make_arrays(8, made.world.peers)
         for peer in made.world.peers:
