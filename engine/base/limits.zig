@@ -46,8 +46,10 @@ pub const ring_reach = 3;
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
 
-/// What honest peers can have sent ahead of time on one link: every operation in flight, two epochs.
-pub const early_bytes_max = 2 * groups_max * operations_in_flight_max * eager_bytes_max;
+/// What honest peers can have sent ahead of time on one link: every operation in flight, two epochs, and an eighth
+/// more for what keeping it costs.
+pub const early_bytes_max =
+    2 * groups_max * operations_in_flight_max * (eager_bytes_max + eager_bytes_max / 8);
 
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).

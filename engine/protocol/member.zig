@@ -614,6 +614,7 @@ pub const Member = struct {
             index -= 1;
             m.begin(epoch, epoch.ops.items[index]);
         }
+        m.close_drained();
     }
 
     // ---- the end

@@ -301,6 +301,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
         .current => |operation| operation,
         .stale => return throw_away(lane, header),
         .early => {
+            if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
             lane.early = lane.link.?.reserve_data(header.payload_bytes) catch |err|
                 return reject(s, lane, @errorName(err));
             lane.expect(lane.early, null, collective.Executor.no_slot);
@@ -359,6 +360,7 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
         return true;
     }
     replay(s, operation);
+    wake(s, link); // slots may be free again
     wake(s, operation.successor.?);
     check_complete(s, operation);
     return true;

@@ -84,15 +84,21 @@ pub const Link = struct {
 
     /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
     pub fn reserve_data(link: *Link, bytes: usize) error{ OutOfMemory, TooMany }![]u8 {
-        if (link.early_bytes + bytes > base.limits.early_bytes_max) return error.TooMany;
+        const cost = early_cost(bytes);
+        if (link.early_bytes + cost > base.limits.early_bytes_max) return error.TooMany;
         try link.early_data.ensureUnusedCapacity(link.gpa, 1);
         const payload = try link.gpa.alloc(u8, bytes);
-        link.early_bytes += bytes;
+        link.early_bytes += cost;
         return payload;
     }
 
+    /// Small payloads count with what it takes to keep them.
+    fn early_cost(bytes: usize) usize {
+        return bytes + @sizeOf(EarlyData);
+    }
+
     pub fn forget_data(link: *Link, payload: []u8) void {
-        link.early_bytes -= payload.len;
+        link.early_bytes -= early_cost(payload.len);
         link.gpa.free(payload);
     }
 
@@ -157,3 +163,23 @@ pub const Link = struct {
         link.early_data.shrinkRetainingCapacity(kept);
     }
 };
+
+test "what is kept ahead of time is counted with its cost, and given back" {
+    const gpa = std.testing.allocator;
+    var link: Link = .{
+        .gpa = gpa,
+        .peer = .from_int(1),
+        .dials = false,
+        .expires_at = 0,
+        .down_since = 0,
+    };
+    defer link.deinit();
+    const header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .partial, .attempt = 1 });
+    for (0..3) |_| try link.keep_data(header, try link.reserve_data(1));
+    try std.testing.expect(link.early_bytes > 3 * @sizeOf(Link.EarlyData));
+    link.prune(0, 0, 2);
+    try std.testing.expectEqual(0, link.early_bytes);
+    link.early_bytes = base.limits.early_bytes_max - 1;
+    try std.testing.expectError(error.TooMany, link.reserve_data(1));
+    link.early_bytes = 0;
+}

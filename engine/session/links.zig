@@ -49,7 +49,8 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
 /// Finds out which links are wanted now, opens those and lets the others expire.
 pub fn review(s: *Session) void {
     for (s.links.items) |link| {
-        if (link.wanted) link.expires_at = s.now + linger_ns;
+        // Nobody dials what is not wanted, so only from now on it can be down.
+        if (link.wanted) link.expires_at = s.now + linger_ns else link.down_since = s.now;
         link.wanted = false;
     }
     for (s.groups.items) |group| {
@@ -139,7 +140,8 @@ pub fn greet(s: *Session, lane: *Lane) bool {
         s.self.less_than(hello.from) and s.control_state == .open and
         hello.lane < s.settings.lanes;
     if (!expected) return refuse(s, lane, .wrong_peer);
-    if (s.links.items.len >= 2 * limits.peers_max) return refuse(s, lane, .refused);
+    const room = s.links.items.len < 2 * limits.peers_max;
+    if (!room and find(s, hello.from) == null) return refuse(s, lane, .refused);
     const link = obtain(s, hello.from) catch return refuse(s, lane, .refused);
     // The other side knows that its old connection is gone before this one does.
     if (link.lanes[hello.lane]) |old| fail(s, old, "the peer opened it again");
@@ -331,7 +333,7 @@ pub fn next_deadline(s: *const Session) base.Instant {
             next = @min(next, link.expires_at);
             continue;
         }
-        if (link.open_count == 0) next = @min(next, link.down_since + s.settings.silence_ns);
+        if (link.open_count == 0) next = @min(next, link.down_since +| s.settings.silence_ns);
         for (link.lanes[0..s.settings.lanes]) |place| {
             const lane = place orelse {
                 const dialable = link.dials and s.control_state == .open and

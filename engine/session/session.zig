@@ -103,6 +103,8 @@ pub const Session = struct {
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
     not_pccl: bool = false,
+    /// A message could not be kept: what the coordinator believes of this peer is not true any more.
+    control_failed: bool = false,
 
     groups: std.ArrayList(*Group) = .empty,
     operations: std.ArrayList(*Operation) = .empty,
@@ -232,7 +234,10 @@ pub const Session = struct {
 
     pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
-        s.control.send(message) catch s.log(.err, "out of memory for a control message", .{});
+        // Ended in the next tick: from here the members that are being told something would be told more.
+        s.control.send(message) catch {
+            s.control_failed = true;
+        };
     }
 
     fn lose_coordinator(s: *Session, why: []const u8) void {
@@ -263,6 +268,8 @@ pub const Session = struct {
     }
 
     fn dispatch(s: *Session, message: *const control.Message) protocol_error!void {
+        // Everything else relies on the settings of the run, which never change.
+        if ((message.* == .welcome) == s.is_welcome()) return error.Unexpected;
         switch (message.*) {
             .welcome => |body| try s.on_welcome(body),
             .joined => |*body| try s.on_joined(body),
@@ -765,7 +772,7 @@ pub const Session = struct {
     pub fn tick(s: *Session, now: Instant) void {
         s.now = now;
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
-        const late = s.is_welcome() and now -| s.last_tick > 2 * s.settings.heartbeat_ns;
+        const late = s.is_welcome() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
         switch (s.control_state) {
             .greeting, .open => s.tick_control(late),
@@ -789,11 +796,12 @@ pub const Session = struct {
 
     fn tick_control(s: *Session, late: bool) void {
         if (late) s.last_heard = s.now;
+        if (s.control_failed) return s.lose_coordinator("out of memory for a control message");
         if (s.now >= s.silent_at())
             return s.lose_coordinator("the coordinator was silent for too long");
         if (!s.is_welcome() or s.now < s.heartbeat_at) return;
         s.heartbeats += 1;
-        s.heartbeat_at = s.now + s.settings.heartbeat_ns;
+        s.heartbeat_at = s.now +| s.settings.heartbeat_ns;
         s.send(.{ .heartbeat = .{
             .number = s.heartbeats,
             .bytes_sent = s.bytes_sent,
@@ -809,7 +817,7 @@ pub const Session = struct {
     /// When a coordinator that says nothing more is given up.
     fn silent_at(s: *const Session) Instant {
         const silence_ns = if (s.is_welcome()) s.settings.silence_ns else limits.stranger_ns_max;
-        return s.last_heard + silence_ns;
+        return s.last_heard +| silence_ns;
     }
 
     /// Once the coordinator is there, never later than a heartbeat from the last tick.
