@@ -43,7 +43,8 @@ typedef enum pccl_status {
   PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors */
   PCCL_ABORTED = 6,                 /* the operation was aborted for all peers; the input is as it was */
   PCCL_EXPELLED = 7,                /* the coordinator removed this peer; connect again to go on */
-  PCCL_IN_DOUBT = 8,                /* the deadline passed after this peer had voted; see pccl_work_resolve */
+  PCCL_IN_DOUBT = 8,                /* the deadline, a cancel or the loss of the coordinator came after this peer had
+                                       voted; see pccl_work_resolve */
   PCCL_DEADLINE_EXCEEDED = 9,       /* the deadline passed; the input is as it was */
   PCCL_TOO_FEW_PEERS = 10,          /* fewer than min_world_size peers are left */
   PCCL_COORDINATOR_UNREACHABLE = 11,/* no connection to the coordinator could be made, or it was lost */
@@ -299,7 +300,7 @@ PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
- * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. */
+ * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. PCCL_COORDINATOR_UNREACHABLE: it will never be known here. */
 PCCL_API pccl_status_t pccl_work_resolve(pccl_work_t *work, uint64_t timeout_ns, int copy);
 /* Frees a work. One that is not finished is cancelled first, and its buffers are released before this returns.
  * NULL is allowed. */

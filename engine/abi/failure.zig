@@ -385,9 +385,15 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .in_doubt => fail(
             .in_doubt,
-            "{s}: the deadline or a cancellation came after this peer had voted, so the others may have " ++
-                "committed it; ask pccl_work_resolve. The buffer is as it was",
-            .{name},
+            "{s}: {s} after this peer had voted, so the others may have committed it; ask pccl_work_resolve. " ++
+                "The buffer is as it was",
+            .{
+                name,
+                if (op.failure.reason) |reason| switch (reason) {
+                    .deadline => "the deadline passed",
+                    else => "it was withdrawn here",
+                } else "the connection to the coordinator was lost",
+            },
         ),
         .deadline_exceeded => fail(
             .deadline_exceeded,

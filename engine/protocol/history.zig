@@ -1,5 +1,5 @@
 //! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced it, and
-//! this tells who contributed. Kept by the coordinator (epoch.zig) and by each member (member.zig).
+//! this tells who contributed. Kept by the coordinator (epoch.zig); a peer has Operation.attempts for its calls.
 
 const std = @import("std");
 const base = @import("base");

@@ -10,7 +10,6 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const History = @import("history.zig").History;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
@@ -109,7 +108,6 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
-    history: History = .{},
     ops: std.ArrayList(*Op) = .empty,
     sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
     /// Aborts of operations that were not called yet.
@@ -135,7 +133,6 @@ pub const Epoch = struct {
         epoch.resumes.deinit(gpa);
         gpa.free(epoch.ids);
         gpa.free(epoch.left);
-        epoch.history.deinit(gpa);
         epoch.ops.deinit(gpa);
         epoch.sequences.deinit(gpa);
         epoch.aborts.deinit(gpa);
@@ -266,7 +263,6 @@ pub const Member = struct {
             .safe_point = message.safe_point,
             .alive = .full(ids.len),
         };
-        try epoch.history.note(gpa, 1, &epoch.alive);
         return epoch;
     }
 
@@ -454,14 +450,14 @@ pub const Member = struct {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            .voted => m.doubt(op),
+            .voted => m.doubt(op, reason),
             .new, .in_doubt, .finished => {},
         }
     }
 
-    fn doubt(m: *Member, op: *Op) void {
+    fn doubt(m: *Member, op: *Op, reason: control.AbortReason) void {
         op.state = .in_doubt;
-        m.actions.vtable.finished(m.actions.ctx, op, .{ .status = .in_doubt });
+        m.actions.vtable.finished(m.actions.ctx, op, .{ .status = .in_doubt, .reason = reason });
     }
 
     /// A neighbour called the same operation differently.
@@ -550,7 +546,6 @@ pub const Member = struct {
         epoch.attempt = message.attempt;
         epoch.alive = message.alive;
         epoch.running = false;
-        try epoch.history.note(m.gpa, epoch.attempt, &epoch.alive);
         epoch.resumes_clear(m.gpa);
         for (epoch.ops.items) |op| try m.report(epoch, op);
         m.send(.{ .report_end = .{
