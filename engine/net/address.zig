@@ -26,6 +26,13 @@ pub const Endpoint = struct {
         return .{ .host = split.host, .port = split.port orelse port };
     }
 
+    /// The same for an address that others are told: nobody can dial no host, or port 0.
+    pub fn parse_to_dial(text: []const u8, port: u16) ParseError!Endpoint {
+        const endpoint = try parse_with_port(text, port);
+        if (endpoint.host.len == 0 or endpoint.port == 0) return error.BadAddress;
+        return endpoint;
+    }
+
     /// The text that `parse` reads back.
     pub fn format(endpoint: Endpoint, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const is_v6 = std.mem.indexOfScalar(u8, endpoint.host, ':') != null;
@@ -219,6 +226,9 @@ test "endpoints are read and written back" {
     for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));
     try std.testing.expectEqualStrings("::1", (try Endpoint.parse_with_port("::1", 7)).host);
     try std.testing.expectEqual(7, (try Endpoint.parse_with_port("host", 7)).port);
+    try std.testing.expectEqual(7, (try Endpoint.parse_to_dial("host", 7)).port);
+    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial(":80", 7));
+    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial("host:0", 7));
 }
 
 test "numeric addresses need no lookup, and names are told apart" {

@@ -105,7 +105,7 @@ pub const CoordinatorEngine = struct {
         else
             bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host, .port = engine.port };
-        if (advertise) |text| endpoint = try .parse_with_port(text, engine.port);
+        if (advertise) |text| endpoint = try .parse_to_dial(text, engine.port);
         const text = std.fmt.bufPrint(&engine.address_storage, "{f}", .{endpoint}) catch
             return error.BadAddress;
         engine.address_length = text.len;
@@ -122,9 +122,8 @@ pub const CoordinatorEngine = struct {
     fn round(engine: *CoordinatorEngine) void {
         const links = &engine.links;
         const deadline = if (links.has_turns()) 0 else engine.coordinator.next_deadline();
-        links.bury();
-        // Without memory for the table of poll() the wait sees the sockets of the last one.
-        links.poller.prepare() catch {};
+        // Without memory for the table of poll() the wait sees the sockets of the last one, so they are kept.
+        if (links.poller.prepare()) links.bury() else |_| {}
         engine.lock.unlock();
         const events = links.poller.wait(deadline);
         engine.lock.lock();

@@ -64,6 +64,12 @@ pub const Queue = struct {
 
 pub var process: Queue = .{};
 
+/// In a child of fork(): a thread that it does not have may have held the lock. Every step of put and take
+/// leaves the queue usable.
+pub fn forked() void {
+    process.lock = .{};
+}
+
 pub fn put(level: Level, text: []const u8) void {
     process.put(level, text);
 }

@@ -24,6 +24,8 @@ pub const Membership = struct {
     /// Why this peer is no member, or not any more.
     failure: ?Failure = null,
     admitting: bool = false,
+    /// A thread is in `admit`, perhaps not awake yet: another one would take its result away.
+    in_admit: bool = false,
     admit_failure: ?Status = null,
     /// The epoch that the user has seen.
     epoch_seen: u64 = 0,
@@ -170,7 +172,7 @@ pub const Membership = struct {
             defer engine.leave(mode);
             if (membership.left) return error.Closed;
             if (membership.failure) |failure| return .{ .failed = failure.status };
-            if (membership.admitting) return error.Busy;
+            if (membership.in_admit) return error.Busy;
             membership.changed.clear();
             membership.admitting = true;
             membership.admit_failure = null;
@@ -182,11 +184,13 @@ pub const Membership = struct {
                     error.Left, error.NotReady => error.Closed,
                 };
             };
+            membership.in_admit = true;
         }
         // The session keeps the deadline.
         const waited = interrupt.wait(&membership.changed, base.never);
         const mode = engine.enter();
         defer engine.leave(mode);
+        membership.in_admit = false;
         if (waited) |_| {} else |err| if (membership.admitting) {
             membership.admitting = false;
             membership.group.member.admit_give_up();

@@ -205,7 +205,7 @@ pub const PeerEngine = struct {
         var host_text: [address.Address.text_bytes_max]u8 = undefined;
         const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host_name, .port = bound.port() };
-        if (options.advertise) |text| endpoint = try .parse_with_port(text, bound.port());
+        if (options.advertise) |text| endpoint = try .parse_to_dial(text, bound.port());
         var text: [base.limits.address_bytes_max]u8 = undefined;
         const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
         try engine.session.set_address(whole);
@@ -302,9 +302,8 @@ pub const PeerEngine = struct {
         engine.send_control();
         const due = @min(engine.session.next_deadline(), engine.dials_deadline());
         const deadline = if (links.has_turns()) 0 else @min(due, engine.farewell_deadline);
-        links.bury();
-        // Without memory for the table of poll() the wait sees the sockets of the last one.
-        links.poller.prepare() catch {};
+        // Without memory for the table of poll() the wait sees the sockets of the last one, so they are kept.
+        if (links.poller.prepare()) links.bury() else |_| {}
         engine.asleep = true;
         engine.lock.unlock();
         const events = links.poller.wait(deadline);

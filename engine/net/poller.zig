@@ -220,8 +220,11 @@ const PollTable = struct {
     }
 
     fn prepare(table: *PollTable) Allocator.Error!void {
-        try table.waiting.resize(table.gpa, table.entries.items.len);
-        try table.contexts.resize(table.gpa, table.entries.items.len);
+        const count = table.entries.items.len;
+        try table.waiting.ensureTotalCapacity(table.gpa, count);
+        try table.contexts.ensureTotalCapacity(table.gpa, count);
+        table.waiting.items.len = count;
+        table.contexts.items.len = count;
         for (table.entries.items, 0..) |entry, index| {
             const is_waker = entry.context == Poller.waker_context;
             const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;

@@ -5,6 +5,7 @@
 const std = @import("std");
 const builtin = @import("builtin");
 const address = @import("address.zig");
+const log = @import("log.zig");
 const c = std.c;
 const Address = address.Address;
 const AddressList = address.AddressList;
@@ -45,6 +46,7 @@ const Owned = struct {
     }
 
     fn close_in_child() callconv(.c) void {
+        log.forked();
         for (&bits, 0..) |*word, index| {
             var left = word.swap(0, .acq_rel);
             while (left != 0) : (left &= left - 1) {
@@ -159,10 +161,11 @@ pub fn accept(listener: Fd) AcceptError!Fd {
             return adopt(fd);
         }
         switch (errno(fd)) {
-            .AGAIN => return error.WouldBlock,
             .MFILE, .NFILE, .NOBUFS, .NOMEM => return error.SystemLimit,
             // The connection died in the queue, or a signal came: the next one, please.
-            else => {},
+            .CONNABORTED, .INTR, .PROTO => {},
+            // Nothing waits, or the listener is broken: asking again at once would never end.
+            else => return error.WouldBlock,
         }
     }
 }
