@@ -1,5 +1,6 @@
-//! copy: memory to memory, for results that are larger than the caches. `rep movsb` writes whole lines without
-//! reading them first, which a plain loop of stores cannot; on small blocks it costs more to start than it saves.
+//! copy: memory to memory, for results that are larger than the caches. `rep movsb` writes whole
+//! lines without reading them first, which a plain loop of stores cannot; on small blocks it
+//! costs more to start than it saves.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -14,7 +15,8 @@ pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
 }
 
 fn copy_movsb(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
-    // The direction flag is clear by the calling convention. rdi, rsi and rcx are changed, so they are outputs.
+    // The direction flag is clear by the calling convention. rdi, rsi and rcx are changed, so
+    // they are outputs.
     var to = out;
     var from = input;
     var left = bytes;
