@@ -114,16 +114,17 @@ def _run_in_threads(
         threading.Thread(target=work, args=(index, job), name=f"pccl-local-{index}", daemon=True)
         for index, job in enumerate(jobs)
     ]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:  # Ctrl-C: the threads must not go on with nobody waiting for them
         for index in range(len(jobs)):
             on_error(index)
         for thread in threads:
-            thread.join()
+            if thread.is_alive():  # the interrupt may have come before it was started
+                thread.join()
         raise
     if errors:
         raise errors[0]
