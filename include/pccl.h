@@ -260,7 +260,7 @@ typedef struct pccl_collective_options {
 } pccl_collective_options_t;
 #define PCCL_COLLECTIVE_OPTIONS_INIT { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT }
 
-/* recv_buffer := reduction over all members of send_buffer, count elements of dtype each, identical bytes on every peer.
+/* recv_buffer := reduction over all members of send_buffer, count elements of dtype each; equal bytes on every peer.
  * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. count 0 takes part.
  * On any status but PCCL_OK recv_buffer is as it was. Blocks until committed or failed. options may be NULL.
  * work (optional, may be NULL) receives a finished work whose outcome can be read; destroy it. It is set on PCCL_OK
@@ -295,8 +295,9 @@ PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
  * is finished already. finished must return at once (set a flag, post a semaphore) and must not call this library. A
  * second call replaces a callback that has not run. Once pccl_work_destroy has returned it never runs. */
 PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
-/* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others, with the
- * input as it was; after the vote it ends with PCCL_IN_DOUBT. Returns PCCL_OK also if it had finished before. */
+/* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others,
+ * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier, or the root of a broadcast, votes as
+ * it calls). Returns PCCL_OK also if it had finished before. */
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
@@ -336,7 +337,12 @@ PCCL_API pccl_status_t pccl_work_range(pccl_work_t *work, uint32_t index, pccl_o
 
 /* ---- Logging --------------------------------------------------------------------------------------------- */
 
-typedef enum pccl_log_level { PCCL_LOG_DEBUG = 0, PCCL_LOG_INFO = 1, PCCL_LOG_WARNING = 2, PCCL_LOG_ERROR = 3 } pccl_log_level_t;
+typedef enum pccl_log_level {
+  PCCL_LOG_DEBUG = 0,
+  PCCL_LOG_INFO = 1,
+  PCCL_LOG_WARNING = 2,
+  PCCL_LOG_ERROR = 3
+} pccl_log_level_t;
 /* The library never prints. Events (a peer lost, an epoch entered, a lane reopened) are queued, at most 1024; this
  * takes the oldest: PCCL_OK with *level and a zero-terminated message, PCCL_TIMEOUT if there is none. */
 PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, size_t capacity);
