@@ -181,6 +181,7 @@ pub const Session = struct {
         s.now = now;
         s.control.reset();
         s.control_state = .greeting;
+        s.settings = std.mem.zeroes(control.Welcome);
         s.last_heard = now;
         s.last_tick = now;
         const hello = wire.hello.encode(.{
