@@ -1,5 +1,5 @@
-//! collective: the calls that move data. Arguments are checked here, before anything is sent; what depends on the
-//! membership is checked by the session. What becomes of a call: work.zig.
+//! collective: the calls that move data. Arguments are checked here, before anything is sent;
+//! what depends on the membership is checked by the session. What becomes of a call: work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -221,8 +221,10 @@ fn check_buffers(arguments: *const Arguments, dtype: base.DType) status.Error!vo
         .{ count, @as(u64, base.limits.elements_max) },
     );
     if (count == 0) return;
-    const send_address = @intFromPtr(arguments.send orelse return status.is_null("the buffer to send"));
-    const recv_address = @intFromPtr(arguments.recv orelse return status.is_null("the buffer to receive"));
+    const send = arguments.send orelse return status.is_null("the buffer to send");
+    const recv = arguments.recv orelse return status.is_null("the buffer to receive");
+    const send_address = @intFromPtr(send);
+    const recv_address = @intFromPtr(recv);
     const size = count * dtype.size(); // 2^40 elements of 8 bytes fit easily
     const space = std.math.maxInt(usize) - @max(send_address, recv_address);
     if (size > space) return status.fail(

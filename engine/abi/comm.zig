@@ -1,5 +1,5 @@
-//! comm: communicators: connecting, joining, safe points, leaving, looking (net/membership.zig). What is called on
-//! them: collective.zig.
+//! comm: communicators: connecting, joining, safe points, leaving, looking (net/membership.zig).
+//! What is called on them: collective.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -90,10 +90,11 @@ fn create(
 ) status.Error!void {
     const out = comm orelse return status.is_null("comm");
     const value = try token.read(token_text);
-    const given = sized.read(CommOptions, options) catch return status.bad_size("pccl_comm_options_t");
+    const given = sized.read(CommOptions, options) catch
+        return status.bad_size("pccl_comm_options_t");
     const group = try group_name(&given);
     const bind = try text.address(given.bind, ":0", "bind");
-    const advertise = if (given.advertise == null) null else try text.address(given.advertise, "", "advertise");
+    const advertise = try text.optional_address(given.advertise, "advertise");
     try environment();
     const interrupt: net.reach.Interrupt = .{
         .function = given.interrupted,
@@ -102,10 +103,12 @@ fn create(
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
     const place: failure.Place = .{ .address = value.address(), .bind = bind };
     const engine = net.PeerEngine.create(gpa, .{
-        .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable, // token.read has
+        // token.read has parsed it before.
+        .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = if (given.peer_id) |id| .{ .bytes = id.* } else null,
-        .bind = net.address.Endpoint.parse(bind) catch return failure.create(error.BadAddress, place),
+        .bind = net.address.Endpoint.parse(bind) catch
+            return failure.create(error.BadAddress, place),
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -128,8 +131,8 @@ fn environment() status.Error!void {
     );
     _ = net.fault.Fault.from_environment() catch return status.fail(
         .invalid_argument,
-        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=]<name>[:sequence[:fraction]], for example " ++
-            "all_reduce.settled:5:0.5",
+        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=]<name>[:sequence[:fraction]], for " ++
+            "example all_reduce.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
 }
@@ -138,7 +141,7 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
     const given = options.group orelse return "default";
     const limit = base.limits.name_bytes_max;
     const name = text.bounded(given, limit) catch
-        return status.fail(.invalid_argument, "the name of the group has more than {d} bytes", .{limit});
+        return status.fail(.invalid_argument, "the group's name has more than {d} bytes", .{limit});
     if (name.len == 0) return status.fail(
         .invalid_argument,
         "the name of the group is empty; it must have 1 to {d} bytes",
@@ -183,7 +186,8 @@ export fn pccl_comm_join(
 fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Error!void {
     const parent = try usable(handle);
     const out = joined orelse return status.is_null("joined");
-    const given = sized.read(CommOptions, options) catch return status.bad_size("pccl_comm_options_t");
+    const given = sized.read(CommOptions, options) catch
+        return status.bad_size("pccl_comm_options_t");
     _ = parent.membership.info() catch return failure.closed();
     const own: net.reach.Interrupt = .{
         .function = given.interrupted,
@@ -209,7 +213,8 @@ fn close(handle: ?*Comm) status.Error!void {
 
 export fn pccl_comm_destroy(handle: ?*Comm) void {
     const comm = handle orelse return;
-    // A forked child has no thread and no connections to close: the memory is left to the end of the process.
+    // A forked child has no thread and no connections to close: the memory is left to the end of
+    // the process.
     if (comm.membership.engine.forked()) return;
     comm.membership.release();
     gpa.destroy(comm);

@@ -1,4 +1,5 @@
-//! coordinator: a coordinator in this process (net/coordinator_engine.zig), and the question how a run is.
+//! coordinator: a coordinator in this process (net/coordinator_engine.zig), and the question how
+//! a run is.
 
 const std = @import("std");
 const base = @import("base");
@@ -50,7 +51,7 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
     const given = sized.read(CoordinatorOptions, options) catch
         return status.bad_size("pccl_coordinator_options_t");
     const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
-    const advertise = if (given.advertise == null) null else try text.address(given.advertise, "", "advertise");
+    const advertise = try text.optional_address(given.advertise, "advertise");
     const run_id = if (given.run_id) |id| id.* else net.random.array(16);
     const self = gpa.create(Coordinator) catch return status.out_of_memory();
     errdefer gpa.destroy(self);
@@ -72,23 +73,13 @@ fn protocol_options(
     run_id: base.RunId,
 ) status.Error!protocol.Coordinator.Options {
     var options: protocol.Coordinator.Options = .{ .run_id = run_id };
-    options.min_world_size = try within(given.min_world_size, 1, limits.peers_max, 1, "min_world_size");
-    options.initial_world_size =
-        try within(given.initial_world_size, 1, limits.peers_max, 1, "initial_world_size");
-    options.lanes = @intCast(try within(
-        given.lanes_per_link,
-        1,
-        limits.lanes_per_link_max,
-        options.lanes,
-        "lanes_per_link",
-    ));
-    options.chunk_bytes = try within(
-        given.chunk_bytes,
-        limits.chunk_bytes_min,
-        limits.frame_payload_bytes_max,
-        options.chunk_bytes,
-        "chunk_bytes",
-    );
+    const world_range = .{ 1, limits.peers_max };
+    options.min_world_size = try within(given, "min_world_size", 1, world_range);
+    options.initial_world_size = try within(given, "initial_world_size", 1, world_range);
+    const lanes_range = .{ 1, limits.lanes_per_link_max };
+    options.lanes = @intCast(try within(given, "lanes_per_link", options.lanes, lanes_range));
+    const chunk_range = .{ limits.chunk_bytes_min, limits.frame_payload_bytes_max };
+    options.chunk_bytes = try within(given, "chunk_bytes", options.chunk_bytes, chunk_range);
     if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(
         .invalid_argument,
         "chunk_bytes is {d}, which is no power of two",
@@ -112,10 +103,20 @@ fn protocol_options(
 }
 
 /// 0 stands for the default.
-fn within(value: u32, low: u32, high: u32, default: u32, comptime name: []const u8) status.Error!u32 {
+fn within(
+    given: *const CoordinatorOptions,
+    comptime name: []const u8,
+    default: u32,
+    range: [2]u32,
+) status.Error!u32 {
+    const value = @field(given, name);
     if (value == 0) return default;
-    if (value >= low and value <= high) return value;
-    return status.fail(.invalid_argument, name ++ " is {d}; it must be {d} to {d}", .{ value, low, high });
+    if (value >= range[0] and value <= range[1]) return value;
+    return status.fail(
+        .invalid_argument,
+        name ++ " is {d}; it must be {d} to {d}",
+        .{ value, range[0], range[1] },
+    );
 }
 
 export fn pccl_coordinator_token(coordinator: ?*const Coordinator) ?[*:0]const u8 {
@@ -166,7 +167,8 @@ fn ask(
     const fits = if (json) |to| text.copy(answer, to, capacity) else false;
     if (!fits) return status.fail(
         .invalid_argument,
-        "the status has {d} bytes with its terminating zero, and capacity is {d}: ask again with more",
+        "the status has {d} bytes with its terminating zero, and capacity is {d}: ask again " ++
+            "with more",
         .{ answer.len + 1, if (json == null) 0 else capacity },
     );
 }
@@ -181,7 +183,8 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
     var json: [4096]u8 = undefined;
     try std.testing.expectEqual(.ok, pccl_run_status(run_token, 0, &json, json.len, &length));
     try std.testing.expectEqual(std.mem.indexOfScalar(u8, &json, 0).?, length);
-    try std.testing.expectEqual(.invalid_argument, pccl_run_status(run_token, 0, &json, 4, &length));
+    const cut = pccl_run_status(run_token, 0, &json, 4, &length);
+    try std.testing.expectEqual(.invalid_argument, cut);
     try std.testing.expect(length > 4);
 
     var options = std.mem.zeroes(CoordinatorOptions);

@@ -1,6 +1,7 @@
-//! failure: what the errors and outcomes of the engine mean to a caller: a status code, and a sentence that says which
-//! peer, what was expected and what to do. The only place where one becomes the other: each switch names every error,
-//! so a new one does not compile until it has both.
+//! failure: what the errors and outcomes of the engine mean to a caller: a status code, and a
+//! sentence that says which peer, what was expected and what to do. The only place where one
+//! becomes the other: each switch names every error, so a new one does not compile until it has
+//! both.
 
 const std = @import("std");
 const base = @import("base");
@@ -40,11 +41,16 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         error.BadAddress,
         error.Interrupted,
         => |reach_error| reach(reach_error, at),
-        error.NotPccl, error.NoAnswer, error.Closed, error.VersionMismatch, error.WrongRun => |e| greet(e, at),
+        error.NotPccl,
+        error.NoAnswer,
+        error.Closed,
+        error.VersionMismatch,
+        error.WrongRun,
+        => |greet_error| greet(greet_error, at),
         error.TurnedAway => fail(
             .invalid_usage,
-            "the coordinator at {s} turned this peer away: it has a live peer with the same peer_id, or its " ++
-                "run is full ({d} peers)",
+            "the coordinator at {s} turned this peer away: it has a live peer with the same " ++
+                "peer_id, or its run is full ({d} peers)",
             .{ at, base.limits.peers_max },
         ),
     };
@@ -90,13 +96,14 @@ fn reach(err: ReachError, at: []const u8) Error {
     return switch (err) {
         error.Refused => fail(
             .coordinator_unreachable,
-            "nothing listens at {s}: start the coordinator there, or check host and port of the token",
+            "nothing listens at {s}: start the coordinator there, or check host and port of the " ++
+                "token",
             .{at},
         ),
         error.Unreachable => fail(
             .coordinator_unreachable,
-            "the coordinator at {s} did not answer in time: check that the host is up and that no " ++
-                "firewall is between",
+            "the coordinator at {s} did not answer in time: check that the host is up and that " ++
+                "no firewall is between",
             .{at},
         ),
         error.NameNotFound => fail(
@@ -106,13 +113,14 @@ fn reach(err: ReachError, at: []const u8) Error {
         ),
         error.NameLookupFailed => fail(
             .coordinator_unreachable,
-            "the host of the coordinator, {s}, could not be looked up: check the name service of this machine",
+            "the host of the coordinator, {s}, could not be looked up: check the name service " ++
+                "of this machine",
             .{at},
         ),
         error.BadAddress => fail(
             .invalid_argument,
-            "an address is not understood: bind and advertise must be host:port, 1.2.3.4:port or " ++
-                "[v6]:port (advertise also without port); the coordinator's is {s}",
+            "an address is not understood: bind and advertise must be host:port, 1.2.3.4:port " ++
+                "or [v6]:port (advertise also without port); the coordinator's is {s}",
             .{at},
         ),
         error.Interrupted => interrupted(),
@@ -129,25 +137,26 @@ fn greet(err: GreetError, at: []const u8) Error {
     return switch (err) {
         error.NotPccl => fail(
             .version_mismatch,
-            "what listens at {s} is not PCCL: it did not answer as a coordinator does; check host and port",
+            "what listens at {s} is not PCCL: it did not answer as a coordinator does; check " ++
+                "host and port",
             .{at},
         ),
         error.NoAnswer => fail(
             .version_mismatch,
-            "what listens at {s} accepted the connection but said nothing: probably it is not a PCCL " ++
-                "coordinator; check host and port",
+            "what listens at {s} accepted the connection but said nothing: probably it is not a " ++
+                "PCCL coordinator; check host and port",
             .{at},
         ),
         error.Closed => fail(
             .version_mismatch,
-            "what listens at {s} closed the connection without an answer: probably it is not a PCCL " ++
-                "coordinator; check host and port",
+            "what listens at {s} closed the connection without an answer: probably it is not a " ++
+                "PCCL coordinator; check host and port",
             .{at},
         ),
         error.VersionMismatch => fail(
             .version_mismatch,
-            "the coordinator at {s} speaks another wire version; this library speaks {d}: use the same " ++
-                "release everywhere",
+            "the coordinator at {s} speaks another wire version; this library speaks {d}: use " ++
+                "the same release everywhere",
             .{ at, wire.version },
         ),
         error.WrongRun => fail(
@@ -177,7 +186,8 @@ fn listen(err: ListenError, at: []const u8) Error {
         ),
         error.AddressInUse => fail(
             .system_error,
-            "the port of {s} is in use by another program: choose another one, or 0 for any free one",
+            "the port of {s} is in use by another program: choose another one, or 0 for any " ++
+                "free one",
             .{at},
         ),
         error.AddressNotAvailable => fail(
@@ -201,7 +211,8 @@ fn listen(err: ListenError, at: []const u8) Error {
 fn system_limit() Error {
     return fail(
         .system_error,
-        "the operating system has no more sockets for this process: raise its limit of open files (ulimit -n)",
+        "the operating system has no more sockets for this process: raise its limit of open " ++
+            "files (ulimit -n)",
         .{},
     );
 }
@@ -223,8 +234,8 @@ pub fn start_coordinator(err: net.CoordinatorEngine.Error, bind: []const u8) Err
         error.NameNotFound, error.NameLookupFailed => listen(error.ListenNameNotFound, bind),
         error.BadAddress => fail(
             .invalid_argument,
-            "an address is not understood: bind ({s}) and advertise must be host:port, 1.2.3.4:port or " ++
-                "[v6]:port (advertise also without port)",
+            "an address is not understood: bind ({s}) and advertise must be host:port, " ++
+                "1.2.3.4:port or [v6]:port (advertise also without port)",
             .{bind},
         ),
     };
@@ -247,8 +258,9 @@ pub fn join(
         error.Closed => closed(),
         error.DeadlineExceeded => fail(
             .deadline_exceeded,
-            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size peers came, or " ++
-                "no connection to one of them could be made; check that peers can reach each other",
+            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
+                "peers came, or no connection to one of them could be made; check that peers " ++
+                "can reach each other",
             .{name},
         ),
         error.Interrupted => interrupted(),
@@ -291,7 +303,8 @@ pub fn closed() Error {
 pub fn forked() Error {
     return fail(
         .invalid_usage,
-        "this handle belongs to the parent of this process: after fork() a child must create its own",
+        "this handle belongs to the parent of this process: after fork() a child must create " ++
+            "its own",
         .{},
     );
 }
@@ -301,19 +314,21 @@ pub fn membership(why: session.Status) Error {
     return switch (why) {
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "the connection to the coordinator was lost: close this communicator and create a new one",
+            "the connection to the coordinator was lost: close this communicator and create a " ++
+                "new one",
             .{},
         ),
         .expelled => fail(
             .expelled,
-            "the coordinator removed this peer from the group, because it or its connections were silent for " ++
-                "too long: close this communicator and create a new one",
+            "the coordinator removed this peer from the group, because it or its connections " ++
+                "were silent for too long: close this communicator and create a new one",
             .{},
         ),
         .deadline_exceeded => fail(
             .deadline_exceeded,
-            "the deadline passed before all members had come to this safe point: every member must call " ++
-                "pccl_comm_admit equally often. The safe point was not passed; call it again",
+            "the deadline passed before all members had come to this safe point: every member " ++
+                "must call pccl_comm_admit equally often. The safe point was not passed; call " ++
+                "it again",
             .{},
         ),
         .too_few_peers => fail(
@@ -337,7 +352,8 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
         error.OutOfMemory => status.out_of_memory(),
         error.TagInUse => fail(
             .invalid_usage,
-            "an operation with tag {d} is in flight on this communicator: wait for it, or use another tag",
+            "an operation with tag {d} is in flight on this communicator: wait for it, or use " ++
+                "another tag",
             .{tag},
         ),
         error.TooManyOperations => fail(
@@ -347,7 +363,8 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
         ),
         error.TooManyTags => fail(
             .invalid_usage,
-            "{d} different tags were used since the last new epoch, which is the limit: use tags again",
+            "{d} different tags were used since the last new epoch, which is the limit: use " ++
+                "tags again",
             .{base.limits.tags_per_epoch_max},
         ),
         error.NotAdmitted => fail(
@@ -379,14 +396,14 @@ pub fn operation(op: *const session.Operation) Error {
         .aborted => aborted(op, name),
         .expelled => fail(
             .expelled,
-            "{s} failed: the coordinator removed this peer from the group; close this communicator and " ++
-                "create a new one",
+            "{s} failed: the coordinator removed this peer from the group; close this " ++
+                "communicator and create a new one",
             .{name},
         ),
         .in_doubt => fail(
             .in_doubt,
-            "{s}: {s} after this peer had voted, so the others may have committed it; ask pccl_work_resolve. " ++
-                "The buffer is as it was",
+            "{s}: {s} after this peer had voted, so the others may have committed it; ask " ++
+                "pccl_work_resolve. The buffer is as it was",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
@@ -397,8 +414,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .deadline_exceeded => fail(
             .deadline_exceeded,
-            "{s}: the deadline passed; probably another member has not called it, or is stuck. The input is as " ++
-                "it was, and the operation is aborted on every member",
+            "{s}: the deadline passed; probably another member has not called it, or is stuck. " ++
+                "The input is as it was, and the operation is aborted on every member",
             .{name},
         ),
         .too_few_peers => fail(
@@ -408,12 +425,14 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "{s}: the connection to the coordinator was lost. The input is as it was; create a new communicator",
+            "{s}: the connection to the coordinator was lost. The input is as it was; create a " ++
+                "new communicator",
             .{name},
         ),
         .cancelled => fail(
             .cancelled,
-            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. The input is as it was",
+            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. The " ++
+                "input is as it was",
             .{name},
         ),
     };
@@ -426,29 +445,33 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
     return switch (reason) {
         .deadline => fail(
             .aborted,
-            "{s} was aborted, because the deadline of peer {s} passed. The input is as it was; it may be called again",
+            "{s} was aborted, because the deadline of peer {s} passed. The input is as it was; " ++
+                "it may be called again",
             .{ name, peer },
         ),
         .cancelled => fail(
             .aborted,
-            "{s} was aborted, because peer {s} withdrew it. The input is as it was; it may be called again",
+            "{s} was aborted, because peer {s} withdrew it. The input is as it was; it may be " ++
+                "called again",
             .{ name, peer },
         ),
         .mismatch => mismatch(op, name),
         .digest => fail(
             .aborted,
-            "{s} was aborted, because peers {s} and {s} hold different results: one of them has faulty memory or " ++
-                "another build of this library. The input is as it was",
+            "{s} was aborted, because peers {s} and {s} hold different results: one of them has " ++
+                "faulty memory or another build of this library. The input is as it was",
             .{ name, peer, op.failure.other.short() },
         ),
         .peer_lost => fail(
             .aborted,
-            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\". The input is as it was",
+            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\". The " ++
+                "input is as it was",
             .{ name, peer },
         ),
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, peer {s}, was lost before another peer held all of its data",
+            "{s} was aborted, because its root, peer {s}, was lost before another peer held all " ++
+                "of its data",
             .{ name, peer },
         ),
         .too_few_peers => fail(
@@ -458,7 +481,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .left => fail(
             .aborted,
-            "{s} was aborted, because peer {s} left the group. The input is as it was; it may be called again",
+            "{s} was aborted, because peer {s} left the group. The input is as it was; it may " ++
+                "be called again",
             .{ name, peer },
         ),
     };
@@ -469,8 +493,8 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var second: [160]u8 = undefined;
     return fail(
         .mismatch,
-        "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must make the same " ++
-            "calls in the same order on each tag. The input is as it was",
+        "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must " ++
+            "make the same calls in the same order on each tag. The input is as it was",
         .{
             name,
             op.failure.peer.short(),
@@ -524,7 +548,8 @@ test "a mismatch names both peers and both calls" {
         .count = 1000,
         .safe_points = 3,
     };
-    op.op = .{ .descriptor = descriptor, .chunks = 1, .id = .{ .tag = 5, .sequence = 7 }, .epoch = 2 };
+    op.op = .{ .descriptor = descriptor, .chunks = 1, .epoch = 2 };
+    op.op.id = .{ .tag = 5, .sequence = 7 };
     op.status = .mismatch;
     op.failure = .{
         .status = .mismatch,

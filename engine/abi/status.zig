@@ -1,5 +1,5 @@
-//! status: the status codes of include/pccl.h, and what this thread failed with last. Which code an error of the
-//! engine becomes: failure.zig.
+//! status: the status codes of include/pccl.h, and what this thread failed with last. Which code
+//! an error of the engine becomes: failure.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -33,6 +33,13 @@ pub fn address(
     );
 }
 
+pub fn optional_address(
+    text: ?[*:0]const u8,
+    comptime name: []const u8,
+) status.Error!?[]const u8 {
+    return if (text == null) null else try address(text, "", name);
+}
+
 test "a string that does not end is not followed" {
     try std.testing.expectEqualStrings("abc", try bounded("abc", 3));
     try std.testing.expectError(error.TooLong, bounded("abcd", 3));

@@ -1,4 +1,5 @@
-//! version: what this library is: its version, its wire version, its CPU level, and the sizes of its dtypes.
+//! version: what this library is: its version, its wire version, its CPU level, and the sizes of
+//! its dtypes.
 
 const std = @import("std");
 const base = @import("base");

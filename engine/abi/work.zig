@@ -1,4 +1,5 @@
-//! work: operations in flight and finished: waiting, withdrawing, reading the outcome (net/work.zig).
+//! work: operations in flight and finished: waiting, withdrawing, reading the outcome
+//! (net/work.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -119,8 +120,8 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
         ),
         .unknown => status.fail(
             .coordinator_unreachable,
-            "the connection to the coordinator was lost or closed before the decision was known, so it never " ++
-                "will be here; the other members know it",
+            "the connection to the coordinator was lost or closed before the decision was " ++
+                "known, so it never will be here; the other members know it",
             .{},
         ),
     };

@@ -1,5 +1,6 @@
-//! address: "host:port" as text, and the socket addresses it stands for. Numeric addresses are understood
-//! here, at once; names take the resolver (resolver.zig), because looking one up may block.
+//! address: "host:port" as text, and the socket addresses it stands for. Numeric addresses are
+//! understood here, at once; names take the resolver (resolver.zig), because looking one up may
+//! block.
 
 const std = @import("std");
 const builtin = @import("builtin");

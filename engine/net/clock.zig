@@ -1,5 +1,5 @@
-//! clock: the monotonic clock, read once per round of an engine loop. Everything below net is told the
-//! time (base.Instant) and never asks. Next: peer_engine.zig, the loop that asks.
+//! clock: the monotonic clock, read once per round of an engine loop. Everything below net is
+//! told the time (base.Instant) and never asks. Next: peer_engine.zig, the loop that asks.
 
 const std = @import("std");
 const base = @import("base");

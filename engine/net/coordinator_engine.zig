@@ -1,6 +1,6 @@
-//! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its peers, and the
-//! loop that moves bytes between them and protocol.Coordinator, which decides everything.
-//! The other side of each connection: peer_engine.zig.
+//! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its
+//! peers, and the loop that moves bytes between them and protocol.Coordinator, which decides
+//! everything. The other side of each connection: peer_engine.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -122,7 +122,8 @@ pub const CoordinatorEngine = struct {
     fn round(engine: *CoordinatorEngine) void {
         const links = &engine.links;
         const deadline = if (links.has_turns()) 0 else engine.coordinator.next_deadline();
-        // Without memory for the table of poll() the wait sees the sockets of the last one, so they are kept.
+        // Without memory for the table of poll() the wait sees the sockets of the last one, so
+        // they are kept.
         if (links.poller.prepare()) links.bury() else |_| {}
         engine.lock.unlock();
         const events = links.poller.wait(deadline);
@@ -151,7 +152,8 @@ pub const CoordinatorEngine = struct {
         const connection: *Connection = @ptrFromInt(link.owner);
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
-            const any = link.receive_stream(&connection.stream) catch return engine.ended(now, link);
+            const any = link.receive_stream(&connection.stream) catch
+                return engine.ended(now, link);
             if (!any) break;
             engine.coordinator.received(now, connection);
             if (link.closed) return;

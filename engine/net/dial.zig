@@ -1,5 +1,6 @@
-//! dial: the socket of one lane: on its way to another peer (a name to look up, one address after the other), or
-//! connected. It knows the lane only as what the session calls it. Who acts on the result: peer_engine.zig.
+//! dial: the socket of one lane: on its way to another peer (a name to look up, one address after
+//! the other), or connected. It knows the lane only as what the session calls it. Who acts on the
+//! result: peer_engine.zig.
 
 const std = @import("std");
 const base = @import("base");

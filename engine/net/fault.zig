@@ -2,9 +2,10 @@
 //!
 //!     PCCL_FAULT_POINT=[stop=]<name>[:<sequence>[:<fraction>]]
 //!
-//! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with sequence number 5
-//! are settled; with stop= it is SIGSTOP. An empty sequence is any. It happens once. Without the variable
-//! nothing here does anything. The points are named in session/session.zig.
+//! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
+//! sequence number 5 are settled; with stop= it is SIGSTOP. An empty sequence is any. It happens
+//! once. Without the variable nothing here does anything. The points are named in
+//! session/session.zig.
 
 const std = @import("std");
 const session = @import("session");
@@ -51,8 +52,9 @@ pub const Fault = struct {
         return @as(f64, @floatFromInt(done)) >= fault.fraction * @as(f64, @floatFromInt(total));
     }
 
-    /// Does not return when the process is to die. The signal goes to this thread, which stops here and now;
-    /// one to the process would be taken by any thread, and this one would go on for a while.
+    /// Does not return when the process is to die. The signal goes to this thread, which stops
+    /// here and now; one to the process would be taken by any thread, and this one would go on
+    /// for a while.
     pub fn strike(fault: *const Fault) void {
         _ = c.raise(fault.signal);
     }

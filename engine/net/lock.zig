@@ -1,6 +1,7 @@
-//! lock: the two things threads of one process need from each other here: a fair lock around a session,
-//! and a signal that one thread sets and others wait for. Futexes on Linux, pthread elsewhere. A thread
-//! that waits sleeps in the kernel. Who takes them: peer_engine.zig, work.zig.
+//! lock: the two things threads of one process need from each other here: a fair lock around a
+//! session, and a signal that one thread sets and others wait for. Futexes on Linux, pthread
+//! elsewhere. A thread that waits sleeps in the kernel. Who takes them: peer_engine.zig,
+//! work.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -13,16 +14,16 @@ const assert = std.debug.assert;
 const Word = std.atomic.Value(u32);
 const on_linux = builtin.os.tag == .linux;
 
-/// First come, first served: an engine thread that takes the lock round after round cannot starve the
-/// thread of a user.
+/// First come, first served: an engine thread that takes the lock round after round cannot starve
+/// the thread of a user.
 pub const FairLock = struct {
     tickets: Word = .init(0),
     serving: Word = .init(0),
     sleep: Sleep = .{},
 
     pub fn lock(l: *FairLock) void {
-        // The order of this and the two operations in unlock() is total, so either unlock() sees the
-        // ticket and wakes, or the load below sees the turn.
+        // The order of this and the two operations in unlock() is total, so either unlock() sees
+        // the ticket and wakes, or the load below sees the turn.
         const ticket = l.tickets.fetchAdd(1, .seq_cst);
         while (true) {
             const serving = l.serving.load(.seq_cst);
@@ -80,7 +81,8 @@ pub const Signal = struct {
 const Sleep = if (on_linux) FutexSleep else PthreadSleep;
 
 const FutexSleep = struct {
-    /// Sleeps while `word` is `expected`; false once `deadline` has passed. May wake without a cause.
+    /// Sleeps while `word` is `expected`; false once `deadline` has passed. May wake without a
+    /// cause.
     fn wait(_: *FutexSleep, word: *Word, expected: u32, ticket: u32, deadline: base.Instant) bool {
         var until: linux.timespec = undefined;
         if (deadline != base.never) until = .{
@@ -133,8 +135,8 @@ const PthreadSleep = struct {
         }
         const left_ns = deadline -| clock.now();
         if (left_ns == 0) return false;
-        // A condition can only wait for the wall clock on every system; if that is set meanwhile, the
-        // caller's loop looks at the monotonic clock again.
+        // A condition can only wait for the wall clock on every system; if that is set meanwhile,
+        // the caller's loop looks at the monotonic clock again.
         var until: c.timespec = undefined;
         assert(c.clock_gettime(.REALTIME, &until) == 0);
         const sleep_ns = @min(left_ns, std.time.ns_per_hour) + @as(u64, @intCast(until.nsec));

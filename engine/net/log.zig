@@ -1,5 +1,6 @@
-//! log: the events of the library, kept for whoever asks (pccl_log_next). The library never prints. One
-//! queue per process; when nobody reads it, the oldest lines give way. Who writes: the engines.
+//! log: the events of the library, kept for whoever asks (pccl_log_next). The library never
+//! prints. One queue per process; when nobody reads it, the oldest lines give way. Who writes:
+//! the engines.
 
 const std = @import("std");
 const lock = @import("lock.zig");
@@ -64,8 +65,8 @@ pub const Queue = struct {
 
 pub var process: Queue = .{};
 
-/// In a child of fork(): a thread that it does not have may have held the lock. Every step of put and take
-/// leaves the queue usable.
+/// In a child of fork(): a thread that it does not have may have held the lock. Every step of put
+/// and take leaves the queue usable.
 pub fn forked() void {
     process.lock = .{};
 }

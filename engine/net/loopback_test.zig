@@ -1,6 +1,7 @@
-//! Tests of the engines over real loopback sockets: a coordinator and its peers as threads of one process. What the
-//! protocol promises under every order of events is tests/sim's; here it is that sockets, threads and clocks carry
-//! it. Failures of processes, not threads, are tests/chaos.
+//! Tests of the engines over real loopback sockets: a coordinator and its peers as threads of one
+//! process. What the protocol promises under every order of events is tests/sim's; here it is
+//! that sockets, threads and clocks carry it. Failures of processes, not threads, are
+//! tests/chaos.
 
 const std = @import("std");
 const base = @import("base");
@@ -20,12 +21,12 @@ const patience_ns = 60 * seconds;
 
 const Backend = net.poller.Backend;
 
-fn start_coordinator(options: struct { lanes: u8 = 2, backend: Backend = .default }) !*CoordinatorEngine {
+fn start_coordinator(backend: Backend) !*CoordinatorEngine {
     return CoordinatorEngine.create(gpa, .{
-        .backend = options.backend,
+        .backend = backend,
         .protocol = .{
             .run_id = run_id,
-            .lanes = options.lanes,
+            .lanes = 2,
             .chunk_bytes = 4096,
             .window_bytes = 64 * 1024,
             .heartbeat_ns = seconds / 10,
@@ -101,7 +102,8 @@ const Peer = struct {
     }
 };
 
-/// Runs `body(rank-ish index, context)` on a thread of its own for each peer and returns the first error.
+/// Runs `body(rank-ish index, context)` on a thread of its own for each peer and returns the
+/// first error.
 fn in_parallel(comptime count: usize, context: anytype, comptime body: anytype) !void {
     const Thread = struct {
         fn run(of: @TypeOf(context), index: usize, result: *anyerror!void) void {
@@ -132,7 +134,7 @@ fn expect_sum(values: []const u64, ranks: []const usize) !void {
 
 test "one to four peers reduce u64 and f32, with either poller" {
     inline for (.{ 1, 2, 3, 4 }) |world_size| for ([_]Backend{ .default, .poll }) |backend| {
-        const coordinator = try start_coordinator(.{ .backend = backend });
+        const coordinator = try start_coordinator(backend);
         defer coordinator.destroy();
         const Case = struct {
             coordinator: *const CoordinatorEngine,
@@ -167,12 +169,13 @@ test "one to four peers reduce u64 and f32, with either poller" {
                 }
             }
         };
-        try in_parallel(world_size, Case{ .coordinator = coordinator, .backend = backend }, Case.run);
+        const case: Case = .{ .coordinator = coordinator, .backend = backend };
+        try in_parallel(world_size, case, Case.run);
     };
 }
 
 test "sixteen tags at once, begun in another order on each peer" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, index: usize) !void {
@@ -204,7 +207,7 @@ test "sixteen tags at once, begun in another order on each peer" {
 }
 
 test "one operation at a time per tag, and none before the first safe point or after leaving" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, _: usize) !void {
@@ -258,7 +261,7 @@ fn break_lanes(peer: *const Peer) usize {
 }
 
 test "lanes that break in the middle of an operation are dialed again, and it still commits" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, _: usize) !void {
@@ -294,7 +297,7 @@ test "lanes that break in the middle of an operation are dialed again, and it st
 }
 
 test "a peer that vanishes in the middle of an operation costs the others nothing but its part" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, _: usize) !void {
@@ -343,7 +346,7 @@ test "a peer that vanishes in the middle of an operation costs the others nothin
 }
 
 test "a newcomer enters at a safe point while the others work" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         coordinator: *const CoordinatorEngine,
@@ -381,7 +384,7 @@ test "a newcomer enters at a safe point while the others work" {
 }
 
 test "a deadline ends a call that another peer never makes, on both sides of it" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, _: usize) !void {
@@ -397,7 +400,8 @@ test "a deadline ends a call that another peer never makes, on both sides of it"
                 try peer.begin(&work, all, .{ .deadline_ns = short_ns });
                 defer work.deinit();
                 try std.testing.expectEqual(null, work.wait(0));
-                try std.testing.expectEqual(session.Status.deadline_exceeded, work.wait(base.never).?);
+                const status = work.wait(base.never).?;
+                try std.testing.expectEqual(session.Status.deadline_exceeded, status);
                 try expect_sum(all, &.{0});
             }
             // On a tag of its own, so that both come here after the deadline.
@@ -421,7 +425,7 @@ test "a deadline ends a call that another peer never makes, on both sides of it"
 }
 
 test "a work that is destroyed in flight lets go of its buffer at once" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         fn run(at: *const CoordinatorEngine, _: usize) !void {
@@ -454,7 +458,7 @@ fn create_error(options: PeerEngine.Options) PeerEngine.Error!void {
 }
 
 test "no coordinator, another run, a port in use, a second peer of one id" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const good: PeerEngine.Options = .{
         .coordinator = try .parse(coordinator.reached_at()),
@@ -472,7 +476,7 @@ test "no coordinator, another run, a port in use, a second peer of one id" {
     options.bind.host = "no-such-host.invalid";
     try std.testing.expectError(error.ListenNameNotFound, create_error(options));
 
-    const closed = try start_coordinator(.{});
+    const closed = try start_coordinator(.default);
     options = good;
     options.coordinator.port = closed.port;
     closed.destroy();
@@ -528,7 +532,7 @@ test "what listens there is not a coordinator" {
 }
 
 test "a coordinator that goes away is noticed, and everything in flight ends" {
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     const Case = struct {
         coordinator: *CoordinatorEngine,
         entered: net.lock.Signal = .{},
@@ -581,7 +585,7 @@ test "a thread that waits for a group or a safe point can be interrupted" {
             return 1;
         }
     };
-    const coordinator = try start_coordinator(.{});
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const peer = try Peer.join(coordinator, .{ .world_size = 1 });
     defer peer.leave();
@@ -606,9 +610,9 @@ test "a thread that waits for a group or a safe point can be interrupted" {
 }
 
 test "an admit that waits for another peer can be interrupted, and has not passed the safe point" {
-    // Peer B is stopped after it has said that it is prepared for newcomer C, so the question at which safe point C
-    // enters is open for as long as B is. A has answered and waits.
-    const coordinator = try start_coordinator(.{});
+    // Peer B is stopped after it has said that it is prepared for newcomer C, so the question at
+    // which safe point C enters is open for as long as B is. A has answered and waits.
+    const coordinator = try start_coordinator(.default);
     defer coordinator.destroy();
     const Case = struct {
         coordinator: *const CoordinatorEngine,
@@ -627,7 +631,8 @@ test "an admit that waits for another peer can be interrupted, and has not passe
             defer peer.leave();
             _ = try peer.admit();
             if (index == 0) try case.a(&peer) else try case.b(&peer);
-            // B may pass one safe point before it hears the question; then C enters at the next one.
+            // B may pass one safe point before it hears the question; then C enters at the next
+            // one.
             while ((try peer.admit()).world_size < 3) {}
         }
 
@@ -639,7 +644,8 @@ test "an admit that waits for another peer can be interrupted, and has not passe
             {
                 peer.engine.lock.lock();
                 defer peer.engine.lock.unlock();
-                // The coordinator must know that this epoch is entered, before it prepares the next one.
+                // The coordinator must know that this epoch is entered, before it prepares the
+                // next one.
                 const control = &peer.engine.session.control;
                 while (control.send_slice().len > 0) peer.engine.lock.pass();
                 case.a_stopped.set();

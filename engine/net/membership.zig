@@ -1,6 +1,6 @@
-//! Membership: a group of the run as a user's threads see it: they wait here to join it, to pass a safe point, to
-//! leave it. What is decided comes from the session, on the engine's thread (peer_engine.zig).
-//! Operations in the group: work.zig. Who calls: abi/comm.zig.
+//! Membership: a group of the run as a user's threads see it: they wait here to join it, to pass
+//! a safe point, to leave it. What is decided comes from the session, on the engine's thread
+//! (peer_engine.zig). Operations in the group: work.zig. Who calls: abi/comm.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -71,8 +71,8 @@ pub const Membership = struct {
         Failed,
     };
 
-    /// Asks to join and waits until the lanes to all members are open. On an error nothing is left of it, and
-    /// `failure` says more about error.Failed.
+    /// Asks to join and waits until the lanes to all members are open. On an error nothing is
+    /// left of it, and `failure` says more about error.Failed.
     pub fn join(
         engine: *PeerEngine,
         options: JoinOptions,
@@ -108,7 +108,8 @@ pub const Membership = struct {
         return membership;
     }
 
-    /// Leaves; the others go on. The last communicator of the engine closes its connections too. Idempotent.
+    /// Leaves; the others go on. The last communicator of the engine closes its connections too.
+    /// Idempotent.
     pub fn leave(membership: *Membership) void {
         const engine = membership.engine;
         const last = last: {

@@ -1,9 +1,11 @@
-//! PeerEngine: one peer of a run in this process: the connection to the coordinator, the listener and the lanes to
-//! other peers, and the one thread that moves bytes between them and session.Session, which decides everything.
+//! PeerEngine: one peer of a run in this process: the connection to the coordinator, the listener
+//! and the lanes to other peers, and the one thread that moves bytes between them and
+//! session.Session, which decides everything.
 //!
-//! The thread holds the lock except while it waits for sockets, and lets waiting threads of the user pass between
-//! two connections. Those enter() to talk to the session and leave() to wake the thread.
-//! What users wait for: membership.zig, work.zig. How a lane is dialed: dial.zig. Sockets in general: links.zig.
+//! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
+//! user pass between two connections. Those enter() to talk to the session and leave() to wake
+//! the thread. What users wait for: membership.zig, work.zig. How a lane is dialed: dial.zig.
+//! Sockets in general: links.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -65,7 +67,8 @@ pub const PeerEngine = struct {
     const farewell_ns = std.time.ns_per_s;
     /// How long something that accepted our connection may take to answer as a coordinator does.
     const greeting_ns_max = base.limits.stranger_ns_max;
-    /// A coordinator that closes without an answer may have too many strangers at its door just now.
+    /// A coordinator that closes without an answer may have too many strangers at its door just
+    /// now.
     const greetings_max = 8;
 
     pub const Options = struct {
@@ -97,7 +100,8 @@ pub const PeerEngine = struct {
 
     pub const ListenError = socket.ListenError || poller.Error || error{ListenNameNotFound};
 
-    pub const Error = error{OutOfMemory} || ListenError || reach.Error || thread.Error || GreetError;
+    pub const Error = error{OutOfMemory} || thread.Error || ListenError || reach.Error ||
+        GreetError;
 
     /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
     pub fn create(gpa: Allocator, options: Options) Error!*PeerEngine {
@@ -197,8 +201,8 @@ pub const PeerEngine = struct {
         };
     }
 
-    /// Where others reach this peer: what the user says, else the interface it listens on, else the one that leads
-    /// to the coordinator.
+    /// Where others reach this peer: what the user says, else the interface it listens on, else
+    /// the one that leads to the coordinator.
     fn name_address(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
         const bound = socket.local_address(engine.links.listener) orelse return error.SystemLimit;
         const local = socket.local_address(control) orelse return error.Closed;
@@ -259,7 +263,8 @@ pub const PeerEngine = struct {
 
     pub const FloatMode = u64;
 
-    /// Takes the lock, in our floating-point mode: what is computed here must not depend on the user's.
+    /// Takes the lock, in our floating-point mode: what is computed here must not depend on the
+    /// user's.
     pub fn enter(engine: *PeerEngine) FloatMode {
         engine.lock.lock();
         return kernels.float_mode.standard();
@@ -302,7 +307,8 @@ pub const PeerEngine = struct {
         engine.send_control();
         const due = @min(engine.session.next_deadline(), engine.dials_deadline());
         const deadline = if (links.has_turns()) 0 else @min(due, engine.farewell_deadline);
-        // Without memory for the table of poll() the wait sees the sockets of the last one, so they are kept.
+        // Without memory for the table of poll() the wait sees the sockets of the last one, so
+        // they are kept.
         if (links.poller.prepare()) links.bury() else |_| {}
         engine.asleep = true;
         engine.lock.unlock();
@@ -423,7 +429,8 @@ pub const PeerEngine = struct {
             var slices: [2][]const u8 = undefined;
             const slice_count = engine.session.lane_send_slices(now, carrier.lane, &slices);
             if (link.closed or slice_count == 0) return;
-            const count = link.send(&engine.links, slices[0..slice_count]) catch |err| switch (err) {
+            const bytes = slices[0..slice_count];
+            const count = link.send(&engine.links, bytes) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
@@ -459,7 +466,8 @@ pub const PeerEngine = struct {
         lane.driver = 0;
         if (engine.state == .stopped) return;
         engine.dial(lane, to) catch {
-            // Without memory for a socket this peer cannot keep its promises: it goes as if it were killed.
+            // Without memory for a socket this peer cannot keep its promises: it goes as if it
+            // were killed.
             log.put(.err, "out of memory for a connection to another peer");
             if (engine.control) |link| socket.end_sending(link.fd);
         };

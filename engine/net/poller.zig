@@ -1,6 +1,7 @@
-//! poller: waits for many sockets at once. epoll on Linux, poll() elsewhere and where a test asks for it.
-//! It reports readiness once per change (epoll) or as long as it lasts (poll): an engine reads until there is nothing
-//! more, so both look the same to it. Who waits: the engines. What is moved then: socket.zig.
+//! poller: waits for many sockets at once. epoll on Linux, poll() elsewhere and where a test asks
+//! for it. It reports readiness once per change (epoll) or as long as it lasts (poll): an engine
+//! reads until there is nothing more, so both look the same to it. Who waits: the engines. What
+//! is moved then: socket.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -33,8 +34,8 @@ pub const Event = struct {
 
 pub const Error = error{ OutOfMemory, SystemLimit };
 
-/// `add`, `remove`, `want_write` and `prepare` are called under the lock of the engine; `wait` without it, by
-/// one thread; `wake` by anyone.
+/// `add`, `remove`, `want_write` and `prepare` are called under the lock of the engine; `wait`
+/// without it, by one thread; `wake` by anyone.
 pub const Poller = struct {
     backend: Backend,
     waker: Waker,
@@ -88,13 +89,14 @@ pub const Poller = struct {
         if (!on_linux or poller.backend == .poll) poller.poll.want_write(fd, wanted);
     }
 
-    /// What changed after this is seen by the wait after the next. Who changes something in between calls `wake`.
+    /// What changed after this is seen by the wait after the next. Who changes something in
+    /// between calls `wake`.
     pub fn prepare(poller: *Poller) Error!void {
         if (!on_linux or poller.backend == .poll) try poller.poll.prepare();
     }
 
-    /// Blocks until something happens or `deadline` comes; 0 only looks. The slice is valid until the next
-    /// wait.
+    /// Blocks until something happens or `deadline` comes; 0 only looks. The slice is valid until
+    /// the next wait.
     pub fn wait(poller: *Poller, deadline: base.Instant) []const Event {
         const timeout_ms = milliseconds_until(deadline);
         const count = if (on_linux and poller.backend == .epoll)

@@ -1,5 +1,5 @@
-//! random: bytes from the operating system, for ids and seeds. The layers below get a seed and draw from it
-//! (base/prng.zig).
+//! random: bytes from the operating system, for ids and seeds. The layers below get a seed and
+//! draw from it (base/prng.zig).
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -15,7 +15,8 @@ pub fn fill(bytes: []u8) void {
         switch (linux.errno(result)) {
             .SUCCESS => done += result,
             .INTR => {},
-            else => |code| std.debug.panic("getrandom: {t}", .{code}), // every supported kernel has it
+            // Every supported kernel has it.
+            else => |code| std.debug.panic("getrandom: {t}", .{code}),
         }
     }
 }

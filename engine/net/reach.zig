@@ -1,6 +1,7 @@
-//! reach: the way to a coordinator: look its name up, connect, try again with growing pauses until a deadline.
-//! It runs on the thread of the user that waits for it (create, status), who may withdraw at any time. What
-//! is said on the connection then: session/session.zig, status_client.zig.
+//! reach: the way to a coordinator: look its name up, connect, try again with growing pauses
+//! until a deadline. It runs on the thread of the user that waits for it (create, status), who
+//! may withdraw at any time. What is said on the connection then: session/session.zig,
+//! status_client.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -61,8 +62,8 @@ const pause_ns_max = 400 * ms;
 /// One address may take this long before the next one is tried.
 const attempt_ns_max = 5 * std.time.ns_per_s;
 
-/// A connected socket. A name that is unknown fails at once; a host that refuses or does not answer is tried
-/// again until the deadline, and then gives the last failure.
+/// A connected socket. A name that is unknown fails at once; a host that refuses or does not
+/// answer is tried again until the deadline, and then gives the last failure.
 pub fn connect(endpoint: address.Endpoint, options: Options) Error!socket.Fd {
     const addresses = address.numeric(endpoint) orelse try look_up(endpoint, options);
     var prng = base.Prng.init(options.seed);

@@ -1,5 +1,6 @@
-//! resolver: looks a host name up on a thread of its own, because that may block for many seconds and can not
-//! be stopped. Whoever asked may lose interest at any time. Numeric addresses never come here (address.zig).
+//! resolver: looks a host name up on a thread of its own, because that may block for many seconds
+//! and can not be stopped. Whoever asked may lose interest at any time. Numeric addresses never
+//! come here (address.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -24,7 +25,8 @@ pub const Lookup = struct {
 
     pub const Error = error{ OutOfMemory, ThreadLimit, BadAddress };
 
-    /// `wake_fd` (an eventfd or the writing end of a pipe) is written to when the answer is there; -1: none.
+    /// `wake_fd` (an eventfd or the writing end of a pipe) is written to when the answer is
+    /// there; -1: none.
     pub fn start(endpoint: address.Endpoint, wake_fd: c.fd_t) Error!*Lookup {
         const host = endpoint.host;
         if (host.len > base.limits.address_bytes_max) return error.BadAddress;

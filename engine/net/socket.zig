@@ -1,6 +1,6 @@
-//! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no buffers, no threads:
-//! those are poller.zig and the engines. Every descriptor that the library opens is noted here, so that a forked
-//! child lets go of them at once.
+//! socket: non-blocking TCP sockets: listen, connect, accept, send, receive. No waiting, no
+//! buffers, no threads: those are poller.zig and the engines. Every descriptor that the library
+//! opens is noted here, so that a forked child lets go of them at once.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -16,8 +16,8 @@ const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
 
 // ---- descriptors, and what a fork does to them
 
-/// One bit per descriptor of ours. A child of fork() inherits them all; were it to keep them, the connections of
-/// a parent that dies would stay open, and nobody would notice the death.
+/// One bit per descriptor of ours. A child of fork() inherits them all; were it to keep them, the
+/// connections of a parent that dies would stay open, and nobody would notice the death.
 const Owned = struct {
     var bits: [fds_max / 64]std.atomic.Value(u64) = @splat(.init(0));
     var registered: std.atomic.Value(bool) = .init(false);
@@ -170,8 +170,8 @@ pub fn accept(listener: Fd) AcceptError!Fd {
     }
 }
 
-/// A descriptor held back, so that a listener out of descriptors can take a connection and close it: else
-/// it would stay in the queue and wake the engine for ever.
+/// A descriptor held back, so that a listener out of descriptors can take a connection and close
+/// it: else it would stay in the queue and wake the engine for ever.
 pub const Spare = struct {
     fd: Fd = -1,
 
@@ -229,8 +229,8 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     var length: c.socklen_t = @sizeOf(c_int);
     if (c.getsockopt(fd, c.SOL.SOCKET, c.SO.ERROR, &code, &length) != 0) return error.Unreachable;
     if (code != 0) return connect_error(@enumFromInt(code));
-    // A port of this machine that nobody listens on may by chance be the one that this socket was given, and
-    // TCP then connects it to itself.
+    // A port of this machine that nobody listens on may by chance be the one that this socket was
+    // given, and TCP then connects it to itself.
     const local = local_address(fd) orelse return error.Unreachable;
     var remote: Address = undefined;
     var remote_length: c.socklen_t = @sizeOf(Address);
@@ -253,8 +253,8 @@ pub fn local_address(fd: Fd) ?Address {
     return result;
 }
 
-/// The address of this machine on the way to the rest of the world, without a packet sent; loopback if there
-/// is no way.
+/// The address of this machine on the way to the rest of the world, without a packet sent;
+/// loopback if there is no way.
 pub fn outward_address() Address {
     const loopback: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
     const far: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host

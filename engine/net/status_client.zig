@@ -1,5 +1,5 @@
-//! status_client: asks a coordinator how the run is, and waits for the answer on the thread of the user. What the
-//! answer says: protocol/status.zig.
+//! status_client: asks a coordinator how the run is, and waits for the answer on the thread of
+//! the user. What the answer says: protocol/status.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -48,7 +48,12 @@ pub fn ask(gpa: Allocator, options: Options) Error![]u8 {
     return exchange(gpa, fd, &stream, options.deadline);
 }
 
-fn exchange(gpa: Allocator, fd: socket.Fd, stream: *wire.Stream, deadline: base.Instant) Error![]u8 {
+fn exchange(
+    gpa: Allocator,
+    fd: socket.Fd,
+    stream: *wire.Stream,
+    deadline: base.Instant,
+) Error![]u8 {
     while (stream.send_slice().len > 0) {
         try wait(fd, .write, deadline);
         const count = socket.send(fd, &.{stream.send_slice()}) catch |err| switch (err) {

@@ -1,6 +1,6 @@
-//! thread: how the threads of the library start: named, without signals, and with the floating-point
-//! mode that the kernels promise (docs/PROMISE.md, P5). It does not know what they do:
-//! peer_engine.zig, coordinator_engine.zig, resolver.zig.
+//! thread: how the threads of the library start: named, without signals, and with the
+//! floating-point mode that the kernels promise (docs/PROMISE.md, P5). It does not know what they
+//! do: peer_engine.zig, coordinator_engine.zig, resolver.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -12,7 +12,8 @@ const stack_bytes = 1024 * 1024;
 
 pub const Error = error{ThreadLimit};
 
-/// Starts `run(context)`. Every signal is blocked in the new thread: handlers belong to the host program.
+/// Starts `run(context)`. Every signal is blocked in the new thread: handlers belong to the host
+/// program.
 pub fn spawn(
     comptime name: [:0]const u8,
     context: anytype,

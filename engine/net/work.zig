@@ -1,5 +1,6 @@
-//! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the result. The operation
-//! itself is the session's and moves on the engine's thread (peer_engine.zig). Who calls: abi/work.zig.
+//! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the
+//! result. The operation itself is the session's and moves on the engine's thread
+//! (peer_engine.zig). Who calls: abi/work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -11,7 +12,8 @@ const Membership = @import("membership.zig").Membership;
 const Operation = session.Operation;
 const Instant = base.Instant;
 
-/// Any thread may call any function, but nothing during or after `deinit`. Stays where it is once begun.
+/// Any thread may call any function, but nothing during or after `deinit`. Stays where it is once
+/// begun.
 pub const Work = struct {
     engine: *PeerEngine,
     operation: *Operation,
@@ -76,7 +78,8 @@ pub const Work = struct {
 
     pub const Resolution = enum { committed, aborted, unknown, pending };
 
-    /// What became of an operation in doubt. `copy`: the result goes to the caller's buffer if it was committed.
+    /// What became of an operation in doubt. `copy`: the result goes to the caller's buffer if it
+    /// was committed.
     pub fn resolve(work: *Work, deadline: Instant, copy: bool) Resolution {
         if (!work.resolved.wait(deadline)) return .pending;
         const committed = work.operation.committed orelse return .unknown;
@@ -106,7 +109,8 @@ pub const Work = struct {
         defer engine.leave(mode);
         work.callback = null;
         engine.session.cancel(clock.now(), work.operation);
-        std.debug.assert(work.finished.is_set()); // a cancel ends the call at once, perhaps in doubt
+        // A cancel ends the call at once, perhaps in doubt.
+        std.debug.assert(work.finished.is_set());
         work.operation.user = 0;
         engine.session.release(work.operation);
         work.* = undefined;
