@@ -578,7 +578,9 @@ pub const PeerEngine = struct {
         fault.strike();
     }
 
-    fn host_log(_: *anyopaque, level: session.LogLevel, message: []const u8) void {
+    fn host_log(context: *anyopaque, level: session.LogLevel, message: []const u8) void {
+        // What follows from an end that the user asked for is no event.
+        if (from(context).stopped()) return;
         log.put(@enumFromInt(@intFromEnum(level)), message);
     }
 };
