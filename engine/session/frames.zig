@@ -54,7 +54,7 @@ fn replay(s: *Session, operation: *Operation) void {
     const id = operation.op.id;
     while (link.recall_data(operation.group.id.?, operation.op.epoch, x.attempt, id)) |item| {
         defer link.forget_data(item.payload);
-        // What does not fit is of another descriptor: the open that follows names the mismatch.
+        if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header) catch |err| {
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
@@ -182,6 +182,7 @@ fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []co
         .attempt = operation.executor.attempt,
         .payload_bytes = what.payload_bytes + @as(u32, @intCast(inline_payload.len)),
         .reduced_attempt = what.reduced_attempt,
+        .fingerprint = operation.fingerprint,
         .group = operation.group.id.?,
         .class = what.class,
         .kind = what.kind,
@@ -309,10 +310,16 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
         },
     };
     if (operation.predecessor != lane.link) return throw_away(lane, header);
+    if (is_foreign(operation, header)) return throw_away(lane, header);
     const place = operation.executor.place(header) catch |err|
         return reject(s, lane, @errorName(err));
     lane.expect(place.bytes, operation, place.slot);
     return true;
+}
+
+/// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
+fn is_foreign(operation: *const Operation, header: *const Header) bool {
+    return header.fingerprint != operation.fingerprint and !base.canary.on(.skip_fingerprint);
 }
 
 fn throw_away(lane: *Lane, header: *const Header) bool {

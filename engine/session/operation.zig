@@ -38,6 +38,8 @@ pub const Operation = struct {
     predecessor: ?*Link = null,
     successor: ?*Link = null,
     open_pending: bool = false,
+    /// Of the descriptor, on every frame.
+    fingerprint: u32,
     mismatch_told: bool = false,
     /// Memory ran out inside; it is withdrawn as soon as possible.
     out_of_memory: bool = false,

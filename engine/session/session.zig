@@ -571,6 +571,7 @@ pub const Session = struct {
             .deadline = call.deadline,
             .started_at = s.now,
             .root_rank = @intCast(call.root_rank),
+            .fingerprint = descriptor.fingerprint(),
             .ids = ids,
         };
         return operation;

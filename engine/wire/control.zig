@@ -32,6 +32,11 @@ pub const Descriptor = struct {
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
+
+    /// Short enough for every frame. Equal ones may differ; votes compare the whole.
+    pub fn fingerprint(descriptor: Descriptor) u32 {
+        return std.hash.Crc32.hash(&encode_descriptor(descriptor));
+    }
 };
 pub const descriptor_bytes = 8 + 8 + 16 + 8;
 

@@ -32,6 +32,8 @@ pub const Header = struct {
     payload_bytes: u32,
     /// The attempt whose members are the contributors of a final piece.
     reduced_attempt: u32,
+    /// Of the sender's descriptor: data for another one is not taken, whoever notices the mismatch first.
+    fingerprint: u32 = 0,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.
     class: u16,
@@ -57,14 +59,16 @@ pub fn encode(header: Header) [header_bytes]u8 {
     std.mem.writeInt(u16, bytes[44..46], header.group, .little);
     std.mem.writeInt(u16, bytes[46..48], header.class, .little);
     bytes[48] = @intFromEnum(header.kind);
-    // 49..60 reserved, zero.
+    // 49..52 reserved, zero.
+    std.mem.writeInt(u32, bytes[52..56], header.fingerprint, .little);
+    // 56..60 reserved, zero.
     std.mem.writeInt(u32, bytes[60..64], checksum(&bytes), .little);
     return bytes;
 }
 
 pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
-    for (bytes[49..60]) |byte| if (byte != 0) return error.BadReserved;
+    for (bytes[49..52] ++ bytes[56..60]) |byte| if (byte != 0) return error.BadReserved;
     const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
     if (payload_bytes > base.limits.frame_payload_bytes_max) return error.TooLong;
     return .{
@@ -75,6 +79,7 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .attempt = std.mem.readInt(u32, bytes[32..36], .little),
         .payload_bytes = payload_bytes,
         .reduced_attempt = std.mem.readInt(u32, bytes[40..44], .little),
+        .fingerprint = std.mem.readInt(u32, bytes[52..56], .little),
         .group = std.mem.readInt(u16, bytes[44..46], .little),
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
@@ -101,6 +106,7 @@ test "a header survives the round trip, and any flipped bit is seen" {
         .attempt = 2,
         .payload_bytes = 4096,
         .reduced_attempt = 1,
+        .fingerprint = 0xdeadbeef,
         .group = 5,
         .class = 2,
         .kind = .final,
