@@ -41,7 +41,7 @@ pub fn run(rig: *Rig) bool {
             all = false;
         }
     }
-    if (all) out("unmutated: passes seeds 0..{d}\n", .{seeds_max - 1});
+    if (all and !rig.quiet) out("unmutated: passes seeds 0..{d}\n", .{seeds_max - 1});
     return all;
 }
 
@@ -56,7 +56,7 @@ fn hunt(rig: *Rig, canary: Canary, check: Check) bool {
             others += 1;
             continue;
         }
-        out("{t}: caught by {t} in seed {d} ({d} seeds failed otherwise before): {s}\n", .{
+        if (!rig.quiet) out("{t}: caught by {t} in seed {d} ({d} seeds failed otherwise before): {s}\n", .{
             canary, check, seed, others, violation.text(),
         });
         return true;
@@ -65,4 +65,11 @@ fn hunt(rig: *Rig, canary: Canary, check: Check) bool {
         canary, check, seeds_max, others,
     });
     return false;
+}
+
+test "every canary is caught by its named checker, and the unmutated code passes the same seeds" {
+    var rig = try Rig.init(std.heap.smp_allocator);
+    defer rig.deinit();
+    rig.quiet = true;
+    try std.testing.expect(run(&rig));
 }

@@ -267,8 +267,9 @@ pub fn draw_shape(world: *World) [2]network.Shape {
 /// What becomes of a dial: up at both ends, refused, never answered, or up at the other end only.
 pub fn fate_of_dial(world: *World, connection: *Connection) void {
     const delay = connection.pipes[0].shape.delay_ns;
-    const there = &world.nodes[connection.ends[1].node];
     const dialer: world_file.Ref = .{ .connection = connection.index, .side = 0 };
+    if (connection.ends[1].node == nobody) return world.after(delay, .{ .ended = dialer });
+    const there = &world.nodes[connection.ends[1].node];
     const timeout = 4 * world.config.heartbeat_ns;
     if (there.state != .up) return world.after(2 * delay, .{ .ended = dialer });
     if (chance(world, .dial_fail, 3)) {

@@ -4,12 +4,11 @@
 const std = @import("std");
 const base = @import("base");
 const Config = @import("swarm.zig").Config;
-const Class = @import("swarm.zig").Class;
-const Level = @import("swarm.zig").Level;
-const Check = @import("checkers.zig").Check;
 const Statistics = @import("statistics.zig").Statistics;
 const Violation = @import("checkers.zig").Violation;
 const canaries = @import("canaries.zig");
+const fuzz = @import("fuzz.zig");
+const narrow = @import("narrow.zig");
 const runner = @import("runner.zig");
 const scenario = @import("scenario.zig");
 const out = std.debug.print;
@@ -17,6 +16,8 @@ const out = std.debug.print;
 const usage =
     \\usage: pccl-sim [--seeds N] [--start S] [--seconds T] [--workers W]   run seeds
     \\       pccl-sim --seed X [--trace]                                    replay one
+    \\       pccl-sim --shrink X        what of a failing seed can be left out
+    \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way
     \\       pccl-sim canaries          every mutation of the protocol must be caught
     \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace
     \\
@@ -27,48 +28,25 @@ const usage =
     \\  --trace       print every line of the replay
     \\  --canary C    with this mutation of the protocol (engine/base/canary.zig)
     \\
-    \\To narrow a failure down by hand, on top of what the seed draws:
-    \\  --set CLASS=off|rare|heavy   (repeatable), --peers N, --calls N, --count-max N, --lanes N
+    \\To narrow a failure down, on top of what the seed draws (`shrink` finds these by itself):
     \\
-;
+++ narrow.usage;
 
 const Options = struct {
     seeds: u64 = 1000,
     start: u64 = 0,
     seconds: ?f64 = null,
     seed: ?u64 = null,
+    shrink: bool = false,
+    fuzz: bool = false,
     trace: bool = false,
     workers: usize = 0,
     /// Stop after so many seeds that fail.
     failures: u32 = 5,
-    overrides: std.ArrayList(Override) = .empty,
+    changes: narrow.Changes = .empty,
 
     fn config(options: *const Options, seed: u64) Config {
-        var drawn = Config.draw(seed);
-        for (options.overrides.items) |override| override.apply(&drawn);
-        return drawn;
-    }
-};
-
-const Override = union(enum) {
-    level: struct { class: Class, level: Level },
-    peers: u8,
-    calls: u32,
-    count_max: u32,
-    lanes: u8,
-
-    fn apply(override: Override, config: *Config) void {
-        switch (override) {
-            .level => |body| config.levels.set(body.class, body.level),
-            .peers => |count| {
-                config.peers_start = count;
-                config.initial_world_size = @min(config.initial_world_size, count);
-                config.peers_max = @max(config.peers_max, count);
-            },
-            .calls => |count| config.calls = count,
-            .count_max => |count| config.count_max = count,
-            .lanes => |count| config.lanes = count,
-        }
+        return narrow.config_of(seed, options.changes.items);
     }
 };
 
@@ -92,12 +70,17 @@ pub fn main(init: std.process.Init) !u8 {
     var options: Options = .{};
     while (args.next()) |arg| {
         if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
+        if (std.mem.eql(u8, arg, "fuzz")) {
+            options.fuzz = true;
+            continue;
+        }
         if (std.mem.eql(u8, arg, "scenario")) return run_scenario(gpa, args.next() orelse "");
         parse(gpa, &options, arg, &args) catch {
             out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
             return 2;
         };
     }
+    if (options.fuzz) return run_fuzz(gpa, &options);
     if (options.seed) |seed| return replay(gpa, seed, &options);
     return run_seeds(gpa, &options);
 }
@@ -121,6 +104,9 @@ fn parse(
         options.start = try std.fmt.parseInt(u64, value, 10);
     } else if (std.mem.eql(u8, name, "seed")) {
         options.seed = try std.fmt.parseInt(u64, value, 10);
+    } else if (std.mem.eql(u8, name, "shrink")) {
+        options.seed = try std.fmt.parseInt(u64, value, 10);
+        options.shrink = true;
     } else if (std.mem.eql(u8, name, "seconds")) {
         options.seconds = try std.fmt.parseFloat(f64, value);
     } else if (std.mem.eql(u8, name, "failures")) {
@@ -131,30 +117,20 @@ fn parse(
     } else if (std.mem.eql(u8, name, "workers")) {
         options.workers = try std.fmt.parseInt(usize, value, 10);
     } else {
-        try options.overrides.append(gpa, try parse_override(name, value));
+        try options.changes.append(gpa, try .parse(name, value));
     }
-}
-
-fn parse_override(name: []const u8, value: []const u8) !Override {
-    if (std.mem.eql(u8, name, "set")) {
-        const equals = std.mem.indexOfScalar(u8, value, '=') orelse return error.Usage;
-        return .{ .level = .{
-            .class = std.meta.stringToEnum(Class, value[0..equals]) orelse return error.Usage,
-            .level = std.meta.stringToEnum(Level, value[equals + 1 ..]) orelse return error.Usage,
-        } };
-    }
-    if (std.mem.eql(u8, name, "peers")) return .{ .peers = try std.fmt.parseInt(u8, value, 10) };
-    if (std.mem.eql(u8, name, "calls")) return .{ .calls = try std.fmt.parseInt(u32, value, 10) };
-    if (std.mem.eql(u8, name, "lanes")) return .{ .lanes = try std.fmt.parseInt(u8, value, 10) };
-    if (std.mem.eql(u8, name, "count-max"))
-        return .{ .count_max = try std.fmt.parseInt(u32, value, 10) };
-    return error.Usage;
 }
 
 fn run_canaries(gpa: std.mem.Allocator) !u8 {
     var rig = try runner.Rig.init(gpa);
     defer rig.deinit();
     return if (canaries.run(&rig)) 0 else 1;
+}
+
+fn run_fuzz(gpa: std.mem.Allocator, options: *const Options) !u8 {
+    var rig = try runner.Rig.init(gpa);
+    defer rig.deinit();
+    return fuzz.run(&rig, options.start, options.seeds);
 }
 
 fn run_scenario(gpa: std.mem.Allocator, wanted: []const u8) !u8 {
@@ -170,6 +146,7 @@ fn run_scenario(gpa: std.mem.Allocator, wanted: []const u8) !u8 {
 fn replay(gpa: std.mem.Allocator, seed: u64, options: *const Options) !u8 {
     var rig = try runner.Rig.init(gpa);
     defer rig.deinit();
+    if (options.shrink) return narrow.shrink(gpa, &rig, seed, options.changes.items);
     const config = options.config(seed);
     out("seed {d}: {f}\n", .{ seed, config });
     const result = rig.run(config, if (options.trace) .print else .off);
@@ -271,8 +248,11 @@ fn report(rig: *runner.Rig, shared: *Shared, config: Config, violation: *const V
 
 test {
     _ = @import("borrowed.zig");
+    _ = @import("canaries.zig");
     _ = @import("checkers.zig");
+    _ = @import("fuzz.zig");
     _ = @import("memory.zig");
+    _ = @import("narrow.zig");
     _ = @import("network.zig");
     _ = @import("oracle.zig");
     _ = @import("program.zig");

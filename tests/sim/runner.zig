@@ -4,6 +4,7 @@
 const std = @import("std");
 const Borrowed = @import("borrowed.zig").Borrowed;
 const Config = @import("swarm.zig").Config;
+const Fuzz = @import("fuzz.zig").Fuzz;
 const Statistics = @import("statistics.zig").Statistics;
 const Trace = @import("trace.zig").Trace;
 const Violation = @import("checkers.zig").Violation;
@@ -24,6 +25,8 @@ pub const Rig = struct {
     arena: std.heap.ArenaAllocator,
     borrowed: Borrowed,
     statistics: Statistics = .{},
+    /// Only failures are printed.
+    quiet: bool = false,
 
     const borrowed_bytes = 1 << 20;
 
@@ -42,10 +45,22 @@ pub const Rig = struct {
 
     pub fn run(rig: *Rig, config: Config, text: Trace.Text) Result {
         var last: Trace = undefined;
-        return rig.run_traced(config, text, &last);
+        return rig.run_traced(config, text, null, &last);
     }
 
-    fn run_traced(rig: *Rig, config: Config, text: Trace.Text, trace: *Trace) Result {
+    /// Only what breaks a process counts (fuzz.zig).
+    pub fn run_fuzzed(rig: *Rig, config: Config, fuzz: *Fuzz, text: Trace.Text) Result {
+        var last: Trace = undefined;
+        return rig.run_traced(config, text, fuzz, &last);
+    }
+
+    fn run_traced(
+        rig: *Rig,
+        config: Config,
+        text: Trace.Text,
+        fuzz: ?*Fuzz,
+        trace: *Trace,
+    ) Result {
         seed_under_way = config.seed;
         defer seed_under_way = null;
         _ = rig.arena.reset(.retain_capacity);
@@ -59,6 +74,11 @@ pub const Rig = struct {
             .config = config,
             .text = text,
         });
+        if (fuzz) |f| {
+            world.fuzz = f;
+            world.checkers.lives_only = true;
+            world.steps_max = 30_000;
+        }
         for (0..config.peers_start) |_| {
             _ = world.add_peer(world.prng_users.below(20_000_000));
         }
@@ -86,7 +106,7 @@ pub const Rig = struct {
     /// Runs a seed again and prints its last lines. The second run must fail like the first.
     pub fn explain(rig: *Rig, config: Config, first: *const Violation) void {
         var trace: Trace = undefined;
-        const again = rig.run_traced(config, .keep_last, &trace);
+        const again = rig.run_traced(config, .keep_last, null, &trace);
         const out = std.debug.print;
         out("\nseed {d} FAILS: {t}: {s}\n", .{ config.seed, first.check, first.text() });
         out("  {f}\n", .{config});

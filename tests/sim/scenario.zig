@@ -33,6 +33,7 @@ pub const all = .{
     "leave_before_the_answer",
     "loss_during_recovery",
     "mismatch",
+    "mismatch_then_dies",
     "one_never_calls",
     "opposite_order",
     "peer_dies",

@@ -904,7 +904,7 @@ fn check_broadcast(work: *Work) void {
     const root_id = work.op.?.member_ids()[work.step.root_rank];
     const root = for (world.nodes[1..]) |*node| {
         if (node.state != .absent and node.id.eql(root_id)) break node.digit();
-    } else unreachable;
+    } else return world.checkers.fail(.p4_contributors, "{f}: the root is no peer", .{fmt_key(key)});
     for (0..work.step.count) |element| {
         const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
         if (value == oracle.broadcast_value(key, root, element)) continue;
@@ -912,6 +912,7 @@ fn check_broadcast(work: *Work) void {
             work.node.index, fmt_key(key), element,
         });
     }
+    if (work.step.count == 0) return; // nothing came from the root, which may have been lost
     const root_asked = world.checkers.record(key).calls[root];
     if (root_asked.state != .none and root_asked.asked != work.call().asked) world.checkers.fail(
         .descriptors,

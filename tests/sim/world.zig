@@ -17,6 +17,7 @@ const Memory = @import("memory.zig").Memory;
 const Trace = @import("trace.zig").Trace;
 const Tap = @import("tap.zig").Tap;
 const faults = @import("faults.zig");
+const fuzz = @import("fuzz.zig");
 const network = @import("network.zig");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
@@ -221,6 +222,8 @@ pub const World = struct {
     /// A scenario says what users and the network do (scenario.zig); nothing is drawn.
     scripted: bool = false,
     script_segment_max: u32 = 4096,
+    /// Set in a fuzzed world: what is sent may be changed on its way (fuzz.zig).
+    fuzz: ?*fuzz.Fuzz = null,
     traps: std.ArrayList(Trap) = .empty,
     cuts: std.ArrayList(Cut) = .empty,
 
@@ -335,6 +338,7 @@ pub const World = struct {
         while (!world.failed() and world.phase != .over) {
             if (!world.step()) {
                 world.checkers.fail(.p6_progress, "nothing is left to happen, and it is not over", .{});
+                world.phase = .over;
             }
         }
     }
@@ -347,6 +351,7 @@ pub const World = struct {
         world.steps += 1;
         if (world.steps > world.steps_max) {
             world.checkers.fail(.storm, "{d} events, and it is not over", .{world.steps});
+            world.phase = .over;
             return true;
         }
         if (event.what.node(world)) |index| if (index != nobody) {
@@ -562,10 +567,17 @@ pub const World = struct {
         faults.fate_of_dial(world, connection);
     }
 
+    fn address_node(address: []const u8) ?u8 {
+        const prefix = "peer-";
+        if (!std.mem.startsWith(u8, address, prefix)) return null;
+        const index = std.fmt.parseInt(u8, address[prefix.len..], 10) catch return null;
+        return if (index == coordinator_index or index >= nodes_max) null else index;
+    }
+
     fn dial_lane(world: *World, node: *Node, lane: *Lane, address: []const u8) void {
-        const to = std.fmt.parseInt(u8, address["peer-".len..], 10) catch nobody;
-        if (to == coordinator_index or to >= nodes_max) {
-            return world.checkers.fail(.interface, "a dial to \"{s}\"", .{address});
+        const to = address_node(address) orelse nobody;
+        if (to == nobody) {
+            world.checkers.lives(.interface, "a dial to \"{s}\"", .{address});
         }
         const connection = world.connect(node.index, to, false);
         connection.ends[0].what = .{ .lane = lane };
@@ -739,7 +751,7 @@ pub const World = struct {
                 const s = node.session.?;
                 var rest = bytes;
                 while (rest.len > 0) {
-                    const room = s.control.recv_slice() catch @panic("out of memory");
+                    const room = s.control.recv_slice() catch return world.out_of_memory(node);
                     const count = @min(room.len, rest.len);
                     @memcpy(room[0..count], rest[0..count]);
                     s.control.received(count);
@@ -751,7 +763,7 @@ pub const World = struct {
                 const node = &world.nodes[coordinator_index];
                 var rest = bytes;
                 while (rest.len > 0) {
-                    const room = connection.stream.recv_slice() catch @panic("out of memory");
+                    const room = connection.stream.recv_slice() catch return world.out_of_memory(node);
                     const count = @min(room.len, rest.len);
                     @memcpy(room[0..count], rest[0..count]);
                     connection.stream.received(count);
@@ -762,6 +774,12 @@ pub const World = struct {
             .stranger => {},
             .nothing => unreachable,
         }
+    }
+
+    fn out_of_memory(world: *World, node: *const Node) void {
+        world.checkers.fail(.leak, "node {d} holds {d} bytes and wants more", .{
+            node.index, node.memory.bytes,
+        });
     }
 
     fn feed_lane(world: *World, ref: Ref, bytes: []const u8) void {
@@ -871,8 +889,10 @@ pub const World = struct {
         world.schedule_delivery(world.connections.items[ref.connection], ref.side);
     }
 
-    fn push_bytes(world: *World, ref: Ref, bytes: []const u8) u32 {
+    fn push_bytes(world: *World, ref: Ref, bytes_given: []const u8) u32 {
         const connection = world.connections.items[ref.connection];
+        var changed: [fuzz.bytes_max]u8 = undefined;
+        const bytes = if (world.fuzz) |f| f.change(bytes_given, &changed) else bytes_given;
         const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
         if (world.trace.text != .off) {
             connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);

@@ -1,0 +1,175 @@
+//! Fuzz: worlds whose bytes are changed on their way, to show that nothing a stranger or a peer sends can crash
+//! a process, trip an assertion, or make it hold memory without bound (P9). Most changes are made so that
+//! the result still parses: a frame keeps a valid checksum, a message its length. What calls return does not
+//! matter here, only that everybody lives: promises hold among honest peers.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Checkers = @import("checkers.zig").Checkers;
+const Rig = @import("runner.zig").Rig;
+const swarm = @import("swarm.zig");
+const Config = swarm.Config;
+const Prng = base.Prng;
+const out = std.debug.print;
+
+/// Longest piece that is looked at in one go.
+pub const bytes_max = 2048;
+
+pub const Fuzz = struct {
+    prng: Prng,
+    /// One write in so many is changed.
+    one_in: u64,
+    changes: u64 = 0,
+
+    pub fn init(seed: u64) Fuzz {
+        var prng = swarm.stream(seed, "fuzz");
+        const one_in = @as(u64, 1) << @intCast(prng.between(3, 9));
+        return .{ .prng = prng, .one_in = one_in };
+    }
+
+    /// `bytes` as they are, or changed, in `storage`.
+    pub fn change(f: *Fuzz, bytes: []const u8, storage: *[bytes_max]u8) []const u8 {
+        if (bytes.len == 0 or bytes.len > bytes_max or !f.prng.chance(f.one_in)) return bytes;
+        const copy = storage[0..bytes.len];
+        @memcpy(copy, bytes);
+        f.changes += 1;
+        if (f.change_frame(copy) or f.change_message(copy)) return copy;
+        f.change_anything(copy);
+        return copy;
+    }
+
+    /// A value that is near the edges of something more often than not.
+    fn number(f: *Fuzz, comptime T: type, old: T) T {
+        return switch (f.prng.below(6)) {
+            0 => 0,
+            1 => old +% 1,
+            2 => old -% 1,
+            3 => std.math.maxInt(T),
+            4 => @truncate(f.prng.below(70)),
+            else => @truncate(f.prng.next()),
+        };
+    }
+
+    fn change_frame(f: *Fuzz, copy: []u8) bool {
+        if (copy.len < wire.frame.header_bytes) return false;
+        const head = copy[0..wire.frame.header_bytes];
+        var header = wire.frame.decode(head) catch return false;
+        switch (f.prng.below(9)) {
+            0 => header.epoch = f.number(u64, header.epoch),
+            1 => header.tag = f.number(u64, header.tag),
+            2 => header.sequence = f.number(u64, header.sequence),
+            3 => header.index = f.number(u64, header.index),
+            4 => header.attempt = f.number(u32, header.attempt),
+            5 => header.payload_bytes = f.number(u32, header.payload_bytes),
+            6 => header.reduced_attempt = f.number(u32, header.reduced_attempt),
+            7 => header.class = f.number(u16, header.class),
+            else => {
+                const kinds = std.enums.values(wire.frame.Kind);
+                header.kind = kinds[f.prng.below(kinds.len)];
+            },
+        }
+        head.* = wire.frame.encode(header);
+        return true;
+    }
+
+    /// Changes the body of the first control message, not its length.
+    fn change_message(f: *Fuzz, copy: []u8) bool {
+        const header_bytes = wire.control.header_bytes;
+        if (copy.len < header_bytes) return false;
+        const length = wire.control.body_length(copy[0..header_bytes]) catch return false;
+        if (copy.len < header_bytes + length) return false;
+        _ = wire.control.decode(copy[0 .. header_bytes + length]) catch return false;
+        if (f.prng.chance(4)) {
+            // Another kind with the same body, if it fits.
+            std.mem.writeInt(u16, copy[4..6], @intCast(f.prng.between(0, 32)), .little);
+            return true;
+        }
+        if (length == 0) return true;
+        const body = copy[header_bytes..][0..length];
+        const width = @min(body.len, @as(usize, 1) << @intCast(f.prng.below(4)));
+        const start = f.prng.below(body.len - width + 1);
+        switch (f.prng.below(3)) {
+            0 => @memset(body[start..][0..width], 0),
+            1 => @memset(body[start..][0..width], 0xff),
+            else => body[start] = f.number(u8, body[start]),
+        }
+        return true;
+    }
+
+    fn change_anything(f: *Fuzz, copy: []u8) void {
+        for (0..f.prng.between(1, 3)) |_| {
+            const place = f.prng.below(copy.len);
+            copy[place] = f.number(u8, copy[place]);
+        }
+    }
+};
+
+/// Worlds of the given seeds. 0 if all lived.
+pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
+    var changes: u64 = 0;
+    for (start..start + seeds) |seed| {
+        var f = Fuzz.init(seed);
+        const result = rig.run_fuzzed(Config.draw(seed), &f, .off);
+        changes += f.changes;
+        if (result.violation) |*violation| {
+            out("fuzz seed {d} FAILS: {t}: {s}\n  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{
+                seed, violation.check, violation.text(), seed,
+            });
+            return 1;
+        }
+    }
+    if (!rig.quiet) out("{d} fuzzed worlds lived, with {d} changes to what was sent\n", .{ seeds, changes });
+    return 0;
+}
+
+test "worlds live through changed bytes" {
+    var rig = try Rig.init(std.heap.smp_allocator);
+    defer rig.deinit();
+    rig.quiet = true;
+    try std.testing.expectEqual(0, run(&rig, 0, 300));
+}
+
+/// Any bytes give a value or a named error; what decodes encodes to the same bytes again.
+fn decode_all(bytes: []const u8) !void {
+    if (bytes.len >= wire.frame.header_bytes) {
+        const head = bytes[0..wire.frame.header_bytes];
+        if (wire.frame.decode(head)) |header| {
+            try std.testing.expectEqualSlices(u8, head, &wire.frame.encode(header));
+        } else |_| {}
+    }
+    if (wire.control.decode(bytes)) |message| {
+        var again: [4096]u8 = undefined;
+        try std.testing.expectEqualSlices(u8, bytes, try wire.control.encode(message, &again));
+    } else |_| {}
+    if (bytes.len >= wire.hello.hello_bytes) {
+        const head = bytes[0..wire.hello.hello_bytes];
+        if (wire.hello.decode(head)) |hello| {
+            try std.testing.expectEqualSlices(u8, head, &wire.hello.encode(hello));
+        } else |_| {}
+    }
+    if (bytes.len >= wire.hello.answer_bytes) {
+        _ = wire.hello.decode_answer(bytes[0..wire.hello.answer_bytes]) catch {};
+    }
+    if (bytes.len >= wire.control.descriptor_bytes) {
+        _ = wire.control.decode_descriptor(bytes[0..wire.control.descriptor_bytes]) catch {};
+    }
+    _ = wire.token.decode(bytes) catch {};
+}
+
+test "decoders are total functions: random bytes" {
+    var prng = Prng.init(1);
+    var bytes: [600]u8 = undefined;
+    for (0..200_000) |_| {
+        const length = prng.below(bytes.len + 1);
+        for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
+        // Half of them begin like a message, so that bodies are reached.
+        if (length >= 8 and prng.chance(2)) {
+            std.mem.writeInt(u32, bytes[0..4], @intCast(length - 8), .little);
+            std.mem.writeInt(u16, bytes[4..6], @intCast(prng.between(0, 32)), .little);
+            bytes[6..8].* = .{ 0, 0 };
+            if (prng.chance(2)) @memset(bytes[8..length], @intCast(prng.below(3)));
+        }
+        try decode_all(bytes[0..length]);
+    }
+}
