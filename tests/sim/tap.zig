@@ -39,6 +39,7 @@ pub const Tap = struct {
         };
         const total = wire.frame.header_bytes + header.payload_bytes;
         if (rest.len < total) return null;
+        if (header.kind == .ping) return total;
         world.note("{d} -> {d} (c{d}): {t} e{d} a{d} tag {d}#{d} index {d} class {d} bytes {d}", .{
             c.ends[side].node, c.ends[1 - side].node, c.index,      header.kind,
             header.epoch,      header.attempt,        header.tag,   header.sequence,
