@@ -74,10 +74,12 @@ clean:
 # downloaded once. Then the native build, so that its errors are not inside a traceback of pip.
 $(VENV)/.installed: $(INSTALL_INPUTS)
 	@test -n "$(PYTHON)" || { \
-	echo "make: no Python 3.11 or later found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
+	echo "make: no Python 3.11 or later found; install one, or say make PYTHON=/path/to/python3"; \
+	exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; \
 	sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' || { \
-	echo "make: Python.h is missing: apt install python3-dev (Fedora: dnf install python3-devel)"; exit 1; }
+	echo "make: Python.h is missing: apt install python3-dev (Fedora: dnf install python3-devel)"; \
+	exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \

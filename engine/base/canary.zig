@@ -1,6 +1,6 @@
-//! Canaries: mutations of the protocol that the simulator switches on to prove that its checkers see
-//! them. In the library `build_options.simulation` is false and every test below folds to `false`.
-//! Who uses them: tests/sim (each must be caught by its named checker).
+//! Canaries: mutations of the protocol that the simulator switches on to prove that its checkers
+//! see them. In the library `build_options.simulation` is false and every test below folds to
+//! `false`. Who uses them: tests/sim (each must be caught by its named checker).
 
 const std = @import("std");
 const build_options = @import("build_options");

@@ -25,8 +25,8 @@ pub const frame_payload_bytes_max = 256 * KiB;
 pub const chunk_bytes_min = 1 * KiB;
 /// Partial sums that one link may hold for one operation.
 pub const window_bytes_max = 1024 * MiB;
-/// What an operation may send in an attempt before the receiver has called it: small operations need
-/// not wait for the answer to come round. The receiver keeps it (session/link.zig).
+/// What an operation may send in an attempt before the receiver has called it: small operations
+/// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
@@ -34,7 +34,8 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
-/// Aborts that some member has not seen: who adds more leaves the run. Also what a member stores for later calls.
+/// Aborts that some member has not seen: who adds more leaves the run. Also what a member stores
+/// for later calls.
 pub const decisions_kept_max = 4096;
 /// Tags that one epoch of a group may use.
 pub const tags_per_epoch_max = 65_536;
@@ -46,8 +47,8 @@ pub const ring_reach = 3;
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
 
-/// What honest peers can have sent ahead of time on one link: every operation in flight, two epochs, and an eighth
-/// more for what keeping it costs.
+/// What honest peers can have sent ahead of time on one link: every operation in flight, two
+/// epochs, and an eighth more for what keeping it costs.
 pub const early_bytes_max =
     2 * groups_max * operations_in_flight_max * (eager_bytes_max + eager_bytes_max / 8);
 

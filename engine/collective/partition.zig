@@ -1,6 +1,7 @@
-//! Partition: how the elements of an operation are cut. A piece is what one frame carries; a chunk is the
-//! unit of recovery, one piece unless the operation is huge. It follows from the descriptor and the
-//! epoch alone, never from the attempt, so a chunk means the same after a loss (docs/ALGORITHMS.md).
+//! Partition: how the elements of an operation are cut. A piece is what one frame carries; a chunk
+//! is the unit of recovery, one piece unless the operation is huge. It follows from the descriptor
+//! and the epoch alone, never from the attempt, so a chunk means the same after a loss
+//! (docs/ALGORITHMS.md).
 
 const std = @import("std");
 const base = @import("base");
@@ -41,7 +42,10 @@ pub const Partition = struct {
         if (piece_elements > 64) piece_elements -= piece_elements % 64;
 
         const pieces = std.math.divCeil(u64, options.count, piece_elements) catch unreachable;
-        const per_chunk = @max(1, std.math.divCeil(u64, pieces, limits.chunks_max) catch unreachable);
+        const per_chunk = @max(
+            1,
+            std.math.divCeil(u64, pieces, limits.chunks_max) catch unreachable,
+        );
         return .{
             .count = options.count,
             .element_bytes = @intCast(options.element_bytes),

@@ -1,5 +1,6 @@
-//! Pool: large buffers that are used again, because fresh pages cost more than the arithmetic on them.
-//! Results and slots of operations come from here (collective/ring.zig). One thread at a time.
+//! Pool: large buffers that are used again, because fresh pages cost more than the arithmetic on
+//! them. Results and slots of operations come from here (collective/ring.zig). One thread at a
+//! time.
 
 const std = @import("std");
 const base = @import("base");

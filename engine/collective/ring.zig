@@ -1,15 +1,15 @@
 //! Executor: the moves of one operation over a chunked, pipelined ring, one attempt at a time.
 //!
-//! Positions 0..n-1 are the members that are alive, in rank order; each sends to the next. Chunk c is
-//! owned by position c mod n. Its partial sum starts behind the owner, travels all the way round to it
-//! while everybody adds its own part, and is finished there; the final bytes travel on from the owner
-//! until everybody has them. A broadcast is the second half alone: all chunks are final at the root.
-//! After a loss, chunks that some survivors hold travel on from them in the same way.
+//! Positions 0..n-1 are the members that are alive, in rank order; each sends to the next. Chunk c
+//! is owned by position c mod n. Its partial sum starts behind the owner, travels all the way round
+//! to it while everybody adds its own part, and is finished there; the final bytes travel on from
+//! the owner until everybody has them. A broadcast is the second half alone: all chunks are final
+//! at the root. After a loss, chunks that some survivors hold travel on from them in the same way.
 //!
-//! Nothing is written to the caller's memory here: results are staged in `result` and copied when the
-//! operation is committed, so a call that fails has its input by construction (docs/PROMISE.md, P3).
-//! Partial sums wait in slots. Every owner has slots of its own at every rank, so partial sums of one
-//! owner never wait for those of another and no cycle of full buffers can form.
+//! Nothing is written to the caller's memory here: results are staged in `result` and copied when
+//! the operation is committed, so a call that fails has its input by construction (docs/PROMISE.md,
+//! P3). Partial sums wait in slots. Every owner has slots of its own at every rank, so partial sums
+//! of one owner never wait for those of another and no cycle of full buffers can form.
 //!
 //! Who calls: session/session.zig. Steps and bytes: docs/ALGORITHMS.md.
 
@@ -44,7 +44,8 @@ pub const Executor = struct {
     /// Slots that hold a widened contribution of this peer on its way out; at most origin_slots.
     origin_held: u16 = 0,
 
-    // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not settled.
+    // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
+    // settled.
     chunk_reduced: []u32,
     chunk_arriving: []u32,
     chunk_left: []u32,
@@ -82,7 +83,8 @@ pub const Executor = struct {
         announced: u64 = 0,
         /// As sender: what the successor allows, and what was used.
         allowed: u64 = 0,
-        /// The part of `allowed` that was said, not guessed: a credit may overtake the open on another lane.
+        /// The part of `allowed` that was said, not guessed: a credit may overtake the open on
+        /// another lane.
         granted: u64 = 0,
         used: u64 = 0,
     };
@@ -103,7 +105,12 @@ pub const Executor = struct {
         is_root: bool,
     };
 
-    pub fn partition_of(descriptor: Descriptor, world_size: u32, chunk_bytes: u32, window: u64) Partition {
+    pub fn partition_of(
+        descriptor: Descriptor,
+        world_size: u32,
+        chunk_bytes: u32,
+        window: u64,
+    ) Partition {
         return Partition.init(.{
             .count = if (descriptor.kind == .barrier) 0 else descriptor.count,
             .element_bytes = descriptor.dtype.size(),
@@ -251,7 +258,8 @@ pub const Executor = struct {
         x.successor_open = false;
         x.eager_bytes = 0;
         x.reset_movement();
-        // Before the successor says what it allows, it is taken to have the same window as this peer.
+        // Before the successor says what it allows, it is taken to have the same window as this
+        // peer.
         for (x.credits) |*credit| credit.allowed = x.slots_per_owner();
 
         const successor = options.alive.at((x.position + 1) % n);
@@ -288,8 +296,8 @@ pub const Executor = struct {
         x.origin_next = x.next_origin(0);
     }
 
-    /// Ends the attempt: nothing moves until the next begin. The caller has made sure that no lane still reads
-    /// or writes slots and results.
+    /// Ends the attempt: nothing moves until the next begin. The caller has made sure that no lane
+    /// still reads or writes slots and results.
     pub fn halt(x: *Executor) void {
         x.members = 0;
     }
@@ -331,7 +339,9 @@ pub const Executor = struct {
 
     fn chunk_ready(x: *Executor, chunk: u32) void {
         const first = x.partition.first_piece(chunk);
-        for (0..x.partition.pieces_of(chunk)) |index| x.final_ready.set_bit(@intCast(first + index));
+        for (0..x.partition.pieces_of(chunk)) |index| {
+            x.final_ready.set_bit(@intCast(first + index));
+        }
     }
 
     fn finish_alone(x: *Executor) void {
@@ -424,7 +434,11 @@ pub const Executor = struct {
         };
     }
 
-    fn place_partial(x: *Executor, header: *const wire.frame.Header, piece: usize) PlaceError!Place {
+    fn place_partial(
+        x: *Executor,
+        header: *const wire.frame.Header,
+        piece: usize,
+    ) PlaceError!Place {
         const class = x.owner(piece);
         if (x.descriptor.kind != .all_reduce or x.kept.has(x.partition.chunk_of(piece)))
             return error.WrongPhase;
@@ -468,7 +482,15 @@ pub const Executor = struct {
         const partial = x.slot(slot_index);
         if (x.owner(piece) == x.position) {
             const out = x.target_piece(piece);
-            kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, x.own(piece), x.members, count);
+            kernels.accumulate_last(
+                op,
+                dtype,
+                out.ptr,
+                partial.ptr,
+                x.own(piece),
+                x.members,
+                count,
+            );
             x.slot_free(x.position, slot_index);
             x.settle(piece, x.attempt);
             return x.forward_final(piece);
@@ -511,7 +533,8 @@ pub const Executor = struct {
 
     pub const Grant = struct { class: u16, allowed: u64 };
 
-    /// What the predecessor may send once it knows that this peer has called: told in the open frame.
+    /// What the predecessor may send once it knows that this peer has called: told in the open
+    /// frame.
     pub fn initial_credit(x: *const Executor) u64 {
         return x.slots_per_owner();
     }
@@ -555,8 +578,8 @@ pub const Executor = struct {
         payload: []const u8,
     };
 
-    /// The next frame for the successor; null if nothing can be sent now. Finished bytes first, then sums
-    /// that hold a slot, then new ones.
+    /// The next frame for the successor; null if nothing can be sent now. Finished bytes first,
+    /// then sums that hold a slot, then new ones.
     pub fn next(x: *Executor) ?Out {
         if (x.members < 2) return null;
         const out = if (x.successor_open)
@@ -616,7 +639,13 @@ pub const Executor = struct {
             x.free_count -= 1;
             index = x.free_slots[x.free_count];
             const count = x.partition.elements(piece);
-            kernels.first(x.descriptor.op, x.descriptor.dtype, x.slot(index).ptr, x.own(piece), count);
+            kernels.first(
+                x.descriptor.op,
+                x.descriptor.dtype,
+                x.slot(index).ptr,
+                x.own(piece),
+                count,
+            );
         }
         credit.used += 1;
         x.origin_next = x.next_origin(piece + 1);

@@ -1,5 +1,6 @@
-//! Coordinator: every connection, peer and group of a run. It tells strangers from peers, notices silence, and
-//! hands messages to the group they are for (group.zig, epoch.zig). Driven by net/ and by tests/sim.
+//! Coordinator: every connection, peer and group of a run. It tells strangers from peers, notices
+//! silence, and hands messages to the group they are for (group.zig, epoch.zig). Driven by net/ and
+//! by tests/sim.
 
 const std = @import("std");
 const base = @import("base");
@@ -89,7 +90,8 @@ pub const Coordinator = struct {
         vtable: *const VTable,
 
         pub const VTable = struct {
-            /// Send what is in the stream as far as it goes, then close. `connection` is invalid afterwards.
+            /// Send what is in the stream as far as it goes, then close. `connection` is invalid
+            /// afterwards.
             close: *const fn (ctx: *anyopaque, connection: *Connection) void,
             /// The stream has bytes to send.
             wake: *const fn (ctx: *anyopaque, connection: *Connection) void,
@@ -97,7 +99,8 @@ pub const Coordinator = struct {
         };
     };
 
-    /// Lanes that broke may mean that a peer died; its closed control connection tells within this time.
+    /// Lanes that broke may mean that a peer died; its closed control connection tells within this
+    /// time.
     const replan_ns = 20 * std.time.ns_per_ms;
 
     pub fn create(gpa: Allocator, options: Options, host: Host) Allocator.Error!*Coordinator {
@@ -145,8 +148,8 @@ pub const Coordinator = struct {
         return connection;
     }
 
-    /// When there are too many strangers, the one that has said nothing for longest makes room: who silently fills
-    /// all places must not keep out those who speak at once.
+    /// When there are too many strangers, the one that has said nothing for longest makes room: who
+    /// silently fills all places must not keep out those who speak at once.
     fn make_place(c: *Coordinator, now: Instant) bool {
         var strangers: usize = 0;
         var oldest: ?*Connection = null;
@@ -154,7 +157,8 @@ pub const Coordinator = struct {
             if (connection.state == .peer) continue;
             strangers += 1;
             if (connection.state != .stranger or connection.doomed != null) continue;
-            if (oldest == null or connection.accepted_at < oldest.?.accepted_at) oldest = connection;
+            const older = oldest == null or connection.accepted_at < oldest.?.accepted_at;
+            if (older) oldest = connection;
         }
         if (strangers < limits.strangers_max) return true;
         c.strangers_refused += 1;
@@ -231,10 +235,12 @@ pub const Coordinator = struct {
 
     fn remove_from(c: *Coordinator, now: Instant, group: *Group, peer: *Peer) void {
         group.remove(now, peer) catch |err| {
-            // Out of memory: the group's promises cannot be kept, so its members are let go, not misled.
+            // Out of memory: the group's promises cannot be kept, so its members are let go, not
+            // misled.
             c.log(.err, "group {s}: {t} while removing a peer", .{ group.name, err });
             for (c.peers.items) |other| {
-                if (group.contains(other)) other.connection.doomed = "the coordinator ran out of memory";
+                if (!group.contains(other)) continue;
+                other.connection.doomed = "the coordinator ran out of memory";
             }
         };
     }
@@ -252,7 +258,10 @@ pub const Coordinator = struct {
                 return;
             },
         };
-        if (!std.mem.eql(u8, &hello.run_id, &c.options.run_id)) return c.refuse(connection, .wrong_run);
+        if (!std.mem.eql(u8, &hello.run_id, &c.options.run_id)) return c.refuse(
+            connection,
+            .wrong_run,
+        );
         switch (hello.purpose) {
             .lane => return c.refuse(connection, .wrong_peer),
             .status => connection.state = .status,
@@ -292,7 +301,8 @@ pub const Coordinator = struct {
     fn refuse(c: *Coordinator, connection: *Connection, verdict: wire.hello.Verdict) void {
         c.strangers_refused += 1;
         connection.state = .refused;
-        connection.stream.send_raw(&wire.hello.encode_answer(verdict)) catch {}; // it is closed anyway
+        // Without memory for the answer it is closed without one.
+        connection.stream.send_raw(&wire.hello.encode_answer(verdict)) catch {};
         connection.doomed = @tagName(verdict);
     }
 
@@ -410,9 +420,15 @@ pub const Coordinator = struct {
         try group.add(now, peer, body.initial_world_size);
     }
 
-    /// Lanes between two members broke while an operation used them: a new attempt with the same members,
-    /// unless one of the two turns out to be dead. A link that stays down costs the later rank its place.
-    fn on_link_lost(c: *Coordinator, now: Instant, peer: *Peer, body: *const control.LinkLost) !void {
+    /// Lanes between two members broke while an operation used them: a new attempt with the same
+    /// members, unless one of the two turns out to be dead. A link that stays down costs the later
+    /// rank its place.
+    fn on_link_lost(
+        c: *Coordinator,
+        now: Instant,
+        peer: *Peer,
+        body: *const control.LinkLost,
+    ) !void {
         const group = try c.group_of(body.group);
         const epoch = group.epoch_of(body.epoch) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
@@ -453,7 +469,8 @@ pub const Coordinator = struct {
 
     pub fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
-        // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it judges nobody.
+        // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
+        // judges nobody.
         const late = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
         c.last_tick = now;
         for (c.connections.items) |connection| {

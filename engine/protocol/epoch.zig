@@ -1,5 +1,5 @@
-//! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and the votes and
-//! reports of the operations in it. Decides commit, abort and what a resume keeps.
+//! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
+//! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
 //! Joining is group.zig's; connections are coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
@@ -141,7 +141,8 @@ pub const Epoch = struct {
         return false;
     }
 
-    /// The record of an operation, new if need be; null if the descriptors differ, and then it is aborted.
+    /// The record of an operation, new if need be; null if the descriptors differ, and then it is
+    /// aborted.
     fn record_of(
         epoch: *Epoch,
         id: OpId,
@@ -181,7 +182,8 @@ pub const Epoch = struct {
     pub fn on_done(epoch: *Epoch, rank: u16, message: *const control.Done) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
         if (message.attempt > epoch.attempt) return error.Unexpected;
-        if (message.attempt < epoch.attempt or !epoch.running) return; // voted again after the resume
+        // A vote of a passed attempt is given again after the resume.
+        if (message.attempt < epoch.attempt or !epoch.running) return;
         if (epoch.is_aborted(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         if (known.done.is_empty()) {
@@ -333,7 +335,11 @@ pub const Epoch = struct {
         try epoch.check_reported();
     }
 
-    pub fn on_report_op(epoch: *Epoch, rank: u16, message: *const control.ReportOp) ProtocolError!void {
+    pub fn on_report_op(
+        epoch: *Epoch,
+        rank: u16,
+        message: *const control.ReportOp,
+    ) ProtocolError!void {
         if (message.attempt != epoch.attempt or epoch.running) return; // of a passed attempt
         if (epoch.members[rank].reported) return error.Unexpected;
         if (message.chunks > base.limits.chunks_max) return error.Unexpected;
@@ -389,7 +395,8 @@ pub const Epoch = struct {
         try epoch.check_reported();
     }
 
-    /// The member has left this epoch for the next and has nothing in flight here: nobody waits for it.
+    /// The member has left this epoch for the next and has nothing in flight here: nobody waits for
+    /// it.
     pub fn on_closed(epoch: *Epoch, rank: u16) ProtocolError!void {
         epoch.members[rank].closed = true;
         try epoch.check_reported();
@@ -449,7 +456,8 @@ pub const Epoch = struct {
         if (known.descriptor.kind == .broadcast) return true;
         return switch (known.descriptor.recovery) {
             .resume_chunks => true,
-            // One contributor set for all: a voted result as it is, else what the present members reduced.
+            // One contributor set for all: a voted result as it is, else what the present members
+            // reduced.
             .restart, .raise => !known.done_reported.is_empty() or
                 epoch.history.members(chunk.reduced_attempt).eql(&epoch.alive),
         };

@@ -1,10 +1,12 @@
-//! Group, as the coordinator keeps it: its live epochs, the newcomers, and the round that lets them in.
+//! Group, as the coordinator keeps it: its live epochs, the newcomers, and the round that lets them
+//! in.
 //!
-//! A round has four phases. prepare: members and newcomers open lanes to each other while they work.
-//! ask: members tell how many safe points they have passed, and stop at their next one. activate: the epoch begins
-//! at the largest count plus one. Then every member says that it has entered, and the next round may start.
-//! A loss is followed by such a round too, without newcomers: ranks are dense again from the next safe point on.
-//! What happens inside an epoch is epoch.zig's.
+//! A round has four phases. prepare: members and newcomers open lanes to each other while they
+//! work. ask: members tell how many safe points they have passed, and stop at their next one.
+//! activate: the epoch begins at the largest count plus one. Then every member says that it has
+//! entered, and the next round may start. A loss is followed by such a round too, without
+//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
+//! epoch.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -110,7 +112,10 @@ pub const Group = struct {
         const incumbents = if (group.current()) |epoch| epoch.alive.count() else 0;
         const gaps = incumbents > 0 and incumbents < group.current().?.members.len;
         if (ready == 0 and !gaps) return;
-        if (incumbents == 0 and ready < @max(group.initial_world_size, group.min_world_size)) return;
+        if (incumbents == 0 and ready < @max(
+            group.initial_world_size,
+            group.min_world_size,
+        )) return;
 
         group.round += 1;
         group.phase = .prepare;
@@ -176,7 +181,13 @@ pub const Group = struct {
         try group.evaluate(now);
     }
 
-    pub fn on_safe_points(group: *Group, now: base.Instant, peer: *Peer, round: u64, count: u64) !void {
+    pub fn on_safe_points(
+        group: *Group,
+        now: base.Instant,
+        peer: *Peer,
+        round: u64,
+        count: u64,
+    ) !void {
         if (round != group.round or group.phase != .ask) return;
         const epoch = group.current() orelse return;
         const rank = epoch.rank_of(peer) orelse return;
@@ -287,7 +298,10 @@ pub const Group = struct {
     /// Ends a preparation; `blamed` newcomers wait before they are tried again.
     fn release(group: *Group, now: base.Instant, blame: bool) void {
         if (group.phase != .prepare and group.phase != .ask) return;
-        const message: control.Message = .{ .release = .{ .group = group.id, .round = group.round } };
+        const message: control.Message = .{ .release = .{
+            .group = group.id,
+            .round = group.round,
+        } };
         if (group.current()) |epoch| epoch.broadcast(message);
         for (group.newcomers.items) |*newcomer| {
             if (!newcomer.in_round) continue;

@@ -1,5 +1,6 @@
-//! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced it, and
-//! this tells who contributed. Kept by the coordinator (epoch.zig); a peer has Operation.attempts for its calls.
+//! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced
+//! it, and this tells who contributed. Kept by the coordinator (epoch.zig); a peer has
+//! Operation.attempts for its calls.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,7 +16,8 @@ pub const History = struct {
         history.entries.deinit(gpa);
     }
 
-    /// Attempts rise. Attempts with equal members share an entry, so there are at most as many as losses.
+    /// Attempts rise. Attempts with equal members share an entry, so there are at most as many as
+    /// losses.
     pub fn note(history: *History, gpa: Allocator, attempt: u32, alive: *const Mask) !void {
         if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
         try history.entries.append(gpa, .{ .attempt = attempt, .members = alive.* });

@@ -1,8 +1,10 @@
-//! Member: one peer's membership of one group. It joins, passes safe points, follows views and resumes, votes
-//! for finished operations and learns their outcome. It never sees the data: `Actions` says what to move.
+//! Member: one peer's membership of one group. It joins, passes safe points, follows views and
+//! resumes, votes for finished operations and learns their outcome. It never sees the data:
+//! `Actions` says what to move.
 //!
 //! The rules it keeps (docs/PROMISE.md says why):
-//!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by giving up.
+//!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by
+//!     giving up.
 //!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.
 //!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
 //! The other side: coordinator.zig. Who drives it: session/session.zig.
@@ -77,7 +79,8 @@ pub const Actions = struct {
 
     pub const VTable = struct {
         send: *const fn (ctx: *anyopaque, message: control.Message) void,
-        /// Stop moving data of this epoch: nothing may read or write buffers of its operations afterwards.
+        /// Stop moving data of this epoch: nothing may read or write buffers of its operations
+        /// afterwards.
         stop: *const fn (ctx: *anyopaque, epoch: u64) void,
         /// Settled chunks of a stopped operation: the attempt that reduced each, or 0.
         chunks: *const fn (ctx: *anyopaque, op: *Op) []const u32,
@@ -337,7 +340,13 @@ pub const Member = struct {
 
     // ---- operations
 
-    pub const StartError = error{ OutOfMemory, TagInUse, TooManyOperations, TooManyTags, NotAdmitted };
+    pub const StartError = error{
+        OutOfMemory,
+        TagInUse,
+        TooManyOperations,
+        TooManyTags,
+        NotAdmitted,
+    };
 
     /// Whether a call with this tag may start now.
     pub fn check_start(m: *Member, tag: u64) StartError!void {
@@ -442,8 +451,8 @@ pub const Member = struct {
         }
     }
 
-    /// The deadline passed, or the user cancelled. Before the vote the operation is withdrawn for all;
-    /// after it the call returns in doubt.
+    /// The deadline passed, or the user cancelled. Before the vote the operation is withdrawn for
+    /// all; after it the call returns in doubt.
     pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
         switch (op.state) {
             .running => {

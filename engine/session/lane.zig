@@ -1,5 +1,6 @@
-//! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the stream: which frame
-//! is coming in and where its payload goes, which is going out. What frames mean is session.zig's.
+//! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
+//! stream: which frame is coming in and where its payload goes, which is going out. What frames
+//! mean is session.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -127,7 +128,10 @@ pub const Lane = struct {
     }
 
     /// What `count` received bytes completed, with how many of them; call again with the rest.
-    pub fn consume(lane: *Lane, count: usize) struct { taken: usize, event: enum { none, head, payload } } {
+    pub fn consume(lane: *Lane, count: usize) struct {
+        taken: usize,
+        event: enum { none, head, payload },
+    } {
         if (lane.discard > 0) {
             const taken = @min(count, lane.discard);
             lane.discard -= taken;
@@ -183,8 +187,8 @@ pub const Lane = struct {
         return lane.out_head_left.len == 0 and lane.out_payload.len == 0;
     }
 
-    /// From now on the lane does not touch the memory of this operation: what is left to send is copied,
-    /// what is still to come is thrown away. The stream keeps its place.
+    /// From now on the lane does not touch the memory of this operation: what is left to send is
+    /// copied, what is still to come is thrown away. The stream keeps its place.
     pub fn detach(lane: *Lane, operation: *Operation) Allocator.Error!void {
         if (lane.into_operation == operation) {
             if (lane.into) |into| lane.discard = into.len;

@@ -1,5 +1,5 @@
-//! Link: the lanes to one other peer, and what it has said ahead of time. The peer with the larger id dials;
-//! a lane that breaks is dialed again. Which links are wanted is session.zig's.
+//! Link: the lanes to one other peer, and what it has said ahead of time. The peer with the larger
+//! id dials; a lane that breaks is dialed again. Which links are wanted is session.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -102,13 +102,17 @@ pub const Link = struct {
         link.gpa.free(payload);
     }
 
-    pub fn keep_data(link: *Link, header: wire.frame.Header, payload: []u8) error{OutOfMemory}!void {
+    pub fn keep_data(
+        link: *Link,
+        header: wire.frame.Header,
+        payload: []u8,
+    ) error{OutOfMemory}!void {
         errdefer link.forget_data(payload);
         try link.early_data.append(link.gpa, .{ .header = header, .payload = payload });
     }
 
-    /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets it. Of older
-    /// attempts it is forgotten here.
+    /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets
+    /// it. Of older attempts it is forgotten here.
     pub fn recall_data(
         link: *Link,
         group: u16,

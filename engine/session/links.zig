@@ -1,5 +1,5 @@
-//! links: which peers this one keeps lanes to, and how those lanes come and go: dialing, greeting, breaking,
-//! dialing again. Free functions on Session, so that session.zig stays readable.
+//! links: which peers this one keeps lanes to, and how those lanes come and go: dialing, greeting,
+//! breaking, dialing again. Free functions on Session, so that session.zig stays readable.
 
 const std = @import("std");
 const base = @import("base");
@@ -103,8 +103,8 @@ pub fn accept(s: *Session) ?*Lane {
     return lane;
 }
 
-/// The stranger that has said nothing for longest makes room: who silently fills all places must not keep
-/// out those who speak at once.
+/// The stranger that has said nothing for longest makes room: who silently fills all places must
+/// not keep out those who speak at once.
 fn make_place(s: *Session) void {
     var oldest = s.strangers.items[0];
     for (s.strangers.items) |lane| if (lane.deadline < oldest.deadline) {
@@ -189,7 +189,11 @@ fn refuse(s: *Session, lane: *Lane, verdict: wire.hello.Verdict) bool {
 /// This side ends the connection. The lane is invalid afterwards.
 pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     if (lane.link) |link| {
-        s.log(.info, "lane {d} to peer {s} is closed: {s}", .{ lane.number, link.peer.short(), why });
+        s.log(
+            .info,
+            "lane {d} to peer {s} is closed: {s}",
+            .{ lane.number, link.peer.short(), why },
+        );
     }
     s.host.vtable.lane_close(s.host.ctx, lane);
     lane_gone(s, lane);

@@ -1,5 +1,6 @@
-//! Operation: one call of the user, from begin to release: its protocol state, its data movement and its outcome.
-//! The user's thread reads it once it is finished; until then it belongs to the session.
+//! Operation: one call of the user, from begin to release: its protocol state, its data movement
+//! and its outcome. The user's thread reads it once it is finished; until then it belongs to the
+//! session.
 
 const std = @import("std");
 const base = @import("base");
@@ -66,7 +67,8 @@ pub const Operation = struct {
         return operation.ids;
     }
 
-    /// Copies the staged result to the caller's buffer. Once, after ok or after a doubt that was committed.
+    /// Copies the staged result to the caller's buffer. Once, after ok or after a doubt that was
+    /// committed.
     pub fn copy_result(operation: *const Operation) void {
         const x = &operation.executor;
         const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);

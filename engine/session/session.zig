@@ -1,12 +1,13 @@
 //! Session: everything one peer process does, without its sockets, clock and threads.
 //!
-//! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns a connection to
-//! the coordinator (bytes in and out of `control`) and one per Lane; it tells what arrived and asks what to
-//! send. `Host` is what the session wants from it. After any call: if `control.send_slice()` is not empty, send it;
-//! call `tick` at or after `next_deadline()`. Host functions must not call back into the session.
+//! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
+//! a connection to the coordinator (bytes in and out of `control`) and one per Lane; it tells what
+//! arrived and asks what to send. `Host` is what the session wants from it. After any call: if
+//! `control.send_slice()` is not empty, send it; call `tick` at or after `next_deadline()`. Host
+//! functions must not call back into the session.
 //!
-//! Data moves here (frames.zig), links are kept here (links.zig), decisions are protocol/member.zig's, arithmetic is
-//! collective/ring.zig's.
+//! Data moves here (frames.zig), links are kept here (links.zig), decisions are
+//! protocol/member.zig's, arithmetic is collective/ring.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -103,7 +104,8 @@ pub const Session = struct {
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
     not_pccl: bool = false,
-    /// A message could not be kept: what the coordinator believes of this peer is not true any more.
+    /// A message could not be kept: what the coordinator believes of this peer is not true any
+    /// more.
     control_failed: bool = false,
 
     groups: std.ArrayList(*Group) = .empty,
@@ -111,7 +113,8 @@ pub const Session = struct {
     links: std.ArrayList(*Link) = .empty,
     strangers: std.ArrayList(*Lane) = .empty,
     addresses: std.AutoHashMapUnmanaged([16]u8, []u8) = .empty,
-    /// Operations whose data is complete, or that must be given up, and whose member must still be told.
+    /// Operations whose data is complete, or that must be given up, and whose member must still be
+    /// told.
     deferred: std.ArrayList(*Operation) = .empty,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
@@ -235,7 +238,8 @@ pub const Session = struct {
 
     pub fn send(s: *Session, message: control.Message) void {
         if (s.control_state != .open) return;
-        // Ended in the next tick: from here the members that are being told something would be told more.
+        // Ended in the next tick: from here the members that are being told something would be told
+        // more.
         s.control.send(message) catch {
             s.control_failed = true;
         };
@@ -457,7 +461,8 @@ pub const Session = struct {
         } });
     }
 
-    /// Leaves gracefully: the others go on without this peer, operations in flight here are cancelled.
+    /// Leaves gracefully: the others go on without this peer, operations in flight here are
+    /// cancelled.
     pub fn leave(s: *Session, now: Instant, group: *Group) void {
         s.now = now;
         if (group.state == .joined) group.member.leave();
@@ -514,8 +519,8 @@ pub const Session = struct {
 
     pub const CallError = protocol.Member.StartError || error{ Left, RootOutOfRange };
 
-    /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments have been
-    /// checked, except for what depends on the membership.
+    /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
+    /// have been checked, except for what depends on the membership.
     pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
         s.now = now;
         if (group.state != .joined) return error.Left;
@@ -773,7 +778,8 @@ pub const Session = struct {
 
     pub fn tick(s: *Session, now: Instant) void {
         s.now = now;
-        // A loop that was late was frozen and has heard nobody: it restarts the silence timers first.
+        // A loop that was late was frozen and has heard nobody: it restarts the silence timers
+        // first.
         const late = s.is_welcome() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
         switch (s.control_state) {

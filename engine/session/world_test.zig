@@ -1,6 +1,6 @@
-//! A world in a test: one coordinator and a few sessions over perfect pipes. It shows how the layers are driven, and
-//! checks the plain paths: form a group, sum, broadcast, barrier, lose a peer, join, mismatch, give up.
-//! Faults, timing and everything else: tests/sim.
+//! A world in a test: one coordinator and a few sessions over perfect pipes. It shows how the
+//! layers are driven, and checks the plain paths: form a group, sum, broadcast, barrier, lose a
+//! peer, join, mismatch, give up. Faults, timing and everything else: tests/sim.
 
 const std = @import("std");
 const base = @import("base");

@@ -137,7 +137,9 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
             return .{ .count = count, .encoded = reader.bytes[start..reader.offset] };
         } else {
             var value: T = undefined;
-            inline for (info.fields) |field| @field(value, field.name) = try read(field.type, reader);
+            inline for (info.fields) |field| {
+                @field(value, field.name) = try read(field.type, reader);
+            }
             return value;
         },
         else => @compileError("not a wire type: " ++ @typeName(T)),

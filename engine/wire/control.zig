@@ -1,5 +1,5 @@
-//! control: the messages between a peer and the coordinator. One struct per message; the union's order is
-//! the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
+//! control: the messages between a peer and the coordinator. One struct per message; the union's
+//! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
 //! What they do: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
 
 const std = @import("std");

@@ -32,7 +32,8 @@ pub const Header = struct {
     payload_bytes: u32,
     /// The attempt whose members are the contributors of a final piece.
     reduced_attempt: u32,
-    /// Of the sender's descriptor: data for another one is not taken, whoever notices the mismatch first.
+    /// Of the sender's descriptor: data for another one is not taken, whoever notices the mismatch
+    /// first.
     fingerprint: u32 = 0,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.

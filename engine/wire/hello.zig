@@ -1,5 +1,5 @@
-//! hello: the fixed 96 bytes that open every connection, and their 32-byte answer. Nothing else is read from
-//! a stranger. With encryption (docs/ROADMAP.md) the Noise handshake takes this place.
+//! hello: the fixed 96 bytes that open every connection, and their 32-byte answer. Nothing else is
+//! read from a stranger. With encryption (docs/ROADMAP.md) the Noise handshake takes this place.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,6 @@
-//! Stream: one control connection as bytes in and bytes out, without a socket. The driver moves bytes; whoever
-//! owns the stream sends messages and takes whole ones out. Sending never blocks: bytes wait here.
+//! Stream: one control connection as bytes in and bytes out, without a socket. The driver moves
+//! bytes; whoever owns the stream sends messages and takes whole ones out. Sending never blocks:
+//! bytes wait here.
 
 const std = @import("std");
 const base = @import("base");
@@ -57,8 +58,8 @@ pub const Stream = struct {
         return stream.in.items[stream.in_start..][0..count];
     }
 
-    /// The next whole message; null until one is there. It refers to the stream's memory and is valid until
-    /// the next recv_slice.
+    /// The next whole message; null until one is there. It refers to the stream's memory and is
+    /// valid until the next recv_slice.
     pub fn take(stream: *Stream) control.Error!?control.Message {
         const rest = stream.in.items[stream.in_start..];
         if (rest.len < control.header_bytes) return null;
@@ -73,8 +74,8 @@ pub const Stream = struct {
         try stream.out.appendSlice(stream.gpa, bytes);
     }
 
-    /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max), or when the message
-    /// is larger than any may be.
+    /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max), or when the
+    /// message is larger than any may be.
     pub fn send(stream: *Stream, message: control.Message) Allocator.Error!void {
         stream.compact();
         if (stream.out.items.len > out_bytes_max) return error.OutOfMemory;

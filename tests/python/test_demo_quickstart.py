@@ -12,7 +12,13 @@ import pccl_py as pccl
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = [sys.executable, "examples/quickstart.py"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PCCL_BIND": "127.0.0.1:0"}
+# Unbuffered: what a killed process has printed must not die with it.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PCCL_BIND": "127.0.0.1:0",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def last_step(lines: list[str]) -> str:
