@@ -1,6 +1,6 @@
-//! Canaries: proves that the checkers see. Each mutation of the protocol (engine/base/canary.zig) is switched on
-//! in turn and must be caught by the checker named here within `seeds_max` seeds; the unmutated code must pass
-//! all those seeds. `pccl-sim canaries`; run by the tests.
+//! Canaries: proves that the checkers see. Each mutation of the protocol (engine/base/canary.zig)
+//! is switched on in turn and must be caught by the checker named here within `seeds_max` seeds;
+//! the unmutated code must pass all those seeds. `pccl-sim canaries`; run by the tests.
 
 const std = @import("std");
 const base = @import("base");
@@ -56,7 +56,7 @@ fn hunt(rig: *Rig, canary: Canary, check: Check) bool {
             others += 1;
             continue;
         }
-        if (!rig.quiet) out("{t}: caught by {t} in seed {d} ({d} seeds failed otherwise before): {s}\n", .{
+        if (!rig.quiet) out("{t}: caught by {t} in seed {d} ({d} failed otherwise): {s}\n", .{
             canary, check, seed, others, violation.text(),
         });
         return true;

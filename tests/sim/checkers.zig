@@ -1,9 +1,10 @@
-//! Checkers: the promises (docs/PROMISE.md) as conditions on what the calls of all peers returned. world.zig
-//! and users.zig tell them what was called and what came back; the first breach ends the world.
+//! Checkers: the promises (docs/PROMISE.md) as conditions on what the calls of all peers returned.
+//! world.zig and users.zig tell them what was called and what came back; the first breach ends the
+//! world.
 //!
 //!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
-//!   P3 input kept      buffers are as they were until a success is copied out, and not used afterwards
+//!   P3 input kept      buffers are as they were until a success is copied out, and not used later
 //!   P4 contributors    every element is the sum of exactly the listed contributors, each once
 //!   P6 progress        once the network is well, everybody gets on
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
@@ -201,14 +202,16 @@ pub const Checkers = struct {
                         .{ fmt_key(r.key), digit, r.won_by },
                     );
                 }
-                if (call.after_success and c.proofs.items[call.membership] >= call.began) return c.fail(
+                const proven = c.proofs.items[call.membership] >= call.began;
+                if (call.after_success and proven) return c.fail(
                     .p2_atomicity,
                     "{f}: peer {d} succeeded before peer {d} had called, which was a member",
                     .{ fmt_key(r.key), r.won_by, digit },
                 );
                 if (call.state != .failed) continue;
                 if (r.won == null and !resolved_ok(r)) continue;
-                // Only a member that goes on counts: one that was removed meanwhile may have failed.
+                // Only a member that goes on counts: one that was removed meanwhile may have
+                // failed.
                 if (c.proofs.items[call.membership] <= call.finished) continue;
                 return c.fail(
                     .p2_atomicity,

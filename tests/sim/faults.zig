@@ -1,10 +1,12 @@
-//! Faults: what goes wrong with the network and with processes, when, and to whom. Each class counts down
-//! events of the world to its next strike, so faults fall where something is going on. The classes and how
-//! often they are on: swarm.zig. What users do wrong: users.zig.
+//! Faults: what goes wrong with the network and with processes, when, and to whom. Each class
+//! counts down events of the world to its next strike, so faults fall where something is going on.
+//! The classes and how often they are on: swarm.zig. What users do wrong: users.zig.
 
 const std = @import("std");
 const base = @import("base");
 const session_layer = @import("session");
+const wire = @import("wire");
+const ending = @import("ending.zig");
 const network = @import("network.zig");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
@@ -25,6 +27,7 @@ const striking = [_]Class{
     .reset_lane,
     .reset_control,
     .half_open,
+    .cut_pair,
     .strangers,
     .crash,
     .vanish,
@@ -57,7 +60,7 @@ pub const Faults = struct {
         };
         const scale: u64 = switch (class) {
             // They cost a peer, or everybody's time.
-            .crash, .vanish, .reset_control, .leave, .freeze_coordinator => 3,
+            .crash, .vanish, .reset_control, .leave, .freeze_coordinator, .cut_pair => 3,
             else => 1,
         };
         const index = @intFromEnum(class);
@@ -125,6 +128,7 @@ fn strike(world: *World, class: Class) bool {
                 pipe.discard();
             };
         },
+        .cut_pair => return cut_pair(world, prng),
         .strangers => stranger(world, prng),
         .crash => {
             const node = pick_victim(world, prng) orelse return false;
@@ -153,6 +157,38 @@ fn strike(world: *World, class: Class) bool {
         else => unreachable,
     }
     return true;
+}
+
+/// Two peers cannot reach each other for a while, though both reach the coordinator.
+fn cut_pair(world: *World, prng: *Prng) bool {
+    const a = (pick_peer(world, prng) orelse return false).index;
+    const b = (pick_peer(world, prng) orelse return false).index;
+    if (a == b) return false;
+    const until = world.now + draw_time(prng, 4000);
+    world.note("p{d} and p{d} cannot reach each other for {d} ms", .{ a, b, (until - world.now) / ms });
+    world.pair_cuts.append(world.gpa, .{ .nodes = .{ a, b }, .until = until }) catch
+        @panic("out of memory");
+    const silently = prng.chance(2);
+    for (world.connections.items) |connection| {
+        if (connection.is_control or !joins(connection, .{ a, b })) continue;
+        if (silently) for (&connection.pipes) |*pipe| {
+            pipe.swallows = true;
+            pipe.discard();
+        } else world.reset(connection);
+    }
+    return true;
+}
+
+fn joins(connection: *const Connection, nodes: [2]u8) bool {
+    const a, const b = .{ connection.ends[0].node, connection.ends[1].node };
+    return (nodes[0] == a and nodes[1] == b) or (nodes[0] == b and nodes[1] == a);
+}
+
+fn is_cut(world: *const World, connection: *const Connection) bool {
+    for (world.pair_cuts.items) |item| {
+        if (item.until > world.now and joins(connection, item.nodes)) return true;
+    }
+    return false;
 }
 
 /// Between a few microseconds and `most` milliseconds, all magnitudes alike.
@@ -187,7 +223,8 @@ fn pick_peer(world: *World, prng: *Prng) ?*Node {
     return up[prng.below(count)];
 }
 
-/// A peer whose process may end: with those that can still start, enough are left for the end of the world.
+/// A peer whose process may end: with those that can still start, enough are left for the end of
+/// the world.
 fn pick_victim(world: *World, prng: *Prng) ?*Node {
     if (!can_spare_one(world)) return null;
     return pick_peer(world, prng);
@@ -222,14 +259,35 @@ fn stranger(world: *World, prng: *Prng) void {
     const connection = world.connect(nobody, to, to == 0);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     var bytes: [300]u8 = undefined;
-    const length = prng.below(bytes.len);
-    for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
-    // Some know the first words.
-    if (prng.chance(2)) bytes[0..8].* = "PCCL\r\n\x1a\n".*;
+    const length = stranger_words(world, prng, to, &bytes);
     _ = connection.pipes[0].write(world.now, &world.prng_network, bytes[0..length]);
     world.after(connection.pipes[0].shape.delay_ns, .{ .accepted = connection.index });
     // Some hang up; the others stay and say nothing more.
     if (prng.chance(2)) world.finish_pipe(.{ .connection = connection.index, .side = 0 });
+}
+
+/// Noise; noise that knows the first words; or somebody who knows the run.
+fn stranger_words(world: *World, prng: *Prng, to: u8, bytes: *[300]u8) usize {
+    const length = prng.below(bytes.len);
+    for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
+    switch (prng.below(4)) {
+        0 => return length,
+        1 => {
+            bytes[0..8].* = "PCCL\r\n\x1a\n".*;
+            return @max(8, length);
+        },
+        else => {},
+    }
+    const request = wire.control.encode(.{ .status_request = .{} }, bytes[wire.hello.hello_bytes..]) catch
+        unreachable;
+    bytes[0..wire.hello.hello_bytes].* = wire.hello.encode(.{
+        .purpose = if (to == 0) .status else .lane,
+        .lane = @truncate(prng.below(4)),
+        .run_id = world_file.run_id,
+        .from = .from_int(@as(u128, prng.next()) << 64),
+        .to = world.nodes[to].id,
+    });
+    return wire.hello.hello_bytes + request.len;
 }
 
 // ---- dials
@@ -246,7 +304,9 @@ pub fn draw_shape(world: *World) [2]network.Shape {
     const prng = &world.prng_network;
     const delay_ns = prng.below(config.delay_ns_max);
     const slow = config.has(.slow_links) and
-        world.faults.stream(.slow_links).chance(if (config.levels.get(.slow_links) == .heavy) 2 else 8);
+        world.faults.stream(.slow_links).chance(
+            if (config.levels.get(.slow_links) == .heavy) 2 else 8,
+        );
     const tiny = config.has(.tiny_segments) and
         world.faults.stream(.tiny_segments).chance(
             if (config.levels.get(.tiny_segments) == .heavy) 2 else 8,
@@ -272,6 +332,7 @@ pub fn fate_of_dial(world: *World, connection: *Connection) void {
     const there = &world.nodes[connection.ends[1].node];
     const timeout = 4 * world.config.heartbeat_ns;
     if (there.state != .up) return world.after(2 * delay, .{ .ended = dialer });
+    if (is_cut(world, connection)) return world.after(timeout, .{ .ended = dialer });
     if (chance(world, .dial_fail, 3)) {
         world.statistics.fault(.dial_fail);
         const slow = world.faults.stream(.dial_fail).chance(2);
@@ -309,7 +370,10 @@ pub fn at_point(
 ) void {
     for (world.traps.items, 0..) |trap, index| {
         if (trap.node != node.index or trap.point != point or done < trap.done) continue;
-        world.note("p{d} dies at {t}, {d} of {d} chunks settled", .{ node.index, point, done, total });
+        world.note(
+            "p{d} dies at {t}, {d} of {d} chunks settled",
+            .{ node.index, point, done, total },
+        );
         node.dies = true;
         node.dies_how = trap.how;
         _ = world.traps.swapRemove(index);
@@ -334,10 +398,7 @@ pub fn died_at_point(world: *World, node: *Node) void {
 pub fn cut(world: *World, connection: *Connection, bytes: usize) bool {
     if (connection.is_control) return false;
     for (world.cuts.items, 0..) |*item, index| {
-        const a, const b = .{ connection.ends[0].node, connection.ends[1].node };
-        const here = (item.nodes[0] == a and item.nodes[1] == b) or
-            (item.nodes[0] == b and item.nodes[1] == a);
-        if (!here) continue;
+        if (!joins(connection, item.nodes)) continue;
         if (item.bytes > bytes) {
             item.bytes -= bytes;
             continue;
@@ -361,6 +422,7 @@ pub fn heal(world: *World) void {
         pipe.stalled_until = @min(pipe.stalled_until, world.now);
         pipe.shape.ns_per_byte = @min(pipe.shape.ns_per_byte, 200);
     };
+    world.pair_cuts.clearRetainingCapacity();
     var up: u32 = 0;
     for (&world.nodes) |*node| {
         if (node.state != .up) continue;
@@ -371,5 +433,5 @@ pub fn heal(world: *World) void {
     while (up < needed) : (up += 1) _ = world.add_peer(0) orelse break;
     world.healed_at = well_at;
     world.note("the network is well from here on", .{});
-    users.healed(world);
+    ending.healed(world);
 }

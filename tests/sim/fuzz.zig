@@ -1,7 +1,8 @@
-//! Fuzz: worlds whose bytes are changed on their way, to show that nothing a stranger or a peer sends can crash
-//! a process, trip an assertion, or make it hold memory without bound (P9). Most changes are made so that
-//! the result still parses: a frame keeps a valid checksum, a message its length. What calls return does not
-//! matter here, only that everybody lives: promises hold among honest peers.
+//! Fuzz: worlds whose bytes are changed on their way, to show that nothing a stranger or a peer
+//! sends can crash a process, trip an assertion, or make it hold memory without bound (P9). Most
+//! changes are made so that the result still parses: a frame keeps a valid checksum, a message its
+//! length. What calls return does not matter here, only that everybody lives: promises hold among
+//! honest peers.
 
 const std = @import("std");
 const base = @import("base");
@@ -119,7 +120,10 @@ pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
             return 1;
         }
     }
-    if (!rig.quiet) out("{d} fuzzed worlds lived, with {d} changes to what was sent\n", .{ seeds, changes });
+    if (!rig.quiet) out(
+        "{d} fuzzed worlds lived, with {d} changes to what was sent\n",
+        .{ seeds, changes },
+    );
     return 0;
 }
 

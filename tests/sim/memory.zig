@@ -1,5 +1,6 @@
-//! Memory of one simulated process: counts what is held, so that a process that ended must hold nothing,
-//! and refuses beyond a bound, so that unbounded growth is seen. world.zig owns one per node.
+//! Memory of one simulated process: counts what is held, so that a process that ended must hold
+//! nothing, and refuses beyond a bound, so that unbounded growth is seen. world.zig owns one per
+//! node.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;

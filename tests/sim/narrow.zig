@@ -1,5 +1,6 @@
-//! Narrow: what a person, or shrink, changes on top of what a seed draws, so that a failure shows with less
-//! around it. A narrowed seed is replayed with the same flags: they are printed in the form they are read.
+//! Narrow: what a person, or shrink, changes on top of what a seed draws, so that a failure shows
+//! with less around it. A narrowed seed is replayed with the same flags: they are printed in the
+//! form they are read.
 
 const std = @import("std");
 const Check = @import("checkers.zig").Check;
@@ -31,7 +32,10 @@ pub const Change = union(enum) {
             const equals = std.mem.indexOfScalar(u8, value, '=') orelse return error.Usage;
             return .{ .set = .{
                 .class = std.meta.stringToEnum(Class, value[0..equals]) orelse return error.Usage,
-                .level = std.meta.stringToEnum(Level, value[equals + 1 ..]) orelse return error.Usage,
+                .level = std.meta.stringToEnum(
+                    Level,
+                    value[equals + 1 ..],
+                ) orelse return error.Usage,
             } };
         }
         inline for (@typeInfo(Change).@"union".fields[1..]) |field| {
@@ -108,7 +112,14 @@ pub fn shrink(gpa: std.mem.Allocator, rig: *Rig, seed: u64, given: []const Chang
         for (std.enums.values(Class)) |class| {
             if (!config.has(class)) continue;
             const change: Change = .{ .set = .{ .class = class, .level = .off } };
-            if (try keep_if_fails(gpa, rig, seed, &changes, change, violation.check)) progress = true;
+            if (try keep_if_fails(
+                gpa,
+                rig,
+                seed,
+                &changes,
+                change,
+                violation.check,
+            )) progress = true;
         }
         config = config_of(seed, changes.items);
         const smaller = [_]Change{
@@ -126,7 +137,14 @@ pub fn shrink(gpa: std.mem.Allocator, rig: *Rig, seed: u64, given: []const Chang
             const before = after;
             change.apply(&after);
             if (std.meta.eql(before, after)) continue;
-            if (try keep_if_fails(gpa, rig, seed, &changes, change, violation.check)) progress = true;
+            if (try keep_if_fails(
+                gpa,
+                rig,
+                seed,
+                &changes,
+                change,
+                violation.check,
+            )) progress = true;
         }
     }
     out("smallest: pccl-sim --seed {d}", .{seed});

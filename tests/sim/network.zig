@@ -1,6 +1,7 @@
-//! Network: connections shaped like TCP, as data. A connection is two pipes of ordered bytes, each with a
-//! bounded buffer (a full one is a closed window), a delay, a rate, and any segmentation. What goes wrong
-//! (reset, stall, half-open) is decided in faults.zig; who is told is decided in world.zig.
+//! Network: connections shaped like TCP, as data. A connection is two pipes of ordered bytes, each
+//! with a bounded buffer (a full one is a closed window), a delay, a rate, and any segmentation.
+//! What goes wrong (reset, stall, half-open) is decided in faults.zig; who is told is decided in
+//! world.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,8 @@
-//! Oracle: the values that peers contribute, and what a result must then be. Peer with digit r contributes
-//! m << 4r to a u64 sum, m in 1..7 drawn from the operation, the peer and the element. In the sum, hex digit
-//! r is m if r counted once, 0 if it did not, 2m if it counted twice (no carry: 14 < 16), and another
-//! operation's m with probability 6/7 if a stale value got in. So every element says who is in it.
+//! Oracle: the values that peers contribute, and what a result must then be. Peer with digit r
+//! contributes m << 4r to a u64 sum, m in 1..7 drawn from the operation, the peer and the element.
+//! In the sum, hex digit r is m if r counted once, 0 if it did not, 2m if it counted twice (no
+//! carry: 14 < 16), and another operation's m with probability 6/7 if a stale value got in. So
+//! every element says who is in it.
 
 const std = @import("std");
 const program = @import("program.zig");
@@ -27,6 +28,23 @@ pub fn contribution(key: Key, digit: u8, element: u64) u64 {
 /// What the root broadcasts.
 pub fn broadcast_value(key: Key, digit: u8, element: u64) u64 {
     return mix(key.hash() +% (element << 8) +% digit +% 1);
+}
+
+/// What a peer contributes to an average.
+pub fn average_value(key: Key, digit: u8, element: u64) i32 {
+    const drawn: i32 = @intCast(mix(key.hash() ^ (element << 8) ^ digit) % 2_000_001);
+    return drawn - 1_000_000;
+}
+
+/// Truncated toward zero, as integer averages are.
+pub fn average(key: Key, element: u64, contributors: u16) i32 {
+    var sum: i64 = 0;
+    for (0..digits) |digit| {
+        if (contributors >> @intCast(digit) & 1 == 1) {
+            sum += average_value(key, @intCast(digit), element);
+        }
+    }
+    return @intCast(@divTrunc(sum, @popCount(contributors)));
 }
 
 /// Says what is wrong with one element of a sum; null if it is as it must be.

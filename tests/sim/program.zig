@@ -1,7 +1,7 @@
-//! Program: what the members of a group call, drawn from the seed, the epoch and the number of safe points
-//! since the epoch began. All members of an epoch agree on these, newcomers included, so all run the same
-//! program without talking. What one peer does differently on purpose (a fault of a user) is drawn in
-//! users.zig.
+//! Program: what the members of a group call, drawn from the seed, the epoch and the number of safe
+//! points since the epoch began. All members of an epoch agree on these, newcomers included, so all
+//! run the same program without talking. What one peer does differently on purpose (a fault of a
+//! user) is drawn in users.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -21,7 +21,10 @@ pub const Key = struct {
 
     pub fn hash(key: Key) u64 {
         var z: u64 = key.epoch *% 0x9e3779b97f4a7c15;
-        z ^= (@as(u64, key.round) << 24 | @as(u64, key.index) << 8 | key.group) *% 0xbf58476d1ce4e5b9;
+        z ^= (@as(
+            u64,
+            key.round,
+        ) << 24 | @as(u64, key.index) << 8 | key.group) *% 0xbf58476d1ce4e5b9;
         return z ^ z >> 31;
     }
 };
@@ -35,6 +38,9 @@ pub const Step = struct {
     /// Position among the members of the epoch.
     root_rank: u32,
     in_place: bool,
+    /// The average of i32 instead of the sum of u64: partial sums then travel wider than they are
+    /// called.
+    average: bool,
     /// Steps of one batch are called together, each peer in an order of its own.
     batch: u32,
     /// Nothing is called after this batch before all of it has finished.
@@ -118,6 +124,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .tag = 0,
         .root_rank = if (kind == .broadcast) @intCast(prng.below(options.world_size)) else 0,
         .in_place = prng.chance(2),
+        .average = kind == .all_reduce and prng.chance(8),
         .batch = 0,
         .waits = false,
     };

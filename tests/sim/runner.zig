@@ -1,5 +1,6 @@
-//! Runner: one seed from its first event to its verdict, and again with text when it failed. A Rig holds the
-//! memory that worlds use one after the other. Who runs seeds: main.zig, canaries.zig, shrink.zig.
+//! Runner: one seed from its first event to its verdict, and again with text when it failed. A Rig
+//! holds the memory that worlds use one after the other. Who runs seeds: main.zig, canaries.zig,
+//! shrink.zig.
 
 const std = @import("std");
 const Borrowed = @import("borrowed.zig").Borrowed;
@@ -110,9 +111,15 @@ pub const Rig = struct {
         const out = std.debug.print;
         out("\nseed {d} FAILS: {t}: {s}\n", .{ config.seed, first.check, first.text() });
         out("  {f}\n", .{config});
-        out("  the last {d} of {d} lines:\n", .{ @min(trace.count, Trace.lines_kept), trace.count });
+        out(
+            "  the last {d} of {d} lines:\n",
+            .{ @min(trace.count, Trace.lines_kept), trace.count },
+        );
         trace.print_last();
         const same = again.violation != null and again.violation.?.check == first.check;
-        if (!same) out("  NOT DETERMINISTIC: the second run of this seed did not fail alike\n", .{});
+        if (!same) out(
+            "  NOT DETERMINISTIC: the second run of this seed did not fail alike\n",
+            .{},
+        );
     }
 };

@@ -1,7 +1,7 @@
-//! Scenario: a world that follows a transcript instead of draws. One directive per line says what users and the
-//! network do, and what must then be so; the checkers run as ever. Every bug that a seed finds leaves one
-//! behind in scenarios/, because seeds die with the next change of the code. The language:
-//! docs/SIMULATOR.md.
+//! Scenario: a world that follows a transcript instead of draws. One directive per line says what
+//! users and the network do, and what must then be so; the checkers run as ever. Every bug that a
+//! seed finds leaves one behind in scenarios/, because seeds die with the next change of the code.
+//! The language: docs/SIMULATOR.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -11,6 +11,7 @@ const Borrowed = @import("borrowed.zig").Borrowed;
 const Config = @import("swarm.zig").Config;
 const Statistics = @import("statistics.zig").Statistics;
 const Trace = @import("trace.zig").Trace;
+const calls = @import("calls.zig");
 const program = @import("program.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
@@ -56,7 +57,7 @@ const Script = struct {
     peers: u8 = 0,
     labels: [labels_max][]const u8 = undefined,
     label_count: u32 = 0,
-    works: [labels_max][world_file.nodes_max]?*users.Work = @splat(@splat(null)),
+    works: [labels_max][world_file.nodes_max]?*calls.Work = @splat(@splat(null)),
     line: usize = 0,
     why_bytes: [300]u8 = undefined,
     why: []const u8 = "",
@@ -67,7 +68,11 @@ const Script = struct {
     }
 
     fn syntax(script: *Script, word: []const u8) Error {
-        script.why = std.fmt.bufPrint(&script.why_bytes, "does not understand \"{s}\"", .{word}) catch
+        script.why = std.fmt.bufPrint(
+            &script.why_bytes,
+            "does not understand \"{s}\"",
+            .{word},
+        ) catch
             &script.why_bytes;
         return error.Syntax;
     }
@@ -104,7 +109,11 @@ pub fn run(gpa: std.mem.Allocator, text: []const u8, trace: Trace.Text) !?Failur
     outcome catch return Failure.init(script.line, script.why);
     if (world.checkers.violation) |*violation| {
         var buffer: [500]u8 = undefined;
-        const why = std.fmt.bufPrint(&buffer, "{t}: {s}", .{ violation.check, violation.text() }) catch
+        const why = std.fmt.bufPrint(
+            &buffer,
+            "{t}: {s}",
+            .{ violation.check, violation.text() },
+        ) catch
             &buffer;
         return Failure.init(script.line, why);
     }
@@ -221,12 +230,16 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .call => try call(script, words),
         .cancel => {
             const work = try work_of(script, words);
-            users.cancel(work);
+            calls.cancel(work);
         },
         .crash => try crash(script, words),
         .freeze => {
             const node = (try user_of(script, words)).node;
-            if (!std.mem.eql(u8, try take_word(script, words), "for")) return script.syntax("freeze");
+            if (!std.mem.eql(
+                u8,
+                try take_word(script, words),
+                "for",
+            )) return script.syntax("freeze");
             node.frozen_until = world.now + try duration(script, words);
             node.thawed_at = node.frozen_until;
         },
@@ -256,10 +269,18 @@ fn duration(script: *Script, words: *Words) Error!u64 {
 
 fn duration_of(script: *Script, text: []const u8) Error!u64 {
     if (std.mem.endsWith(u8, text, "us")) {
-        return 1000 * (std.fmt.parseInt(u64, text[0 .. text.len - 2], 10) catch return script.syntax(text));
+        return 1000 * (std.fmt.parseInt(
+            u64,
+            text[0 .. text.len - 2],
+            10,
+        ) catch return script.syntax(text));
     }
     if (std.mem.endsWith(u8, text, "ms")) {
-        return ms * (std.fmt.parseInt(u64, text[0 .. text.len - 2], 10) catch return script.syntax(text));
+        return ms * (std.fmt.parseInt(
+            u64,
+            text[0 .. text.len - 2],
+            10,
+        ) catch return script.syntax(text));
     }
     if (!std.mem.endsWith(u8, text, "s")) return script.syntax(text);
     return 1000 * ms * (std.fmt.parseInt(u64, text[0 .. text.len - 1], 10) catch
@@ -323,7 +344,7 @@ fn label_of(script: *Script, text: []const u8) Error!u32 {
 }
 
 /// "LABEL PEER"
-fn work_of(script: *Script, words: *Words) Error!*users.Work {
+fn work_of(script: *Script, words: *Words) Error!*calls.Work {
     const label = try take_word(script, words);
     const node = try node_of(script, try take_word(script, words));
     return script.works[try label_of(script, label)][node.index] orelse
@@ -355,7 +376,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
     }
 }
 
-/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place]
+/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place] [average]
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
     const kind_text = try take_word(script, words);
@@ -371,6 +392,7 @@ fn call(script: *Script, words: *Words) Error!void {
         .tag = 0,
         .root_rank = 0,
         .in_place = false,
+        .average = false,
         .batch = 0,
         .waits = false,
     };
@@ -381,6 +403,8 @@ fn call(script: *Script, words: *Words) Error!void {
         const value = option[@min(equals + 1, option.len)..];
         if (std.mem.eql(u8, name, "in_place")) {
             step.in_place = true;
+        } else if (std.mem.eql(u8, name, "average")) {
+            step.average = true;
         } else if (std.mem.eql(u8, name, "tag")) {
             step.tag = std.fmt.parseInt(u64, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "root")) {
@@ -397,10 +421,13 @@ fn call(script: *Script, words: *Words) Error!void {
     while (peers.next()) |node| {
         const user = &node.users[0];
         const deadline = node.here() + deadline_ns;
-        const work = users.lend(user, step, deadline, true) orelse
+        const work = calls.lend(user, step, deadline, true) orelse
             return script.fail("no more memory to lend", .{});
         script.works[label][node.index] = work;
-        users.call(work) catch |err| return script.fail("p{d} cannot call: {t}", .{ node.index, err });
+        calls.call(work) catch |err| return script.fail(
+            "p{d} cannot call: {t}",
+            .{ node.index, err },
+        );
         script.world.settle(node);
     }
     if (peers.bad) return script.syntax("peers");
@@ -435,7 +462,8 @@ fn crash(script: *Script, words: *Words) Error!void {
     });
 }
 
-/// reset PEER PEER [after BYTES]: all lanes between the two, or one of them once so many bytes have passed.
+/// reset PEER PEER [after BYTES]: all lanes between the two, or one of them once so many bytes have
+/// passed.
 fn reset(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try user_of(script, words)).node.index;
@@ -482,9 +510,9 @@ fn swallow(script: *Script, words: *Words) Error!void {
 const Until = union(enum) {
     all_between,
     between: u8,
-    finished: *users.Work,
-    voted: *users.Work,
-    settled: struct { work: *users.Work, chunks: u64 },
+    finished: *calls.Work,
+    voted: *calls.Work,
+    settled: struct { work: *calls.Work, chunks: u64 },
     attempt: struct { node: u8, attempt: u32 },
 };
 
@@ -525,7 +553,10 @@ fn run_until(script: *Script, most_ns: u64, until: Until) Error!void {
     const end = world.now + most_ns;
     while (!holds(world, until)) {
         if (world.failed()) return;
-        if (world.now > end) return script.fail("waited {d} ms for {t} in vain", .{ most_ns / ms, until });
+        if (world.now > end) return script.fail(
+            "waited {d} ms for {t} in vain",
+            .{ most_ns / ms, until },
+        );
         if (!world.step()) return script.fail("nothing is left to happen", .{});
     }
 }
@@ -569,7 +600,10 @@ fn expect(script: *Script, words: *Words) Error!void {
                 .joined => group.joined().len,
                 .left => group.left().len,
             };
-            if (found != wanted) return script.fail("{s} of p{d} is {d}", .{ what, node.index, found });
+            if (found != wanted) return script.fail(
+                "{s} of p{d} is {d}",
+                .{ what, node.index, found },
+            );
         }
         return;
     }
@@ -585,7 +619,7 @@ fn expect(script: *Script, words: *Words) Error!void {
     _ = world;
 }
 
-fn expect_of(script: *Script, work: *users.Work, wanted: []const u8, words: *Words) Error!void {
+fn expect_of(script: *Script, work: *calls.Work, wanted: []const u8, words: *Words) Error!void {
     const record = &work.record.calls[work.node.digit()];
     const index = work.node.index;
     if (std.mem.eql(u8, wanted, "running")) {
@@ -602,12 +636,18 @@ fn expect_of(script: *Script, work: *users.Work, wanted: []const u8, words: *Wor
         return;
     }
     if (std.mem.eql(u8, wanted, "ranges")) return expect_ranges(script, work, words);
-    const status = std.meta.stringToEnum(protocol.Status, wanted) orelse return script.syntax(wanted);
-    if (record.status != status) return script.fail("p{d}: it returned {t}", .{ index, record.status });
+    const status = std.meta.stringToEnum(
+        protocol.Status,
+        wanted,
+    ) orelse return script.syntax(wanted);
+    if (record.status != status) return script.fail(
+        "p{d}: it returned {t}",
+        .{ index, record.status },
+    );
 }
 
 /// Each 0..8:1,2,3 must be there as it is; or "split" for more than one range.
-fn expect_ranges(script: *Script, work: *users.Work, words: *Words) Error!void {
+fn expect_ranges(script: *Script, work: *calls.Work, words: *Words) Error!void {
     const ranges = work.ranges.items;
     const index = work.node.index;
     var position: usize = 0;
@@ -616,7 +656,10 @@ fn expect_ranges(script: *Script, work: *users.Work, words: *Words) Error!void {
             if (ranges.len < 2) return script.fail("p{d}: {d} ranges", .{ index, ranges.len });
             return;
         }
-        if (position >= ranges.len) return script.fail("p{d}: only {d} ranges", .{ index, ranges.len });
+        if (position >= ranges.len) return script.fail(
+            "p{d}: only {d} ranges",
+            .{ index, ranges.len },
+        );
         const range = ranges[position];
         var buffer: [128]u8 = undefined;
         var writer: std.Io.Writer = .fixed(&buffer);

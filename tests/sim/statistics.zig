@@ -1,5 +1,5 @@
-//! Statistics: what a run of seeds did, so that a rig that sees nothing shows. Added up over all seeds and
-//! printed by main.zig; no world reads it.
+//! Statistics: what a run of seeds did, so that a rig that sees nothing shows. Added up over all
+//! seeds and printed by main.zig; no world reads it.
 
 const std = @import("std");
 const Class = @import("swarm.zig").Class;
@@ -8,6 +8,8 @@ const Status = @import("protocol").Status;
 pub const Statistics = struct {
     seeds: u64 = 0,
     calm_seeds: u64 = 0,
+    /// Worlds that were looked at while nothing went on.
+    rests: u64 = 0,
     events: u64 = 0,
     bytes: u64 = 0,
     virtual_ns: u64 = 0,
@@ -49,14 +51,15 @@ pub const Statistics = struct {
         const minutes = seconds / 60;
         const seeds: f64 = @floatFromInt(statistics.seeds);
         const out = std.debug.print;
-        out("{d} seeds ({d} calm) in {d:.1} s: {d:.0} seeds/min, {d:.0} per worker\n", .{
+        out("{d} seeds ({d} calm, {d} at rest) in {d:.1} s: {d:.0} seeds/min, {d:.0} per worker\n", .{
             statistics.seeds,
             statistics.calm_seeds,
+            statistics.rests,
             seconds,
             seeds / minutes,
             seeds / minutes / @as(f64, @floatFromInt(workers)),
         });
-        out("  {d} events, {d} MB moved, {d} virtual s, {d} peers, {d} connections, {d} epochs\n", .{
+        out("  {d} events, {d} MB, {d} virtual s, {d} peers, {d} connections, {d} epochs\n", .{
             statistics.events,
             statistics.bytes / 1_000_000,
             statistics.virtual_ns / std.time.ns_per_s,
@@ -73,7 +76,7 @@ pub const Statistics = struct {
             statistics.doubts_aborted,
             statistics.doubts_open,
         });
-        out("  successes: {d} with several ranges, {d} after several attempts, {d} beside others\n", .{
+        out("  successes: {d} in several ranges, {d} in several attempts, {d} beside others\n", .{
             statistics.split_results,
             statistics.retried_results,
             statistics.overlapping,

@@ -1,7 +1,8 @@
-//! Swarm: what one seed is made of. Each seed draws its own world (sizes, limits, network) and, for every
-//! class of fault, whether it is off, rare or heavy, so that faults meet in all combinations and some seeds
-//! see one class alone. Each class draws from a stream of its own: switching one off (shrink) leaves the
-//! draws of the others as they were. What a class does: faults.zig and users.zig.
+//! Swarm: what one seed is made of. Each seed draws its own world (sizes, limits, network) and, for
+//! every class of fault, whether it is off, rare or heavy, so that faults meet in all combinations
+//! and some seeds see one class alone. Each class draws from a stream of its own: switching one off
+//! (shrink) leaves the draws of the others as they were. What a class does: faults.zig and
+//! users.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,6 +16,7 @@ pub const Class = enum {
     reset_lane,
     reset_control,
     half_open,
+    cut_pair,
     dial_fail,
     dial_stray,
     strangers,
@@ -153,10 +155,10 @@ pub const Config = struct {
             "peers {d}..{d} (first epoch {d}, at least {d}), groups {d}, lanes {d}, " ++
                 "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}; faults:",
             .{
-                config.peers_start, config.peers_max,    config.initial_world_size,
-                config.min_world_size, config.groups,    config.lanes,
-                config.chunk_bytes, config.window_bytes, config.count_max,
-                config.tags,        config.calls,
+                config.peers_start,    config.peers_max,    config.initial_world_size,
+                config.min_world_size, config.groups,       config.lanes,
+                config.chunk_bytes,    config.window_bytes, config.count_max,
+                config.tags,           config.calls,
             },
         );
         var any = false;

@@ -1,5 +1,6 @@
-//! Tap: reads along what one end of a connection sends, for the text of a trace: messages and frames by name
-//! instead of byte counts. Only runs when a seed is replayed; it draws nothing and changes nothing.
+//! Tap: reads along what one end of a connection sends, for the text of a trace: messages and
+//! frames by name instead of byte counts. Only runs when a seed is replayed; it draws nothing and
+//! changes nothing.
 
 const std = @import("std");
 const wire = @import("wire");
@@ -26,7 +27,8 @@ pub const Tap = struct {
     fn take(tap: *Tap, world: *World, c: *const Connection, side: u1) ?usize {
         const rest = tap.bytes.items;
         if (!tap.greeted) {
-            const length: usize = if (side == 0) wire.hello.hello_bytes else wire.hello.answer_bytes;
+            const hello = wire.hello;
+            const length: usize = if (side == 0) hello.hello_bytes else hello.answer_bytes;
             if (rest.len < length) return null;
             tap.greeted = true;
             return length;
@@ -41,8 +43,8 @@ pub const Tap = struct {
         if (rest.len < total) return null;
         if (header.kind == .ping) return total;
         world.note("{d} -> {d} (c{d}): {t} e{d} a{d} tag {d}#{d} index {d} class {d} bytes {d}", .{
-            c.ends[side].node, c.ends[1 - side].node, c.index,      header.kind,
-            header.epoch,      header.attempt,        header.tag,   header.sequence,
+            c.ends[side].node, c.ends[1 - side].node, c.index,              header.kind,
+            header.epoch,      header.attempt,        header.tag,           header.sequence,
             header.index,      header.class,          header.payload_bytes,
         });
         return total;

@@ -1,9 +1,9 @@
-//! World: one simulated run. A virtual clock, a queue of instants, a coordinator and peers that are the real
-//! state machines, and the connections between them. It is the driver that engine/net is for real
-//! sockets: it moves bytes, calls tick in time, and tells who opened and who closed.
+//! World: one simulated run. A virtual clock, a queue of instants, a coordinator and peers that are
+//! the real state machines, and the connections between them. It is the driver that engine/net is
+//! for real sockets: it moves bytes, calls tick in time, and tells who opened and who closed.
 //!
-//! Users (who calls what) are users.zig's, what goes wrong is faults.zig's, what must hold is checkers.zig's.
-//! Everything is drawn from the seed; nothing here reads a real clock.
+//! Users (who calls what) are users.zig's, what goes wrong is faults.zig's, what must hold is
+//! checkers.zig's. Everything is drawn from the seed; nothing here reads a real clock.
 
 const std = @import("std");
 const base = @import("base");
@@ -16,6 +16,8 @@ const Config = @import("swarm.zig").Config;
 const Memory = @import("memory.zig").Memory;
 const Trace = @import("trace.zig").Trace;
 const Tap = @import("tap.zig").Tap;
+const calls = @import("calls.zig");
+const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const fuzz = @import("fuzz.zig");
 const network = @import("network.zig");
@@ -33,7 +35,7 @@ pub const ms = std.time.ns_per_ms;
 /// Node 0 is the coordinator; peer with digit d is node d + 1.
 pub const nodes_max = 1 + 16;
 pub const coordinator_index = 0;
-const run_id: base.RunId = @splat(0x5a);
+pub const run_id: base.RunId = @splat(0x5a);
 const node_bytes_max = 64 << 20;
 
 /// One end of a connection.
@@ -195,6 +197,8 @@ pub const Trap = struct {
     how: EndOfNode,
 };
 
+pub const PairCut = struct { nodes: [2]u8, until: Instant };
+
 /// A scenario's: lanes between two peers are reset when so many more bytes have passed.
 pub const Cut = struct { nodes: [2]u8, bytes: u64 };
 
@@ -226,6 +230,8 @@ pub const World = struct {
     fuzz: ?*fuzz.Fuzz = null,
     traps: std.ArrayList(Trap) = .empty,
     cuts: std.ArrayList(Cut) = .empty,
+    /// Peers that cannot reach each other.
+    pair_cuts: std.ArrayList(PairCut) = .empty,
 
     now: Instant = std.time.ns_per_s,
     order: u64 = 0,
@@ -239,9 +245,10 @@ pub const World = struct {
     nodes: [nodes_max]Node = undefined,
     coordinator: *Coordinator = undefined,
     connections: std.ArrayList(*Connection) = .empty,
-    works: std.ArrayList(*users.Work) = .empty,
+    works: std.ArrayList(*calls.Work) = .empty,
     calls_finished: u32 = 0,
     peers_started: u8 = 0,
+    rest: ending.Rest = .{},
 
     prng_network: Prng,
     prng_users: Prng,
@@ -311,6 +318,7 @@ pub const World = struct {
         if (world.config.has(.drift)) {
             // Up to 10 % either way.
             node.clock_rate = 65536 - 6553 + world.prng_network.below(2 * 6553);
+            world.statistics.fault(.drift);
         }
     }
 
@@ -337,7 +345,11 @@ pub const World = struct {
     pub fn run(world: *World) void {
         while (!world.failed() and world.phase != .over) {
             if (!world.step()) {
-                world.checkers.fail(.p6_progress, "nothing is left to happen, and it is not over", .{});
+                world.checkers.fail(
+                    .p6_progress,
+                    "nothing is left to happen, and it is not over",
+                    .{},
+                );
                 world.phase = .over;
             }
         }
@@ -387,16 +399,16 @@ pub const World = struct {
                 &world.nodes[body.node].users[body.user],
                 body.version,
             ),
-            .cancel => |index| users.cancel(world.works.items[index]),
-            .watchdog => |index| users.watchdog(world.works.items[index]),
+            .cancel => |index| calls.cancel(world.works.items[index]),
+            .watchdog => |index| calls.watchdog(world.works.items[index]),
             .admit_watchdog => |body| users.admit_watchdog(
                 &world.nodes[body.node].users[body.user],
                 body.count,
             ),
             .stop => |index| world.take_down(&world.nodes[index], .graceful),
             .heal => faults.heal(world),
-            .check_progress => users.check_progress(world),
-            .ending => users.ending_step(world),
+            .check_progress => ending.check_progress(world),
+            .ending => ending.step(world),
             .over => world.phase = .over,
         }
     }
@@ -444,8 +456,8 @@ pub const World = struct {
         assert(node.index != coordinator_index);
         world.note("p{d} is {t}", .{ node.index, how });
         node.dying = true;
-        // First the network, all at once; then the engine learns of it, one lane after the other, and may
-        // itself close or dial more.
+        // First the network, all at once; then the engine learns of it, one lane after the other,
+        // and may itself close or dial more.
         for (world.connections.items) |connection| {
             for (&connection.ends, 0..) |*e, side| {
                 if (e.node != node.index or e.state == .closed) continue;
@@ -481,7 +493,10 @@ pub const World = struct {
     fn lose_end(world: *World, connection: *Connection, side: u1, how: EndOfNode) void {
         connection.ends[side].state = .closed;
         switch (how) {
-            .killed, .graceful => world.finish_pipe(.{ .connection = connection.index, .side = side }),
+            .killed, .graceful => world.finish_pipe(.{
+                .connection = connection.index,
+                .side = side,
+            }),
             .reset => world.reset(connection),
             .vanished => for (&connection.pipes) |*pipe| {
                 pipe.swallows = true;
@@ -490,7 +505,8 @@ pub const World = struct {
         }
     }
 
-    /// After every call into a node: move what it wants to send, listen to what it said, plan its tick.
+    /// After every call into a node: move what it wants to send, listen to what it said, plan its
+    /// tick.
     pub fn settle(world: *World, node: *Node) void {
         while (node.state == .up) {
             if (node.dies) {
@@ -509,7 +525,10 @@ pub const World = struct {
     }
 
     fn plan_tick(world: *World, node: *Node) void {
-        const wanted = if (node.session) |s| s.next_deadline() else world.coordinator.next_deadline();
+        const wanted = if (node.session) |s|
+            s.next_deadline()
+        else
+            world.coordinator.next_deadline();
         if (wanted == base.never) return;
         var instant = @max(world.now, node.global(wanted));
         if (instant >= node.tick_at) return;
@@ -523,9 +542,13 @@ pub const World = struct {
         if (version != node.tick_version) return;
         node.tick_at = base.never;
         const now = node.here();
-        const wanted = if (node.session) |s| s.next_deadline() else world.coordinator.next_deadline();
+        const wanted = if (node.session) |s|
+            s.next_deadline()
+        else
+            world.coordinator.next_deadline();
         if (wanted <= now) {
-            if (node.last_tick_at == world.now) node.ticks_in_a_row += 1 else node.ticks_in_a_row = 0;
+            const again = node.last_tick_at == world.now;
+            node.ticks_in_a_row = if (again) node.ticks_in_a_row + 1 else 0;
             node.last_tick_at = world.now;
             if (node.ticks_in_a_row > 100) return world.checkers.fail(
                 .storm,
@@ -636,7 +659,8 @@ pub const World = struct {
         world.settle(node);
     }
 
-    /// The node learns that a connection is gone (closed by the other end, reset, or a dial that failed).
+    /// The node learns that a connection is gone (closed by the other end, reset, or a dial that
+    /// failed).
     fn ended(world: *World, ref: Ref) void {
         const connection = world.connections.items[ref.connection];
         const e = &connection.ends[ref.side];
@@ -716,7 +740,10 @@ pub const World = struct {
             moved = true;
             if (e.state == .closed) break;
             if (faults.cut(world, connection, pieces[0].len + pieces[1].len)) break;
-            for (pieces) |piece| if (piece.len > 0 and e.state == .open) world.feed(receiver, piece);
+            for (pieces) |piece| if (piece.len > 0 and e.state == .open) world.feed(
+                receiver,
+                piece,
+            );
         }
         if (e.state == .closed) {
             // Bytes for an end that is closed are answered with a reset.
@@ -763,7 +790,8 @@ pub const World = struct {
                 const node = &world.nodes[coordinator_index];
                 var rest = bytes;
                 while (rest.len > 0) {
-                    const room = connection.stream.recv_slice() catch return world.out_of_memory(node);
+                    const room = connection.stream.recv_slice() catch
+                        return world.out_of_memory(node);
                     const count = @min(room.len, rest.len);
                     @memcpy(room[0..count], rest[0..count]);
                     connection.stream.received(count);
@@ -800,7 +828,7 @@ pub const World = struct {
             var taken: usize = 0;
             for (slices[0..count]) |slice| {
                 const length = @min(slice.len, rest.len);
-                if (length > 0) users.check_received_place(node, slice);
+                if (length > 0) calls.check_received_place(node, slice);
                 @memcpy(slice[0..length], rest[0..length]);
                 rest = rest[length..];
                 taken += length;
@@ -837,7 +865,11 @@ pub const World = struct {
                 .nothing => unreachable,
             }
             if (index > 10_000) {
-                world.checkers.fail(.storm, "node {d}: lanes wake each other for ever", .{node.index});
+                world.checkers.fail(
+                    .storm,
+                    "node {d}: lanes wake each other for ever",
+                    .{node.index},
+                );
                 return false;
             }
         }
@@ -878,7 +910,7 @@ pub const World = struct {
             if (count == 0) break;
             var total: usize = 0;
             for (slices[0..count]) |slice| {
-                users.check_sent_place(node, slice);
+                calls.check_sent_place(node, slice);
                 const taken = world.push_bytes(ref, slice);
                 total += taken;
                 if (taken < slice.len) break;
@@ -917,7 +949,7 @@ pub const World = struct {
             "the coordinator ended and still holds {d} blocks, {d} bytes",
             .{ node.memory.blocks, node.memory.bytes },
         );
-        users.check_borrowed(world);
+        calls.check_borrowed(world);
     }
 };
 
@@ -1008,13 +1040,13 @@ fn host_group_event(
 fn host_operation_finished(ctx: *anyopaque, op: *session_layer.Operation) void {
     const node = node_of(ctx);
     if (node.dying) return;
-    users.operation_finished(node, op);
+    calls.operation_finished(node, op);
 }
 
 fn host_operation_resolved(ctx: *anyopaque, op: *session_layer.Operation) void {
     const node = node_of(ctx);
     if (node.dying) return;
-    users.operation_resolved(node, op);
+    calls.operation_resolved(node, op);
 }
 
 fn host_fault_point(
@@ -1040,7 +1072,11 @@ fn host_connection_close(ctx: *anyopaque, connection: *protocol.Connection) void
     const ref = ref_of(connection.driver);
     const e = node.world.end(ref);
     if (e.state == .closed) {
-        return node.world.checkers.fail(.interface, "the coordinator closes a connection twice", .{});
+        return node.world.checkers.fail(
+            .interface,
+            "the coordinator closes a connection twice",
+            .{},
+        );
     }
     node.world.pump_stream(ref, &connection.stream);
     node.world.note("the coordinator closes connection {d}", .{ref.connection});

@@ -1,0 +1,601 @@
+//! Calls: one collective call of one user, from the buffers it lends to what it returned. Now and
+//! then a call is a mistake (another descriptor), has a deadline that is too short, or is
+//! withdrawn. What came back is checked against oracle.zig here and handed to checkers.zig. Who
+//! calls and when: users.zig.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const session_layer = @import("session");
+const Borrowed = @import("borrowed.zig").Borrowed;
+const checkers_file = @import("checkers.zig");
+const ending = @import("ending.zig");
+const faults = @import("faults.zig");
+const oracle = @import("oracle.zig");
+const program = @import("program.zig");
+const users = @import("users.zig");
+const world_file = @import("world.zig");
+const fmt_key = checkers_file.fmt_key;
+const Instant = base.Instant;
+const Group = session_layer.Group;
+const Node = world_file.Node;
+const Operation = session_layer.Operation;
+const Step = program.Step;
+const User = users.User;
+const World = world_file.World;
+const ms = world_file.ms;
+
+/// One call.
+pub const Work = struct {
+    index: u32,
+    node: *Node,
+    user: *User,
+    group: *Group,
+    /// What was called, which a fault may have made differ from the program.
+    step: Step,
+    record: *checkers_file.Record,
+    op: ?*Operation = null,
+    send: []u8,
+    recv: []u8,
+    /// What the buffers must hold until a success is copied out.
+    send_before: []u8,
+    recv_before: []u8,
+    state: State = .running,
+    deadline: Instant,
+    impatient: bool,
+    cancelled: bool = false,
+    /// Of its success.
+    ranges: std.ArrayList(checkers_file.Range) = .empty,
+    /// Resolved before the user has looked at the doubt.
+    resolved_early: bool = false,
+
+    pub const State = enum {
+        running,
+        /// The engine said that it is over; the user has not looked yet.
+        finished,
+        in_doubt,
+        /// In doubt, and decided; the user has not looked yet.
+        resolved,
+        closed,
+    };
+
+    pub fn name(work: *const Work) checkers_file.KeyFormat {
+        return checkers_file.fmt_key(work.step.key);
+    }
+
+    fn lent(work: *const Work) bool {
+        return work.state == .running or work.state == .finished;
+    }
+
+    fn call(work: *const Work) *checkers_file.Call {
+        return &work.record.calls[work.node.digit()];
+    }
+};
+
+/// False if the call could not be made, and the user does something else.
+pub fn begin(user: *User, planned: Step) bool {
+    const world = user.world();
+    var step = planned;
+    if (faults.chance(world, .mismatch, 12)) {
+        world.statistics.fault(.mismatch);
+        deviate(world, &step);
+    }
+    const prng = &world.prng_users;
+    var deadline_ns: u64 = users.long_deadline_ns;
+    const impatient = faults.chance(world, .tiny_deadline, 5);
+    if (impatient) {
+        world.statistics.fault(.tiny_deadline);
+        deadline_ns = if (prng.chance(3)) prng.below(ms) else prng.below(60 * ms);
+    }
+    const work = lend(user, step, user.node.here() + deadline_ns, impatient) orelse {
+        // All memory of this world is lent: enough has happened.
+        faults.heal(world);
+        users.wake_after(user, 10 * ms);
+        return false;
+    };
+    call(work) catch |err| {
+        work.state = .closed;
+        work.call().state = .none;
+        switch (err) {
+            error.TagInUse, error.OutOfMemory => world.checkers.fail(
+                .interface,
+                "p{d} {f}: {t}",
+                .{ user.node.index, fmt_key(step.key), err },
+            ),
+            else => {
+                world.note("p{d} cannot call: {t}", .{ user.node.index, err });
+                users.come_again(user);
+            },
+        }
+        return false;
+    };
+    if (faults.chance(world, .cancel, 6)) {
+        world.statistics.fault(.cancel);
+        world.after(prng.below(40 * ms), .{ .cancel = work.index });
+    }
+    return true;
+}
+
+/// A user's mistake: another count, operation, recovery or root than the others.
+fn deviate(world: *World, step: *Step) void {
+    const prng = world.faults.stream(.mismatch);
+    switch (prng.below(5)) {
+        0 => step.count += 1,
+        1 => step.recovery = if (step.recovery == .restart) .resume_chunks else .restart,
+        2 => step.average = !step.average,
+        3 => step.kind = if (step.kind == .all_reduce) .barrier else .all_reduce,
+        else => step.count = if (step.count < 2) 3 else step.count / 2,
+    }
+    if (step.kind == .barrier) step.count = 0;
+    if (step.kind != .all_reduce) step.average = false;
+}
+
+fn asked(step: *const Step) u64 {
+    var hash = std.hash.Wyhash.init(1);
+    hash.update(std.mem.asBytes(&[_]u64{
+        @intFromEnum(step.kind),
+        if (step.kind == .barrier) 0 else step.count,
+        @intFromEnum(step.recovery),
+        if (step.kind == .broadcast) step.root_rank else 0,
+        @intFromBool(step.average),
+    }));
+    return hash.final();
+}
+
+fn element_bytes(step: *const Step) usize {
+    return if (step.average) @sizeOf(i32) else @sizeOf(u64);
+}
+
+/// Buffers with this peer's contribution; null if there is no more memory to lend.
+pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work {
+    const world = user.world();
+    const gpa = world.gpa;
+    const index: u32 = @intCast(world.works.items.len);
+    const width = element_bytes(&step);
+    const bytes = step.count * width;
+    const in_place = step.in_place or step.kind == .broadcast;
+    const skew: usize = if (world.prng_users.chance(4)) 4 else 0;
+    const send = world.borrowed.lend(index, bytes, skew) orelse return null;
+    const recv = if (in_place) send else world.borrowed.lend(index, bytes, skew) orelse return null;
+    @memset(recv, 0xab);
+    const digit = user.node.digit();
+    for (0..step.count) |element| {
+        const place = send[element * width ..];
+        if (step.average) {
+            const value = oracle.average_value(step.key, digit, element);
+            std.mem.writeInt(i32, place[0..4], value, .little);
+        } else {
+            const value = if (step.kind == .broadcast)
+                oracle.broadcast_value(step.key, digit, element)
+            else
+                oracle.contribution(step.key, digit, element);
+            std.mem.writeInt(u64, place[0..8], value, .little);
+        }
+    }
+    const work = gpa.create(Work) catch @panic("out of memory");
+    work.* = .{
+        .index = index,
+        .node = user.node,
+        .user = user,
+        .group = user.group.?,
+        .step = step,
+        .record = world.checkers.record(step.key),
+        .send = send,
+        .recv = recv,
+        .send_before = gpa.dupe(u8, send) catch @panic("out of memory"),
+        .recv_before = gpa.dupe(u8, recv) catch @panic("out of memory"),
+        .deadline = deadline,
+        .impatient = impatient,
+    };
+    world.works.append(gpa, work) catch @panic("out of memory");
+    return work;
+}
+
+pub fn call(work: *Work) !void {
+    const user = work.user;
+    const world = user.world();
+    const step = &work.step;
+    world.stamp += 1;
+    const record = work.call();
+    if (record.state != .none) {
+        world.checkers.fail(.interface, "{f} is called twice", .{fmt_key(step.key)});
+    }
+    record.* = .{
+        .state = .running,
+        .began = world.stamp,
+        .membership = user.membership,
+        .asked = asked(step),
+        .after_success = work.record.won != null,
+    };
+    world.note("p{d} calls {f}: {t}[{d}] {t} tag {d}{s}", .{
+        user.node.index,
+        work.name(),
+        step.kind,
+        step.count,
+        step.recovery,
+        step.tag,
+        if (work.send.ptr == work.recv.ptr) " in place" else "",
+    });
+    const op = try user.node.session.?.begin(user.node.here(), user.group.?, .{
+        .kind = step.kind,
+        .send = work.send.ptr,
+        .recv = work.recv.ptr,
+        .count = step.count,
+        .dtype = if (step.average) .i32 else .u64,
+        .op = if (step.average) .avg else .sum,
+        .root_rank = step.root_rank,
+        .recovery = step.recovery,
+        .tag = step.tag,
+        .deadline = work.deadline,
+    });
+    work.op = op;
+    op.user = @intFromPtr(work);
+    if (op.finished) work.state = .finished; // before begin() returned
+    world.at(
+        user.node.global(work.deadline) + users.promised_ns(world),
+        .{ .watchdog = work.index },
+    );
+}
+
+pub fn cancel(work: *Work) void {
+    if (work.state != .running) return;
+    work.cancelled = true;
+    const world = work.node.world;
+    world.note("p{d} cancels {f}", .{ work.node.index, work.name() });
+    work.node.session.?.cancel(work.node.here(), work.op.?);
+    world.settle(work.node);
+    if (work.state == .running and !world.failed()) {
+        world.checkers.fail(.p7_bounded_wait, "{f}: cancel did not end it", .{work.name()});
+    }
+}
+
+pub fn watchdog(work: *Work) void {
+    if (work.state != .running) return;
+    const world = work.node.world;
+    const thawed = work.node.thawed_at + users.promised_ns(world);
+    if (world.now < thawed) return world.at(thawed, .{ .watchdog = work.index });
+    world.checkers.fail(.p7_bounded_wait, "p{d}: {f} outlives its deadline", .{
+        work.node.index, work.name(),
+    });
+}
+
+pub fn operation_finished(node: *Node, op: *Operation) void {
+    if (op.user == 0) return; // inside begin(); call() looks when it returns
+    const work: *Work = @ptrFromInt(op.user);
+    if (work.node != node or work.state != .running) {
+        return node.world.checkers.fail(.interface, "p{d}: {f} finishes twice", .{
+            node.index, work.name(),
+        });
+    }
+    work.state = .finished;
+}
+
+pub fn operation_resolved(node: *Node, op: *Operation) void {
+    const work: *Work = @ptrFromInt(op.user);
+    if (work.node == node and work.state == .finished and op.status == .in_doubt) {
+        work.resolved_early = true;
+        return;
+    }
+    if (work.node != node or work.state != .in_doubt) {
+        return node.world.checkers.fail(.interface, "p{d}: {f} is resolved but was not in doubt", .{
+            node.index, work.name(),
+        });
+    }
+    work.state = .resolved;
+}
+
+pub fn finished(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    world.stamp += 1;
+    world.calls_finished += 1;
+    world.statistics.calls.getPtr(op.status).* += 1;
+    world.trace.mix(@intFromEnum(op.status));
+    world.note("p{d} {f} returns {t}{s}{s}", .{
+        work.node.index,
+        work.name(),
+        op.status,
+        if (op.failure.reason != null) " because of " else "",
+        if (op.failure.reason) |reason| @tagName(reason) else "",
+    });
+    check_input(work);
+    const record = work.call();
+    record.status = op.status;
+    record.finished = world.stamp;
+    if (op.status != .ok) work.user.clean = false;
+    switch (op.status) {
+        .ok => {
+            record.state = .ok;
+            if (work.user.in_flight() > 0) world.statistics.overlapping += 1;
+            succeed(work);
+        },
+        .in_doubt => {
+            record.state = .in_doubt;
+            work.state = .in_doubt;
+            check_expected(work);
+            if (work.resolved_early) {
+                resolved(work);
+            } else if (!world.scripted and world.prng_users.chance(4)) {
+                // The user does not want to know.
+                world.statistics.doubts_open += 1;
+                close(work);
+            }
+            return users.wake_waiting(work.user);
+        },
+        .mismatch, .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
+        .too_few_peers => record.state = .failed,
+        .expelled, .coordinator_unreachable => record.state = .gone,
+    }
+    check_expected(work);
+    close(work);
+    users.wake_waiting(work.user);
+}
+
+pub fn resolved(work: *Work) void {
+    const world = work.node.world;
+    const committed = work.op.?.committed orelse {
+        // The coordinator is gone: nobody will ever know here.
+        world.statistics.doubts_open += 1;
+        return close(work);
+    };
+    world.note("p{d} {f} was {s} after all", .{
+        work.node.index, work.name(), if (committed) "committed" else "aborted",
+    });
+    work.call().resolved = committed;
+    if (committed) {
+        world.statistics.doubts_committed += 1;
+        succeed(work);
+    } else world.statistics.doubts_aborted += 1;
+    close(work);
+}
+
+/// The user has no more to do with it: its buffers are its own again, and it writes over them.
+fn close(work: *Work) void {
+    work.state = .closed;
+    Borrowed.give_back(work.send);
+    Borrowed.give_back(work.recv);
+    const op = work.op orelse return;
+    work.op = null;
+    if (work.node.session) |s| s.release(op);
+}
+
+/// Failures that nothing in this world explains.
+fn check_expected(work: *Work) void {
+    const world = work.node.world;
+    const status = work.op.?.status;
+    if (status == .ok or world.scripted) return;
+    const well = world.phase != .safety and work.user.began_round_at >= world.healed_at;
+    if (!world.config.is_calm() and !well) return;
+    if (work.impatient or work.cancelled) return;
+    // After the faults, members may still be found missing and long deadlines may still run out
+    // once.
+    const settles = world.now < world.healed_at + ending.progress_ns;
+    if (well and !world.config.is_calm() and settles) return;
+    world.checkers.fail(.spurious, "p{d}: {f} returned {t} although nothing was wrong", .{
+        work.node.index, work.name(), status,
+    });
+}
+
+/// Before a success is copied out, buffers are as they were (P3).
+fn check_input(work: *const Work) void {
+    const same = std.mem.eql(u8, work.send, work.send_before) and
+        std.mem.eql(u8, work.recv, work.recv_before);
+    if (same) return;
+    work.node.world.checkers.fail(.p3_input_kept, "p{d}: a buffer of {f} changed too early", .{
+        work.node.index, work.name(),
+    });
+}
+
+fn succeed(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    op.copy_result();
+    check_values(work);
+    if (work.send.ptr != work.recv.ptr and !std.mem.eql(u8, work.send, work.send_before)) {
+        world.checkers.fail(.p3_input_kept, "p{d}: the send buffer of {f} changed", .{
+            work.node.index, work.name(),
+        });
+    }
+    var ranges_hash: u64 = 0;
+    var it = op.ranges();
+    while (it.next()) |range| {
+        const digits = contributors_of(work, &range.contributors);
+        work.ranges.append(world.gpa, .{
+            .begin = range.begin,
+            .end = range.end,
+            .contributors = digits,
+        }) catch @panic("out of memory");
+        ranges_hash = std.hash.Wyhash.hash(ranges_hash, std.mem.asBytes(&[_]u64{
+            range.begin, range.end, digits,
+        }));
+    }
+    if (op.range_count() > 1) world.statistics.split_results += 1;
+    if (op.op.attempts > 1) world.statistics.retried_results += 1;
+    const bytes_hash = std.hash.Wyhash.hash(0, work.recv);
+    world.trace.mix(bytes_hash);
+    world.checkers.succeeded(work.record, work.node.digit(), .{
+        .bytes_hash = bytes_hash,
+        .digest = op.digest(),
+        .ranges_hash = ranges_hash,
+        .sequence = op.op.id.sequence,
+        .asked = work.call().asked,
+    });
+}
+
+/// Ranks of the epoch as digits.
+fn contributors_of(work: *const Work, mask: *const base.Mask) u16 {
+    const world = work.node.world;
+    var digits: u16 = 0;
+    for (work.op.?.member_ids(), 0..) |id, rank| {
+        if (!mask.has(rank)) continue;
+        for (world.nodes[1..]) |*node| {
+            if (node.state != .absent and node.id.eql(id)) {
+                digits |= @as(u16, 1) << @intCast(node.digit());
+            }
+        }
+    }
+    return digits;
+}
+
+fn check_values(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    const step = &work.step;
+    if (step.kind == .broadcast) return check_broadcast(work);
+    if (step.count == 0) return;
+    const restarting = step.recovery != .resume_chunks;
+    if (restarting and op.range_count() != 1) return world.checkers.fail(
+        .one_set,
+        "p{d}: {f} ({t}) has {d} ranges with different contributors",
+        .{ work.node.index, fmt_key(step.key), step.recovery, op.range_count() },
+    );
+    var expected_begin: u64 = 0;
+    var it = op.ranges();
+    while (it.next()) |range| {
+        if (range.begin != expected_begin or range.end <= range.begin) return world.checkers.fail(
+            .p4_contributors,
+            "p{d}: ranges of {f} do not tile the elements",
+            .{ work.node.index, fmt_key(step.key) },
+        );
+        expected_begin = range.end;
+        const digits = contributors_of(work, &range.contributors);
+        if (!check_contributors(work, digits, range.begin, range.end)) return;
+    }
+    if (expected_begin != step.count) world.checkers.fail(
+        .p4_contributors,
+        "p{d}: ranges of {f} end at {d} of {d}",
+        .{ work.node.index, fmt_key(step.key), expected_begin, step.count },
+    );
+}
+
+fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
+    const world = work.node.world;
+    const key = work.step.key;
+    if (digits >> @intCast(work.node.digit()) & 1 == 0) {
+        world.checkers.fail(.p4_contributors, "p{d} is not a contributor of its own {f}", .{
+            work.node.index, fmt_key(key),
+        });
+        return false;
+    }
+    for (work.record.calls, 0..) |other, digit| {
+        if (digits >> @intCast(digit) & 1 == 0) continue;
+        if (other.state == .none) {
+            world.checkers.fail(.p4_contributors, "{f}: p{d} is listed but never called", .{
+                fmt_key(key), digit + 1,
+            });
+            return false;
+        }
+        if (other.asked != work.call().asked) {
+            world.checkers.fail(.descriptors, "{f}: p{d} and p{d}, which has ok, called different things", .{
+                fmt_key(key), digit + 1, work.node.index,
+            });
+            return false;
+        }
+    }
+    if (work.step.average) return check_average(work, digits, range_begin, range_end);
+    for (range_begin..range_end) |element| {
+        const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
+        const fault = oracle.check_sum(key, element, digits, value) orelse continue;
+        world.checkers.fail(
+            .p4_contributors,
+            "p{d}: {f} element {d} is {x}: contribution of p{d} is {t} (listed: {b})",
+            .{ work.node.index, fmt_key(key), element, value, fault.digit + 1, fault.kind, digits },
+        );
+        return false;
+    }
+    return true;
+}
+
+fn check_average(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
+    for (range_begin..range_end) |element| {
+        const value = std.mem.readInt(i32, work.recv[element * 4 ..][0..4], .little);
+        const expected = oracle.average(work.step.key, element, digits);
+        if (value == expected) continue;
+        work.node.world.checkers.fail(
+            .p4_contributors,
+            "p{d}: {f} element {d} is {d}, the average of its contributors {b} is {d}",
+            .{ work.node.index, work.name(), element, value, digits, expected },
+        );
+        return false;
+    }
+    return true;
+}
+
+fn check_broadcast(work: *Work) void {
+    const world = work.node.world;
+    const key = work.step.key;
+    const root_id = work.op.?.member_ids()[work.step.root_rank];
+    const root = for (world.nodes[1..]) |*node| {
+        if (node.state != .absent and node.id.eql(root_id)) break node.digit();
+    } else return world.checkers.fail(
+        .p4_contributors,
+        "{f}: the root is no peer",
+        .{fmt_key(key)},
+    );
+    for (0..work.step.count) |element| {
+        const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
+        if (value == oracle.broadcast_value(key, root, element)) continue;
+        return world.checkers.fail(.p4_contributors, "p{d}: {f} element {d} is not the root's", .{
+            work.node.index, fmt_key(key), element,
+        });
+    }
+    if (work.step.count == 0) return; // nothing came from the root, which may have been lost
+    const root_asked = world.checkers.record(key).calls[root];
+    if (root_asked.state != .none and root_asked.asked != work.call().asked) world.checkers.fail(
+        .descriptors,
+        "{f}: the root p{d} called something else than p{d}, which has ok",
+        .{ fmt_key(key), root + 1, work.node.index },
+    );
+}
+
+/// The engine wants to send these bytes: a user's memory may only be read while it is lent.
+pub fn check_sent_place(node: *Node, bytes: []const u8) void {
+    const world = node.world;
+    const owner = world.borrowed.owner_of(bytes.ptr);
+    if (owner == Borrowed.nobody) return;
+    const work = world.works.items[owner];
+    if (work.lent() and work.node == node) return;
+    world.checkers.fail(.p3_input_kept, "p{d} sends from a buffer of {f}, which is over", .{
+        node.index, work.name(),
+    });
+}
+
+/// The engine wants to receive into this place.
+pub fn check_received_place(node: *Node, bytes: []const u8) void {
+    const world = node.world;
+    const owner = world.borrowed.owner_of(bytes.ptr);
+    if (owner == Borrowed.nobody) return;
+    world.checkers.fail(.p3_input_kept, "p{d} receives into a buffer of {f} before its commit", .{
+        node.index, fmt_key(world.works.items[owner].step.key),
+    });
+}
+
+/// What users wrote over their buffers after each call is still there.
+pub fn check_borrowed(world: *World) void {
+    for (world.works.items) |work| {
+        if (work.state != .closed) continue;
+        if (Borrowed.untouched(work.send) and Borrowed.untouched(work.recv)) continue;
+        return world.checkers.fail(.p3_input_kept, "p{d}: {f} was over, its buffer was written", .{
+            work.node.index, work.name(),
+        });
+    }
+}
+
+/// After every call into a node: what is in flight there has touched no buffer.
+pub fn observe(node: *Node) void {
+    for (node.world.works.items) |work| {
+        if (work.node == node and work.state == .running) check_input(work);
+    }
+}
+
+/// The process is gone: its calls never returned.
+pub fn node_down(node: *Node) void {
+    for (node.world.works.items) |work| {
+        if (work.node != node or work.state == .closed) continue;
+        const record = work.call();
+        if (record.state == .running) record.state = .gone;
+        if (work.state == .in_doubt) node.world.statistics.doubts_open += 1;
+        work.op = null;
+        close(work);
+    }
+}
