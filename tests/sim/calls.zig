@@ -198,7 +198,7 @@ pub fn call(work: *Work) !void {
     world.stamp += 1;
     const record = work.call();
     if (record.state != .none) {
-        world.checkers.fail(.interface, "{f} is called twice", .{fmt_key(step.key)});
+        world.checkers.lives(.interface, "{f} is called twice", .{fmt_key(step.key)});
     }
     record.* = .{
         .state = .running,
@@ -486,7 +486,7 @@ fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64
             return false;
         }
         if (other.asked != work.call().asked) {
-            world.checkers.fail(.descriptors, "{f}: p{d} and p{d}, which has ok, called different things", .{
+            world.checkers.fail(.descriptors, "{f}: p{d} and p{d}, which has ok, differ", .{
                 fmt_key(key), digit + 1, work.node.index,
             });
             return false;

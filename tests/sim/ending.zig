@@ -121,7 +121,7 @@ fn rest(world: *World) ?u64 {
     const silence_ns = world.config.silence_ns;
     switch (state.stage) {
         .none => {
-            if (!world.prng_users.chance(3)) {
+            if (world.fuzz != null or !world.prng_users.chance(3)) {
                 state.stage = .over;
                 return null;
             }

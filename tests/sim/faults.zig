@@ -165,7 +165,8 @@ fn cut_pair(world: *World, prng: *Prng) bool {
     const b = (pick_peer(world, prng) orelse return false).index;
     if (a == b) return false;
     const until = world.now + draw_time(prng, 4000);
-    world.note("p{d} and p{d} cannot reach each other for {d} ms", .{ a, b, (until - world.now) / ms });
+    const lasts = (until - world.now) / ms;
+    world.note("p{d} and p{d} cannot reach each other for {d} ms", .{ a, b, lasts });
     world.pair_cuts.append(world.gpa, .{ .nodes = .{ a, b }, .until = until }) catch
         @panic("out of memory");
     const silently = prng.chance(2);
@@ -278,7 +279,8 @@ fn stranger_words(world: *World, prng: *Prng, to: u8, bytes: *[300]u8) usize {
         },
         else => {},
     }
-    const request = wire.control.encode(.{ .status_request = .{} }, bytes[wire.hello.hello_bytes..]) catch
+    const room = bytes[wire.hello.hello_bytes..];
+    const request = wire.control.encode(.{ .status_request = .{} }, room) catch
         unreachable;
     bytes[0..wire.hello.hello_bytes].* = wire.hello.encode(.{
         .purpose = if (to == 0) .status else .lane,

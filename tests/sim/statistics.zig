@@ -51,7 +51,9 @@ pub const Statistics = struct {
         const minutes = seconds / 60;
         const seeds: f64 = @floatFromInt(statistics.seeds);
         const out = std.debug.print;
-        out("{d} seeds ({d} calm, {d} at rest) in {d:.1} s: {d:.0} seeds/min, {d:.0} per worker\n", .{
+        const format = "{d} seeds ({d} calm, {d} at rest) in {d:.1} s: " ++
+            "{d:.0} seeds/min, {d:.0} per worker\n";
+        out(format, .{
             statistics.seeds,
             statistics.calm_seeds,
             statistics.rests,
