@@ -191,7 +191,7 @@ pub const Group = struct {
         if (round != group.round or group.phase != .ask) return;
         const epoch = group.current() orelse return;
         const rank = epoch.rank_of(peer) orelse return;
-        if (count == std.math.maxInt(u64)) return error.Unexpected; // the next one has no number
+        if (count >= base.limits.safe_points_max) return error.Unexpected;
         epoch.members[rank].safe_points = count;
         try group.evaluate(now);
     }

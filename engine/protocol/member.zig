@@ -248,6 +248,7 @@ pub const Member = struct {
         if (message.members.count == 0 or message.members.count > base.limits.peers_max)
             return error.Unexpected;
         if (message.joined > message.members.count) return error.Unexpected;
+        if (message.safe_point > base.limits.safe_points_max) return error.Unexpected;
         const ids = try ids_copy(gpa, &message.members);
         errdefer gpa.free(ids);
         const rank = for (ids, 0..) |id, index| {
