@@ -55,9 +55,11 @@ const Options = struct {
 pub const panic = std.debug.FullPanic(struct {
     fn report(message: []const u8, address: ?usize) noreturn {
         if (runner.seed_under_way) |seed| {
-            out("\nseed {d} FAILS: panic: {s}\n  replay: pccl-sim --seed {d} --trace\n", .{
-                seed, message, seed,
-            });
+            out("\nseed {d} FAILS: panic: {s}\n", .{ seed, message });
+            if (runner.is_fuzzing)
+                out("  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{seed})
+            else
+                out("  replay: pccl-sim --seed {d} --trace\n", .{seed});
         }
         std.debug.defaultPanic(message, address);
     }

@@ -14,6 +14,7 @@ const Allocator = std.mem.Allocator;
 
 /// What the seed under way is, for a panic's message (main.zig).
 pub threadlocal var seed_under_way: ?u64 = null;
+pub threadlocal var is_fuzzing: bool = false;
 
 pub const Result = struct {
     violation: ?Violation,
@@ -63,6 +64,7 @@ pub const Rig = struct {
         trace: *Trace,
     ) Result {
         seed_under_way = config.seed;
+        is_fuzzing = fuzz != null;
         defer seed_under_way = null;
         _ = rig.arena.reset(.retain_capacity);
         const arena = rig.arena.allocator();
