@@ -28,7 +28,7 @@ pub const window_bytes_max = 1024 * MiB;
 /// What an operation may send in an attempt before the receiver has called it: small operations
 /// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
-/// Safe points of one group; so far away that only a liar gets there. Enforced where a count comes in.
+/// Safe points of one group: only a liar gets there. Enforced where a count comes in.
 pub const safe_points_max = 1 << 62;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
