@@ -754,21 +754,31 @@ fn test_descriptor(kind: wire.control.OpKind, count: u64) Descriptor {
 }
 
 fn test_ring(n: u16, count: usize, kind: wire.control.OpKind, lose: ?u16) !void {
+    return test_ring_cut(n, count, kind, lose, 64);
+}
+
+fn test_ring_cut(
+    n: u16,
+    count: usize,
+    kind: wire.control.OpKind,
+    lose: ?u16,
+    chunk_bytes: u32,
+) !void {
     const gpa = std.testing.allocator;
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
     var pool = Pool.init(gpa);
     defer pool.deinit();
-    var inputs: [8][300]u64 = undefined;
     var executors: [8]Executor = undefined;
     for (0..n) |rank| {
-        for (&inputs[rank], 0..) |*value, index| {
-            value.* = (index % 7 + 1) << @intCast(4 * rank);
-        }
+        const input = try arena.allocator().alloc(u64, count + 1);
+        for (input, 0..) |*value, index| value.* = (index % 7 + 1) << @intCast(4 * rank);
         executors[rank] = try Executor.init(gpa, &pool, .{
             .descriptor = test_descriptor(kind, count),
-            .send = @ptrCast(&inputs[rank]),
-            .recv = @ptrCast(&inputs[rank]),
+            .send = @ptrCast(input.ptr),
+            .recv = @ptrCast(input.ptr),
             .world_size = n,
-            .chunk_bytes = 64,
+            .chunk_bytes = chunk_bytes,
             .window_bytes = 1024,
             .is_root = rank == 0,
         });
@@ -780,7 +790,7 @@ fn test_ring(n: u16, count: usize, kind: wire.control.OpKind, lose: ?u16) !void 
         for (0..@max(1, count / 16)) |_| _ = try bench.step();
         for (executors[0..n]) |*x| x.halt();
         bench.alive.unset(rank);
-        var kept: [300]KeptRange = undefined;
+        const kept = try arena.allocator().alloc(KeptRange, executors[0].partition.chunks);
         var kept_count: usize = 0;
         for (0..executors[0].partition.chunks) |chunk| {
             var range: KeptRange = .{
@@ -822,6 +832,14 @@ test "every rank ends with the sum of all, for any world and count" {
         try test_ring(@intCast(n), count, .all_reduce, null);
         try test_ring(@intCast(n), count, .broadcast, null);
     };
+}
+
+test "chunks of several pieces, as in operations of many gigabytes" {
+    const count = 2 * base.limits.chunks_max + 5; // pieces of one element, three to a chunk
+    try test_ring_cut(3, count, .all_reduce, null, 8);
+    try test_ring_cut(3, count, .broadcast, null, 8);
+    try test_ring_cut(3, count, .all_reduce, 1, 8);
+    try test_ring_cut(3, count, .broadcast, 2, 8);
 }
 
 test "a kept range of chunks that the operation does not have is ignored" {
