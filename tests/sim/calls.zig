@@ -94,7 +94,7 @@ pub fn begin(user: *User, planned: Step) bool {
         return false;
     };
     call(work) catch |err| {
-        work.state = .closed;
+        close(work);
         work.call().state = .none;
         switch (err) {
             error.TagInUse, error.OutOfMemory => world.checkers.fail(
@@ -188,6 +188,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .impatient = impatient,
     };
     world.works.append(gpa, work) catch @panic("out of memory");
+    user.node.open_works.append(gpa, work) catch @panic("out of memory");
     return work;
 }
 
@@ -352,6 +353,11 @@ pub fn resolved(work: *Work) void {
 /// The user has no more to do with it: its buffers are its own again, and it writes over them.
 fn close(work: *Work) void {
     work.state = .closed;
+    const open = &work.node.open_works;
+    for (open.items, 0..) |item, index| if (item == work) {
+        _ = open.orderedRemove(index);
+        break;
+    };
     Borrowed.give_back(work.send);
     Borrowed.give_back(work.recv);
     const op = work.op orelse return;
@@ -583,15 +589,12 @@ pub fn check_borrowed(world: *World) void {
 
 /// After every call into a node: what is in flight there has touched no buffer.
 pub fn observe(node: *Node) void {
-    for (node.world.works.items) |work| {
-        if (work.node == node and work.state == .running) check_input(work);
-    }
+    for (node.open_works.items) |work| if (work.state == .running) check_input(work);
 }
 
 /// The process is gone: its calls never returned.
 pub fn node_down(node: *Node) void {
-    for (node.world.works.items) |work| {
-        if (work.node != node or work.state == .closed) continue;
+    while (node.open_works.getLastOrNull()) |work| {
         const record = work.call();
         if (record.state == .running) record.state = .gone;
         if (work.state == .in_doubt) node.world.statistics.doubts_open += 1;

@@ -15,13 +15,14 @@ const Prng = base.Prng;
 const out = std.debug.print;
 
 /// Longest piece that is looked at in one go.
-pub const bytes_max = 2048;
+const bytes_max = 2048;
 
 pub const Fuzz = struct {
     prng: Prng,
     /// One write in so many is changed.
     one_in: u64,
     changes: u64 = 0,
+    storage: [bytes_max]u8 = undefined,
 
     pub fn init(seed: u64) Fuzz {
         var prng = swarm.stream(seed, "fuzz");
@@ -29,10 +30,10 @@ pub const Fuzz = struct {
         return .{ .prng = prng, .one_in = one_in };
     }
 
-    /// `bytes` as they are, or changed, in `storage`.
-    pub fn change(f: *Fuzz, bytes: []const u8, storage: *[bytes_max]u8) []const u8 {
+    /// `bytes` as they are, or changed. Valid until the next call.
+    pub fn change(f: *Fuzz, bytes: []const u8) []const u8 {
         if (bytes.len == 0 or bytes.len > bytes_max or !f.prng.chance(f.one_in)) return bytes;
-        const copy = storage[0..bytes.len];
+        const copy = f.storage[0..bytes.len];
         @memcpy(copy, bytes);
         f.changes += 1;
         if (f.change_frame(copy) or f.change_message(copy)) return copy;

@@ -82,7 +82,7 @@ pub const User = struct {
 
     pub fn in_flight(user: *const User) u32 {
         var count: u32 = 0;
-        for (user.world().works.items) |work| {
+        for (user.node.open_works.items) |work| {
             if (work.user == user and work.state == .running) count += 1;
         }
         return count;
@@ -165,7 +165,7 @@ fn forget_group(user: *User) void {
     user.state = .outside;
     user.old_groups.append(world.gpa, group) catch @panic("out of memory");
     user.node.session.?.leave(user.node.here(), group);
-    for (world.works.items) |work| {
+    for (user.node.open_works.items) |work| {
         if (work.group == group and work.state == .in_doubt and !world.failed()) {
             world.checkers.fail(.interface, "p{d} left, and {f} is still in doubt", .{
                 user.node.index, work.name(),
@@ -180,8 +180,8 @@ fn release_groups(user: *User) void {
     while (index > 0) {
         index -= 1;
         const group = user.old_groups.items[index];
-        const held = for (user.world().works.items) |work| {
-            if (work.group == group and work.state != .closed) break true;
+        const held = for (user.node.open_works.items) |work| {
+            if (work.group == group) break true;
         } else false;
         if (held) continue;
         _ = user.old_groups.swapRemove(index);
@@ -358,7 +358,7 @@ fn run_program(user: *User) void {
 }
 
 fn must_wait(user: *User, step: *const Step) bool {
-    for (user.world().works.items) |work| {
+    for (user.node.open_works.items) |work| {
         if (work.user != user or work.state != .running) continue;
         if (work.step.tag == step.tag) return true;
         if (work.step.waits and work.step.key.round == step.key.round and
@@ -404,15 +404,17 @@ pub fn listen(node: *Node) bool {
         }
         user.heard_count = 0;
     }
-    var index = world.works.items.len;
-    while (index > 0) {
-        index -= 1;
-        const work = world.works.items[index];
-        if (work.node != node) continue;
+    var index: usize = 0;
+    while (index < node.open_works.items.len) {
+        const work = node.open_works.items[index];
         switch (work.state) {
             .finished => calls.finished(work),
             .resolved => calls.resolved(work),
-            .running, .in_doubt, .closed => continue,
+            .running, .in_doubt => {
+                index += 1;
+                continue;
+            },
+            .closed => unreachable,
         }
         any = true;
     }

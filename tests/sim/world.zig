@@ -100,6 +100,8 @@ pub const Node = struct {
     /// It is being taken down: what the engine says is not listened to.
     dying: bool = false,
     woken: std.ArrayList(Ref) = .empty,
+    /// Calls of this process that its users have not done with.
+    open_works: std.ArrayList(*calls.Work) = .empty,
     users: [users.groups_max]users.User = undefined,
     user_count: u8 = 0,
 
@@ -923,8 +925,7 @@ pub const World = struct {
 
     fn push_bytes(world: *World, ref: Ref, bytes_given: []const u8) u32 {
         const connection = world.connections.items[ref.connection];
-        var changed: [fuzz.bytes_max]u8 = undefined;
-        const bytes = if (world.fuzz) |f| f.change(bytes_given, &changed) else bytes_given;
+        const bytes = if (world.fuzz) |f| f.change(bytes_given) else bytes_given;
         const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
         if (world.trace.text != .off) {
             connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);
