@@ -1,6 +1,6 @@
 //! Tests of the kernels: scalar.zig against the numbers that the documents promise, then every CPU
-//! level that this machine has against scalar.zig, to the bit. Levels it lacks are named in the
-//! output. Other architectures: `make test-aarch64`.
+//! level that this machine has against scalar.zig, to the bit; levels.zig then names those that it
+//! lacks. Other architectures: `make test-aarch64`.
 
 const std = @import("std");
 const base = @import("base");
@@ -586,18 +586,4 @@ test "the standard mode keeps subnormals that a host's mode would flush" {
     try expect_equal(flush, kernels.float_mode.standard());
     kernels.accumulate(.sum, .f32, out, std.mem.asBytes(&tiny), std.mem.asBytes(&zero), 1);
     try expect_equal(1, @as(u32, @bitCast(sum)));
-}
-
-test "which levels were tested" {
-    std.debug.print("kernels tested on {t}, levels:", .{@import("builtin").cpu.arch});
-    for (kernels.level_names, 0..) |name, index| {
-        if (kernels.supported(index)) std.debug.print(" {s}", .{name});
-    }
-    var missing = false;
-    for (kernels.level_names, 0..) |name, index| {
-        if (kernels.supported(index)) continue;
-        std.debug.print("{s}{s}", .{ if (missing) " " else "; NOT RUN, this CPU lacks: ", name });
-        missing = true;
-    }
-    std.debug.print("\n", .{});
 }
