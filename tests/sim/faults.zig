@@ -42,6 +42,8 @@ pub const Faults = struct {
     /// The world's step of the next strike.
     next: [swarm.class_count]u64 = @splat(std.math.maxInt(u64)),
     soonest: u64 = std.math.maxInt(u64),
+    /// Of config.strikes: which came.
+    struck: [2]bool = .{ false, false },
 
     pub fn init(config: *const Config) Faults {
         var faults: Faults = .{ .streams = undefined };
@@ -93,8 +95,54 @@ pub fn maybe(world: *World) void {
             world.faults.plan(&world.config, world.steps, class);
         }
     }
+    for (world.config.strikes, &world.faults.struck) |maybe_strike, *came| {
+        const chosen = maybe_strike orelse continue;
+        // Events of a node that is down or frozen do not come here: later is soon enough.
+        if (came.* or chosen.step > world.steps) continue;
+        came.* = true;
+        strike_chosen(world, chosen);
+    }
     if (world.calls_finished >= world.config.calls or
         world.now >= world.config.safety_ns) heal(world);
+}
+
+fn strike_chosen(world: *World, chosen: swarm.Strike) void {
+    const node = &world.nodes[chosen.node];
+    if (node.state != .up or node.is_frozen()) return;
+    world.note("strike {f}", .{chosen});
+    const heartbeat_ns = world.config.heartbeat_ns;
+    if (node.index == world_file.coordinator_index) switch (chosen.how) {
+        .freeze => return freeze_for(world, node, heartbeat_ns),
+        .freeze_long => return freeze_for(world, node, 2 * world.config.silence_ns),
+        else => return,
+    };
+    switch (chosen.how) {
+        .kill, .reset, .vanish => {
+            if (!can_spare_one(world)) _ = world.add_peer(0);
+            world.take_down(node, switch (chosen.how) {
+                .kill => .killed,
+                .reset => .reset,
+                else => .vanished,
+            });
+        },
+        .freeze => freeze_for(world, node, heartbeat_ns),
+        .freeze_long => freeze_for(world, node, 2 * world.config.silence_ns),
+        .reset_control => if (node.control) |ref| {
+            world.reset(world.connections.items[ref.connection]);
+        },
+        .reset_lanes, .swallow_lanes => for (world.connections.items) |connection| {
+            const here = connection.ends[0].node == node.index or
+                connection.ends[1].node == node.index;
+            if (connection.is_control or !here) continue;
+            if (chosen.how == .reset_lanes) {
+                world.reset(connection);
+            } else for (&connection.pipes) |*pipe| {
+                pipe.swallows = true;
+                pipe.discard();
+            }
+        },
+        .leave => users.leave(&node.users[0]),
+    }
 }
 
 /// False if there was nobody to strike.
@@ -200,7 +248,10 @@ fn draw_time(prng: *Prng, most: u64) u64 {
 
 fn freeze(world: *World, node: *Node, prng: *Prng) void {
     if (node.is_frozen()) return;
-    const length = draw_time(prng, 4000);
+    freeze_for(world, node, draw_time(prng, 4000));
+}
+
+fn freeze_for(world: *World, node: *Node, length: u64) void {
     node.frozen_until = world.now + length;
     node.thawed_at = node.frozen_until;
     world.note("node {d} freezes for {d} ms", .{ node.index, length / ms });
@@ -419,6 +470,7 @@ pub fn cut(world: *World, connection: *Connection, bytes: usize) bool {
 pub fn heal(world: *World) void {
     if (world.phase != .safety) return;
     world.phase = .healing;
+    world.healed_step = world.steps;
     var well_at = world.now;
     for (world.connections.items) |connection| for (&connection.pipes) |*pipe| {
         pipe.stalled_until = @min(pipe.stalled_until, world.now);

@@ -12,6 +12,7 @@ const fuzz = @import("fuzz.zig");
 const narrow = @import("narrow.zig");
 const runner = @import("runner.zig");
 const scenario = @import("scenario.zig");
+const sweep = @import("sweep.zig");
 const out = std.debug.print;
 
 const usage =
@@ -19,6 +20,7 @@ const usage =
     \\       pccl-sim --seed X [--trace]                                    replay one
     \\       pccl-sim --shrink X        what of a failing seed can be left out
     \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way
+    \\       pccl-sim sweep [--seeds N] [--start S]  a fault at every event of small worlds
     \\       pccl-sim canaries          every mutation of the protocol must be caught
     \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace
     \\
@@ -28,6 +30,7 @@ const usage =
     \\  --failures N  stop after so many seeds that fail (default 5)
     \\  --trace       print every line of the replay
     \\  --canary C    with this mutation of the protocol (engine/base/canary.zig)
+    \\  --sweep-base  the small calm world that sweep makes of the seed
     \\
     \\To narrow a failure down, on top of what the seed draws (`shrink` finds these by itself):
     \\
@@ -40,6 +43,8 @@ const Options = struct {
     seed: ?u64 = null,
     shrink: bool = false,
     fuzz: bool = false,
+    sweep: bool = false,
+    sweep_base: bool = false,
     trace: bool = false,
     workers: usize = 0,
     /// Stop after so many seeds that fail.
@@ -54,12 +59,12 @@ const Options = struct {
 /// A panic in the engine is a failure of the seed under way: say which.
 pub const panic = std.debug.FullPanic(struct {
     fn report(message: []const u8, address: ?usize) noreturn {
-        if (runner.seed_under_way) |seed| {
-            out("\nseed {d} FAILS: panic: {s}\n", .{ seed, message });
+        if (runner.config_under_way) |*config| {
+            out("\nseed {d} FAILS: panic: {s}\n", .{ config.seed, message });
             if (runner.is_fuzzing)
-                out("  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{seed})
+                out("  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{config.seed})
             else
-                out("  replay: pccl-sim --seed {d} --trace\n", .{seed});
+                runner.print_replay(config);
         }
         std.debug.defaultPanic(message, address);
     }
@@ -73,6 +78,14 @@ pub fn main(init: std.process.Init) !u8 {
     var options: Options = .{};
     while (args.next()) |arg| {
         if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
+        if (std.mem.eql(u8, arg, "sweep")) {
+            options.sweep = true;
+            continue;
+        }
+        if (std.mem.eql(u8, arg, "--sweep-base")) {
+            options.sweep_base = true;
+            continue;
+        }
         if (std.mem.eql(u8, arg, "fuzz")) {
             options.fuzz = true;
             continue;
@@ -84,6 +97,8 @@ pub fn main(init: std.process.Init) !u8 {
         };
     }
     if (options.fuzz) return run_fuzz(gpa, &options);
+    if (options.sweep) return run_sweep(gpa, &options);
+    if (options.sweep_base) try sweep.add_base(gpa, options.seed orelse 0, &options.changes);
     if (options.seed) |seed| return replay(gpa, seed, &options);
     return run_seeds(gpa, &options);
 }
@@ -134,6 +149,12 @@ fn run_fuzz(gpa: std.mem.Allocator, options: *const Options) !u8 {
     var rig = try runner.Rig.init(gpa);
     defer rig.deinit();
     return fuzz.run(&rig, options.start, options.seeds);
+}
+
+fn run_sweep(gpa: std.mem.Allocator, options: *const Options) !u8 {
+    var rig = try runner.Rig.init(gpa);
+    defer rig.deinit();
+    return sweep.run(gpa, &rig, options.start, options.seeds, 5000);
 }
 
 fn run_scenario(gpa: std.mem.Allocator, wanted: []const u8) !u8 {
@@ -245,7 +266,7 @@ fn report(rig: *runner.Rig, shared: *Shared, config: Config, violation: *const V
     shared.failures += 1;
     if (shared.failures > shared.options.failures) return;
     rig.explain(config, violation);
-    out("  replay: pccl-sim --seed {d} --trace\n", .{config.seed});
+    runner.print_replay(&config);
     if (shared.failures == shared.options.failures) shared.stop.store(true, .monotonic);
 }
 
@@ -262,5 +283,6 @@ test {
     _ = @import("scenario.zig");
     _ = @import("statistics.zig");
     _ = @import("swarm.zig");
+    _ = @import("sweep.zig");
     _ = @import("trace.zig");
 }

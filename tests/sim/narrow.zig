@@ -8,16 +8,21 @@ const Class = @import("swarm.zig").Class;
 const Config = @import("swarm.zig").Config;
 const Level = @import("swarm.zig").Level;
 const Rig = @import("runner.zig").Rig;
+const Strike = @import("swarm.zig").Strike;
 const out = std.debug.print;
 
 pub const usage =
     \\  --set CLASS=off|rare|heavy   (repeatable)
+    \\  --strike HOW:PEER@EVENT      (twice at most, 0 is the coordinator) kill, reset, vanish,
+    \\                               freeze, freeze_long, reset_lanes, swallow_lanes,
+    \\                               reset_control, leave; see sweep
     \\  --peers N  --peers-max N  --calls N  --count-max N  --lanes N  --tags N  --groups N
     \\
 ;
 
 pub const Change = union(enum) {
     set: struct { class: Class, level: Level },
+    strike: Strike,
     peers: u32,
     peers_max: u32,
     calls: u32,
@@ -38,7 +43,8 @@ pub const Change = union(enum) {
                 ) orelse return error.Usage,
             } };
         }
-        inline for (@typeInfo(Change).@"union".fields[1..]) |field| {
+        if (std.mem.eql(u8, name, "strike")) return .{ .strike = try .parse(value) };
+        inline for (@typeInfo(Change).@"union".fields[2..]) |field| {
             if (std.mem.eql(u8, name, comptime dashed(field.name))) {
                 const number = std.fmt.parseInt(u32, value, 10) catch return error.Usage;
                 return @unionInit(Change, field.name, number);
@@ -59,6 +65,10 @@ pub const Change = union(enum) {
     pub fn apply(change: Change, config: *Config) void {
         switch (change) {
             .set => |body| config.levels.set(body.class, body.level),
+            .strike => |strike| {
+                const place: usize = if (config.strikes[0] == null) 0 else 1;
+                config.strikes[place] = strike;
+            },
             .peers => |count| {
                 config.peers_start = @intCast(std.math.clamp(count, 1, 12));
                 config.initial_world_size = @min(config.initial_world_size, config.peers_start);
@@ -79,6 +89,7 @@ pub const Change = union(enum) {
     pub fn format(change: Change, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         switch (change) {
             .set => |body| try writer.print("--set {t}={t}", .{ body.class, body.level }),
+            .strike => |strike| try writer.print("--strike {f}", .{strike}),
             inline else => |count, tag| {
                 try writer.print("--{s} {d}", .{ comptime dashed(@tagName(tag)), count });
             },
@@ -180,6 +191,7 @@ fn forget_older(changes: *Changes) void {
     const last = changes.getLast();
     for (changes.items[0 .. changes.items.len - 1], 0..) |change, index| {
         if (std.meta.activeTag(change) != std.meta.activeTag(last)) continue;
+        if (change == .strike) continue;
         if (change == .set and change.set.class != last.set.class) continue;
         _ = changes.orderedRemove(index);
         return;
@@ -190,6 +202,7 @@ test "a change is read in the form in which it is printed" {
     const changes = [_]Change{
         .{ .set = .{ .class = .half_open, .level = .heavy } },
         .{ .peers_max = 7 },
+        .{ .strike = .{ .how = .vanish, .node = 2, .step = 153 } },
         .{ .calls = 3 },
     };
     for (changes) |change| {

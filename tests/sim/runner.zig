@@ -1,6 +1,6 @@
 //! Runner: one seed from its first event to its verdict, and again with text when it failed. A Rig
-//! holds the memory that worlds use one after the other. Who runs seeds: main.zig, canaries.zig,
-//! shrink.zig.
+//! holds the memory that worlds use one after the other. Who runs seeds: main.zig, sweep.zig,
+//! canaries.zig, narrow.zig.
 
 const std = @import("std");
 const Borrowed = @import("borrowed.zig").Borrowed;
@@ -12,15 +12,27 @@ const Violation = @import("checkers.zig").Violation;
 const World = @import("world.zig").World;
 const Allocator = std.mem.Allocator;
 
-/// What the seed under way is, for a panic's message (main.zig).
-pub threadlocal var seed_under_way: ?u64 = null;
+/// The world under way, for a panic's message (main.zig).
+pub threadlocal var config_under_way: ?Config = null;
 pub threadlocal var is_fuzzing: bool = false;
 
 pub const Result = struct {
     violation: ?Violation,
     hash: u64,
     events: u64,
+    /// Events before all was well.
+    events_of_safety: u64,
 };
+
+/// The command that runs one world again.
+pub fn print_replay(config: *const Config) void {
+    std.debug.print("  replay: pccl-sim --seed {d}", .{config.seed});
+    if (config.strikes[0] != null) std.debug.print(" --sweep-base", .{});
+    for (config.strikes) |maybe| if (maybe) |strike| {
+        std.debug.print(" --strike {f}", .{strike});
+    };
+    std.debug.print(" --trace\n", .{});
+}
 
 pub const Rig = struct {
     backing: Allocator,
@@ -63,9 +75,9 @@ pub const Rig = struct {
         fuzz: ?*Fuzz,
         trace: *Trace,
     ) Result {
-        seed_under_way = config.seed;
+        config_under_way = config;
         is_fuzzing = fuzz != null;
-        defer seed_under_way = null;
+        defer config_under_way = null;
         _ = rig.arena.reset(.retain_capacity);
         const arena = rig.arena.allocator();
         const world = arena.create(World) catch @panic("out of memory");
@@ -93,6 +105,7 @@ pub const Rig = struct {
             .violation = world.checkers.violation,
             .hash = world.trace.hash,
             .events = world.steps,
+            .events_of_safety = world.healed_step,
         };
     }
 

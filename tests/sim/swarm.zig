@@ -7,6 +7,7 @@
 const std = @import("std");
 const base = @import("base");
 const Prng = base.Prng;
+const nodes_max = @import("world.zig").nodes_max;
 
 pub const Class = enum {
     // The network.
@@ -43,9 +44,47 @@ pub const class_count = std.enums.values(Class).len;
 pub const Level = enum(u2) { off, rare, heavy };
 pub const Levels = std.EnumArray(Class, Level);
 
+/// One fault at one event of the world, chosen and not drawn (sweep.zig).
+pub const Strike = struct {
+    how: How,
+    /// The peer; the coordinator is 0 and can only freeze.
+    node: u8,
+    step: u64,
+
+    pub const How = enum {
+        kill,
+        reset,
+        vanish,
+        freeze,
+        freeze_long,
+        reset_lanes,
+        swallow_lanes,
+        reset_control,
+        leave,
+    };
+
+    /// "kill:2@153"
+    pub fn parse(text: []const u8) error{Usage}!Strike {
+        const colon = std.mem.indexOfScalar(u8, text, ':') orelse return error.Usage;
+        const at = std.mem.indexOfScalarPos(u8, text, colon, '@') orelse return error.Usage;
+        const node = std.fmt.parseInt(u8, text[colon + 1 .. at], 10) catch return error.Usage;
+        if (node >= nodes_max) return error.Usage;
+        return .{
+            .how = std.meta.stringToEnum(How, text[0..colon]) orelse return error.Usage,
+            .node = node,
+            .step = std.fmt.parseInt(u64, text[at + 1 ..], 10) catch return error.Usage,
+        };
+    }
+
+    pub fn format(strike: Strike, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.print("{t}:{d}@{d}", .{ strike.how, strike.node, strike.step });
+    }
+};
+
 pub const Config = struct {
     seed: u64,
     levels: Levels = .initFill(.off),
+    strikes: [2]?Strike = .{ null, null },
     /// Peers that start at once; the first epoch waits for `initial_world_size` of them.
     peers_start: u8,
     initial_world_size: u8,
@@ -140,6 +179,7 @@ pub const Config = struct {
 
     /// True if nothing that can make a call fail is on.
     pub fn is_calm(config: *const Config) bool {
+        for (config.strikes) |strike| if (strike != null) return false;
         for (std.enums.values(Class)) |class| {
             const harmless = switch (class) {
                 .tiny_segments, .slow_links, .late_tick, .late_join, .strangers, .drift => true,
@@ -167,6 +207,10 @@ pub const Config = struct {
             any = true;
             try writer.print(" {t}={t}", .{ class, config.levels.get(class) });
         }
+        for (config.strikes) |maybe| if (maybe) |strike| {
+            any = true;
+            try writer.print(" {f}", .{strike});
+        };
         if (!any) try writer.writeAll(" none");
     }
 };

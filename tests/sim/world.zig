@@ -242,6 +242,7 @@ pub const World = struct {
     stamp: u64 = 0,
     phase: Phase = .safety,
     healed_at: Instant = 0,
+    healed_step: u64 = 0,
     queue: Queue,
 
     nodes: [nodes_max]Node = undefined,
