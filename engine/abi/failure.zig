@@ -455,7 +455,7 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 "called again",
             .{ name, peer },
         ),
-        .mismatch => mismatch(op, name),
+        .mismatch, .contradiction => mismatch(op, name),
         .digest => fail(
             .aborted,
             "{s} was aborted, because peers {s} and {s} hold different results: one of them has " ++
@@ -479,18 +479,19 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             "{s}: fewer than min_world_size peers are left. The input is as it was",
             .{name},
         ),
-        .left => fail(
-            .aborted,
-            "{s} was aborted, because peer {s} left the group. The input is as it was; it may " ++
-                "be called again",
-            .{ name, peer },
-        ),
     };
 }
 
 fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var first: [160]u8 = undefined;
     var second: [160]u8 = undefined;
+    if (op.failure.reason == .contradiction) return fail(
+        .mismatch,
+        "{s}: peers {s} and {s} made the same call, but cut it into different numbers of chunks: " ++
+            "one of them has another build of this library or other settings than this run. The " ++
+            "input is as it was",
+        .{ name, op.failure.peer.short(), op.failure.other.short() },
+    );
     return fail(
         .mismatch,
         "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must " ++
@@ -536,6 +537,24 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
     }
     try writer.print(", after {d} safe points)", .{descriptor.safe_points});
+}
+
+test "a contradiction about chunks names both peers" {
+    var op: session.Operation = undefined;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .all_reduce;
+    op.status = .mismatch;
+    op.failure = .{
+        .status = .mismatch,
+        .reason = .contradiction,
+        .peer = .from_int(0xaabbccdd << 96),
+        .other = .from_int(0x11223344 << 96),
+    };
+    try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+    const sentence = std.mem.span(status.pccl_last_error());
+    for ([_][]const u8{ "aabbccdd", "11223344", "chunks" }) |part| {
+        try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+    }
 }
 
 test "a mismatch names both peers and both calls" {

@@ -36,9 +36,14 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
-/// Aborts that some member has not seen: who adds more leaves the run. Also what a member stores
-/// for later calls.
+/// Aborts that one member has caused and some other has not seen: who adds more leaves the run.
+/// Also what a member stores for later calls, where the oldest of whoever caused most makes room.
 pub const decisions_kept_max = 4096;
+/// The same for aborts of which nobody knows who caused them, because two members contradict each
+/// other.
+pub const contradictions_kept_max = 16 * decisions_kept_max;
+/// Decisions that a member may have seen without having said so.
+pub const decisions_untold_max = 64;
 /// Tags that one epoch of a group may use.
 pub const tags_per_epoch_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps

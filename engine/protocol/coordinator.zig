@@ -344,7 +344,13 @@ pub const Coordinator = struct {
                 try (try c.group_of(body.group)).on_closed(now, peer, body.epoch);
             },
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
-            inline .done, .gave_up, .mismatch_seen, .report_op, .report_end => |*body, tag| {
+            inline .done,
+            .gave_up,
+            .mismatch_seen,
+            .report_op,
+            .report_end,
+            .decisions_seen,
+            => |*body, tag| {
                 const group = try c.group_of(body.group);
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
                 const rank = epoch.rank_of(peer) orelse return;
@@ -354,6 +360,7 @@ pub const Coordinator = struct {
                     .mismatch_seen => try epoch.on_mismatch(rank, body),
                     .report_op => try epoch.on_report_op(rank, body),
                     .report_end => try epoch.on_report_end(rank, body),
+                    .decisions_seen => try epoch.acknowledge(rank, body.count),
                     else => comptime unreachable,
                 }
             },
@@ -487,9 +494,14 @@ pub const Coordinator = struct {
             }
         }
         c.sweep(now);
-        for (c.groups.items) |group| group.tick(now) catch |err| {
-            c.log(.err, "group {s}: {t}", .{ group.name, err });
-        };
+        for (c.groups.items) |group| {
+            group.tick(now, c.options.silence_ns, late) catch |err| {
+                c.log(.err, "group {s}: {t}", .{ group.name, err });
+            };
+            if (!group.out_of_memory) continue;
+            group.out_of_memory = false;
+            c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
+        }
         c.sweep(now);
     }
 

@@ -23,6 +23,9 @@ pub const MemberState = struct {
     activated: bool = false,
     closed: bool = false,
     decisions_seen: u64 = 0,
+    /// What `decisions_seen` must reach, and since when it must.
+    seen_wanted: u64 = 0,
+    seen_wanted_at: base.Instant = 0,
     // The round under way (group.zig).
     prepared: bool = false,
     safe_points: ?u64 = null,
@@ -42,6 +45,8 @@ pub const Record = struct {
     reported: Mask = .empty,
     done_reported: Mask = .empty,
     chunks: []Chunk = &.{},
+    /// Whose count of chunks it is; null before the first report.
+    chunks_from: ?u16 = null,
 
     const Chunk = struct { reduced_attempt: u32, holders: Mask };
 };
@@ -78,7 +83,13 @@ pub const Epoch = struct {
     /// When a new attempt with the same members is due, because lanes broke.
     replan_at: base.Instant = base.never,
 
-    const Aborted = struct { id: OpId, decision: u64 };
+    const Aborted = struct {
+        id: OpId,
+        decision: u64,
+        /// Who caused it alone; null if the coordinator did, or two members who contradict each
+        /// other.
+        maker: ?u16,
+    };
 
     pub fn create(
         gpa: Allocator,
@@ -100,7 +111,9 @@ pub const Epoch = struct {
             .members = members,
             .alive = .full(peers.len),
         };
-        try epoch.history.note(gpa, 1, &epoch.alive);
+        // Members only go, so this is all that it will ever hold: a loss needs no memory.
+        try epoch.history.reserve(gpa, peers.len);
+        epoch.history.note(1, &epoch.alive);
         return epoch;
     }
 
@@ -152,13 +165,14 @@ pub const Epoch = struct {
         if (epoch.find(id)) |index| {
             const known = epoch.records.items[index];
             if (known.descriptor.eql(descriptor) or base.canary.on(.skip_fingerprint)) return known;
+            if (known.from == rank) return error.Unexpected; // nobody calls one thing twice
             try epoch.abort(id, .{
                 .reason = .mismatch,
                 .peer = epoch.members[known.from].id,
                 .other = epoch.members[rank].id,
                 .descriptor = known.descriptor,
                 .other_descriptor = descriptor.*,
-            });
+            }, epoch.spendthrift(rank));
             return null;
         }
         var begun: usize = 0;
@@ -194,7 +208,7 @@ pub const Epoch = struct {
                 .reason = .digest,
                 .peer = epoch.members[known.digest_from].id,
                 .other = epoch.members[rank].id,
-            });
+            }, epoch.spendthrift(rank));
         }
         known.done.set(rank);
         try epoch.evaluate(known);
@@ -202,7 +216,7 @@ pub const Epoch = struct {
 
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
         if (!epoch.running or !known.done.covers(&epoch.alive)) return;
-        if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers });
+        if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
         epoch.decisions += 1;
         epoch.committed += 1;
         epoch.broadcast(.{ .commit = .{
@@ -216,10 +230,18 @@ pub const Epoch = struct {
         epoch.record_free(epoch.find(known.id).?);
     }
 
-    /// Decides against an operation, once; nothing happens if it is decided already.
-    pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict) ProtocolError!void {
+    /// Decides against an operation, once; nothing happens if it is decided already. A `maker` has
+    /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
+    /// that member, and error.Unexpected when that is more than any honest one can have caused.
+    pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
         if (epoch.is_aborted(id)) return;
-        try epoch.aborted.append(epoch.gpa, .{ .id = id, .decision = epoch.decisions + 1 });
+        if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
+            return error.Unexpected;
+        try epoch.aborted.append(epoch.gpa, .{
+            .id = id,
+            .decision = epoch.decisions + 1,
+            .maker = maker,
+        });
         epoch.decisions += 1;
         const blank = std.mem.zeroInit(Descriptor, .{
             .kind = .all_reduce,
@@ -244,13 +266,17 @@ pub const Epoch = struct {
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
         switch (message.reason) {
             .deadline, .cancelled, .root_lost => {},
-            .mismatch, .digest, .peer_lost, .too_few_peers, .left => return error.Unexpected,
+            .mismatch,
+            .digest,
+            .peer_lost,
+            .too_few_peers,
+            .contradiction,
+            => return error.Unexpected,
         }
-        try epoch.check_lag();
         try epoch.abort(message.op, .{
             .reason = message.reason,
             .peer = epoch.members[rank].id,
-        });
+        }, rank);
     }
 
     pub fn on_mismatch(
@@ -258,27 +284,49 @@ pub const Epoch = struct {
         rank: u16,
         message: *const control.MismatchSeen,
     ) ProtocolError!void {
-        try epoch.check_lag();
         try epoch.abort(message.op, .{
             .reason = .mismatch,
             .peer = epoch.members[rank].id,
             .other = message.other,
             .descriptor = message.mine,
             .other_descriptor = message.theirs,
-        });
+        }, rank);
     }
 
-    /// Who adds to aborts that others have not even seen, and beyond the limit, is let go itself.
-    fn check_lag(epoch: *const Epoch) ProtocolError!void {
-        if (epoch.aborted.items.len >= base.limits.decisions_kept_max) return error.Unexpected;
+    /// Aborts of this member that some other has not seen yet.
+    fn caused_by(epoch: *const Epoch, rank: u16) usize {
+        var count: usize = 0;
+        for (epoch.aborted.items) |entry| count += @intFromBool(entry.maker == rank);
+        return count;
     }
 
-    fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
+    /// Who is the maker when two members contradict each other: nobody, because either may be the
+    /// honest one. Only beyond what honest members can reach (accomplices, then) is it the later.
+    fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
+        return if (epoch.aborted.items.len < base.limits.contradictions_kept_max) null else rank;
+    }
+
+    /// A member must say what it has seen within the silence limit: else what is kept for it grows,
+    /// and would in the end be counted against those who cause aborts honestly.
+    pub fn check_seen(epoch: *Epoch, now: base.Instant, silence_ns: u64, late: bool) void {
+        for (epoch.members) |*member| {
+            const peer = member.peer orelse continue;
+            if (member.closed) continue;
+            if (late or member.decisions_seen >= member.seen_wanted) {
+                member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
+                member.seen_wanted_at = now;
+            } else if (now -| member.seen_wanted_at >= silence_ns) {
+                peer.connection.doomed = "it does not say which decisions it has seen";
+            }
+        }
+    }
+
+    pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
         if (seen > epoch.decisions) return error.Unexpected;
         const member = &epoch.members[rank];
         member.decisions_seen = @max(member.decisions_seen, seen);
         var all = epoch.decisions;
-        for (epoch.members) |*other| if (other.peer != null) {
+        for (epoch.members) |*other| if (other.peer != null and !other.closed) {
             all = @min(all, other.decisions_seen);
         };
         var kept: usize = 0;
@@ -318,7 +366,7 @@ pub const Epoch = struct {
         epoch.attempt += 1;
         epoch.running = false;
         epoch.replan_at = base.never;
-        try epoch.history.note(epoch.gpa, epoch.attempt, &epoch.alive);
+        epoch.history.note(epoch.attempt, &epoch.alive);
         for (epoch.members) |*member| member.reported = false;
         for (epoch.records.items) |known| {
             known.done = .empty;
@@ -343,23 +391,41 @@ pub const Epoch = struct {
         if (message.attempt != epoch.attempt or epoch.running) return; // of a passed attempt
         if (epoch.members[rank].reported) return error.Unexpected;
         if (message.chunks > base.limits.chunks_max) return error.Unexpected;
+        try epoch.check_settled(message);
         if (epoch.is_aborted(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
-        if (known.chunks.len == 0 and message.chunks > 0) {
+        if (known.chunks_from == null) {
             known.chunks = try epoch.gpa.alloc(Record.Chunk, message.chunks);
             for (known.chunks) |*chunk| chunk.* = .{ .reduced_attempt = 0, .holders = .empty };
+            known.chunks_from = rank;
         }
-        if (known.chunks.len != message.chunks) return error.Unexpected;
+        if (known.chunks.len != message.chunks) {
+            const first = known.chunks_from.?;
+            if (first == rank) return error.Unexpected;
+            // One of the two is wrong, and nobody can tell which.
+            return epoch.abort(message.op, .{
+                .reason = .contradiction,
+                .peer = epoch.members[first].id,
+                .other = epoch.members[rank].id,
+            }, epoch.spendthrift(rank));
+        }
         known.reported.set(rank);
         if (message.state == .done) known.done_reported.set(rank);
         var it = message.settled.iterator();
         while (it.next()) |range| {
-            if (range.end > known.chunks.len or range.begin >= range.end) return error.Unexpected;
-            if (range.reduced_attempt == 0 or range.reduced_attempt > epoch.attempt)
-                return error.Unexpected;
             for (known.chunks[range.begin..range.end]) |*chunk| {
                 note_holder(chunk, known, rank, message.state == .done, range.reduced_attempt);
             }
+        }
+    }
+
+    /// Whether a report makes sense by itself.
+    fn check_settled(epoch: *const Epoch, message: *const control.ReportOp) ProtocolError!void {
+        var it = message.settled.iterator();
+        while (it.next()) |range| {
+            if (range.begin >= range.end or range.end > message.chunks) return error.Unexpected;
+            if (range.reduced_attempt == 0 or range.reduced_attempt > epoch.attempt)
+                return error.Unexpected;
         }
     }
 
@@ -419,7 +485,7 @@ pub const Epoch = struct {
             if (known.reported.is_empty()) {
                 epoch.record_free(index); // only those who are lost had called it
             } else if (epoch.verdict_on(known)) |verdict| {
-                try epoch.abort(known.id, verdict);
+                try epoch.abort(known.id, verdict, null);
             } else try epoch.send_kept(known);
         }
         epoch.running = true;

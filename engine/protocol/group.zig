@@ -42,6 +42,8 @@ pub const Group = struct {
     /// Never used again, so that late answers are told apart.
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
+    /// A step of the round waits for memory.
+    out_of_memory: bool = false,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const back_off_ns: u64 = std.time.ns_per_s;
@@ -101,7 +103,20 @@ pub const Group = struct {
     pub fn add(group: *Group, now: base.Instant, peer: *Peer, initial: u32) Allocator.Error!void {
         if (initial > 0) group.initial_world_size = initial;
         try group.newcomers.append(group.gpa, .{ .peer = peer });
+        group.advance(now);
+    }
+
+    /// Starts a round if one is due, and moves it on. Each step first has all its memory: without
+    /// it nothing has changed, and the next tick tries again.
+    fn advance(group: *Group, now: base.Instant) void {
+        group.step(now) catch {
+            group.out_of_memory = true; // the coordinator says so at its tick
+        };
+    }
+
+    fn step(group: *Group, now: base.Instant) Allocator.Error!void {
         try group.start_round(now);
+        try group.evaluate(now);
     }
 
     /// Starts a round if nothing is under way and somebody waits, or a rank is empty.
@@ -118,8 +133,6 @@ pub const Group = struct {
         )) return;
 
         group.round += 1;
-        group.phase = .prepare;
-        group.round_deadline = now +| group.prepare_ns;
         const room = base.limits.peers_max - incumbents;
         var taken: u32 = 0;
         for (group.newcomers.items) |*newcomer| {
@@ -132,7 +145,8 @@ pub const Group = struct {
             member.safe_points = null;
         };
         try group.send_prepare();
-        try group.evaluate(now);
+        group.phase = .prepare;
+        group.round_deadline = now +| group.prepare_ns;
     }
 
     fn send_prepare(group: *Group) Allocator.Error!void {
@@ -178,7 +192,7 @@ pub const Group = struct {
         if (group.current()) |epoch| if (epoch.rank_of(peer)) |rank| {
             epoch.members[rank].prepared = true;
         };
-        try group.evaluate(now);
+        group.advance(now);
     }
 
     pub fn on_safe_points(
@@ -193,7 +207,7 @@ pub const Group = struct {
         const rank = epoch.rank_of(peer) orelse return;
         if (count >= base.limits.safe_points_max) return error.Unexpected;
         epoch.members[rank].safe_points = count;
-        try group.evaluate(now);
+        group.advance(now);
     }
 
     /// Moves the round on if everybody it waits for has answered.
@@ -270,7 +284,7 @@ pub const Group = struct {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         epoch.members[rank].activated = true;
-        try group.evaluate(now);
+        group.advance(now);
     }
 
     pub fn on_closed(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
@@ -279,7 +293,7 @@ pub const Group = struct {
         if (epoch == group.current()) return error.Unexpected; // nobody has a later one to be in
         try epoch.on_closed(rank);
         group.drop_empty();
-        try group.start_round(now);
+        group.advance(now);
     }
 
     /// Epochs that nobody is in any more are over. The newest stays while it has members.
@@ -343,18 +357,19 @@ pub const Group = struct {
             group.phase = .idle;
             group.round_deadline = base.never;
         }
-        try group.evaluate(now);
-        try group.start_round(now);
+        group.advance(now);
     }
 
     // ---- time
 
-    pub fn tick(group: *Group, now: base.Instant) !void {
+    /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
+    pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
         if (group.round_deadline <= now) group.release(now, true);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try epoch.new_attempt();
+            epoch.check_seen(now, silence_ns, late);
         }
-        try group.start_round(now);
+        group.advance(now);
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {

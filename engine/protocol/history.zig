@@ -16,11 +16,16 @@ pub const History = struct {
         history.entries.deinit(gpa);
     }
 
-    /// Attempts rise. Attempts with equal members share an entry, so there are at most as many as
-    /// losses.
-    pub fn note(history: *History, gpa: Allocator, attempt: u32, alive: *const Mask) !void {
+    /// Makes room for every entry that an epoch of so many members can need.
+    pub fn reserve(history: *History, gpa: Allocator, members_max: usize) Allocator.Error!void {
+        try history.entries.ensureTotalCapacity(gpa, members_max);
+    }
+
+    /// Attempts rise and members only go. Attempts with equal members share an entry, so there are
+    /// at most as many as members. Asserts that room was reserved.
+    pub fn note(history: *History, attempt: u32, alive: *const Mask) void {
         if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
-        try history.entries.append(gpa, .{ .attempt = attempt, .members = alive.* });
+        history.entries.appendAssumeCapacity(.{ .attempt = attempt, .members = alive.* });
     }
 
     /// Members of the given attempt. Asserts that the first attempt is noted.
@@ -37,9 +42,10 @@ test "an attempt has the members of the last change before it" {
     const gpa = std.testing.allocator;
     var history: History = .{};
     defer history.deinit(gpa);
-    try history.note(gpa, 1, &Mask.full(3));
-    try history.note(gpa, 2, &Mask.full(3));
-    try history.note(gpa, 5, &Mask.full(2));
+    try history.reserve(gpa, 3);
+    history.note(1, &Mask.full(3));
+    history.note(2, &Mask.full(3));
+    history.note(5, &Mask.full(2));
     try std.testing.expectEqual(3, history.members(1).count());
     try std.testing.expectEqual(3, history.members(4).count());
     try std.testing.expectEqual(2, history.members(9).count());

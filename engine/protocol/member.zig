@@ -113,13 +113,23 @@ pub const Epoch = struct {
     alive: Mask,
     ops: std.ArrayList(*Op) = .empty,
     sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
-    /// Aborts of operations that were not called yet.
+    /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
     /// What the current attempt's resume said of operations that were not called yet.
     resumes: std.ArrayList(StoredResume) = .empty,
     decisions_seen: u64 = 0,
+    /// What of that the coordinator knows.
+    decisions_told: u64 = 0,
 
-    const Stored = struct { id: OpId, failure: Failure };
+    /// Sequences [first, end) of a tag: who gives up again and again costs one entry.
+    const Stored = struct {
+        tag: u64,
+        first: u64,
+        end: u64,
+        /// The rank that caused them, as far as it is known.
+        maker: u16,
+        failure: Failure,
+    };
     const StoredResume = struct { id: OpId, kept: []KeptRange };
 
     pub fn world_size(epoch: *const Epoch) u32 {
@@ -148,6 +158,52 @@ pub const Epoch = struct {
 
     fn find(epoch: *const Epoch, id: OpId) ?*Op {
         for (epoch.ops.items) |op| if (op.id.eql(id)) return op;
+        return null;
+    }
+
+    /// Keeps an abort for the call that will want to know. Members may name operations that nobody
+    /// ever calls: the oldest of whoever caused most makes room, and a call that finds its abort
+    /// forgotten waits for its deadline.
+    fn store(epoch: *Epoch, gpa: Allocator, id: OpId, failure: Failure) Allocator.Error!void {
+        for (epoch.aborts.items) |*stored| {
+            if (stored.tag != id.tag) continue;
+            if (stored.first <= id.sequence and id.sequence < stored.end) return;
+            if (stored.end != id.sequence or !std.meta.eql(stored.failure, failure)) continue;
+            stored.end += 1;
+            return;
+        }
+        if (epoch.aborts.items.len >= base.limits.decisions_kept_max) epoch.make_room();
+        try epoch.aborts.append(gpa, .{
+            .tag = id.tag,
+            .first = id.sequence,
+            .end = id.sequence +| 1,
+            .maker = epoch.rank_of(failure.peer) orelse unknown_maker,
+            .failure = failure,
+        });
+    }
+
+    const unknown_maker = base.limits.peers_max;
+
+    fn make_room(epoch: *Epoch) void {
+        var counts: [unknown_maker + 1]u32 = @splat(0);
+        for (epoch.aborts.items) |*stored| counts[stored.maker] += 1;
+        const most = std.mem.findMax(u32, &counts);
+        for (epoch.aborts.items, 0..) |*stored, index| if (stored.maker == most) {
+            _ = epoch.aborts.orderedRemove(index);
+            return;
+        };
+    }
+
+    /// The abort that was stored for this operation; calls come in the order of their sequences.
+    fn recall(epoch: *Epoch, id: OpId) ?Failure {
+        for (epoch.aborts.items, 0..) |*stored, index| {
+            if (stored.tag != id.tag) continue;
+            if (id.sequence < stored.first or id.sequence >= stored.end) continue;
+            const failure = stored.failure;
+            stored.first = id.sequence + 1;
+            if (stored.first == stored.end) _ = epoch.aborts.orderedRemove(index);
+            return failure;
+        }
         return null;
     }
 };
@@ -371,11 +427,9 @@ pub const Member = struct {
         entry.value_ptr.* += 1;
         op.epoch = epoch.number;
         op.state = .running;
-        for (epoch.aborts.items, 0..) |stored, index| {
-            if (!stored.id.eql(op.id)) continue;
-            _ = epoch.aborts.swapRemove(index);
+        if (epoch.recall(op.id)) |failure| {
             op.state = .finished;
-            return m.actions.vtable.finished(m.actions.ctx, op, stored.failure);
+            return m.actions.vtable.finished(m.actions.ctx, op, failure);
         }
         epoch.ops.appendAssumeCapacity(op);
         if (epoch.running) m.begin(epoch, op);
@@ -419,7 +473,7 @@ pub const Member = struct {
             .deadline => .deadline_exceeded,
             .cancelled => .cancelled,
             .root_lost => .aborted,
-            .mismatch, .digest, .peer_lost, .too_few_peers, .left => unreachable,
+            .mismatch, .digest, .peer_lost, .too_few_peers, .contradiction => unreachable,
         };
         m.actions.vtable.finished(m.actions.ctx, op, .{
             .status = status,
@@ -446,6 +500,7 @@ pub const Member = struct {
             .digest = digest,
             .decisions_seen = epoch.decisions_seen,
         } });
+        epoch.decisions_told = epoch.decisions_seen;
         if (base.canary.on(.publish_before_commit) and op.state == .voted) {
             m.forget(epoch, op);
             m.actions.vtable.finished(m.actions.ctx, op, null);
@@ -495,7 +550,7 @@ pub const Member = struct {
 
     pub fn on_commit(m: *Member, message: *const control.Commit) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
-        epoch.decisions_seen = @max(epoch.decisions_seen, message.decision);
+        m.saw(epoch, message.decision);
         const op = epoch.find(message.op) orelse return;
         // A commit needs this peer's vote, so anything else is a coordinator that lies.
         if (op.state == .running) return error.Unexpected;
@@ -511,7 +566,7 @@ pub const Member = struct {
 
     pub fn on_abort(m: *Member, message: *const control.Abort) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
-        epoch.decisions_seen = @max(epoch.decisions_seen, message.decision);
+        m.saw(epoch, message.decision);
         const failure = failure_from(message);
         if (epoch.find(message.op)) |op| {
             const was = op.state;
@@ -524,17 +579,28 @@ pub const Member = struct {
         }
         const next = epoch.sequences.get(message.op.tag) orelse 0;
         if (message.op.sequence < next) return; // this peer gave up itself
-        if (epoch.aborts.items.len >= base.limits.decisions_kept_max) return error.Unexpected;
-        try epoch.aborts.append(m.gpa, .{ .id = message.op, .failure = failure });
+        try epoch.store(m.gpa, message.op, failure);
+    }
+
+    /// Votes and reports say what was seen; without one, it is said now and then.
+    fn saw(m: *Member, epoch: *Epoch, decision: u64) void {
+        epoch.decisions_seen = @max(epoch.decisions_seen, decision);
+        if (epoch.decisions_seen - epoch.decisions_told < base.limits.decisions_untold_max) return;
+        epoch.decisions_told = epoch.decisions_seen;
+        m.send(.{ .decisions_seen = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .count = epoch.decisions_seen,
+        } });
     }
 
     fn failure_from(message: *const control.Abort) Failure {
         const mismatched = message.reason == .mismatch;
         return .{
             .status = switch (message.reason) {
-                .mismatch => .mismatch,
+                .mismatch, .contradiction => .mismatch,
                 .too_few_peers => .too_few_peers,
-                .deadline, .cancelled, .digest, .peer_lost, .root_lost, .left => .aborted,
+                .deadline, .cancelled, .digest, .peer_lost, .root_lost => .aborted,
             },
             .reason = message.reason,
             .peer = message.peer,
@@ -564,6 +630,7 @@ pub const Member = struct {
             .attempt = epoch.attempt,
             .decisions_seen = epoch.decisions_seen,
         } });
+        epoch.decisions_told = epoch.decisions_seen;
     }
 
     fn report(m: *Member, epoch: *Epoch, op: *Op) EpochError!void {

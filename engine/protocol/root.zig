@@ -18,4 +18,5 @@ test {
     _ = @import("epoch.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
+    _ = @import("hostile_test.zig");
 }

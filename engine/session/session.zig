@@ -328,6 +328,7 @@ pub const Session = struct {
             .mismatch_seen,
             .report_op,
             .report_end,
+            .decisions_seen,
             .link_lost,
             .status_request,
             .status_reply,

@@ -58,7 +58,8 @@ pub const AbortReason = enum(u8) {
     peer_lost = 5,
     root_lost = 6,
     too_few_peers = 7,
-    left = 8,
+    /// Members agree about the call, and not about its parts.
+    contradiction = 8,
 };
 
 pub const OpState = enum(u8) { running = 0, done = 1 };
@@ -108,6 +109,8 @@ pub const ReportOp = struct {
     settled: List(SettledRange),
 };
 pub const ReportEnd = struct { group: u16, epoch: u64, attempt: u32, decisions_seen: u64 };
+/// When nothing else has said it for a while.
+pub const DecisionsSeen = struct { group: u16, epoch: u64, count: u64 };
 pub const LinkLost = struct {
     other: PeerId,
     group: u16,
@@ -190,6 +193,7 @@ pub const Message = union(enum(u16)) {
     mismatch_seen: MismatchSeen,
     report_op: ReportOp,
     report_end: ReportEnd,
+    decisions_seen: DecisionsSeen,
     link_lost: LinkLost,
     status_request: StatusRequest,
     welcome: Welcome,

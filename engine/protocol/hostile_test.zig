@@ -1,0 +1,587 @@
+//! Members that lie, and memory that runs out: what it costs them, and that it costs nobody else. A
+//! coordinator is told messages here and its answers are read; a Member by itself likewise. Worlds
+//! of honest peers: session/world_test.zig and tests/sim.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const coordinator = @import("coordinator.zig");
+const member_file = @import("member.zig");
+const Coordinator = coordinator.Coordinator;
+const Connection = coordinator.Connection;
+const Member = member_file.Member;
+const Op = member_file.Op;
+const control = wire.control;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = std.time.ns_per_ms;
+const peers_max = 3;
+
+const descriptor: control.Descriptor = .{
+    .kind = .all_reduce,
+    .dtype = .f32,
+    .op = .sum,
+    .recovery = .resume_chunks,
+    .count = 100,
+    .safe_points = 1,
+};
+
+/// A coordinator and peers that say what a test wants.
+const Court = struct {
+    c: *Coordinator,
+    now: u64 = 1000 * ms,
+    peers: [peers_max]?*Connection = @splat(null),
+    /// What the coordinator sends is decoded before the next is asked for.
+    aborts: [peers_max]u32 = @splat(0),
+    commits: [peers_max]u32 = @splat(0),
+    last_abort: ?control.Abort = null,
+    attempt: u32 = 1,
+    epoch: u64 = 0,
+    round: u64 = 0,
+
+    fn init(court: *Court, allocator: std.mem.Allocator) !void {
+        court.* = .{ .c = try Coordinator.create(allocator, .{
+            .run_id = @splat(1),
+            .initial_world_size = peers_max,
+        }, .{ .ctx = court, .vtable = &.{ .close = close, .wake = wake, .log = log } }) };
+        court.c.tick(court.now);
+    }
+
+    fn close(ctx: *anyopaque, connection: *Connection) void {
+        const court: *Court = @ptrCast(@alignCast(ctx));
+        court.peers[connection.driver] = null;
+    }
+    fn wake(_: *anyopaque, _: *Connection) void {}
+    fn log(_: *anyopaque, _: coordinator.LogLevel, _: []const u8) void {}
+
+    /// All peers are members of epoch 1.
+    fn form(court: *Court) !void {
+        for (0..peers_max) |index| try court.connect(index);
+        try court.listen();
+        for (0..peers_max) |index| try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = court.round,
+        } });
+        try court.listen();
+        for (0..peers_max) |index| try court.enter(index);
+    }
+
+    fn connect(court: *Court, index: usize) !void {
+        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
+        connection.driver = index;
+        court.peers[index] = connection;
+        try court.put(index, &wire.hello.encode(.{
+            .purpose = .control,
+            .run_id = @splat(1),
+            .from = .from_int(index + 1),
+        }));
+        try court.say(index, .{ .join = .{
+            .name = .of("g"),
+            .address = .of("a:1"),
+            .initial_world_size = 0,
+        } });
+    }
+
+    fn enter(court: *Court, index: usize) !void {
+        try court.say(index, .{ .activated = .{ .group = 0, .epoch = court.epoch } });
+    }
+
+    fn put(court: *Court, index: usize, bytes: []const u8) !void {
+        const connection = court.peers[index].?;
+        var rest = bytes;
+        while (rest.len > 0) {
+            const room = try connection.stream.recv_slice();
+            const count = @min(room.len, rest.len);
+            @memcpy(room[0..count], rest[0..count]);
+            connection.stream.received(count);
+            rest = rest[count..];
+        }
+        court.c.received(court.now, connection);
+    }
+
+    fn say(court: *Court, index: usize, message: control.Message) !void {
+        if (court.peers[index] == null) return;
+        var bytes: [4096]u8 = undefined;
+        try court.put(index, try control.encode(message, &bytes));
+    }
+
+    /// Reads what every peer was told.
+    fn listen(court: *Court) !void {
+        for (court.peers, 0..) |maybe, index| {
+            const connection = maybe orelse continue;
+            var rest = connection.stream.send_slice();
+            while (rest.len > 0) {
+                if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
+                    rest = rest[wire.hello.answer_bytes..];
+                    continue;
+                }
+                const length = try control.body_length(rest[0..control.header_bytes]);
+                const total = control.header_bytes + length;
+                court.hear(index, try control.decode(rest[0..total]));
+                rest = rest[total..];
+            }
+            connection.stream.sent(connection.stream.send_slice().len);
+        }
+    }
+
+    fn hear(court: *Court, index: usize, message: control.Message) void {
+        switch (message) {
+            .prepare => |body| court.round = body.round,
+            .activate => |body| court.epoch = body.epoch,
+            .view => |body| court.attempt = body.attempt,
+            .abort => |body| {
+                court.aborts[index] += 1;
+                court.last_abort = body;
+            },
+            .commit => court.commits[index] += 1,
+            else => {},
+        }
+    }
+
+    /// Time passes, with everybody alive.
+    fn pass(court: *Court, duration_ns: u64) !void {
+        const until = court.now + duration_ns;
+        while (court.now < until) {
+            court.now += 500 * ms;
+            for (0..peers_max) |index| try court.say(index, .{ .heartbeat = .{
+                .number = 1,
+                .bytes_sent = 0,
+                .bytes_received = 0,
+            } });
+            court.c.tick(court.now);
+        }
+    }
+
+    /// What a member without calls answers.
+    fn obey(court: *Court, index: usize, message: control.Message) !void {
+        switch (message) {
+            .prepare => |body| try court.say(index, .{ .prepared = .{
+                .group = 0,
+                .round = body.round,
+            } }),
+            .ask_safe_points => |body| try court.say(index, .{ .safe_points = .{
+                .group = 0,
+                .round = body.round,
+                .count = court.epoch,
+            } }),
+            .activate => |body| {
+                try court.say(index, .{ .activated = .{ .group = 0, .epoch = body.epoch } });
+                if (body.epoch > 1) try court.say(index, .{ .epoch_closed = .{
+                    .group = 0,
+                    .epoch = body.epoch - 1,
+                } });
+            },
+            .view => |body| try court.say(index, .{ .report_end = .{
+                .group = 0,
+                .epoch = body.epoch,
+                .attempt = body.attempt,
+                .decisions_seen = 0,
+            } }),
+            else => {},
+        }
+    }
+
+    fn done(court: *Court, index: usize, tag: u64, seen: u64) !void {
+        try court.say(index, .{ .done = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .descriptor = descriptor,
+            .digest = 7,
+            .decisions_seen = seen,
+        } });
+    }
+
+    fn give_up(court: *Court, index: usize, tag: u64) !void {
+        try court.say(index, .{ .gave_up = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .reason = .cancelled,
+        } });
+    }
+
+    fn say_seen(court: *Court, index: usize, count: u64) !void {
+        try court.say(index, .{ .decisions_seen = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .count = count,
+        } });
+    }
+
+    /// A lane between the first two broke: a new attempt with the same members.
+    fn stumble(court: *Court) !void {
+        try court.say(0, .{ .link_lost = .{
+            .other = .from_int(2),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .down = false,
+        } });
+        const before = court.attempt;
+        try court.pass(500 * ms);
+        try court.listen();
+        try expectEqual(before + 1, court.attempt);
+    }
+
+    fn report(court: *Court, index: usize, tag: u64, chunks: u32) !void {
+        try court.say(index, .{ .report_op = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .descriptor = descriptor,
+            .state = .running,
+            .chunks = chunks,
+            .settled = .of(&.{}),
+        } });
+    }
+
+    fn report_end(court: *Court, index: usize) !void {
+        try court.say(index, .{ .report_end = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .decisions_seen = 0,
+        } });
+    }
+};
+
+test "who makes up more aborts than the others can have seen is let go, and nobody else" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    // The honest ones give up now and then, too, and have said nothing yet.
+    for (0..50) |tag| try court.give_up(0, 1_000_000 + tag);
+    var invented: u64 = 0;
+    while (court.peers[2] != null) : (invented += 1) {
+        try expect(invented <= limits.decisions_kept_max);
+        try court.give_up(2, invented);
+    }
+    try expectEqual(limits.decisions_kept_max + 1, invented);
+    for (50..100) |tag| try court.give_up(1, 1_000_000 + tag);
+    try expect(court.peers[0] != null and court.peers[1] != null);
+    try court.listen();
+    try expectEqual(limits.decisions_kept_max + 100, court.aborts[0]);
+}
+
+test "who never says what it has seen is let go before what is kept for it costs others" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    var decisions: u64 = 0;
+    for (0..40) |_| { // 20 s
+        for (0..30) |_| {
+            try court.give_up(0, decisions);
+            decisions += 1;
+        }
+        try court.pass(500 * ms);
+        for (0..2) |index| try court.say_seen(index, decisions);
+    }
+    try expect(court.peers[0] != null and court.peers[1] != null);
+    try expectEqual(null, court.peers[2]);
+}
+
+test "one that calls the same operation twice, differently, is let go" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.done(2, 5, 0);
+    try court.stumble();
+    try court.say(2, .{ .report_op = .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = court.attempt,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .descriptor = other: {
+            var other = descriptor;
+            other.count = 99;
+            break :other other;
+        },
+        .state = .running,
+        .chunks = 1,
+        .settled = .of(&.{}),
+    } });
+    try expectEqual(null, court.peers[2]);
+}
+
+test "members that contradict each other about chunks end the operation, not each other" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.stumble();
+    try court.report(0, 5, 0); // a count of zero is a count
+    try court.report(1, 5, 4);
+    try court.report(2, 5, 4);
+    for (0..peers_max) |index| try court.report_end(index);
+    try court.listen();
+    for (0..peers_max) |index| {
+        try expect(court.peers[index] != null);
+        try expectEqual(1, court.aborts[index]);
+    }
+    try expectEqual(.contradiction, court.last_abort.?.reason);
+    try expect(court.last_abort.?.peer.eql(.from_int(1)));
+    try expect(court.last_abort.?.other.eql(.from_int(2)));
+    // The group goes on.
+    for (0..peers_max) |index| try court.done(index, 6, 0);
+    try court.listen();
+    try expectEqual(1, court.commits[1]);
+}
+
+test "a range beyond the chunks of its own report is a lie of its sender" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.stumble();
+    try court.report(0, 5, 8);
+    try court.say(1, .{ .report_op = .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = court.attempt,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .descriptor = descriptor,
+        .state = .running,
+        .chunks = 4,
+        .settled = .of(&.{.{ .begin = 0, .end = 5, .reduced_attempt = 1 }}),
+    } });
+    try expectEqual(null, court.peers[1]);
+    try expect(court.peers[0] != null);
+}
+
+test "without memory at any step of a round and a loss, the group goes on once there is some" {
+    // Goal: no failed allocation leaves a group stopped. Method: each allocation of the coordinator
+    // fails in turn, for one call; afterwards there is memory and time, and those who are still
+    // connected must be members of an epoch that runs and commits.
+    var fail_at: usize = 0;
+    var failed: usize = 0;
+    while (true) : (fail_at += 1) {
+        var failing: std.testing.FailingAllocator = .init(gpa, .{});
+        var court: Court = undefined;
+        try court.init(failing.allocator());
+        defer court.c.destroy();
+        for (0..peers_max - 1) |index| try court.connect(index);
+        failing.fail_index = failing.alloc_index + fail_at;
+        const induced = try hurdles(&court, &failing);
+        if (!induced) break;
+        failed += 1;
+        failing.fail_index = std.math.maxInt(usize);
+        try recover(&court);
+    }
+    try expect(failed > 10);
+}
+
+/// A round, a new attempt and a loss. True once an allocation has failed, and then it stops there.
+fn hurdles(court: *Court, failing: *std.testing.FailingAllocator) !bool {
+    try no_memory(court, peers_max - 1, court.connect(peers_max - 1));
+    if (failing.has_induced_failure) return true;
+    try court.listen();
+    for (0..peers_max) |index| {
+        try try_say(court, index, .{ .prepared = .{ .group = 0, .round = court.round } });
+        if (failing.has_induced_failure) return true;
+    }
+    try court.listen();
+    for (0..peers_max) |index| {
+        try try_say(court, index, .{ .activated = .{ .group = 0, .epoch = court.epoch } });
+        if (failing.has_induced_failure) return true;
+    }
+    try try_say(court, 0, .{ .link_lost = .{
+        .other = .from_int(2),
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .down = false,
+    } });
+    court.now += 500 * ms;
+    court.c.tick(court.now);
+    if (failing.has_induced_failure) return true;
+    try court.listen();
+    const lost = court.peers[2].?;
+    court.peers[2] = null;
+    court.c.closed(court.now, lost);
+    return failing.has_induced_failure;
+}
+
+fn try_say(court: *Court, index: usize, message: control.Message) !void {
+    try no_memory(court, index, court.say(index, message));
+}
+
+/// Without memory for the bytes themselves a driver ends the connection.
+fn no_memory(court: *Court, index: usize, result: anytype) !void {
+    result catch |err| {
+        if (err != error.OutOfMemory) return err;
+        const connection = court.peers[index] orelse return;
+        court.peers[index] = null;
+        court.c.closed(court.now, connection);
+    };
+}
+
+/// Everybody who is still there does what the coordinator asks, as a member would.
+fn recover(court: *Court) !void {
+    for (0..20) |_| { // 10 s, less than a round may take
+        for (court.peers, 0..) |maybe, index| {
+            if (maybe == null and court.epoch == 0) try court.connect(index);
+        }
+        try court.pass(500 * ms);
+        var any = false;
+        for (0..peers_max) |index| {
+            const connection = court.peers[index] orelse continue;
+            any = true;
+            const rest = try gpa.dupe(u8, connection.stream.send_slice());
+            defer gpa.free(rest);
+            connection.stream.sent(rest.len);
+            var offset: usize = 0;
+            while (offset < rest.len) {
+                if (court.peers[index] == null) break;
+                const welcome = wire.hello.encode_answer(.welcome);
+                if (std.mem.startsWith(u8, rest[offset..], &welcome)) {
+                    offset += wire.hello.answer_bytes;
+                    continue;
+                }
+                const head = rest[offset..][0..control.header_bytes];
+                const total = control.header_bytes + try control.body_length(head);
+                const message = try control.decode(rest[offset..][0..total]);
+                court.hear(index, message);
+                try court.obey(index, message);
+                offset += total;
+            }
+        }
+        if (!any) return; // all were let go, and told so by that
+    }
+    const group = court.c.groups.items[0];
+    try expectEqual(.idle, group.phase);
+    const epoch = group.current().?;
+    try expect(epoch.running);
+    var alive: u32 = 0;
+    for (court.peers) |maybe| alive += @intFromBool(maybe != null);
+    try expectEqual(alive, epoch.alive.count());
+    const before = epoch.committed;
+    for (0..peers_max) |index| try court.say(index, .{ .done = .{
+        .group = 0,
+        .epoch = epoch.number,
+        .attempt = epoch.attempt,
+        .op = .{ .tag = 9, .sequence = 0 },
+        .descriptor = descriptor,
+        .digest = 1,
+        .decisions_seen = 0,
+    } });
+    try expectEqual(before + 1, epoch.committed);
+}
+
+// ---- a member that is told too much
+
+/// A member in epoch 1 of three peers, with nothing behind it.
+const Witness = struct {
+    member: Member,
+    sent: u32 = 0,
+    failure: ?member_file.Failure = null,
+
+    fn init(w: *Witness) !void {
+        w.* = .{ .member = .init(gpa, 0, .from_int(1), .{ .ctx = w, .vtable = &.{
+            .send = send,
+            .stop = stop,
+            .chunks = chunks,
+            .start = start,
+            .finished = finished,
+            .resolved = resolved,
+            .admitted = admitted,
+            .closed = closed,
+        } }) };
+        const ids = [_]base.PeerId{ .from_int(1), .from_int(2), .from_int(3) };
+        try w.member.on_activate(&.{
+            .group = 0,
+            .round = 1,
+            .epoch = 1,
+            .safe_point = 1,
+            .members = .of(&ids),
+            .joined = 3,
+            .left = .of(&.{}),
+        });
+        w.member.admit();
+    }
+
+    fn abort(w: *Witness, maker: u128, tag: u64, sequence: u64, decision: u64) !void {
+        try w.member.on_abort(&.{
+            .group = 0,
+            .epoch = 1,
+            .op = .{ .tag = tag, .sequence = sequence },
+            .reason = .cancelled,
+            .peer = .from_int(maker),
+            .other = .none,
+            .descriptor = descriptor,
+            .other_descriptor = descriptor,
+            .decision = decision,
+        });
+    }
+
+    /// A call with this tag; what it failed with at once, if it did.
+    fn call(w: *Witness, op: *Op, tag: u64) !?member_file.Failure {
+        op.* = .{ .descriptor = descriptor, .chunks = 1 };
+        try w.member.check_start(tag);
+        w.failure = null;
+        w.member.start(op, tag);
+        return w.failure;
+    }
+
+    fn from(ctx: *anyopaque) *Witness {
+        return @ptrCast(@alignCast(ctx));
+    }
+    fn send(ctx: *anyopaque, message: control.Message) void {
+        if (message == .decisions_seen) from(ctx).sent += 1;
+    }
+    fn finished(ctx: *anyopaque, _: *Op, failure: ?member_file.Failure) void {
+        from(ctx).failure = failure;
+    }
+    fn chunks(_: *anyopaque, _: *Op) []const u32 {
+        return &.{0};
+    }
+    fn stop(_: *anyopaque, _: u64) void {}
+    fn start(_: *anyopaque, _: *Op, _: []const control.KeptRange) void {}
+    fn resolved(_: *anyopaque, _: *Op, _: ?bool) void {}
+    fn admitted(_: *anyopaque, _: ?member_file.Status) void {}
+    fn closed(_: *anyopaque, _: u64) void {}
+};
+
+test "aborts that a member makes up push out its own, never those of others" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    try w.abort(2, 7, 0, 1);
+    const flood = 2 * limits.decisions_kept_max;
+    for (0..flood) |index| try w.abort(3, 1000 + index, 0, 2 + index);
+    try expectEqual(limits.decisions_kept_max, w.member.current.?.aborts.items.len);
+    // What was seen has been said without a vote.
+    try expectEqual((flood + 1) / limits.decisions_untold_max, w.sent);
+    var op: Op = undefined;
+    const failure = (try w.call(&op, 7)).?;
+    try expect(failure.peer.eql(.from_int(2)));
+    const last = (try w.call(&op, 1000 + flood - 1)).?;
+    try expect(last.peer.eql(.from_int(3)));
+    var waits: Op = undefined;
+    try expectEqual(null, try w.call(&waits, 1000));
+}
+
+test "a peer that gives up again and again while another is away costs it one entry" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    const count = 3 * limits.decisions_kept_max;
+    for (0..count) |sequence| try w.abort(2, 7, sequence, 1 + sequence);
+    try expectEqual(1, w.member.current.?.aborts.items.len);
+    var op: Op = undefined;
+    for (0..count) |sequence| {
+        const failure = (try w.call(&op, 7)).?;
+        try expectEqual(sequence, op.id.sequence);
+        try expect(failure.peer.eql(.from_int(2)));
+    }
+    try expectEqual(0, w.member.current.?.aborts.items.len);
+    try expectEqual(null, try w.call(&op, 7));
+}
