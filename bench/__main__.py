@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bench import loopback
+from bench import common, loopback
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -33,6 +33,10 @@ def loopback_command(
     world: Annotated[
         list[int] | None, typer.Option(min=2, help="World size; may be given again.  [2, 4]")
     ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="As 64MiB; may be given again.  [4KiB to 256MiB, each four times more]"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
         "bench_out"
     ),
@@ -40,8 +44,12 @@ def loopback_command(
     """all_reduce of f32 against gloo, and the bare TCP below both, on this machine's loopback."""
     if sys.platform != "linux":
         raise typer.BadParameter("pinning and peak memory are read the way of Linux; run it there")
+    try:
+        sizes = [common.size_of(name) for name in size] if size else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--size") from None
     signal.signal(signal.SIGTERM, _on_terminate)
-    loopback.run(world or [2, 4], quick=quick, as_json=as_json, out=out)
+    loopback.run(world or [2, 4], sizes, quick=quick, as_json=as_json, out=out)
 
 
 def _on_terminate(number: int, _: object) -> NoReturn:

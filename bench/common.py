@@ -56,6 +56,17 @@ def size_name(size: int) -> str:
     return f"{size}B"
 
 
+def size_of(name: str) -> int:
+    """The inverse of `size_name`, for sizes of f32: whole multiples of 4. Raises ValueError."""
+    for unit, suffix in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B")):
+        count = name.removesuffix(suffix)
+        if count != name and count.isdecimal():
+            size = int(count) * unit
+            if size > 0 and size % 4 == 0:
+                return size
+    raise ValueError(f"{name!r} is no size: a multiple of 4 bytes, as 4KiB, 64MiB or 1GiB")
+
+
 def case_name(collective: str, dtype: str, codec: str, world: int, size: int) -> str:
     """The name of a case, the same form in all benchmarks."""
     return f"{collective}/{dtype}/{codec}/w{world}/{size_name(size)}"

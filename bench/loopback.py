@@ -143,10 +143,12 @@ class Processes:
                 process.kill()
 
 
-def run(worlds: list[int], *, quick: bool, as_json: bool, out: Path) -> list[Row]:
-    """Measures all worlds; prints and writes the rows."""
+def run(
+    worlds: list[int], sizes: list[int] | None, *, quick: bool, as_json: bool, out: Path
+) -> list[Row]:
+    """Measures all worlds, at all sizes where none are named; prints and writes the rows."""
     baseline = "gloo" if importlib.util.find_spec("torch") is not None else None
-    cases = plan(QUICK_SIZES if quick else SIZES, quick)
+    cases = plan(sorted(sizes or (QUICK_SIZES if quick else SIZES)), quick)
     status = Console(stderr=True)
     if baseline is None:
         status.print("torch is not installed: no baseline (pip install 'pccl-py[bench]')")

@@ -1,45 +1,41 @@
-//! copy: memory to memory, for results that are larger than the caches. `rep movsb` writes whole
-//! lines without reading them first, which a plain loop of stores cannot; on small blocks it
-//! costs more to start than it saves.
+//! copy: memory to memory, for results that are larger than the caches. Stores that go past the
+//! caches do not read the lines that they overwrite. `rep movsb` would do the same with less code,
+//! but takes eight times as long on Zen 3 when both addresses are close modulo the page size.
 
 const std = @import("std");
 const builtin = @import("builtin");
 
-/// From here on the microcode is faster than the loop.
+/// From here on the copy is not read again before it has left the caches.
 const large_bytes = 1 << 20;
+const line_bytes = 64;
+const is_x86 = builtin.cpu.arch == .x86_64;
+const has_avx = is_x86 and builtin.cpu.has(.x86, .avx);
+const Part = @Vector(if (has_avx) 32 else 16, u8);
+const part_bytes = @sizeOf(Part);
+const store = if (has_avx) "vmovntdq %[part], (%[to])" else "movntdq %[part], (%[to])";
 
 /// The blocks do not overlap.
-pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
-    if (builtin.cpu.arch == .x86_64 and bytes >= large_bytes) return copy_movsb(out, input, bytes);
+pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) callconv(.c) void {
+    if (is_x86 and bytes >= large_bytes) return copy_past(out, input, bytes);
     @memcpy(out[0..bytes], input);
 }
 
-fn copy_movsb(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
-    // The direction flag is clear by the calling convention. rdi, rsi and rcx are changed, so
-    // they are outputs.
-    var to = out;
-    var from = input;
-    var left = bytes;
-    asm volatile ("rep movsb"
-        : [to] "+{rdi}" (to),
-          [from] "+{rsi}" (from),
-          [left] "+{rcx}" (left),
-        :
-        : .{ .memory = true });
-}
-
-test "every size around the threshold arrives whole" {
-    const gpa = std.testing.allocator;
-    const a = try gpa.alloc(u8, large_bytes + 70);
-    defer gpa.free(a);
-    const b = try gpa.alloc(u8, a.len);
-    defer gpa.free(b);
-    for (a, 0..) |*byte, index| byte.* = @truncate(index *% 31);
-    for ([_]usize{ 0, 1, 63, large_bytes - 1, large_bytes, large_bytes + 69 }) |bytes| {
-        @memset(b, 0xee);
-        copy(b.ptr + 1, a.ptr, bytes);
-        try std.testing.expectEqual(0xee, b[0]);
-        try std.testing.expectEqualSlices(u8, a[0..bytes], b[1 .. bytes + 1]);
-        if (bytes + 1 < b.len) try std.testing.expectEqual(0xee, b[bytes + 1]);
+fn copy_past(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
+    const head = std.mem.alignPointerOffset(out, line_bytes).?;
+    @memcpy(out[0..head], input);
+    var index = head;
+    while (index + line_bytes <= bytes) : (index += line_bytes) {
+        inline for (0..line_bytes / part_bytes) |place| {
+            const at = index + place * part_bytes;
+            const part: Part = input[at..][0..part_bytes].*;
+            asm volatile (store
+                :
+                : [part] "x" (part),
+                  [to] "r" (out + at),
+                : .{ .memory = true });
+        }
     }
+    // Such stores are seen in order by other threads only behind a fence.
+    asm volatile ("sfence" ::: .{ .memory = true });
+    @memcpy(out[index..bytes], input[index..]);
 }

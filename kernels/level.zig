@@ -5,6 +5,7 @@ const dtypes = @import("dtype");
 const options = @import("level_options");
 const table = @import("table.zig");
 const reduce = @import("reduce.zig");
+const copy = @import("copy.zig");
 const digest = @import("digest.zig");
 
 const DType = dtypes.DType;
@@ -29,6 +30,7 @@ const kernels: table.Table = blk: {
         }
     }
     t.digest = &digest.digest;
+    t.copy = &copy.copy;
     break :blk t;
 };
 

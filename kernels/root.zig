@@ -91,7 +91,10 @@ pub fn reduce_k(
     kernel(out, inputs.ptr, inputs.len, contributors, count);
 }
 
-pub const copy = @import("copy.zig").copy;
+/// Memory to memory, where the blocks do not overlap; large ones go past the caches (copy.zig).
+pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
+    dispatch.table().copy(out, input, bytes);
+}
 
 /// 128 bits that depend on every byte, their order, their number and the seed (XXH3, xxh3.zig). Not
 /// cryptographic.
@@ -103,5 +106,4 @@ pub fn digest(bytes: []const u8, seed: u64) u128 {
 
 test {
     _ = @import("tests.zig");
-    _ = @import("copy.zig");
 }

@@ -130,6 +130,15 @@ pub const Address = extern union {
         return std.mem.allEqual(u8, &plain.v6.addr, 0);
     }
 
+    /// Whatever the ports.
+    pub fn same_host(a: *const Address, b: *const Address) bool {
+        const one = a.unmapped();
+        const other = b.unmapped();
+        if (one.family() != other.family()) return false;
+        if (one.family() == c.AF.INET) return one.v4.addr == other.v4.addr;
+        return std.mem.eql(u8, &one.v6.addr, &other.v6.addr);
+    }
+
     fn unmapped(a: *const Address) Address {
         const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
         if (a.family() != c.AF.INET6) return a.*;
@@ -243,4 +252,8 @@ test "numeric addresses need no lookup, and names are told apart" {
     const mapped = numeric(.{ .host = "::ffff:10.1.2.3", .port = 1 }).?;
     try std.testing.expectEqualStrings("10.1.2.3", mapped.slice()[0].host(&text));
     try std.testing.expect((try to_bind(.{ .host = "", .port = 1 })).slice()[0].is_any());
+    const plain = numeric(.{ .host = "10.1.2.3", .port = 2 }).?;
+    try std.testing.expect(mapped.slice()[0].same_host(&plain.slice()[0]));
+    const other = numeric(.{ .host = "10.1.2.4", .port = 1 }).?;
+    try std.testing.expect(!mapped.slice()[0].same_host(&other.slice()[0]));
 }

@@ -158,6 +158,7 @@ pub fn accept(listener: Fd) AcceptError!Fd {
         if (fd >= 0) {
             if (!on_linux) configure(fd);
             set_option(fd, c.IPPROTO.TCP, c.TCP.NODELAY, 1);
+            unpace_within_machine(fd);
             return adopt(fd);
         }
         switch (errno(fd)) {
@@ -232,10 +233,21 @@ pub fn connect_finish(fd: Fd) ConnectError!void {
     // A port of this machine that nobody listens on may by chance be the one that this socket was
     // given, and TCP then connects it to itself.
     const local = local_address(fd) orelse return error.Unreachable;
-    var remote: Address = undefined;
-    var remote_length: c.socklen_t = @sizeOf(Address);
-    if (c.getpeername(fd, &remote.any, &remote_length) != 0) return error.Unreachable;
+    const remote = remote_address(fd) orelse return error.Unreachable;
     if (local.eql(&remote)) return error.Refused;
+    unpace_within_machine(fd);
+}
+
+/// Between two processes of one machine no packet is lost and no link is shared: a congestion
+/// control that paces its packets (BBR) only spends the CPU's time on timers. Elsewhere the choice
+/// is the administrator's.
+fn unpace_within_machine(fd: Fd) void {
+    if (!on_linux) return;
+    const local = local_address(fd) orelse return;
+    const remote = remote_address(fd) orelse return;
+    if (!local.same_host(&remote)) return;
+    const name = "reno"; // every Linux has it and lets everybody use it
+    _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.CONGESTION, name, name.len);
 }
 
 fn connect_error(code: c.E) ConnectError {
@@ -250,6 +262,13 @@ pub fn local_address(fd: Fd) ?Address {
     var result: Address = undefined;
     var length: c.socklen_t = @sizeOf(Address);
     if (c.getsockname(fd, &result.any, &length) != 0) return null;
+    return result;
+}
+
+fn remote_address(fd: Fd) ?Address {
+    var result: Address = undefined;
+    var length: c.socklen_t = @sizeOf(Address);
+    if (c.getpeername(fd, &result.any, &length) != 0) return null;
     return result;
 }
 
