@@ -28,6 +28,9 @@ pub const window_bytes_max = 1024 * MiB;
 /// What an operation may send in an attempt before the receiver has called it: small operations
 /// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
+/// Operations that may do so on one link at the same time; others wait until the receiver has
+/// called. Enforced by the sender (session/frames.zig).
+pub const eager_operations_max = 128;
 /// Safe points of one group: only a liar gets there. Enforced where a count comes in.
 pub const safe_points_max = 1 << 62;
 /// Group names, without terminating zero.
@@ -54,10 +57,12 @@ pub const ring_reach = 3;
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
 
-/// What honest peers can have sent ahead of time on one link: every operation in flight, two
-/// epochs, and an eighth more for what keeping it costs.
-pub const early_bytes_max =
-    2 * groups_max * operations_in_flight_max * (eager_bytes_max + eager_bytes_max / 8);
+/// Data sent ahead of time that is kept for one link: what the sender may send by the limits above,
+/// and twice as much for what keeping small pieces costs and for operations that it has given up
+/// meanwhile. Enforced by the receiver (session/link.zig), as is the next.
+pub const early_bytes_max = 3 * eager_operations_max * eager_bytes_max;
+/// Operations of one link that this peer has not called yet: all in flight in two epochs.
+pub const early_operations_max = 2 * groups_max * operations_in_flight_max;
 
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).

@@ -250,6 +250,15 @@ pub const Member = struct {
         return null;
     }
 
+    /// The number of the newest epoch that this member was told of and still has; 0: none.
+    pub fn newest(m: *const Member) u64 {
+        var number: u64 = 0;
+        for (m.epochs) |slot| if (slot) |epoch| {
+            number = @max(number, epoch.number);
+        };
+        return number;
+    }
+
     fn send(m: *Member, message: control.Message) void {
         m.actions.vtable.send(m.actions.ctx, message);
     }

@@ -12,7 +12,9 @@ const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const links = @import("links.zig");
+const Group = @import("group.zig").Group;
 const Header = wire.frame.Header;
+const limits = base.limits;
 const control = wire.control;
 
 // ---- operations
@@ -42,7 +44,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     operation.open_pending = true;
     wake(s, operation.predecessor.?);
     const successor = operation.successor.?;
-    const early = successor.recall(group.id.?, epoch.number, epoch.attempt, operation.op.id);
+    const early = successor.recall(key_of(operation), epoch.attempt);
     if (early) |open| opened(s, operation, open.credit, &open.descriptor);
     wake(s, successor);
     replay(s, operation);
@@ -52,8 +54,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
 fn replay(s: *Session, operation: *Operation) void {
     const link = operation.predecessor.?;
     const x = &operation.executor;
-    const id = operation.op.id;
-    while (link.recall_data(operation.group.id.?, operation.op.epoch, x.attempt, id)) |item| {
+    while (link.recall_data(key_of(operation), x.attempt)) |item| {
         defer link.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
         const place = x.place(&item.header) catch |err| {
@@ -63,6 +64,10 @@ fn replay(s: *Session, operation: *Operation) void {
         @memcpy(place.bytes, item.payload);
         x.arrived(&item.header, place.slot);
     }
+}
+
+fn key_of(operation: *const Operation) Link.Key {
+    return .of_operation(operation.group.id.?, operation.op.epoch, operation.op.id);
 }
 
 fn later(s: *Session, operation: *Operation) void {
@@ -80,7 +85,8 @@ pub fn stop(s: *Session, operation: *Operation) void {
     for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
         const link = maybe orelse continue;
         for (link.lanes) |place| if (place) |lane| {
-            lane.detach(operation) catch links.fail(s, lane, "out of memory");
+            lane.detach(operation);
+            if (lane.broken) s.lanes_broken = true;
         };
     }
     operation.predecessor = null;
@@ -115,11 +121,12 @@ pub fn next(s: *Session, lane: *Lane) void {
     if (lane.state != .open) return;
     const link = lane.link.?;
     const count = s.operations.items.len;
+    var room: ?bool = null;
     for (0..count) |step| {
         const index = (link.turn + step) % count;
         const operation = s.operations.items[index];
         if (operation.executor.members < 2) continue;
-        if (!next_of(s, lane, link, operation)) continue;
+        if (!next_of(s, lane, link, operation, &room)) continue;
         link.turn = index + 1;
         return;
     }
@@ -131,7 +138,8 @@ fn put_ping(lane: *Lane) void {
     lane.out_busy = true;
 }
 
-fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation) bool {
+/// `room`: of room_ahead, once it is known.
+fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
     const x = &operation.executor;
     if (operation.predecessor == link) {
         if (operation.open_pending) {
@@ -151,6 +159,10 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation) bool {
         }
     }
     if (operation.successor != link) return false;
+    if (!x.successor_open and x.eager_bytes == 0) {
+        if (room.* == null) room.* = has_room_ahead(s, link);
+        if (!room.*.?) return false;
+    }
     lane.out = x.next() orelse return false;
     put(lane, operation, .{
         .kind = lane.out.kind,
@@ -162,6 +174,17 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation) bool {
     lane.out_payload = lane.out.payload;
     lane.out_operation = operation;
     return true;
+}
+
+/// Whether another operation may send data to this peer before it has called it.
+fn has_room_ahead(s: *const Session, link: *const Link) bool {
+    var ahead: usize = 0;
+    for (s.operations.items) |operation| {
+        const x = &operation.executor;
+        if (operation.successor != link or x.successor_open or x.eager_bytes == 0) continue;
+        ahead += 1;
+    }
+    return ahead < limits.eager_operations_max;
 }
 
 const Put = struct {
@@ -217,7 +240,7 @@ pub fn received(s: *Session, lane: *Lane, count: usize) void {
             .head => on_head(s, lane),
             .payload => on_payload(s, lane),
         };
-        if (!alive) return;
+        if (!alive or lane.broken) return;
     }
 }
 
@@ -247,16 +270,15 @@ const Route = union(enum) {
     stale,
 };
 
-fn route(s: *Session, header: *const Header) Route {
+fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     const group = for (s.groups.items) |group| {
         if (group.state == .joined and group.id == header.group) break group;
     } else return .stale;
-    const epoch = group.member.epoch_of(header.epoch) orelse {
-        for (group.member.epochs) |slot| if (slot) |known| {
-            if (known.number > header.epoch) return .stale;
-        };
-        return .early;
-    };
+    const epoch = group.member.epoch_of(header.epoch) orelse
+        return if (is_of_next(group, header.epoch, from)) .early else .stale;
+    // Others have nothing to say in it: only members can make this peer keep anything.
+    const rank = epoch.rank_of(from) orelse return .stale;
+    if (!epoch.alive.has(rank)) return .stale;
     if (header.attempt > epoch.attempt) return .early;
     if (header.attempt < epoch.attempt and !base.canary.on(.accept_older_attempt)) return .stale;
     if (!epoch.running) return .early;
@@ -268,6 +290,17 @@ fn route(s: *Session, header: *const Header) Route {
     }
     const called = epoch.sequences.get(header.tag) orelse 0;
     return if (header.sequence < called) .stale else .early;
+}
+
+/// Whether the peer may be in the next epoch, which it was told of before this one.
+fn is_of_next(group: *const Group, number: u64, from: base.PeerId) bool {
+    for (group.member.epochs) |slot| if (slot) |known| {
+        if (number <= known.number) return false; // it is over here
+    };
+    const newest = group.member.newest();
+    if (newest != 0 and number != newest + 1) return false;
+    for (group.round_members.items) |id| if (id.eql(from)) return true;
+    return false;
 }
 
 fn on_frame(s: *Session, lane: *Lane) bool {
@@ -282,7 +315,7 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         },
         .credit => {
             if (header.payload_bytes != 0) return reject(s, lane, "a credit of a wrong length");
-            const operation = switch (route(s, header)) {
+            const operation = switch (route(s, header, lane.link.?.peer)) {
                 .current => |operation| operation,
                 .early, .stale => return true,
             };
@@ -299,12 +332,12 @@ fn on_frame(s: *Session, lane: *Lane) bool {
 }
 
 fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
-    const operation = switch (route(s, header)) {
+    const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
         .stale => return throw_away(lane, header),
         .early => {
             if (header.payload_bytes == 0) return reject(s, lane, "data without a payload");
-            lane.early = lane.link.?.reserve_data(header.payload_bytes) catch |err|
+            lane.early = lane.link.?.reserve_data(header) catch |err|
                 return reject(s, lane, @errorName(err));
             lane.expect(lane.early, null, collective.Executor.no_slot);
             return true;
@@ -351,20 +384,20 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
     const link = lane.link.?;
     const payload = lane.early;
     lane.early = &.{};
-    const operation = switch (route(s, header)) {
+    const operation = switch (route(s, header, link.peer)) {
         .current => |operation| operation,
         .stale => {
             link.forget_data(payload);
             return true;
         },
         .early => {
-            link.keep_data(header.*, payload) catch |err| return reject(s, lane, @errorName(err));
+            link.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
             return true;
         },
     };
-    link.keep_data(header.*, payload) catch |err| return reject(s, lane, @errorName(err));
+    link.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
     if (operation.predecessor != link) {
-        link.forget(header.group, header.epoch, operation.op.id);
+        link.forget(key_of(operation));
         return true;
     }
     replay(s, operation);
@@ -377,16 +410,12 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
 fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     const descriptor = control.decode_descriptor(&lane.descriptor) catch |err|
         return reject(s, lane, @errorName(err));
-    switch (route(s, header)) {
+    switch (route(s, header, lane.link.?.peer)) {
         .stale => {},
         .current => |operation| if (operation.successor == lane.link) {
             opened(s, operation, header.index, &descriptor);
         },
-        .early => lane.link.?.remember(.{
-            .group = header.group,
-            .epoch = header.epoch,
-            .attempt = header.attempt,
-            .id = .{ .tag = header.tag, .sequence = header.sequence },
+        .early => lane.link.?.remember(.of(header), header.attempt, .{
             .credit = header.index,
             .descriptor = descriptor,
         }) catch |err| return reject(s, lane, @errorName(err)),

@@ -18,11 +18,23 @@ pub const Group = struct {
     member: protocol.Member,
     state: State = .joining,
     admit_deadline: base.Instant = base.never,
+    /// Members of the epoch that the round under way makes: they may begin it before this peer is
+    /// told.
+    round_members: std.ArrayList(PeerId) = .empty,
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
     ready_told: bool = false,
 
     pub const State = enum { joining, joined, left };
+
+    /// Whether a peer is in an epoch of this one or in the round under way.
+    pub fn knows(group: *const Group, id: PeerId) bool {
+        for (group.round_members.items) |member| if (member.eql(id)) return true;
+        for (group.member.epochs) |slot| if (slot) |item| {
+            if (item.rank_of(id) != null) return true;
+        };
+        return false;
+    }
 
     pub fn epoch(group: *const Group) u64 {
         return if (group.member.current) |current| current.number else 0;

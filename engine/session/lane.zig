@@ -52,6 +52,9 @@ pub const Lane = struct {
     /// A frame is under way.
     out_busy: bool = false,
     bounce: []u8 = &.{},
+    /// Memory ran out and the stream has lost its place: nothing moves any more, and the session
+    /// closes it before the call under way returns.
+    broken: bool = false,
 
     /// A hello, or a frame header with a descriptor.
     const out_head_bytes = @max(
@@ -188,8 +191,10 @@ pub const Lane = struct {
     }
 
     /// From now on the lane does not touch the memory of this operation: what is left to send is
-    /// copied, what is still to come is thrown away. The stream keeps its place.
-    pub fn detach(lane: *Lane, operation: *Operation) Allocator.Error!void {
+    /// copied, what is still to come is thrown away. The stream keeps its place; without memory for
+    /// the copy the lane is `broken`. Whoever called this may be in the middle of the lane's bytes,
+    /// so it is not closed here.
+    pub fn detach(lane: *Lane, operation: *Operation) void {
         if (lane.into_operation == operation) {
             if (lane.into) |into| lane.discard = into.len;
             lane.into = null;
@@ -201,7 +206,12 @@ pub const Lane = struct {
         if (lane.bounce.len < lane.out_payload.len) {
             lane.gpa.free(lane.bounce);
             lane.bounce = &.{};
-            lane.bounce = try lane.gpa.alloc(u8, lane.out_payload.len);
+            lane.bounce = lane.gpa.alloc(u8, lane.out_payload.len) catch {
+                lane.broken = true;
+                lane.out_head_left = "";
+                lane.out_payload = "";
+                return;
+            };
         }
         @memcpy(lane.bounce[0..lane.out_payload.len], lane.out_payload);
         lane.out_payload = lane.bounce[0..lane.out_payload.len];

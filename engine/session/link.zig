@@ -1,5 +1,6 @@
 //! Link: the lanes to one other peer, and what it has said ahead of time. The peer with the larger
-//! id dials; a lane that breaks is dialed again. Which links are wanted is session.zig's.
+//! id dials; a lane that breaks is dialed again. Which links are wanted is links.zig's; what may be
+//! said ahead of time, and by whom, is frames.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -7,6 +8,8 @@ const wire = @import("wire");
 const Lane = @import("lane.zig").Lane;
 const Allocator = std.mem.Allocator;
 const OpId = wire.control.OpId;
+const Header = wire.frame.Header;
+const limits = base.limits;
 
 pub const Link = struct {
     gpa: Allocator,
@@ -25,30 +28,47 @@ pub const Link = struct {
     down_since: base.Instant,
     /// Where round robin goes on.
     turn: usize = 0,
-    /// Opens of operations that this peer has not reached yet, and data sent ahead of time.
-    early: std.ArrayList(Early) = .empty,
-    early_data: std.ArrayList(EarlyData) = .empty,
+    /// What the peer has said of operations that this one has not reached yet.
+    early: std.AutoArrayHashMapUnmanaged(Key, Early) = .empty,
+    /// What the data among it costs, with that which is still coming in.
     early_bytes: usize = 0,
 
-    pub const Early = struct {
+    pub const Key = struct {
         group: u16,
         epoch: u64,
-        attempt: u32,
-        id: OpId,
-        credit: u64,
-        descriptor: wire.control.Descriptor,
+        tag: u64,
+        sequence: u64,
+
+        pub fn of(header: *const Header) Key {
+            return .{
+                .group = header.group,
+                .epoch = header.epoch,
+                .tag = header.tag,
+                .sequence = header.sequence,
+            };
+        }
+
+        pub fn of_operation(group: u16, epoch: u64, id: OpId) Key {
+            return .{ .group = group, .epoch = epoch, .tag = id.tag, .sequence = id.sequence };
+        }
     };
 
-    pub const EarlyData = struct { header: wire.frame.Header, payload: []u8 };
+    /// Of one operation, in one attempt: the latest.
+    const Early = struct {
+        attempt: u32,
+        open: ?Open = null,
+        data: std.ArrayList(Data) = .empty,
+        data_bytes: usize = 0,
+    };
 
-    /// More opens than any honest peer can have in flight.
-    pub const early_max = 8192;
+    pub const Open = struct { credit: u64, descriptor: wire.control.Descriptor };
+    pub const Data = struct { header: Header, payload: []u8 };
+    pub const EarlyError = error{ OutOfMemory, TooMuchAhead };
 
     pub fn deinit(link: *Link) void {
         link.gpa.free(link.address);
+        while (link.early.count() > 0) link.forget_at(link.early.count() - 1);
         link.early.deinit(link.gpa);
-        for (link.early_data.items) |item| link.gpa.free(item.payload);
-        link.early_data.deinit(link.gpa);
         link.* = undefined;
     }
 
@@ -59,131 +79,190 @@ pub const Link = struct {
         link.address = copy;
     }
 
+    // ---- ahead of time
+
     /// Keeps an open until the operation is called here in that attempt.
-    pub fn remember(link: *Link, early: Early) error{ OutOfMemory, TooMany }!void {
-        for (link.early.items) |*item| {
-            if (item.group != early.group or item.epoch != early.epoch) continue;
-            if (!item.id.eql(early.id)) continue;
-            if (item.attempt <= early.attempt) item.* = early;
-            return;
-        }
-        if (link.early.items.len >= early_max) return error.TooMany;
-        try link.early.append(link.gpa, early);
+    pub fn remember(link: *Link, key: Key, attempt: u32, open: Open) EarlyError!void {
+        const early = try link.obtain(key, attempt) orelse return;
+        early.open = open;
     }
 
-    /// The open that waits for this operation and attempt, if any; it is forgotten.
-    pub fn recall(link: *Link, group: u16, epoch: u64, attempt: u32, id: OpId) ?Early {
-        for (link.early.items, 0..) |item, index| {
-            if (item.group != group or item.epoch != epoch or !item.id.eql(id)) continue;
-            if (item.attempt > attempt) return null;
-            _ = link.early.swapRemove(index);
-            return if (item.attempt == attempt) item else null;
+    /// The place for what is said of an operation in an attempt; null if a later one has begun.
+    fn obtain(link: *Link, key: Key, attempt: u32) EarlyError!?*Early {
+        if (link.early.getIndex(key)) |index| {
+            const early = &link.early.values()[index];
+            if (early.attempt == attempt) return early;
+            if (early.attempt > attempt) return null;
+            link.forget_at(index);
         }
+        if (link.early.count() >= limits.early_operations_max) return error.TooMuchAhead;
+        const entry = try link.early.getOrPutValue(link.gpa, key, .{ .attempt = attempt });
+        return entry.value_ptr;
+    }
+
+    /// What waits for this operation in this attempt. Of an older one it is forgotten.
+    fn find(link: *Link, key: Key, attempt: u32) ?*Early {
+        const index = link.early.getIndex(key) orelse return null;
+        const early = &link.early.values()[index];
+        if (early.attempt == attempt) return early;
+        if (early.attempt < attempt) link.forget_at(index);
         return null;
     }
 
+    /// The open that waits for this operation and attempt, if any; it is forgotten.
+    pub fn recall(link: *Link, key: Key, attempt: u32) ?Open {
+        const early = link.find(key, attempt) orelse return null;
+        defer early.open = null;
+        return early.open;
+    }
+
     /// Room for data that was sent ahead of time; `keep_data` follows when it is there.
-    pub fn reserve_data(link: *Link, bytes: usize) error{ OutOfMemory, TooMany }![]u8 {
-        const cost = early_cost(bytes);
-        if (link.early_bytes + cost > base.limits.early_bytes_max) return error.TooMany;
-        try link.early_data.ensureUnusedCapacity(link.gpa, 1);
+    pub fn reserve_data(link: *Link, header: *const Header) EarlyError![]u8 {
+        const bytes = header.payload_bytes;
+        const before = if (link.find(.of(header), header.attempt)) |early| early.data_bytes else 0;
+        if (before + bytes > limits.eager_bytes_max) return error.TooMuchAhead;
+        if (link.early_bytes + cost(bytes) > limits.early_bytes_max) return error.TooMuchAhead;
         const payload = try link.gpa.alloc(u8, bytes);
-        link.early_bytes += cost;
+        link.early_bytes += cost(bytes);
         return payload;
     }
 
     /// Small payloads count with what it takes to keep them.
-    fn early_cost(bytes: usize) usize {
-        return bytes + @sizeOf(EarlyData);
+    fn cost(bytes: usize) usize {
+        return bytes + @sizeOf(Data);
     }
 
     pub fn forget_data(link: *Link, payload: []u8) void {
-        link.early_bytes -= early_cost(payload.len);
+        link.early_bytes -= cost(payload.len);
         link.gpa.free(payload);
     }
 
-    pub fn keep_data(
-        link: *Link,
-        header: wire.frame.Header,
-        payload: []u8,
-    ) error{OutOfMemory}!void {
+    /// Takes over the payload, also when it fails.
+    pub fn keep_data(link: *Link, header: *const Header, payload: []u8) EarlyError!void {
         errdefer link.forget_data(payload);
-        try link.early_data.append(link.gpa, .{ .header = header, .payload = payload });
+        const early = try link.obtain(.of(header), header.attempt) orelse
+            return link.forget_data(payload);
+        // Several lanes may have brought some at the same time.
+        if (early.data_bytes + payload.len > limits.eager_bytes_max) return error.TooMuchAhead;
+        try early.data.append(link.gpa, .{ .header = header.*, .payload = payload });
+        early.data_bytes += payload.len;
     }
 
     /// Data of this operation and attempt that came ahead of time, one by one; the caller forgets
-    /// it. Of older attempts it is forgotten here.
-    pub fn recall_data(
-        link: *Link,
-        group: u16,
-        epoch: u64,
-        attempt: u32,
-        id: OpId,
-    ) ?EarlyData {
-        var index: usize = 0;
-        while (index < link.early_data.items.len) {
-            const item = link.early_data.items[index];
-            const header = &item.header;
-            const fits = header.group == group and header.epoch == epoch and
-                header.tag == id.tag and header.sequence == id.sequence and
-                header.attempt <= attempt;
-            if (!fits) {
-                index += 1;
-                continue;
-            }
-            _ = link.early_data.swapRemove(index);
-            if (header.attempt == attempt) return item;
-            link.forget_data(item.payload);
-        }
-        return null;
+    /// it.
+    pub fn recall_data(link: *Link, key: Key, attempt: u32) ?Data {
+        const early = link.find(key, attempt) orelse return null;
+        const data = early.data.pop() orelse return null;
+        early.data_bytes -= data.payload.len;
+        return data;
     }
 
     /// An operation is over: whatever was kept for it is not wanted.
-    pub fn forget(link: *Link, group: u16, epoch: u64, id: OpId) void {
-        const all = std.math.maxInt(u32);
-        while (link.recall_data(group, epoch, all, id)) |item| link.forget_data(item.payload);
-        _ = link.recall(group, epoch, all, id);
+    pub fn forget(link: *Link, key: Key) void {
+        if (link.early.getIndex(key)) |index| link.forget_at(index);
     }
 
-    /// Forgets what is of passed attempts; attempt maxInt forgets the whole epoch.
+    fn forget_at(link: *Link, index: usize) void {
+        const early = &link.early.values()[index];
+        for (early.data.items) |data| link.forget_data(data.payload);
+        early.data.deinit(link.gpa);
+        link.early.swapRemoveAt(index);
+    }
+
+    /// Forgets what is of passed attempts of this epoch.
     pub fn prune(link: *Link, group: u16, epoch: u64, attempt: u32) void {
-        var kept: usize = 0;
-        for (link.early.items) |item| {
-            if (item.group == group and item.epoch == epoch and item.attempt < attempt) continue;
-            link.early.items[kept] = item;
-            kept += 1;
+        var index = link.early.count();
+        while (index > 0) {
+            index -= 1;
+            const key = &link.early.keys()[index];
+            if (key.group != group or key.epoch != epoch) continue;
+            if (link.early.values()[index].attempt < attempt) link.forget_at(index);
         }
-        link.early.shrinkRetainingCapacity(kept);
-        kept = 0;
-        for (link.early_data.items) |item| {
-            const header = &item.header;
-            if (header.group == group and header.epoch == epoch and header.attempt < attempt) {
-                link.forget_data(item.payload);
-                continue;
-            }
-            link.early_data.items[kept] = item;
-            kept += 1;
+    }
+
+    /// Forgets what is of this epoch and those before it; maxInt: the whole group.
+    pub fn prune_epochs(link: *Link, group: u16, epoch: u64) void {
+        var index = link.early.count();
+        while (index > 0) {
+            index -= 1;
+            const key = &link.early.keys()[index];
+            if (key.group == group and key.epoch <= epoch) link.forget_at(index);
         }
-        link.early_data.shrinkRetainingCapacity(kept);
     }
 };
 
-test "what is kept ahead of time is counted with its cost, and given back" {
-    const gpa = std.testing.allocator;
-    var link: Link = .{
-        .gpa = gpa,
+fn test_link() Link {
+    return .{
+        .gpa = std.testing.allocator,
         .peer = .from_int(1),
         .dials = false,
         .expires_at = 0,
         .down_since = 0,
     };
+}
+
+fn test_header(sequence: u64, attempt: u32, payload_bytes: u32) Header {
+    return std.mem.zeroInit(Header, .{
+        .kind = .partial,
+        .sequence = sequence,
+        .attempt = attempt,
+        .payload_bytes = payload_bytes,
+    });
+}
+
+fn test_keep(link: *Link, header: Header) Link.EarlyError!void {
+    try link.keep_data(&header, try link.reserve_data(&header));
+}
+
+test "what is kept ahead of time is counted with its cost, and given back" {
+    var link = test_link();
     defer link.deinit();
-    const header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .partial, .attempt = 1 });
-    for (0..3) |_| try link.keep_data(header, try link.reserve_data(1));
-    try std.testing.expect(link.early_bytes > 3 * @sizeOf(Link.EarlyData));
+    for (0..3) |_| try test_keep(&link, test_header(0, 1, 1));
+    try std.testing.expect(link.early_bytes > 3 * @sizeOf(Link.Data));
     link.prune(0, 0, 2);
     try std.testing.expectEqual(0, link.early_bytes);
-    link.early_bytes = base.limits.early_bytes_max - 1;
-    try std.testing.expectError(error.TooMany, link.reserve_data(1));
-    link.early_bytes = 0;
+    try test_keep(&link, test_header(0, 2, 1));
+    try test_keep(&link, test_header(0, 3, 1)); // a later attempt takes the place
+    const key: Link.Key = .of(&test_header(0, 3, 1));
+    try std.testing.expectEqual(null, link.recall_data(key, 2));
+    link.forget_data(link.recall_data(key, 3).?.payload);
+    try std.testing.expectEqual(0, link.early_bytes);
+}
+
+test "data ahead of time is bounded for each operation, and for the link" {
+    var link = test_link();
+    defer link.deinit();
+    const half = limits.eager_bytes_max / 2;
+    for (0..2) |_| try test_keep(&link, test_header(0, 1, half));
+    try std.testing.expectError(error.TooMuchAhead, test_keep(&link, test_header(0, 1, 1)));
+    // Two lanes bring the last half at the same time: the second finds no place.
+    const last = test_header(1, 1, half);
+    try test_keep(&link, last);
+    const payloads = .{ try link.reserve_data(&last), try link.reserve_data(&last) };
+    try link.keep_data(&last, payloads[0]);
+    try std.testing.expectError(error.TooMuchAhead, link.keep_data(&last, payloads[1]));
+    var operations: u64 = 2;
+    while (test_keep(&link, test_header(operations, 1, limits.eager_bytes_max))) {
+        operations += 1;
+    } else |err| try std.testing.expectEqual(error.TooMuchAhead, err);
+    try std.testing.expect(operations >= limits.eager_operations_max);
+    try std.testing.expect(link.early_bytes <= limits.early_bytes_max);
+    link.prune_epochs(0, 0);
+    try std.testing.expectEqual(0, link.early_bytes);
+    try std.testing.expectEqual(0, link.early.count());
+}
+
+test "opens ahead of time are bounded" {
+    var link = test_link();
+    defer link.deinit();
+    const open: Link.Open = .{ .credit = 1, .descriptor = undefined };
+    for (0..limits.early_operations_max) |sequence| {
+        try link.remember(.of(&test_header(sequence, 1, 0)), 1, open);
+    }
+    const more: Link.Key = .of(&test_header(limits.early_operations_max, 1, 0));
+    try std.testing.expectError(error.TooMuchAhead, link.remember(more, 1, open));
+    link.prune_epochs(1, std.math.maxInt(u64)); // another group
+    try std.testing.expectEqual(limits.early_operations_max, link.early.count());
+    link.prune_epochs(0, std.math.maxInt(u64));
+    try link.remember(more, 1, open);
 }

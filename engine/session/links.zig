@@ -219,6 +219,14 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
 }
 
 /// What was in the air on a link is lost: operations that use it need a new attempt.
+/// Closes the lanes that broke while somebody was using them.
+pub fn close_broken(s: *Session) void {
+    for (s.links.items) |link| for (link.lanes) |place| {
+        const lane = place orelse continue;
+        if (lane.broken) fail(s, lane, "out of memory");
+    };
+}
+
 fn report_broken(s: *Session, link: *Link, down: bool) void {
     for (s.groups.items) |group| {
         if (group.state != .joined) continue;

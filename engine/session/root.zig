@@ -22,4 +22,5 @@ test {
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("world_test.zig");
+    _ = @import("hostile_test.zig");
 }

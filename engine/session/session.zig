@@ -112,7 +112,10 @@ pub const Session = struct {
     operations: std.ArrayList(*Operation) = .empty,
     links: std.ArrayList(*Link) = .empty,
     strangers: std.ArrayList(*Lane) = .empty,
-    addresses: std.AutoHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// Where the members of epochs and rounds are dialed.
+    addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// Some lane is `broken`.
+    lanes_broken: bool = false,
     /// Operations whose data is complete, or that must be given up, and whose member must still be
     /// told.
     deferred: std.ArrayList(*Operation) = .empty,
@@ -155,8 +158,7 @@ pub const Session = struct {
         s.links.deinit(s.gpa);
         for (s.strangers.items) |lane| links.lane_free(s, lane);
         s.strangers.deinit(s.gpa);
-        var it = s.addresses.valueIterator();
-        while (it.next()) |address| s.gpa.free(address.*);
+        for (s.addresses.values()) |address| s.gpa.free(address);
         s.addresses.deinit(s.gpa);
         s.deferred.deinit(s.gpa);
         s.control.deinit();
@@ -269,6 +271,13 @@ pub const Session = struct {
         else
             .{ .join_failed = .{ .status = status, .why = why } };
         s.host.vtable.group_event(s.host.ctx, group, event);
+        s.forget_group(group);
+    }
+
+    /// Whatever was kept for the group is not wanted any more.
+    fn forget_group(s: *Session, group: *Group) void {
+        if (group.id) |id| for (s.links.items) |link| link.prune_epochs(id, std.math.maxInt(u64));
+        s.prune_addresses();
         links.review(s);
     }
 
@@ -284,8 +293,7 @@ pub const Session = struct {
             .release => |body| {
                 const group = s.group_of(body.group) orelse return;
                 group.member.on_release(body.round);
-                group.round_peers.clearRetainingCapacity();
-                links.review(s);
+                s.round_over(group);
             },
             .ask_safe_points => |body| {
                 if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
@@ -293,8 +301,7 @@ pub const Session = struct {
             .activate => |*body| {
                 const group = s.group_of(body.group) orelse return;
                 try group.member.on_activate(body);
-                group.round_peers.clearRetainingCapacity();
-                links.review(s);
+                s.round_over(group);
             },
             .view => |*body| {
                 const group = s.group_of(body.group) orelse return;
@@ -313,6 +320,9 @@ pub const Session = struct {
             },
             .abort => |*body| if (s.group_of(body.group)) |group| {
                 try group.member.on_abort(body);
+                for (s.links.items) |link| {
+                    link.forget(.of_operation(body.group, body.epoch, body.op));
+                }
             },
             .expelled => |*body| s.on_expelled(body),
             // What only a peer says.
@@ -381,14 +391,18 @@ pub const Session = struct {
         const group = s.group_of(body.group) orelse return;
         if (body.members.count > limits.peers_max) return error.Unexpected;
         try group.round_peers.ensureTotalCapacity(s.gpa, body.members.count);
+        try group.round_members.ensureTotalCapacity(s.gpa, body.members.count);
         group.round_peers.clearRetainingCapacity();
+        group.round_members.clearRetainingCapacity();
         var own: ?usize = null;
         var it = body.members.iterator();
         while (it.next()) |entry| {
             if (entry.id.eql(s.self)) own = group.round_peers.items.len;
             group.round_peers.appendAssumeCapacity(entry.id);
+            group.round_members.appendAssumeCapacity(entry.id);
             try s.remember_address(entry.id, entry.address.data);
         }
+        s.prune_addresses();
         const position = own orelse return error.Unexpected;
         const known = if (group.member.current) |current| current.alive.count() else 0;
         group.member.on_prepare(body.round, body.members.count -| known);
@@ -403,6 +417,29 @@ pub const Session = struct {
         group.round_peers.shrinkRetainingCapacity(kept);
         links.review(s);
         links.check_ready(s);
+    }
+
+    /// The epoch that a round was for has begun, or never will.
+    fn round_over(s: *Session, group: *Group) void {
+        group.round_peers.clearRetainingCapacity();
+        group.round_members.clearRetainingCapacity();
+        s.prune_addresses();
+        links.review(s);
+    }
+
+    /// Forgets where peers are dialed that are in no epoch and no round of this one any more.
+    fn prune_addresses(s: *Session) void {
+        var index = s.addresses.count();
+        while (index > 0) {
+            index -= 1;
+            const id: PeerId = .{ .bytes = s.addresses.keys()[index] };
+            const wanted = for (s.groups.items) |group| {
+                if (group.state == .joined and group.knows(id)) break true;
+            } else false;
+            if (wanted) continue;
+            s.gpa.free(s.addresses.values()[index]);
+            s.addresses.swapRemoveAt(index);
+        }
     }
 
     fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
@@ -468,7 +505,7 @@ pub const Session = struct {
         s.now = now;
         if (group.state == .joined) group.member.leave();
         group.state = .left;
-        links.review(s);
+        s.forget_group(group);
         s.run_deferred();
     }
 
@@ -484,6 +521,7 @@ pub const Session = struct {
 
     fn group_free(s: *Session, group: *Group) void {
         group.member.deinit();
+        group.round_members.deinit(s.gpa);
         group.round_peers.deinit(s.gpa);
         s.gpa.free(group.name);
         s.gpa.destroy(group);
@@ -630,6 +668,9 @@ pub const Session = struct {
             if (operation.op.state == .finished) continue;
             frames.check_complete(s, operation);
         }
+        if (!s.lanes_broken) return;
+        s.lanes_broken = false;
+        links.close_broken(s);
     }
 
     // ---- what members want done
@@ -686,8 +727,8 @@ pub const Session = struct {
             operation.executor.send = operation.executor.target;
         } else {
             frames.stop(s, operation);
-            const group_id = operation.group.id.?;
-            for (s.links.items) |link| link.forget(group_id, op.epoch, op.id);
+            const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
+            for (s.links.items) |link| link.forget(key);
         }
         operation.finished = true;
         operation.finished_at = s.now;
@@ -714,9 +755,8 @@ pub const Session = struct {
 
     fn action_closed(ctx: *anyopaque, epoch: u64) void {
         const group = group_from(ctx);
-        for (group.session.links.items) |link| {
-            link.prune(group.id.?, epoch, std.math.maxInt(u32));
-        }
+        for (group.session.links.items) |link| link.prune_epochs(group.id.?, epoch);
+        group.session.prune_addresses();
         links.review(group.session);
     }
 

@@ -1,6 +1,7 @@
 //! A world in a test: one coordinator and a few sessions over perfect pipes. It shows how the
 //! layers are driven, and checks the plain paths: form a group, sum, broadcast, barrier, lose a
-//! peer, join, mismatch, give up. Faults, timing and everything else: tests/sim.
+//! peer, join, mismatch, give up. Liars and want of memory: hostile_test.zig. Faults, timing and
+//! everything else: tests/sim.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,11 +15,11 @@ const Operation = session.Operation;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 
-const peers_max = 6;
+pub const peers_max = 6;
 
 const Pipe = struct { a: *Lane, b: *Lane, node_a: *Node, node_b: *Node };
 
-const Node = struct {
+pub const Node = struct {
     world: *World,
     index: usize,
     s: *Session,
@@ -32,8 +33,10 @@ const Node = struct {
 
 const Dial = struct { node: *Node, lane: *Lane, to: usize };
 
-const World = struct {
+pub const World = struct {
     gpa: std.mem.Allocator,
+    /// Of a session, where it is not `gpa`.
+    allocators: [peers_max]?std.mem.Allocator = @splat(null),
     coordinator: *protocol.Coordinator = undefined,
     nodes: [peers_max]Node = undefined,
     count: usize = 0,
@@ -42,7 +45,7 @@ const World = struct {
     now: u64 = 1000,
     log_lines: u32 = 0,
 
-    fn init(w: *World, count: usize, initial: u32) !void {
+    pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
             .run_id = @splat(1),
             .initial_world_size = initial,
@@ -57,11 +60,11 @@ const World = struct {
         for (0..count) |_| _ = try w.add();
     }
 
-    fn add(w: *World) !*Node {
+    pub fn add(w: *World) !*Node {
         const node = &w.nodes[w.count];
         node.* = .{ .world = w, .index = w.count, .s = undefined };
         w.count += 1;
-        node.s = try Session.create(w.gpa, .{
+        node.s = try Session.create(w.allocators[node.index] orelse w.gpa, .{
             .peer_id = .from_int(node.index + 1),
             .run_id = @splat(1),
             .seed = node.index,
@@ -76,7 +79,7 @@ const World = struct {
         return node;
     }
 
-    fn deinit(w: *World) void {
+    pub fn deinit(w: *World) void {
         for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.destroy();
         w.coordinator.destroy();
         w.pipes.deinit(w.gpa);
@@ -84,12 +87,12 @@ const World = struct {
     }
 
     /// Moves bytes until nothing moves.
-    fn settle(w: *World) !void {
+    pub fn settle(w: *World) !void {
         for (0..100_000) |_| if (!try w.step()) return;
         return error.Endless;
     }
 
-    fn step(w: *World) !bool {
+    pub fn step(w: *World) !bool {
         var moved = false;
         w.now += 1;
         for (w.nodes[0..w.count]) |*node| {
@@ -152,7 +155,7 @@ const World = struct {
         return true;
     }
 
-    fn kill(w: *World, victim: *Node) void {
+    pub fn kill(w: *World, victim: *Node) void {
         victim.alive = false;
         var index = w.pipes.items.len;
         while (index > 0) {
@@ -232,7 +235,7 @@ const World = struct {
         node_from(ctx).world.log_lines += 1;
     }
 
-    fn admit_all(w: *World) !void {
+    pub fn admit_all(w: *World) !void {
         for (w.nodes[0..w.count]) |*node| {
             if (node.alive and node.ready) try node.s.admit(w.now, node.group, base.never);
         }
@@ -240,10 +243,10 @@ const World = struct {
     }
 };
 
-const elements = 100;
+pub const elements = 100;
 var buffers: [peers_max][elements]u64 = undefined;
 
-fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation {
+pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation {
     for (&buffers[node.index], 0..) |*value, index| {
         value.* = (index % 7 + 1) << @intCast(4 * node.index);
     }
@@ -258,7 +261,7 @@ fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation {
     });
 }
 
-fn check_sum(operation: *Operation) !void {
+pub fn check_sum(operation: *Operation) !void {
     try expectEqual(.ok, operation.status);
     operation.copy_result();
     const result: [*]const u64 = @ptrCast(@alignCast(operation.recv));

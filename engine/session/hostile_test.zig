@@ -1,0 +1,293 @@
+//! Peers that send what no honest one does, memory that runs out in the middle of a frame, and what
+//! a session keeps over a long life. Worlds as in world_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const World = world.World;
+const Node = world.Node;
+const Lane = session.Lane;
+const Group = session.Group;
+const Link = session.Link;
+const Operation = session.Operation;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+fn form(w: *World, count: usize) !void {
+    try w.init(count, @intCast(count));
+    try w.settle();
+    try w.admit_all();
+}
+
+fn link_to(node: *Node, other: *Node) *Link {
+    for (node.s.links.items) |link| {
+        if (link.peer.eql(.from_int(other.index + 1))) return link;
+    }
+    unreachable;
+}
+
+/// One frame of data comes in on a lane, with this header. False: the lane was closed for it.
+fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
+    const link = lane.link.?;
+    const number = lane.number;
+    const bytes = try gpa.alloc(u8, wire.frame.header_bytes + header.payload_bytes);
+    defer gpa.free(bytes);
+    @memset(bytes, 7);
+    bytes[0..wire.frame.header_bytes].* = wire.frame.encode(header);
+    var rest: []const u8 = bytes;
+    while (rest.len > 0) {
+        if (link.lanes[number] != lane) return false;
+        var in: [2][]u8 = undefined;
+        _ = node.s.lane_recv_slices(lane, &in);
+        const count = @min(in[0].len, rest.len);
+        @memcpy(in[0][0..count], rest[0..count]);
+        node.s.lane_received(node.world.now, lane, count);
+        rest = rest[count..];
+    }
+    return link.lanes[number] == lane;
+}
+
+fn data(group: *const Group, tag: u64, payload_bytes: u32) wire.frame.Header {
+    return .{
+        .epoch = group.epoch(),
+        .tag = tag,
+        .sequence = 0,
+        .index = 0,
+        .attempt = group.attempt(),
+        .payload_bytes = payload_bytes,
+        .reduced_attempt = 0,
+        .group = group.id.?,
+        .class = 0,
+        .kind = .partial,
+    };
+}
+
+test "data ahead of time is kept only from members of a known epoch or the next" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = link_to(node, &w.nodes[1]);
+    const lane = link.lanes[0].?;
+    const group = node.group;
+    var header = data(group, 5, 64);
+    header.epoch += 1; // no round is under way, so nobody can be there
+    try expect(try inject(node, lane, header));
+    header.epoch += 1_000_000;
+    try expect(try inject(node, lane, header));
+    header = data(group, 5, 64);
+    header.group = 9;
+    try expect(try inject(node, lane, header));
+    try expectEqual(0, link.early.count());
+    try expectEqual(0, link.early_bytes);
+
+    // In a round, the next epoch may have begun elsewhere; one after that can not.
+    try group.round_members.append(node.s.gpa, .from_int(2));
+    header = data(group, 5, 64);
+    header.epoch += 2;
+    try expect(try inject(node, lane, header));
+    try expectEqual(0, link.early.count());
+    header.epoch -= 1;
+    try expect(try inject(node, lane, header));
+    try expectEqual(1, link.early.count());
+    // A peer that the round does not name can not be in it.
+    link.forget(.of(&header));
+    group.round_members.clearRetainingCapacity();
+    try group.round_members.append(node.s.gpa, .from_int(3));
+    try expect(try inject(node, lane, header));
+    try expectEqual(0, link.early.count());
+}
+
+test "a peer that keeps sending ahead of time loses its lane at the bound, and the memory comes back" {
+    for ([_]u32{ limits.eager_bytes_max, 100 }) |payload_bytes| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 2);
+        defer w.deinit();
+        const node = &w.nodes[0];
+        const link = link_to(node, &w.nodes[1]);
+        const lane = link.lanes[0].?;
+        const number = lane.number;
+        var kept: usize = 0;
+        while (try inject(node, lane, data(node.group, kept, payload_bytes))) kept += 1;
+        try expect(link.lanes[number] != lane);
+        try expect(kept >= limits.eager_operations_max);
+        try expect(kept <= limits.early_operations_max);
+        try expect(link.early_bytes <= limits.early_bytes_max);
+        // The same for one operation alone.
+        try w.settle();
+        node.s.tick(w.now + 10 * std.time.ns_per_s);
+        link.prune_epochs(node.group.id.?, node.group.epoch());
+        try expectEqual(0, link.early_bytes);
+    }
+}
+
+test "one operation can not be sent ahead of time beyond its share" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = link_to(node, &w.nodes[1]);
+    const lane = link.lanes[0].?;
+    const piece = 1000;
+    var kept: usize = 0;
+    while (try inject(node, lane, data(node.group, 5, piece))) kept += 1;
+    try expectEqual(limits.eager_bytes_max / piece, kept);
+    // A single frame that is too large is not even read.
+    const second = link.lanes[1].?;
+    const large = data(node.group, 6, limits.eager_bytes_max + 1);
+    try expect(!try inject(node, second, large));
+}
+
+test "an honest peer sends ahead of time for so many operations, and the rest when it is their turn" {
+    // Goal: the receiver's bound never hits an honest sender. Method: one peer calls everything it
+    // may in three groups before the other calls anything.
+    const group_count = 3;
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    var groups: [2][group_count]*Group = undefined;
+    for (w.nodes[0..2], 0..) |*node, index| {
+        groups[index][0] = node.group;
+        for (1..group_count) |number| {
+            groups[index][number] = try node.s.join(w.now, ([_][]const u8{ "", "h", "i" })[number], 2);
+        }
+    }
+    try w.settle();
+    for (1..group_count) |number| {
+        for (w.nodes[0..2], 0..) |*node, index| {
+            try node.s.admit(w.now, groups[index][number], base.never);
+        }
+        try w.settle();
+    }
+    const each = limits.operations_in_flight_max;
+    const operations = try gpa.alloc(*Operation, 2 * group_count * each);
+    defer gpa.free(operations);
+    const count = 16; // two chunks, so that each peer starts one
+    const memory = try gpa.alloc(u64, count * operations.len);
+    defer gpa.free(memory);
+    @memset(memory, 1);
+    var next: usize = 0;
+    for (w.nodes[0..2], 0..) |*node, index| {
+        for (0..group_count * each) |number| {
+            operations[next] = try node.s.begin(w.now, groups[index][number / each], .{
+                .kind = .all_reduce,
+                .send = @ptrCast(&memory[next * count]),
+                .recv = @ptrCast(&memory[next * count]),
+                .count = count,
+                .dtype = .u64,
+                .tag = number % each,
+                .deadline = base.never,
+            });
+            next += 1;
+        }
+        try w.settle();
+        if (index > 0) break;
+        const link = link_to(&w.nodes[1], node);
+        var ahead: usize = 0;
+        for (link.early.values()) |*early| ahead += @intFromBool(early.data.items.len > 0);
+        try expectEqual(limits.eager_operations_max, ahead);
+        try expectEqual(group_count * each, link.early.count());
+    }
+    for (operations[0..next]) |operation| {
+        try expectEqual(.ok, operation.status);
+        try expectEqual(1, operation.op.attempts);
+        operation.group.session.release(operation);
+    }
+}
+
+test "what came ahead of time is forgotten when its operation is aborted or its group left" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = link_to(node, &w.nodes[1]);
+    const first = try world.sum(&w.nodes[1], world.elements, .restart);
+    try w.settle();
+    try expectEqual(1, link.early.count());
+    w.nodes[1].s.cancel(w.now, first);
+    try w.settle();
+    try expectEqual(0, link.early.count());
+    w.nodes[1].s.release(first);
+    const second = try world.sum(&w.nodes[1], world.elements, .restart);
+    try w.settle();
+    try expectEqual(1, link.early.count());
+    node.s.leave(w.now, node.group);
+    try expectEqual(0, link.early.count());
+    try expectEqual(0, link.early_bytes);
+    try w.settle();
+    w.nodes[1].s.release(second);
+}
+
+test "where peers are dialed is forgotten when they are gone" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const stays = &w.nodes[0];
+    for (1..world.peers_max - 1) |index| {
+        w.kill(&w.nodes[index]);
+        _ = try w.add();
+        try w.settle();
+        // The first safe point lets the newcomer in or closes the gap, the second closes the epoch
+        // before.
+        for (0..2) |_| try w.admit_all();
+        try expectEqual(2, stays.group.world_size());
+        try expectEqual(2, stays.s.addresses.count());
+    }
+    stays.s.leave(w.now, stays.group);
+    try expectEqual(0, stays.s.addresses.count());
+}
+
+test "without memory to set a frame aside its lane ends, though it was in the middle of bytes" {
+    // Goal: no use of a lane after it is freed. Method: an operation is withdrawn by bytes that come
+    // in on the very lane on which it is sending, when there is no memory to keep what is left.
+    // Freed memory of an arena keeps what free() writes over it, unless somebody writes to it later.
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
+    var failing: std.testing.FailingAllocator = .init(arena.allocator(), .{});
+    var w: World = .{ .gpa = gpa };
+    w.allocators[0] = failing.allocator();
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const operation = try world.sum(node, world.elements, .restart);
+    const other = try world.sum(&w.nodes[1], world.elements, .restart);
+    const link = link_to(node, &w.nodes[1]);
+    const lane = for (0..10_000) |_| {
+        try expect(try w.step());
+        const lane = link.lanes[0].?;
+        const sends = lane.out_operation == operation and lane.out_payload.len > 0;
+        const receives = lane.into_operation == operation and lane.incoming.kind == .final;
+        if (sends and receives) break lane;
+    } else return error.NeverBoth;
+    operation.out_of_memory = true;
+    failing.fail_index = failing.alloc_index;
+    var in: [2][]u8 = undefined;
+    try expectEqual(2, node.s.lane_recv_slices(lane, &in));
+    @memset(in[0], 1);
+    @memset(in[1][0..10], 2); // and the next frame has begun
+    node.s.lane_received(w.now, lane, in[0].len + 10);
+    try expect(failing.has_induced_failure);
+    failing.fail_index = std.math.maxInt(usize);
+    try expectEqual(.cancelled, operation.status);
+    try expectEqual(null, link.lanes[0]);
+    const freed: Lane = undefined;
+    try std.testing.expectEqualSlices(u8, std.mem.asBytes(&freed), std.mem.asBytes(lane));
+    // The others learn it, and the two go on once their lane is there again.
+    try w.settle();
+    try expectEqual(.aborted, other.status);
+    node.s.release(operation);
+    w.nodes[1].s.release(other);
+    w.now += 10 * std.time.ns_per_s;
+    for (w.nodes[0..2]) |*each| each.s.tick(w.now);
+    try w.settle();
+    const again = try world.sum(node, world.elements, .restart);
+    const other_again = try world.sum(&w.nodes[1], world.elements, .restart);
+    try w.settle();
+    try expectEqual(.ok, again.status);
+    node.s.release(again);
+    w.nodes[1].s.release(other_again);
+}
