@@ -9,6 +9,7 @@ const session = @import("session");
 const net = @import("root.zig");
 const clock = net.clock;
 const CoordinatorEngine = net.CoordinatorEngine;
+const HeldPort = @import("held_port.zig").HeldPort;
 const Membership = net.Membership;
 const PeerEngine = net.PeerEngine;
 const Work = net.Work;
@@ -476,10 +477,10 @@ test "no coordinator, another run, a port in use, a second peer of one id" {
     options.bind.host = "no-such-host.invalid";
     try std.testing.expectError(error.ListenNameNotFound, create_error(options));
 
-    const closed = try start_coordinator(.default);
+    const silent = try HeldPort.init();
+    defer silent.deinit();
     options = good;
-    options.coordinator.port = closed.port;
-    closed.destroy();
+    options.coordinator = silent.endpoint();
     options.connect_deadline = clock.after(seconds / 20);
     try std.testing.expectError(error.Refused, create_error(options));
 

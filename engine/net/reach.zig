@@ -10,6 +10,7 @@ const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
+const HeldPort = @import("held_port.zig").HeldPort;
 const Instant = base.Instant;
 const ms = std.time.ns_per_ms;
 
@@ -116,13 +117,10 @@ pub fn wait_socket(
 }
 
 test "a port where nothing listens is tried until the deadline, and then refused" {
-    const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const listener = try socket.listen(&any_port);
-    const port = socket.local_address(listener).?.port();
-    socket.close(listener);
+    const held = try HeldPort.init();
+    defer held.deinit();
     const deadline = clock.after(60 * ms);
-    const endpoint: address.Endpoint = .{ .host = "127.0.0.1", .port = port };
-    const result = connect(endpoint, .{ .deadline = deadline, .seed = 1 });
+    const result = connect(held.endpoint(), .{ .deadline = deadline, .seed = 1 });
     try std.testing.expectError(error.Refused, result);
     try std.testing.expect(clock.now() >= deadline);
 }
@@ -133,27 +131,21 @@ test "an unknown name fails at once, and a listener that comes late is found" {
     const failed = connect(unknown, .{ .deadline = far, .seed = 1 });
     try std.testing.expect(failed == error.NameNotFound or failed == error.NameLookupFailed);
 
-    const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const reserved = try socket.listen(&any_port);
-    var again: address.AddressList = .{ .count = 1 };
-    again.items[0] = socket.local_address(reserved).?;
-    socket.close(reserved);
     const Late = struct {
         asked: u32 = 0,
-        listener: socket.Fd = -1,
-        list: *address.AddressList,
+        held: HeldPort,
 
         // The interrupt is asked between attempts: after some of them, somebody listens.
         fn look(context: ?*anyopaque) callconv(.c) c_int {
             const late: *@This() = @ptrCast(@alignCast(context));
             late.asked += 1;
-            if (late.asked == 2) late.listener = socket.listen(late.list) catch return 1;
+            if (late.asked == 2) late.held.listen() catch return 1;
             return 0;
         }
     };
-    var late: Late = .{ .list = &again };
-    defer if (late.listener >= 0) socket.close(late.listener);
-    const fd = try connect(.{ .host = "127.0.0.1", .port = again.items[0].port() }, .{
+    var late: Late = .{ .held = try .init() };
+    defer late.held.deinit();
+    const fd = try connect(late.held.endpoint(), .{
         .deadline = far,
         .seed = 1,
         .interrupt = .{ .function = Late.look, .context = &late },
@@ -168,11 +160,9 @@ test "whoever waits may withdraw" {
             return 1;
         }
     };
-    const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const listener = try socket.listen(&any_port);
-    const port = socket.local_address(listener).?.port();
-    socket.close(listener);
-    const result = connect(.{ .host = "127.0.0.1", .port = port }, .{
+    const held = try HeldPort.init();
+    defer held.deinit();
+    const result = connect(held.endpoint(), .{
         .deadline = clock.after(30 * std.time.ns_per_s),
         .seed = 1,
         .interrupt = .{ .function = Ask.now },

@@ -28,6 +28,7 @@ test {
     _ = @import("coordinator_engine.zig");
     _ = @import("dial.zig");
     _ = @import("fault.zig");
+    _ = @import("held_port.zig");
     _ = @import("links.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");

@@ -387,11 +387,10 @@ test "bytes cross a loopback connection, and each failure has its name" {
 }
 
 test "a port where nothing listens refuses" {
-    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
-    const listener = try listen(&any_port);
-    const at = local_address(listener).?;
-    close(listener);
-    const fd = connect_start(&at) catch |err| return std.testing.expectEqual(error.Refused, err);
+    const held = try @import("held_port.zig").HeldPort.init();
+    defer held.deinit();
+    const fd = connect_start(&held.at) catch |err|
+        return std.testing.expectEqual(error.Refused, err);
     defer close(fd);
     try std.testing.expect(wait_for(fd, .write, 5000));
     try std.testing.expectError(error.Refused, connect_finish(fd));

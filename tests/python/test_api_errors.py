@@ -55,10 +55,12 @@ def listening(answer: bytes | None) -> Iterator[int]:
             connection.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+@contextlib.contextmanager
+def refusing() -> Iterator[int]:
+    """A port that is taken, so that nobody else gets it, and does not listen."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 # ---- connecting ------------------------------------------------------------------------------
@@ -90,13 +92,14 @@ def test_a_token_of_another_run_is_refused(coordinator: pccl.Coordinator) -> Non
 
 
 def test_a_port_where_nothing_listens_is_unreachable_after_the_timeout() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    began = time.monotonic()
-    with pytest.raises(pccl.CoordinatorUnreachable, match=address):
-        pccl.connect(pccl.token_create(address), bind=LOOPBACK, connect_timeout=0.5)
-    assert 0.4 < time.monotonic() - began < 5
-    with pytest.raises(pccl.CoordinatorUnreachable, match=address):
-        pccl.run_status(pccl.token_create(address), timeout=0.5)
+    with refusing() as port:
+        address = f"127.0.0.1:{port}"
+        began = time.monotonic()
+        with pytest.raises(pccl.CoordinatorUnreachable, match=address):
+            pccl.connect(pccl.token_create(address), bind=LOOPBACK, connect_timeout=0.5)
+        assert 0.4 < time.monotonic() - began < 5
+        with pytest.raises(pccl.CoordinatorUnreachable, match=address):
+            pccl.run_status(pccl.token_create(address), timeout=0.5)
 
 
 def test_a_name_that_cannot_be_resolved_fails_at_once() -> None:
