@@ -14,7 +14,9 @@
  *   - Times are nanoseconds (uint64_t, suffix _ns), sizes are bytes (suffix _bytes), counts are elements.
  *   - Buffers are borrowed: for the call when it blocks, until the work is finished when it is asynchronous.
  *   - A process forked after pccl_comm_create must not use the parent's handles: every call but destroy answers
- *     PCCL_INVALID_USAGE there.
+ *     PCCL_INVALID_USAGE there. fork() closes the child's copies of the library's sockets at once (pthread_atfork), so
+ *     that others still notice when the parent dies; exec closes them too. A child made by a bare clone or vfork that
+ *     does not exec keeps them open until it ends. What the child inherits of memory stays until then.
  */
 #ifndef PCCL_H
 #define PCCL_H

@@ -55,6 +55,8 @@ pub const Poller = struct {
         };
         errdefer poller.deinit();
         if (on_linux and backend == .epoll) {
+            socket.hold_forks();
+            defer socket.allow_forks();
             const result = linux.epoll_create1(linux.EPOLL.CLOEXEC);
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
             poller.epoll_fd = socket.adopt(@intCast(result));
@@ -151,6 +153,8 @@ const Waker = struct {
     write_fd: Fd,
 
     fn init() error{SystemLimit}!Waker {
+        socket.hold_forks();
+        defer socket.allow_forks();
         if (on_linux) {
             const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
             if (fd < 0) return error.SystemLimit;

@@ -17,19 +17,38 @@ const no_signal: u32 = if (@hasDecl(c.MSG, "NOSIGNAL")) c.MSG.NOSIGNAL else 0;
 // ---- descriptors, and what a fork does to them
 
 /// One bit per descriptor of ours. A child of fork() inherits them all; were it to keep them, the
-/// connections of a parent that dies would stay open, and nobody would notice the death.
+/// connections of a parent that dies would stay open, and nobody would notice the death. exec()
+/// closes them by itself.
 const Owned = struct {
     var bits: [fds_max / 64]std.atomic.Value(u64) = @splat(.init(0));
     var registered: std.atomic.Value(bool) = .init(false);
+    /// Held for reading while a descriptor exists without its bit, for writing by a fork.
+    var births: c.pthread_rwlock_t = .{};
 
     /// A descriptor beyond this number is used all the same, but a child keeps it until it ends.
     const fds_max = 64 * 1024;
 
-    fn note(fd: Fd) void {
+    fn hold_forks() void {
         if (!registered.swap(true, .acq_rel)) {
-            // Without memory for the handler a child keeps the descriptors; nothing else is lost.
-            _ = c.pthread_atfork(null, null, close_in_child);
+            // Without memory for the handlers a child keeps the descriptors; nothing else is lost.
+            _ = c.pthread_atfork(before_fork, after_fork, close_in_child);
         }
+        _ = c.pthread_rwlock_rdlock(&births);
+    }
+
+    fn allow_forks() void {
+        _ = c.pthread_rwlock_unlock(&births);
+    }
+
+    fn before_fork() callconv(.c) void {
+        _ = c.pthread_rwlock_wrlock(&births);
+    }
+
+    fn after_fork() callconv(.c) void {
+        _ = c.pthread_rwlock_unlock(&births);
+    }
+
+    fn note(fd: Fd) void {
         if (place(fd)) |index| _ = bits[index / 64].fetchOr(mask(index), .acq_rel);
     }
 
@@ -46,6 +65,7 @@ const Owned = struct {
     }
 
     fn close_in_child() callconv(.c) void {
+        births = .{}; // it was locked by a thread of the parent
         log.forked();
         for (&bits, 0..) |*word, index| {
             var left = word.swap(0, .acq_rel);
@@ -56,7 +76,12 @@ const Owned = struct {
     }
 };
 
-/// Notes a descriptor that another file of net opened.
+/// Between the two no fork happens: a descriptor is opened and adopted, or closed, as one. What is
+/// between must not block and not call these again.
+pub const hold_forks = Owned.hold_forks;
+pub const allow_forks = Owned.allow_forks;
+
+/// Notes a descriptor, under `hold_forks`.
 pub fn adopt(fd: Fd) Fd {
     Owned.note(fd);
     return fd;
@@ -64,11 +89,15 @@ pub fn adopt(fd: Fd) Fd {
 
 /// -1 if there are too many.
 pub fn duplicate(fd: Fd) Fd {
+    hold_forks();
+    defer allow_forks();
     const copy = c.fcntl(fd, c.F.DUPFD_CLOEXEC, @as(c_int, 0));
     return if (copy < 0) copy else adopt(copy);
 }
 
 pub fn close(fd: Fd) void {
+    hold_forks();
+    defer allow_forks();
     // Forgotten first: afterwards the number may belong to somebody else.
     Owned.forget(fd);
     _ = c.close(fd);
@@ -83,6 +112,8 @@ pub const OpenError = error{
 
 fn open(family: c_uint) OpenError!Fd {
     const flags: c_uint = if (on_linux) c.SOCK.NONBLOCK | c.SOCK.CLOEXEC else 0;
+    hold_forks();
+    defer allow_forks();
     const fd = c.socket(family, c.SOCK.STREAM | flags, 0);
     if (fd < 0) return switch (errno(fd)) {
         .AFNOSUPPORT, .PROTONOSUPPORT, .INVAL => error.FamilyUnsupported,
@@ -150,6 +181,8 @@ fn listen_on(to: *const Address) ListenError!Fd {
 pub const AcceptError = error{ WouldBlock, SystemLimit };
 
 pub fn accept(listener: Fd) AcceptError!Fd {
+    hold_forks(); // the listener does not block
+    defer allow_forks();
     while (true) {
         const fd = if (on_linux)
             c.accept4(listener, null, null, c.SOCK.NONBLOCK | c.SOCK.CLOEXEC)
@@ -277,7 +310,10 @@ fn remote_address(fd: Fd) ?Address {
 pub fn outward_address() Address {
     const loopback: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
     const far: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
-    const fd = c.socket(c.AF.INET, c.SOCK.DGRAM, 0);
+    hold_forks(); // connecting sends nothing and does not block
+    defer allow_forks();
+    const flags: c_uint = if (on_linux) c.SOCK.CLOEXEC else 0;
+    const fd = c.socket(c.AF.INET, c.SOCK.DGRAM | flags, 0);
     if (fd < 0) return loopback;
     defer _ = c.close(fd);
     if (c.connect(fd, &far.any, far.length()) != 0) return loopback;
@@ -409,4 +445,50 @@ test "a forked child lets go of every descriptor of ours" {
     try std.testing.expectEqual(child, c.waitpid(child, &status, 0));
     try std.testing.expectEqual(0, status);
     try std.testing.expect(c.fcntl(listener, c.F.GETFD) != -1);
+}
+
+test "a child that is forked while sockets come and go inherits none of them" {
+    // Goal: no moment at which a descriptor is open and not noted. Method: threads connect, accept
+    // and close as fast as they can; children look which descriptors they have.
+    const any_port: AddressList = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+    const listener = try listen(&any_port);
+    defer close(listener);
+    const Busy = struct {
+        listener: Fd,
+        over: std.atomic.Value(bool) = .init(false),
+
+        fn run(busy: *@This()) void {
+            const at = local_address(busy.listener).?;
+            while (!busy.over.load(.acquire)) {
+                const client = connect_start(&at) catch continue;
+                if (wait_for(busy.listener, .read, 100)) {
+                    if (accept(busy.listener)) |server| close(server) else |_| {}
+                }
+                close(client);
+            }
+        }
+    };
+    const looked_at = 256;
+    var before: [looked_at]bool = undefined;
+    for (&before, 0..) |*open_before, fd| {
+        open_before.* = c.fcntl(@intCast(fd), c.F.GETFD) != -1 and fd != listener;
+    }
+    var busy: Busy = .{ .listener = listener };
+    var threads: [2]std.Thread = undefined;
+    for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Busy.run, .{&busy});
+    defer for (threads) |thread| thread.join();
+    defer busy.over.store(true, .release);
+    for (0..300) |_| {
+        const child = c.fork();
+        if (child == 0) {
+            for (before, 0..) |open_before, fd| {
+                const is_open = c.fcntl(@intCast(fd), c.F.GETFD) != -1;
+                if (is_open and !open_before) c._exit(1);
+            }
+            c._exit(0);
+        }
+        var status: c_int = -1;
+        try std.testing.expectEqual(child, c.waitpid(child, &status, 0));
+        try std.testing.expectEqual(0, status);
+    }
 }
