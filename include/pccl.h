@@ -114,7 +114,7 @@ typedef enum pccl_recovery {
 
 #define PCCL_PEER_ID_BYTES 16
 #define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
-#define PCCL_NAME_BYTES_MAX 256  /* group names, without the terminating zero */
+#define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
 typedef struct pccl_peer_id {
   uint8_t bytes[PCCL_PEER_ID_BYTES];
@@ -181,7 +181,7 @@ typedef struct pccl_comm pccl_comm_t; /* opaque */
 
 typedef struct pccl_comm_options {
   size_t size;
-  const char *group;           /* name of the group, 1..256 bytes; NULL: "default" */
+  const char *group;           /* name of the group, 1..256 bytes of UTF-8; NULL: "default" */
   const char *bind;            /* address to listen on for other peers, "host:port"; NULL: all interfaces, port 0 */
   const char *advertise;       /* address other peers dial, "host" or "host:port"; NULL: the local address of the
                                   connection to the coordinator, with the bound port */

@@ -189,9 +189,17 @@ def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
 
 
 def text(value: str, name: str) -> str:
-    """A string that C can take. Raises InvalidArgument if it holds a NUL, TypeError if no str."""
+    """A string that C can take. Raises InvalidArgument if it holds a NUL or is no UTF-8.
+
+    A str that is no UTF-8 holds lone surrogates: it was made from bytes that were none. Raises
+    TypeError if `value` is no str.
+    """
     if not isinstance(value, str):
         raise TypeError(f"{name} is a str, not {type(value).__name__}")
     if "\0" in value:
         raise InvalidArgument(f"{name} must not contain a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} is not UTF-8: {value!a}") from None
     return value

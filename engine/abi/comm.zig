@@ -147,6 +147,11 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
         "the name of the group is empty; it must have 1 to {d} bytes",
         .{limit},
     );
+    if (!std.unicode.utf8ValidateSlice(name)) return status.fail(
+        .invalid_argument,
+        "the name of the group is not UTF-8; it must be, because programs print it",
+        .{},
+    );
     return name;
 }
 

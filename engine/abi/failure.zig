@@ -80,6 +80,12 @@ pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
             "the coordinator at {s} accepted the connection but did not answer in time",
             .{at},
         ),
+        error.TooLarge => fail(
+            .invalid_usage,
+            "the status of the run at {s} is larger than 2 MiB and cannot be shown: it has " ++
+                "thousands of memberships or undecided operations",
+            .{at},
+        ),
     };
 }
 
@@ -487,9 +493,9 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var second: [160]u8 = undefined;
     if (op.failure.reason == .contradiction) return fail(
         .mismatch,
-        "{s}: peers {s} and {s} made the same call, but cut it into different numbers of chunks: " ++
-            "one of them has another build of this library or other settings than this run. The " ++
-            "input is as it was",
+        "{s}: peers {s} and {s} made the same call, but cut it into different numbers of " ++
+            "chunks: one of them has another build of this library or other settings than this " ++
+            "run. The input is as it was",
         .{ name, op.failure.peer.short(), op.failure.other.short() },
     );
     return fail(

@@ -21,6 +21,8 @@ pub const Error = reach.Error || error{
     VersionMismatch,
     WrongRun,
     TurnedAway,
+    /// The status is larger than a message may be.
+    TooLarge,
 };
 
 pub const Options = struct {
@@ -70,6 +72,7 @@ fn exchange(
         };
         if (greeted) if (stream.take() catch return error.NotPccl) |message| switch (message) {
             .status_reply => |reply| return gpa.dupe(u8, reply.json.data),
+            .refused => return error.TooLarge,
             else => return error.NotPccl,
         };
         try wait(fd, .read, deadline);
@@ -134,8 +137,9 @@ test "a coordinator tells how its run is, and refuses another run" {
     }
 }
 
-test "something else that listens is not taken for a coordinator" {
-    // One listener that says something else, one that says nothing, one that hangs up.
+test "whoever gives no status is told apart" {
+    // One listener that has too much to say, one that is something else, one that says nothing, one
+    // that hangs up.
     const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
     const Other = struct {
         listener: socket.Fd,
@@ -153,7 +157,15 @@ test "something else that listens is not taken for a coordinator" {
             if (other.says.len > 0) _ = socket.wait_for(fd, .read, 10_000);
         }
     };
+    var bytes: [256]u8 = undefined;
+    const welcome = wire.hello.encode_answer(.welcome);
+    bytes[0..welcome.len].* = welcome;
+    const refusal = try wire.control.encode(.{ .refused = .{
+        .name = .of(""),
+        .why = .of("too large"),
+    } }, bytes[welcome.len..]);
     const cases = [_]struct { []const u8, Error }{
+        .{ bytes[0 .. welcome.len + refusal.len], error.TooLarge },
         .{ "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", error.NotPccl },
         .{ "?", error.TimedOut },
         .{ "", error.Closed },

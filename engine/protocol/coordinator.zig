@@ -395,6 +395,15 @@ pub const Coordinator = struct {
         if (name.len == 0 or name.len > limits.name_bytes_max) return error.Unexpected;
         if (body.address.data.len > limits.address_bytes_max) return error.Unexpected;
         if (body.initial_world_size > limits.peers_max) return error.Unexpected;
+        // Both are shown in the status, which is JSON.
+        if (!std.unicode.utf8ValidateSlice(name)) return peer.send(.{ .refused = .{
+            .name = .of(name),
+            .why = .of("its name is not UTF-8"),
+        } });
+        if (!std.unicode.utf8ValidateSlice(body.address.data)) return peer.send(.{ .refused = .{
+            .name = .of(name),
+            .why = .of("the address of this peer is not UTF-8"),
+        } });
         if (!std.mem.eql(u8, peer.address, body.address.data)) {
             const address = try c.gpa.dupe(u8, body.address.data);
             c.gpa.free(peer.address);
@@ -465,10 +474,10 @@ pub const Coordinator = struct {
             return;
         };
         defer c.gpa.free(json);
-        if (json.len + 4 > limits.control_message_bytes_max) {
-            connection.doomed = "the status of the run does not fit into a message";
-            return;
-        }
+        if (json.len + 4 > limits.control_message_bytes_max) return connection.send(.{ .refused = .{
+            .name = .of(""),
+            .why = .of("the status of the run does not fit into a message"),
+        } });
         connection.send(.{ .status_reply = .{ .json = .of(json) } });
     }
 

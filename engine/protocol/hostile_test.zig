@@ -7,6 +7,7 @@ const base = @import("base");
 const wire = @import("wire");
 const coordinator = @import("coordinator.zig");
 const member_file = @import("member.zig");
+const status = @import("status.zig");
 const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
 const Member = member_file.Member;
@@ -41,6 +42,7 @@ const Court = struct {
     attempt: u32 = 1,
     epoch: u64 = 0,
     round: u64 = 0,
+    refused: bool = false,
 
     fn init(court: *Court, allocator: std.mem.Allocator) !void {
         court.* = .{ .c = try Coordinator.create(allocator, .{
@@ -136,6 +138,7 @@ const Court = struct {
                 court.aborts[index] += 1;
                 court.last_abort = body;
             },
+            .refused => court.refused = true,
             .commit => court.commits[index] += 1,
             else => {},
         }
@@ -474,6 +477,59 @@ fn recover(court: *Court) !void {
         .decisions_seen = 0,
     } });
     try expectEqual(before + 1, epoch.committed);
+}
+
+test "a name or an address that is not UTF-8 is refused, and the status stays text" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const before = court.c.groups.items.len;
+    for ([_][2][]const u8{ .{ "\xffg", "a:1" }, .{ "h", "\xff:1" } }) |pair| {
+        court.refused = false;
+        try court.say(2, .{ .join = .{
+            .name = .of(pair[0]),
+            .address = .of(pair[1]),
+            .initial_world_size = 1,
+        } });
+        try court.listen();
+        try expect(court.refused);
+    }
+    try expect(court.peers[2] != null);
+    try expectEqual(before, court.c.groups.items.len);
+    const json = try status.render(gpa, court.c, court.now);
+    defer gpa.free(json);
+    const parsed = try std.json.parseFromSlice(std.json.Value, gpa, json, .{});
+    defer parsed.deinit();
+    const group = parsed.value.object.get("groups").?.array.items[0].object;
+    try std.testing.expectEqualStrings("g", group.get("name").?.string);
+    for (group.get("epochs").?.array.items[0].object.get("members").?.array.items) |member| {
+        try std.testing.expectEqualStrings("a:1", member.object.get("address").?.string);
+    }
+}
+
+test "a status that is larger than a message is refused" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    const address = try gpa.alloc(u8, limits.control_message_bytes_max);
+    defer gpa.free(address);
+    @memset(address, 'a');
+    for ([_]bool{ false, true }) |too_large| {
+        court.c.options.address = if (too_large) address else "a:1";
+        const connection = court.c.accept(court.now).?;
+        connection.driver = 0;
+        court.peers[0] = connection;
+        court.refused = false;
+        try court.put(0, &wire.hello.encode(.{
+            .purpose = .status,
+            .run_id = @splat(1),
+            .from = .none,
+        }));
+        try court.say(0, .{ .status_request = .{} });
+        try court.listen();
+        try expectEqual(too_large, court.refused);
+    }
 }
 
 // ---- a member that is told too much

@@ -102,7 +102,7 @@ test "data ahead of time is kept only from members of a known epoch or the next"
     try expectEqual(0, link.early.count());
 }
 
-test "a peer that keeps sending ahead of time loses its lane at the bound, and the memory comes back" {
+test "a peer that keeps sending ahead loses its lane at the bound, and the memory comes back" {
     for ([_]u32{ limits.eager_bytes_max, 100 }) |payload_bytes| {
         var w: World = .{ .gpa = gpa };
         try form(&w, 2);
@@ -117,7 +117,6 @@ test "a peer that keeps sending ahead of time loses its lane at the bound, and t
         try expect(kept >= limits.eager_operations_max);
         try expect(kept <= limits.early_operations_max);
         try expect(link.early_bytes <= limits.early_bytes_max);
-        // The same for one operation alone.
         try w.settle();
         node.s.tick(w.now + 10 * std.time.ns_per_s);
         link.prune_epochs(node.group.id.?, node.group.epoch());
@@ -142,7 +141,7 @@ test "one operation can not be sent ahead of time beyond its share" {
     try expect(!try inject(node, second, large));
 }
 
-test "an honest peer sends ahead of time for so many operations, and the rest when it is their turn" {
+test "an honest peer sends ahead for so many operations, and the rest when it is their turn" {
     // Goal: the receiver's bound never hits an honest sender. Method: one peer calls everything it
     // may in three groups before the other calls anything.
     const group_count = 3;
@@ -153,7 +152,8 @@ test "an honest peer sends ahead of time for so many operations, and the rest wh
     for (w.nodes[0..2], 0..) |*node, index| {
         groups[index][0] = node.group;
         for (1..group_count) |number| {
-            groups[index][number] = try node.s.join(w.now, ([_][]const u8{ "", "h", "i" })[number], 2);
+            const name = ([_][]const u8{ "", "h", "i" })[number];
+            groups[index][number] = try node.s.join(w.now, name, 2);
         }
     }
     try w.settle();
@@ -242,9 +242,10 @@ test "where peers are dialed is forgotten when they are gone" {
 }
 
 test "without memory to set a frame aside its lane ends, though it was in the middle of bytes" {
-    // Goal: no use of a lane after it is freed. Method: an operation is withdrawn by bytes that come
-    // in on the very lane on which it is sending, when there is no memory to keep what is left.
-    // Freed memory of an arena keeps what free() writes over it, unless somebody writes to it later.
+    // Goal: no use of a lane after it is freed. Method: an operation is withdrawn by bytes that
+    // come in on the very lane on which it is sending, when there is no memory to keep what is
+    // left. Freed memory of an arena keeps what free() writes over it, unless somebody writes to it
+    // later.
     var arena: std.heap.ArenaAllocator = .init(gpa);
     defer arena.deinit();
     var failing: std.testing.FailingAllocator = .init(arena.allocator(), .{});

@@ -591,6 +591,10 @@ def test_membership_from_create_to_destroy() -> None:
         check(lib.pccl_comm_join(comm, options("comm_options", group=group), joined))
         check(lib.pccl_comm_admit(joined[0], 0, admission))
         assert admission.world_size == 1
+        for name in (b"\xff", b"cut \xc3", b"\xed\xa0\x80", b"caf\xe9"):
+            none = options("comm_options", group=ffi.new("char[]", name))
+            assert "UTF-8" in refused(lib.pccl_comm_join(comm, none, joined))
+            assert "UTF-8" in refused(lib.pccl_comm_create(token, none, joined))
         check(lib.pccl_comm_close(comm))
         check(lib.pccl_comm_close(comm))  # idempotent
         refused(lib.pccl_comm_info(comm, info), "PCCL_INVALID_USAGE")
