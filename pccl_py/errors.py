@@ -32,7 +32,7 @@ class OutOfMemory(PcclError, MemoryError):
 
 
 class Mismatch(PcclError):
-    """Peers called the same operation with different descriptors. No buffer was touched."""
+    """Peers called the same operation differently, or cut it differently. The input is kept."""
 
 
 class Aborted(PcclError):
@@ -44,10 +44,11 @@ class Expelled(PcclError):
 
 
 class InDoubt(PcclError):
-    """The deadline passed after this peer had voted: neither success nor failure.
+    """This call ended after this peer had voted, without an answer: neither success nor failure.
 
-    The buffer holds the input. `work` keeps the result: `work.resolve()` settles it once the
-    coordinator answers.
+    Its deadline passed, it was cancelled, or the coordinator was lost. The buffer holds the input.
+    `work` keeps the result: `work.resolve()` settles it once the coordinator answers, and raises
+    CoordinatorUnreachable if it never will.
     """
 
     work: Work | None = None

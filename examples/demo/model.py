@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 BYTE_VALUES = 256
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating]  # f32; the tests differentiate in f64
 Bytes = NDArray[np.uint8]
 
 
