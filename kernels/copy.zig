@@ -1,12 +1,11 @@
-//! copy: memory to memory, for results that are larger than the caches. Stores that go past the
-//! caches do not read the lines that they overwrite. `rep movsb` would do the same with less code,
-//! but takes eight times as long on Zen 3 when both addresses are close modulo the page size.
+//! copy: memory to memory for what is not read again before it has left the caches. Stores that go
+//! past the caches do not read the lines that they overwrite, and push nothing out. `rep movsb` does
+//! the same with less code, but takes eight times as long on Zen 3 when both addresses are close
+//! modulo the page size.
 
 const std = @import("std");
 const builtin = @import("builtin");
 
-/// From here on the copy is not read again before it has left the caches.
-const large_bytes = 1 << 20;
 const line_bytes = 64;
 const is_x86 = builtin.cpu.arch == .x86_64;
 const has_avx = is_x86 and builtin.cpu.has(.x86, .avx);
@@ -15,12 +14,12 @@ const part_bytes = @sizeOf(Part);
 const store = if (has_avx) "vmovntdq %[part], (%[to])" else "movntdq %[part], (%[to])";
 
 /// The blocks do not overlap.
-pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) callconv(.c) void {
-    if (is_x86 and bytes >= large_bytes) return copy_past(out, input, bytes);
-    @memcpy(out[0..bytes], input);
-}
-
-fn copy_past(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
+pub fn copy_past(
+    noalias out: [*]u8,
+    noalias input: [*]const u8,
+    bytes: usize,
+) callconv(.c) void {
+    if (!is_x86 or bytes < 2 * line_bytes) return @memcpy(out[0..bytes], input);
     const head = std.mem.alignPointerOffset(out, line_bytes).?;
     @memcpy(out[0..head], input);
     var index = head;

@@ -30,7 +30,7 @@ const kernels: table.Table = blk: {
         }
     }
     t.digest = &digest.digest;
-    t.copy = &copy.copy;
+    t.copy_past = &copy.copy_past;
     break :blk t;
 };
 

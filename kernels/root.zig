@@ -91,9 +91,9 @@ pub fn reduce_k(
     kernel(out, inputs.ptr, inputs.len, contributors, count);
 }
 
-/// Memory to memory, where the blocks do not overlap; large ones go past the caches (copy.zig).
-pub fn copy(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
-    dispatch.table().copy(out, input, bytes);
+/// Memory to memory, past the caches (copy.zig). The blocks do not overlap.
+pub fn copy_past(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
+    dispatch.table().copy_past(out, input, bytes);
 }
 
 /// 128 bits that depend on every byte, their order, their number and the seed (XXH3, xxh3.zig). Not

@@ -32,5 +32,5 @@ pub const Table = extern struct {
     reduce_k: [op_count][dtype_count]ReduceK,
     /// out[0] is the low half.
     digest: Digest,
-    copy: Copy,
+    copy_past: Copy,
 };

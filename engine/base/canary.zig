@@ -9,7 +9,7 @@ pub const Canary = enum {
     none,
     /// A call returns when its own result is complete, before the coordinator has committed.
     publish_before_commit,
-    /// Results are written into the caller's in-place buffer before the commit.
+    /// What is overwritten in the caller's buffer is not saved before.
     forget_shadow,
     /// Frames of a passed attempt are taken for current ones.
     accept_older_attempt,

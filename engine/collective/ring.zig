@@ -6,10 +6,11 @@
 //! the owner until everybody has them. A broadcast is the second half alone: all chunks are final
 //! at the root. After a loss, chunks that some survivors hold travel on from them in the same way.
 //!
-//! Nothing is written to the caller's memory here: results are staged in `result` and copied when
-//! the operation is committed, so a call that fails has its input by construction (docs/PROMISE.md,
-//! P3). Partial sums wait in slots. Every owner has slots of its own at every rank, so partial sums
-//! of one owner never wait for those of another and no cycle of full buffers can form.
+//! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
+//! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
+//! an in-place call saves it in the step that reads it anyway. Partial sums wait in slots. Every
+//! owner has slots of its own at every rank, so partial sums of one owner never wait for those of
+//! another and no cycle of full buffers can form.
 //!
 //! Who calls: session/session.zig. Steps and bytes: docs/ALGORITHMS.md.
 
@@ -30,12 +31,14 @@ pub const Executor = struct {
     pool: *Pool,
     descriptor: Descriptor,
     partition: Partition,
-    /// The caller's contribution; read until this peer has voted, never written.
+    /// The caller's contribution; read until this peer has voted.
     send: [*]const u8,
-    /// The staged result.
-    result: Pool.Buffer,
-    /// Where the result is written: `result`, except under a canary.
+    /// Where the result grows: the caller's buffer, or `shadow` once it was set aside.
     target: [*]u8,
+    /// `target` is `send`: what was overwritten is read from `shadow`.
+    in_place: bool,
+    /// What `target` held before it was written: the undo log.
+    shadow: Pool.Buffer,
 
     slots: Pool.Buffer,
     slot_bytes: usize,
@@ -55,6 +58,8 @@ pub const Executor = struct {
     successor_holds: BitSet,
 
     // Per piece.
+    saved: BitSet,
+    dirty: BitSet,
     settled: BitSet,
     final_seen: BitSet,
     final_ready: BitSet,
@@ -97,7 +102,7 @@ pub const Executor = struct {
     pub const Options = struct {
         descriptor: Descriptor,
         send: [*]const u8,
-        /// The caller's buffer, which only a canary writes early.
+        /// The caller's buffer: `send` itself, or apart from it.
         recv: [*]u8,
         world_size: u32,
         chunk_bytes: u32,
@@ -138,8 +143,8 @@ pub const Executor = struct {
         const slot_count = slots_needed(&partition, descriptor, options);
         const slot_bytes = partition.slot_bytes();
 
-        const result = try pool.take(@intCast(partition.count * partition.element_bytes));
-        errdefer pool.give(result);
+        const shadow = try pool.take(@intCast(partition.count * partition.element_bytes));
+        errdefer pool.give(shadow);
         const slots = try pool.take(slot_count * slot_bytes);
         errdefer pool.give(slots);
         const free_slots = try gpa.alloc(u16, slot_count);
@@ -158,6 +163,10 @@ pub const Executor = struct {
         errdefer kept.deinit(gpa);
         var successor_holds = try BitSet.init(gpa, partition.chunks);
         errdefer successor_holds.deinit(gpa);
+        var saved = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer saved.deinit(gpa);
+        var dirty = try BitSet.init(gpa, @intCast(partition.pieces));
+        errdefer dirty.deinit(gpa);
         var settled = try BitSet.init(gpa, @intCast(partition.pieces));
         errdefer settled.deinit(gpa);
         var final_seen = try BitSet.init(gpa, @intCast(partition.pieces));
@@ -175,8 +184,9 @@ pub const Executor = struct {
             .descriptor = descriptor,
             .partition = partition,
             .send = options.send,
-            .result = result,
-            .target = result.ptr,
+            .target = options.recv,
+            .in_place = options.send == options.recv,
+            .shadow = shadow,
             .slots = slots,
             .slot_bytes = slot_bytes,
             .free_slots = free_slots,
@@ -187,6 +197,8 @@ pub const Executor = struct {
             .chunk_digest = chunk_digest,
             .kept = kept,
             .successor_holds = successor_holds,
+            .saved = saved,
+            .dirty = dirty,
             .settled = settled,
             .final_seen = final_seen,
             .final_ready = final_ready,
@@ -194,14 +206,13 @@ pub const Executor = struct {
             .credits = credits,
             .ready = ready,
         };
-        if (base.canary.on(.forget_shadow)) executor.target = options.recv;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
         if (descriptor.kind == .broadcast and options.is_root) executor.settle_all_from_input();
         return executor;
     }
 
     pub fn deinit(x: *Executor) void {
-        x.pool.give(x.result);
+        x.pool.give(x.shadow);
         x.pool.give(x.slots);
         const gpa = x.gpa;
         gpa.free(x.free_slots);
@@ -212,6 +223,8 @@ pub const Executor = struct {
         gpa.free(x.credits);
         x.kept.deinit(gpa);
         x.successor_holds.deinit(gpa);
+        x.saved.deinit(gpa);
+        x.dirty.deinit(gpa);
         x.settled.deinit(gpa);
         x.final_seen.deinit(gpa);
         x.final_ready.deinit(gpa);
@@ -347,17 +360,17 @@ pub const Executor = struct {
     fn finish_alone(x: *Executor) void {
         for (0..@intCast(x.partition.pieces)) |piece| {
             if (x.settled.has(piece)) continue;
-            const out = x.target_piece(piece);
             const count = x.partition.elements(piece);
-            kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, x.own(piece), count);
+            const mine = x.own(piece);
+            const out = x.overwrite(piece);
+            kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, mine, count);
             x.settle(piece, x.attempt);
         }
     }
 
+    /// The root of a broadcast has its result from the start.
     fn settle_all_from_input(x: *Executor) void {
-        const total: usize = @intCast(x.partition.count * x.partition.element_bytes);
-        // Equal only under a canary that has no shadow.
-        if (x.target != x.send) @memcpy(x.target[0..total], x.send[0..total]);
+        assert(x.in_place);
         for (0..@intCast(x.partition.pieces)) |piece| x.settle(piece, 1);
     }
 
@@ -387,14 +400,86 @@ pub const Executor = struct {
         return piece;
     }
 
-    fn own(x: *const Executor, piece: u64) [*]const u8 {
-        return x.send + @as(usize, @intCast(x.partition.offset(piece) * x.partition.element_bytes));
+    /// This peer's contribution.
+    fn own(x: *const Executor, piece: usize) [*]const u8 {
+        const start = x.piece_start(piece);
+        if (x.in_place and x.dirty.has(piece)) return x.shadow.ptr + start;
+        return x.send + start;
     }
 
-    fn target_piece(x: *const Executor, piece: u64) []u8 {
-        const start: usize = @intCast(x.partition.offset(piece) * x.partition.element_bytes);
-        const bytes = x.partition.elements(piece) * x.partition.element_bytes;
-        return x.target[start .. start + bytes];
+    fn piece_start(x: *const Executor, piece: usize) usize {
+        return @intCast(x.partition.offset(piece) * x.partition.element_bytes);
+    }
+
+    fn target_piece(x: *const Executor, piece: usize) []u8 {
+        return x.target[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+    }
+
+    fn shadow_piece(x: *const Executor, piece: usize) []u8 {
+        return x.shadow[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+    }
+
+    fn piece_bytes(x: *const Executor, piece: usize) usize {
+        return x.partition.elements(piece) * x.partition.element_bytes;
+    }
+
+    // ---- the undo log
+
+    /// Where a piece of the result is about to be written.
+    fn overwrite(x: *Executor, piece: usize) []u8 {
+        x.save(piece);
+        x.dirty.set_bit(piece);
+        return x.target_piece(piece);
+    }
+
+    fn save(x: *Executor, piece: usize) void {
+        if (x.saved.has(piece) or base.canary.on(.forget_shadow)) return;
+        x.saved.set_bit(piece);
+        const from = x.target_piece(piece);
+        const to = x.shadow_piece(piece);
+        // Most of a large operation's undo log is never read again.
+        if (x.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
+        else @memcpy(to, from);
+    }
+
+    const large_bytes = base.limits.MiB;
+
+    /// The call has failed: the caller's buffer is as it was. No lane uses it any more.
+    pub fn restore(x: *Executor) void {
+        assert(x.members == 0);
+        for (0..@intCast(x.partition.pieces)) |piece| {
+            if (!x.dirty.has(piece) or !x.saved.has(piece)) continue;
+            @memcpy(x.target_piece(piece), x.shadow_piece(piece));
+        }
+        x.dirty.clear();
+    }
+
+    /// The call returns in doubt: the caller's buffer is as it was, and the result, which others may
+    /// still need, is in `shadow`. No lane uses either.
+    pub fn set_aside(x: *Executor) void {
+        for (0..@intCast(x.partition.pieces)) |piece| {
+            const in_target = x.target_piece(piece);
+            const in_shadow = x.shadow_piece(piece);
+            if (x.dirty.has(piece) and x.saved.has(piece)) swap(in_target, in_shadow) //
+            else @memcpy(in_shadow, in_target);
+            x.saved.set_bit(piece); // nothing of the caller's is left here
+        }
+        x.target = x.shadow.ptr;
+        x.send = x.shadow.ptr;
+        x.in_place = false;
+        x.dirty.clear();
+    }
+
+    fn swap(a: []u8, b: []u8) void {
+        var between: [4096]u8 = undefined;
+        var start: usize = 0;
+        while (start < a.len) {
+            const bytes = @min(between.len, a.len - start);
+            @memcpy(between[0..bytes], a[start..][0..bytes]);
+            @memcpy(a[start..][0..bytes], b[start..][0..bytes]);
+            @memcpy(b[start..][0..bytes], between[0..bytes]);
+            start += bytes;
+        }
     }
 
     fn slot(x: *const Executor, index: u16) []u8 {
@@ -459,12 +544,11 @@ pub const Executor = struct {
         if (x.final_seen.has(piece)) return error.Twice;
         const chunk = x.partition.chunk_of(piece);
         if (!x.kept.has(chunk) and x.owner(piece) == x.position) return error.WrongPhase;
-        const out = x.target_piece(piece);
-        if (header.payload_bytes != out.len) return error.WrongLength;
+        if (header.payload_bytes != x.piece_bytes(piece)) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
             return error.WrongPhase;
         x.final_seen.set_bit(piece);
-        return .{ .bytes = out, .slot = no_slot };
+        return .{ .bytes = x.overwrite(piece), .slot = no_slot };
     }
 
     /// The payload of a placed frame is complete.
@@ -481,21 +565,15 @@ pub const Executor = struct {
         const count = x.partition.elements(piece);
         const partial = x.slot(slot_index);
         if (x.owner(piece) == x.position) {
-            const out = x.target_piece(piece);
-            kernels.accumulate_last(
-                op,
-                dtype,
-                out.ptr,
-                partial.ptr,
-                x.own(piece),
-                x.members,
-                count,
-            );
+            const mine = x.own(piece);
+            const out = x.overwrite(piece);
+            kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, mine, x.members, count);
             x.slot_free(x.position, slot_index);
             x.settle(piece, x.attempt);
             return x.forward_final(piece);
         }
         kernels.accumulate(op, dtype, partial.ptr, partial.ptr, x.own(piece), count);
+        if (x.in_place) x.save(piece);
         x.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot_index });
     }
 
@@ -631,7 +709,8 @@ pub const Executor = struct {
         const credit = &x.credits[class];
         if (credit.used >= credit.allowed) return null;
         var index = no_slot;
-        const piece = x.origin_next;
+        const piece: usize = @intCast(x.origin_next);
+        if (x.in_place) x.save(piece);
         if (x.widens()) {
             // More would take slots that the predecessor has been promised.
             if (x.free_count == 0 or x.origin_held == origin_slots) return null;
@@ -812,8 +891,8 @@ fn test_ring_cut(
         const x = &executors[bench.alive.at(position)];
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
-        const result = std.mem.bytesAsSlice(u64, x.result[0 .. count * 8]);
-        for (result, 0..) |value, index| {
+        const result: [*]align(1) const u64 = @ptrCast(x.target);
+        for (result[0..count], 0..) |value, index| {
             const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
             const lost_here = x.chunk_reduced[chunk] == 2;
             var expected: u64 = 0;

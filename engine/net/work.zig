@@ -20,7 +20,7 @@ pub const Work = struct {
     finished: lock.Signal = .{},
     /// After a doubt: the decision is known, or never will be.
     resolved: lock.Signal = .{},
-    /// Copying the result, once.
+    /// Copying a result that was in doubt, once.
     result_lock: lock.FairLock = .{},
     result_taken: bool = false,
     /// Under the engine's lock.
@@ -63,9 +63,7 @@ pub const Work = struct {
 
     /// Null: not finished by `deadline`. On .ok the result is in the caller's buffer.
     pub fn wait(work: *Work, deadline: Instant) ?session.Status {
-        if (!work.finished.wait(deadline)) return null;
-        if (work.operation.status == .ok) work.take_result();
-        return work.operation.status;
+        return if (work.finished.wait(deadline)) work.operation.status else null;
     }
 
     fn take_result(work: *Work) void {

@@ -82,6 +82,21 @@ fn give_up(s: *Session, operation: *Operation) void {
 
 /// From now on no lane reads or writes memory of this operation.
 pub fn stop(s: *Session, operation: *Operation) void {
+    detach(s, operation);
+    operation.predecessor = null;
+    operation.successor = null;
+    operation.open_pending = false;
+    operation.executor.halt();
+}
+
+/// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
+/// goes on for the others.
+pub fn set_aside(s: *Session, operation: *Operation) void {
+    detach(s, operation);
+    operation.executor.set_aside();
+}
+
+fn detach(s: *Session, operation: *Operation) void {
     for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
         const link = maybe orelse continue;
         for (link.lanes) |place| if (place) |lane| {
@@ -89,10 +104,6 @@ pub fn stop(s: *Session, operation: *Operation) void {
             if (lane.broken) s.lanes_broken = true;
         };
     }
-    operation.predecessor = null;
-    operation.successor = null;
-    operation.open_pending = false;
-    operation.executor.halt();
 }
 
 /// Votes if everything is settled.

@@ -12,6 +12,7 @@ const Group = @import("group.zig").Group;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
+const assert = std.debug.assert;
 
 pub const Operation = struct {
     gpa: Allocator,
@@ -67,12 +68,12 @@ pub const Operation = struct {
         return operation.ids;
     }
 
-    /// Copies the staged result to the caller's buffer. Once, after ok or after a doubt that was
-    /// committed.
+    /// After a doubt that was committed: the result goes to the caller's buffer after all, once.
     pub fn copy_result(operation: *const Operation) void {
         const x = &operation.executor;
+        assert(operation.committed == true);
         const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
-        if (bytes > 0 and x.target != operation.recv) kernels.copy(operation.recv, x.target, bytes);
+        if (bytes > 0) kernels.copy_past(operation.recv, x.target, bytes);
     }
 
     pub fn digest(operation: *const Operation) u128 {

@@ -723,10 +723,10 @@ pub const Session = struct {
             operation.status = why.status;
         } else s.fault_point(operation, .all_reduce_committed);
         if (operation.status == .in_doubt and op.state == .in_doubt) {
-            // The caller's buffers go back to the caller; what the others may still need is staged.
-            operation.executor.send = operation.executor.target;
+            frames.set_aside(s, operation);
         } else {
             frames.stop(s, operation);
+            if (operation.status != .ok) operation.executor.restore();
             const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
             for (s.links.items) |link| link.forget(key);
         }

@@ -263,7 +263,6 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
 
 pub fn check_sum(operation: *Operation) !void {
     try expectEqual(.ok, operation.status);
-    operation.copy_result();
     const result: [*]const u64 = @ptrCast(@alignCast(operation.recv));
     var it = operation.ranges();
     while (it.next()) |range| for (range.begin..range.end) |index| {
