@@ -454,8 +454,8 @@ pub const Executor = struct {
         x.dirty.clear();
     }
 
-    /// The call returns in doubt: the caller's buffer is as it was, and the result, which others may
-    /// still need, is in `shadow`. No lane uses either.
+    /// The call returns in doubt: the caller's buffer is as it was, and the result, which others
+    /// may still need, is in `shadow`. No lane uses either.
     pub fn set_aside(x: *Executor) void {
         for (0..@intCast(x.partition.pieces)) |piece| {
             const in_target = x.target_piece(piece);
