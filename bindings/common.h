@@ -38,9 +38,20 @@ inline void check(pccl_status_t status) {
   if (status != PCCL_OK) raise(status);
 }
 
-// The GIL is released while one lives. The interpreter's exit waits for the threads that are inside
-// (runtime.cpp); a thread that comes back later than that is parked, because taking the GIL of a
-// finalised interpreter would unwind through C++ frames and abort the process.
+// The interpreter's exit waits while one lives (init_runtime.cpp). Around whatever may wait for the
+// GIL inside C++ frames: up to Python 3.13 a thread that waits for the GIL of an interpreter that is
+// finalised is unwound, and unwinding through C++ frames crashes. After the exit has gone on, a new
+// one parks its thread for good.
+class GilWait {
+ public:
+  explicit GilWait(bool holds_gil);
+  ~GilWait();
+  GilWait(const GilWait &) = delete;
+  GilWait &operator=(const GilWait &) = delete;
+};
+
+// The GIL is released while one lives. The interpreter's exit waits, with a bound, for the threads
+// that are inside; one that comes back later than that is parked.
 class Unlocked {
  public:
   Unlocked();

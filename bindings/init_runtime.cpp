@@ -15,13 +15,14 @@ namespace {
 
 struct Runtime {
   std::mutex mutex;
-  std::condition_variable unlocked_changed;
+  std::condition_variable inside_changed;
   std::condition_variable completed_changed;
   uint64_t unlocked_count = 0;        // threads inside an Unlocked
+  uint64_t gil_waits = 0;             // threads inside a GilWait
   std::vector<uint64_t> completed;    // keys of finished works, in order
   bool woken = false;
   std::atomic<bool> exiting{false};   // blocking calls end soon
-  std::atomic<bool> gone{false};      // the GIL must not be taken any more, but by exit_thread
+  bool gone = false;                  // the GIL must not be taken any more, but by exit_thread
   std::atomic<unsigned long> exit_thread{0};
 };
 
@@ -81,21 +82,45 @@ void notify(Work &work, uint64_t key) {
   check(status);
 }
 
+// Registers a thread that may wait for the GIL. False: the interpreter is gone for this thread.
+bool gil_wait_begin() {
+  std::lock_guard<std::mutex> lock(runtime->mutex);
+  if (runtime->gone && runtime->exit_thread != PyThread_get_thread_ident()) return false;
+  runtime->gil_waits += 1;
+  return true;
+}
+
+void gil_wait_end() {
+  std::lock_guard<std::mutex> lock(runtime->mutex);
+  runtime->gil_waits -= 1;
+  if (runtime->gil_waits == 0) runtime->inside_changed.notify_all();
+}
+
 bool exit_finish(uint64_t timeout_ns) {
   runtime->exit_thread = PyThread_get_thread_ident();
   PyThreadState *state = PyEval_SaveThread();
   bool all_left;
   {
     std::unique_lock<std::mutex> lock(runtime->mutex);
-    all_left = runtime->unlocked_changed.wait_for(
+    all_left = runtime->inside_changed.wait_for(
         lock, as_duration(timeout_ns), [] { return runtime->unlocked_count == 0; });
     runtime->gone = true;
+    // Without a bound: they get the GIL before this thread can go on with it.
+    runtime->inside_changed.wait(lock, [] { return runtime->gil_waits == 0; });
   }
   PyEval_RestoreThread(state);
   return all_left;
 }
 
 }  // namespace
+
+GilWait::GilWait(bool holds_gil) {
+  if (gil_wait_begin()) return;
+  if (holds_gil) PyEval_SaveThread();
+  park();
+}
+
+GilWait::~GilWait() { gil_wait_end(); }
 
 Unlocked::Unlocked() {
   {
@@ -106,18 +131,19 @@ Unlocked::Unlocked() {
 }
 
 Unlocked::~Unlocked() {
-  if (runtime->gone && runtime->exit_thread != PyThread_get_thread_ident()) park();
+  GilWait wait(false);
   PyEval_RestoreThread(state_);
   std::lock_guard<std::mutex> lock(runtime->mutex);
   runtime->unlocked_count -= 1;
-  if (runtime->unlocked_count == 0) runtime->unlocked_changed.notify_all();
+  if (runtime->unlocked_count == 0) runtime->inside_changed.notify_all();
 }
 
 int interrupted(void *) {
-  if (runtime->gone) return 1;
+  if (!gil_wait_begin()) return 1;
   PyGILState_STATE state = PyGILState_Ensure();
   int raised = PyErr_CheckSignals();
   PyGILState_Release(state);
+  gil_wait_end();
   return raised != 0 || runtime->exiting;
 }
 

@@ -12,6 +12,7 @@ nb::object *error_factory = new nb::object();
 }  // namespace
 
 void raise(pccl_status_t status) {
+  GilWait wait(true);  // the factory is Python code, which lets other threads have the GIL
   nb::str message(pccl_last_error());
   if (!error_factory->is_valid()) {
     PyErr_SetString(PyExc_RuntimeError, message.c_str());

@@ -100,8 +100,9 @@ for _ in range(int(sys.argv[1])):
 """,
     "unreachable": """
 import socket
-with socket.create_server((\"127.0.0.1\", 0)) as server:
-    token = pccl.token_create(f"127.0.0.1:{server.getsockname()[1]}")
+refusing = socket.socket()  # it does not listen
+refusing.bind(("127.0.0.1", 0))
+token = pccl.token_create(f"127.0.0.1:{refusing.getsockname()[1]}")
 for _ in range(int(sys.argv[1])):
     say_when(lambda: inside("connect"))
     interrupted(lambda: pccl.connect(token, bind=LOOPBACK, connect_timeout=30))
@@ -277,6 +278,34 @@ def test_the_interpreter_ends_whatever_is_open(start: Any, ending: str) -> None:
     assert code == (1 if ending == "an exception" else 0), program.errors
     assert program.errors == ("failed\n" if ending == "an exception" else "")
     assert time.monotonic() - began < EXIT_SECONDS_MAX
+
+
+def test_threads_that_call_on_and_on_do_not_crash_the_exit(start: Any) -> None:
+    """They wait for the interpreter's lock inside the library at any moment of its end.
+
+    Several programs at once, because how they meet that moment is chance, and helped by a machine
+    that is busy.
+    """
+    source = """
+world = pccl.LocalWorld(3)
+begun = threading.Semaphore(0)
+def call(comm, tag):
+    array = np.ones(1000, np.float32)
+    begun.release()
+    while True:
+        try:
+            comm.all_reduce(array, tag=tag)
+        except pccl.PcclError:
+            pass
+threads = [(comm, tag) for tag in range(8) for comm in world.comms[: 2 + (tag < 4)]]
+for arguments in threads:
+    threading.Thread(target=call, args=arguments, daemon=True).start()
+for _ in threads:
+    begun.acquire()
+"""
+    programs = [start(BLOCKED + source) for _ in range(8)]
+    for program in programs:
+        assert program.end() == 0, program.errors
 
 
 def test_a_peer_that_ends_without_closing_does_not_stop_the_others(
