@@ -160,8 +160,13 @@ def test_a_peer_killed_inside_an_all_reduce_that_resumes(
             assert 0 < share < 1, "the loss was not inside: no range with, or none without victim"
         elif point == "committed":
             assert share == 1.0
-        if (point, fraction) not in LATE:  # survivors that had all voted need no new attempt
-            assert outcomes[0]["attempts"] == (1 if point == "committed" else 2)
+        attempts = max(outcome["attempts"] for outcome in outcomes)
+        if point == "committed":
+            assert attempts == 1
+        elif (point, fraction) in [*EARLY, *MIDDLE]:
+            # Whoever had sent something to the victim. Others may have called after its loss, and
+            # survivors that had all voted need no new attempt.
+            assert attempts >= 2
         go_on(made)
 
 
