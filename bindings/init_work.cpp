@@ -61,7 +61,8 @@ void resolve(Work &work, uint64_t timeout_ns, bool copy) {
   pccl_status_t status = sliced(timeout_ns, [&](uint64_t slice) {
     return pccl_work_resolve(work.native, slice, copy ? 1 : 0);
   });
-  if (status == PCCL_OK || status == PCCL_ABORTED) work.buffers = nb::none();
+  // A result that was not copied may still be asked for, by a later call.
+  if ((status == PCCL_OK && copy) || status == PCCL_ABORTED) work.buffers = nb::none();
   check(status);
 }
 

@@ -244,6 +244,22 @@ def test_the_buffer_is_held_while_in_doubt(pair: list[pccl.Communicator]) -> Non
     assert alive() is None
 
 
+def test_the_buffer_is_held_as_long_as_the_result_may_be_asked_for(
+    pair: list[pccl.Communicator],
+) -> None:
+    sent = np.arange(1000.0)
+    alive = weakref.ref(sent)
+    work = in_doubt(pair[0], sent)
+    del sent
+    pair[1].broadcast(np.zeros(1000), 0)
+    work.resolve(20, copy=False)
+    gc.collect()
+    assert alive() is not None
+    work.resolve()
+    gc.collect()
+    assert alive() is None
+
+
 def test_doubt_that_nobody_resolves_is_dropped_safely(pair: list[pccl.Communicator]) -> None:
     sent = np.arange(1000.0)
     alive = weakref.ref(sent)
