@@ -37,7 +37,7 @@ pub const Work = struct {
     op: ?*Operation = null,
     send: []u8,
     recv: []u8,
-    /// What the buffers must hold until a success is copied out.
+    /// What the buffers hold again when the call fails, or returns in doubt.
     send_before: []u8,
     recv_before: []u8,
     state: State = .running,
@@ -269,6 +269,8 @@ pub fn operation_finished(node: *Node, op: *Operation) void {
         });
     }
     work.state = .finished;
+    // Whoever looks from now on, from whatever thread, must find this.
+    if (op.status != .ok) check_input(work);
 }
 
 pub fn operation_resolved(node: *Node, op: *Operation) void {
