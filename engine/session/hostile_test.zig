@@ -291,3 +291,50 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
     node.s.release(again);
     w.nodes[1].s.release(other_again);
 }
+
+test "a new attempt needs no memory: one that has voted could not be withdrawn for want of it" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const epoch = node.group.member.current.?;
+    var bytes: [2][100]u8 = .{ @splat(1), @splat(2) };
+    // The root of a broadcast votes as it calls.
+    const operation = try broadcast(node, &bytes[0]);
+    try w.settle();
+    const attempts = operation.attempts.items.ptr;
+    w.kill(&w.nodes[2]);
+    try w.settle();
+    for (0..20) |_| {
+        node.s.send(.{ .link_lost = .{
+            .other = .from_int(2),
+            .group = node.group.id.?,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .down = false,
+        } });
+        try w.settle();
+        w.now += 30 * std.time.ns_per_ms;
+        w.coordinator.tick(w.now);
+        try w.settle();
+    }
+    try expectEqual(22, epoch.attempt);
+    try expectEqual(attempts, operation.attempts.items.ptr);
+    try expectEqual(2, operation.attempts.items.len); // with three members, and with two
+    const other = try broadcast(&w.nodes[1], &bytes[1]);
+    try w.settle();
+    try std.testing.expectEqualSlices(u8, &bytes[0], &bytes[1]);
+    try expectEqual(.ok, operation.status);
+    node.s.release(operation);
+    w.nodes[1].s.release(other);
+}
+
+fn broadcast(node: *Node, bytes: []u8) !*Operation {
+    return node.s.begin(node.world.now, node.group, .{
+        .kind = .broadcast,
+        .send = bytes.ptr,
+        .recv = bytes.ptr,
+        .count = bytes.len,
+        .deadline = base.never,
+    });
+}

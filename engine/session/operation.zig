@@ -48,8 +48,9 @@ pub const Operation = struct {
 
     /// Members of the epoch in rank order.
     ids: []base.PeerId,
-    /// Members of each attempt this operation took part in.
-    attempts: std.ArrayList(Attempt) = .empty,
+    /// Members of the attempts this operation took part in; those with equal members share an
+    /// entry. Members only go, so there is room for all from the start.
+    attempts: std.ArrayList(Attempt),
 
     const Attempt = struct { number: u32, members: Mask };
 
@@ -62,6 +63,12 @@ pub const Operation = struct {
         operation.attempts.deinit(gpa);
         gpa.free(operation.ids);
         gpa.destroy(operation);
+    }
+
+    pub fn note_attempt(operation: *Operation, number: u32, members: *const Mask) void {
+        const last = operation.attempts.getLastOrNull();
+        if (last != null and last.?.members.eql(members)) return;
+        operation.attempts.appendAssumeCapacity(.{ .number = number, .members = members.* });
     }
 
     pub fn member_ids(operation: *const Operation) []const base.PeerId {
