@@ -82,16 +82,23 @@ void notify(Work &work, uint64_t key) {
   check(status);
 }
 
+// GilWaits of this thread, one inside the other: making an error may collect garbage, works among
+// it. The exit waits for the outermost, so the inner ones must not be parked.
+thread_local uint64_t gil_wait_depth = 0;
+
 // Registers a thread that may wait for the GIL. False: the interpreter is gone for this thread.
 bool gil_wait_begin() {
   std::lock_guard<std::mutex> lock(runtime->mutex);
-  if (runtime->gone && runtime->exit_thread != PyThread_get_thread_ident()) return false;
+  bool leaves = runtime->exit_thread == PyThread_get_thread_ident();
+  if (runtime->gone && gil_wait_depth == 0 && !leaves) return false;
+  gil_wait_depth += 1;
   runtime->gil_waits += 1;
   return true;
 }
 
 void gil_wait_end() {
   std::lock_guard<std::mutex> lock(runtime->mutex);
+  gil_wait_depth -= 1;
   runtime->gil_waits -= 1;
   if (runtime->gil_waits == 0) runtime->inside_changed.notify_all();
 }

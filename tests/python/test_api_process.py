@@ -308,6 +308,29 @@ for _ in threads:
         assert program.end() == 0, program.errors
 
 
+def test_an_error_that_is_being_made_goes_back_into_the_library_while_the_interpreter_exits(
+    start: Any,
+) -> None:
+    """As when making it collects garbage, and a work is among it: the exit must not wait for ever."""
+    source = """
+from pccl_py import _pccl, errors
+making, exiting = threading.Event(), threading.Event()
+def make(status, message):
+    making.set()
+    exiting.wait()
+    for _ in range(50):
+        _pccl.completions_wait(10_000_000)
+    return errors.make(status, message)
+_pccl.set_error_factory(make)
+threading.Thread(target=lambda: pccl.connect("no token"), daemon=True).start()
+making.wait()
+exiting.set()
+_pccl.exit_finish(0)
+"""
+    program = start(BLOCKED + source)
+    assert program.end() == 0, program.errors
+
+
 def test_a_peer_that_ends_without_closing_does_not_stop_the_others(
     start: Any, coordinator: pccl.Coordinator
 ) -> None:
