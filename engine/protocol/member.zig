@@ -194,6 +194,15 @@ pub const Epoch = struct {
         };
     }
 
+    /// Whether an abort waits for the call of this operation.
+    pub fn is_aborted(epoch: *const Epoch, id: OpId) bool {
+        for (epoch.aborts.items) |*stored| {
+            if (stored.tag != id.tag) continue;
+            if (stored.first <= id.sequence and id.sequence < stored.end) return true;
+        }
+        return false;
+    }
+
     /// The abort that was stored for this operation; calls come in the order of their sequences.
     fn recall(epoch: *Epoch, id: OpId) ?Failure {
         for (epoch.aborts.items, 0..) |*stored, index| {

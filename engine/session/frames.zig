@@ -289,9 +289,9 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     // Others have nothing to say in it: only members can make this peer keep anything.
     const rank = epoch.rank_of(from) orelse return .stale;
     if (!epoch.alive.has(rank)) return .stale;
-    if (header.attempt > epoch.attempt) return .early;
+    if (header.attempt > epoch.attempt) return early_of(epoch, header);
     if (header.attempt < epoch.attempt and !base.canary.on(.accept_older_attempt)) return .stale;
-    if (!epoch.running) return .early;
+    if (!epoch.running) return early_of(epoch, header);
     for (s.operations.items) |operation| {
         const op = &operation.op;
         if (operation.group != group or op.epoch != header.epoch or op.state == .finished) continue;
@@ -299,7 +299,13 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         return if (operation.executor.members > 0) .{ .current = operation } else .early;
     }
     const called = epoch.sequences.get(header.tag) orelse 0;
-    return if (header.sequence < called) .stale else .early;
+    return if (header.sequence < called) .stale else early_of(epoch, header);
+}
+
+/// What was in the air when its operation was aborted is not wanted.
+fn early_of(epoch: anytype, header: *const Header) Route {
+    const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
+    return if (epoch.is_aborted(id)) .stale else .early;
 }
 
 /// Whether the peer may be in the next epoch, which it was told of before this one.

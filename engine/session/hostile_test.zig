@@ -211,6 +211,10 @@ test "what came ahead of time is forgotten when its operation is aborted or its 
     w.nodes[1].s.cancel(w.now, first);
     try w.settle();
     try expectEqual(0, link.early.count());
+    // What was still in the air when the abort came, too.
+    try expect(try inject(node, link.lanes[0].?, data(node.group, 0, 64)));
+    try expectEqual(0, link.early.count());
+    try expectEqual(0, link.early_bytes);
     w.nodes[1].s.release(first);
     const second = try world.sum(&w.nodes[1], world.elements, .restart);
     try w.settle();

@@ -311,7 +311,7 @@ for _ in threads:
 def test_an_error_that_is_being_made_goes_back_into_the_library_while_the_interpreter_exits(
     start: Any,
 ) -> None:
-    """As when making it collects garbage, and a work is among it: the exit must not wait for ever."""
+    """As when making it collects garbage, a work among it: the exit must not wait for ever."""
     source = """
 from pccl_py import _pccl, errors
 making, exiting = threading.Event(), threading.Event()
