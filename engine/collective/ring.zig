@@ -1162,7 +1162,13 @@ const Life = struct {
 };
 
 fn test_life(seed: u64, count: usize, chunk_bytes: u32) !void {
-    errdefer std.debug.print("seed {d} of {d} elements\n", .{ seed, count });
+    test_one_life(seed, count, chunk_bytes) catch |err| {
+        try std.testing.expectEqual(null, @as(?u64, seed)); // says which
+        return err;
+    };
+}
+
+fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
     var pool = Pool.init(arena.allocator());

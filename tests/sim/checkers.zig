@@ -4,7 +4,7 @@
 //!
 //!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
-//!   P3 input kept      buffers are as they were when a call fails or is in doubt, and not used later
+//!   P3 input kept      a call that fails or is in doubt leaves its buffers as they were, for good
 //!   P4 contributors    every element is the sum of exactly the listed contributors, each once
 //!   P6 progress        once the network is well, everybody gets on
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
