@@ -77,6 +77,8 @@ pub const Executor = struct {
     credits: []Credit,
     ready: std.ArrayList(Partial),
     origin_next: u64 = 0,
+    /// The piece that a world of one does next.
+    alone_next: usize = 0,
 
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
@@ -301,7 +303,8 @@ pub const Executor = struct {
         for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
         x.final_seen.count = x.settled.count;
 
-        if (n == 1) return x.finish_alone();
+        x.alone_next = 0;
+        if (n == 1) return x.work_alone();
         for (0..x.partition.chunks) |chunk| {
             if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) continue;
             if (!x.successor_holds.has(chunk)) x.chunk_ready(@intCast(chunk));
@@ -357,9 +360,19 @@ pub const Executor = struct {
         }
     }
 
-    fn finish_alone(x: *Executor) void {
-        for (0..@intCast(x.partition.pieces)) |piece| {
+    /// A world of one has something to do before `complete`.
+    pub fn is_alone(x: *const Executor) bool {
+        return x.members == 1 and !x.complete();
+    }
+
+    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes.
+    pub fn work_alone(x: *Executor) void {
+        var bytes: usize = 0;
+        while (x.alone_next < x.partition.pieces and bytes < alone_bytes_max) {
+            const piece = x.alone_next;
+            x.alone_next += 1;
             if (x.settled.has(piece)) continue;
+            bytes += x.piece_bytes(piece);
             const count = x.partition.elements(piece);
             const mine = x.own(piece);
             const out = x.overwrite(piece);
@@ -367,6 +380,8 @@ pub const Executor = struct {
             x.settle(piece, x.attempt);
         }
     }
+
+    const alone_bytes_max = 8 * base.limits.MiB;
 
     /// The root of a broadcast has its result from the start.
     fn settle_all_from_input(x: *Executor) void {
@@ -934,6 +949,33 @@ test "chunks of several pieces, as in operations of many gigabytes" {
     try test_ring_cut(3, count, .broadcast, null, 8);
     try test_ring_cut(3, count, .all_reduce, 1, 8);
     try test_ring_cut(3, count, .broadcast, 2, 8);
+}
+
+test "a large world of one is worked off in steps" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const input = try gpa.alloc(u64, Executor.alone_bytes_max / 4 + 7); // twice the step and more
+    defer gpa.free(input);
+    for (input, 0..) |*value, index| value.* = index;
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, input.len),
+        .send = @ptrCast(input.ptr),
+        .recv = @ptrCast(input.ptr),
+        .world_size = 1,
+        .chunk_bytes = 256 * 1024,
+        .window_bytes = 1024,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const alive: base.Mask = .full(1);
+    x.begin(.{ .attempt = 1, .alive = &alive, .rank = 0, .kept = &.{}, .root = 0 });
+    for (0..2) |_| {
+        try std.testing.expect(x.is_alone());
+        x.work_alone();
+    }
+    try std.testing.expect(x.complete() and !x.is_alone());
+    for (input, 0..) |value, index| try std.testing.expectEqual(index, value);
 }
 
 test "a kept range of chunks that the operation does not have is ignored" {

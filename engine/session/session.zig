@@ -840,8 +840,12 @@ pub const Session = struct {
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
-            if (operation.finished or operation.deadline > now) continue;
-            operation.group.member.give_up(&operation.op, .deadline);
+            if (!operation.finished and operation.deadline <= now) {
+                operation.group.member.give_up(&operation.op, .deadline);
+            } else if (operation.executor.is_alone()) {
+                operation.executor.work_alone();
+                frames.check_complete(s, operation);
+            }
         }
         links.tick(s, late);
         s.run_deferred();
@@ -883,6 +887,7 @@ pub const Session = struct {
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);
+            if (operation.executor.is_alone()) next = @min(next, s.now);
         }
         return @min(next, links.next_deadline(s));
     }
