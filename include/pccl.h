@@ -270,7 +270,7 @@ typedef struct pccl_collective_options {
 PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
-/* buffer of every member := buffer of root (a rank of the current epoch). */
+/* buffer of every member := buffer of root (a rank of the current epoch), which is only read there. */
 PCCL_API pccl_status_t pccl_broadcast(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
                                       uint32_t root, const pccl_collective_options_t *options, pccl_work_t **work);
 /* Returns once every member has called it. */

@@ -76,11 +76,19 @@ pub const Operation = struct {
     }
 
     /// After a doubt that was committed: the result goes to the caller's buffer after all, once.
+    /// That of a root is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
         const x = &operation.executor;
         assert(operation.committed == true);
+        if (operation.is_root()) return;
         const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
         if (bytes > 0) kernels.copy_past(operation.recv, x.target, bytes);
+    }
+
+    fn is_root(operation: *const Operation) bool {
+        const descriptor = &operation.op.descriptor;
+        return descriptor.kind == .broadcast and
+            descriptor.root.eql(operation.group.session.self);
     }
 
     pub fn digest(operation: *const Operation) u128 {

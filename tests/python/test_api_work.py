@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -258,6 +259,28 @@ def test_the_buffer_is_held_as_long_as_the_result_may_be_asked_for(
     work.resolve()
     gc.collect()
     assert alive() is None
+
+
+def test_the_root_of_a_broadcast_is_only_read_also_after_a_doubt(
+    pair: list[pccl.Communicator], tmp_path: Path
+) -> None:
+    sent, received = np.arange(1000.0), np.zeros(1000)
+    work = in_doubt(pair[0], sent)
+    sent[:] = 5  # its caller's again
+    pair[1].broadcast(received, 0)
+    work.resolve(20)
+    assert np.array_equal(received, np.arange(1000.0))
+    assert (sent == 5).all()
+
+    # Memory that cannot be written.
+    path = tmp_path / "numbers"
+    path.write_bytes(received.tobytes())
+    mapped = np.memmap(path, mode="r")
+    work = in_doubt(pair[0], mapped)
+    copy = np.zeros_like(mapped)
+    pair[1].broadcast(copy, 0)
+    work.resolve(20)
+    assert np.array_equal(mapped, copy)
 
 
 def test_doubt_that_nobody_resolves_is_dropped_safely(pair: list[pccl.Communicator]) -> None:
