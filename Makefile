@@ -85,6 +85,7 @@ $(VENV)/.installed: $(INSTALL_INPUTS)
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	> $(VENV)/build-requirements.txt
 	$(PIP) install -r $(VENV)/build-requirements.txt
+	@echo "make: compiling the native library; the first time this takes minutes, and says nothing"
 	$(RUN) hatch_build.py
 	$(PIP) install --no-build-isolation --editable .
 	@touch $@
