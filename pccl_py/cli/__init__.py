@@ -44,24 +44,41 @@ class OnFailure(str, Enum):
     STOP = "stop"
 
 
-Bind = Annotated[str | None, typer.Option(help="HOST:PORT to listen on; port 0 picks a free one.")]
+def _default(value: str) -> str:
+    """A default that the library fills in, for a help text: rich would take [...] for markup."""
+    return rf"\[default: {value}]"
+
+
+Bind = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT to listen on; port 0 picks a free one. " + _default("127.0.0.1:0")
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="Also write the token to this file, readable by you only: for pccl status."),
+]
 MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
 Lanes = Annotated[
-    int | None, typer.Option(min=1, max=64, help="TCP connections between two peers.  [default: 2]")
+    int | None,
+    typer.Option(min=1, max=64, help="TCP connections between two peers. " + _default("2")),
 ]
 ChunkBytes = Annotated[
     int | None,
-    typer.Option(help="Largest chunk, a power of two, 1024 to 262144.  [default: 262144]"),
+    typer.Option(help="Largest chunk, a power of two, 1024 to 262144. " + _default("262144")),
 ]
 WindowBytes = Annotated[
     int | None,
-    typer.Option(min=1, help="Partial sums in flight per operation and link.  [default: 16 MiB]"),
+    typer.Option(
+        min=1, help="Bytes of partial sums in flight per operation and link. " + _default("16 MiB")
+    ),
 ]
 Heartbeat = Annotated[
-    float | None, typer.Option(help="Seconds between heartbeats.  [default: 0.5]")
+    float | None, typer.Option(help="Seconds between heartbeats. " + _default("0.5"))
 ]
 Silence = Annotated[
-    float | None, typer.Option(help="Seconds until a silent peer is lost.  [default: 5]")
+    float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunId = Annotated[str | None, typer.Option(help="32 hexadecimal digits; random unless given.")]
@@ -84,9 +101,7 @@ def coordinator(
     advertise: Annotated[
         str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
     ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="Also write the token to this file, readable by you only.")
-    ] = None,
+    token_file: TokenFile = None,
     run_id: RunId = None,
     min_world_size: MinWorldSize = 1,
     initial_world_size: Annotated[
@@ -140,7 +155,7 @@ def token(
 
 @app.command(
     name="run",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
 )
 def run_command(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
@@ -149,6 +164,7 @@ def run_command(
         OnFailure, typer.Option(help="When a process fails: go on without it, or stop all.")
     ] = OnFailure.CONTINUE,
     bind: Bind = None,
+    token_file: TokenFile = None,
     min_world_size: MinWorldSize = 1,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
@@ -158,10 +174,12 @@ def run_command(
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine.
 
-    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its
-    environment; ranks are for orientation, the run gives its own. Lines of output carry the number
-    of their process. SIGINT and SIGTERM are passed on. The exit status is 0 if at least
-    --min-world-size processes exit with 0 (with --on-failure stop: if all do).
+    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its \
+environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
+of their process.
+
+    SIGINT and SIGTERM are passed on. The exit status is 0 if at least --min-world-size processes \
+exit with 0 (with --on-failure stop: if all do).
     """
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
@@ -176,6 +194,8 @@ def run_command(
         heartbeat=heartbeat,
         silence=silence,
     ) as running:
+        if token_file is not None:
+            _write_secret(token_file, running.token)
         processes = run.Processes(command, n, running.token, console=errors)
         _on_stop_signals(processes.signal)
         code = processes.run(
@@ -228,7 +248,10 @@ def _run_id(value: str | None) -> bytes | None:
 def _write_secret(path: Path, text: str) -> None:
     """Puts the file in place whole, so that whoever waits for it never reads half a token."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:  # it would name the part, which nobody asked for
+        raise pccl_py.SystemRefused(f"{path} cannot be written: {error.strerror}") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(text + "\n")
     os.replace(part, path)

@@ -10,7 +10,13 @@ from rich.logging import RichHandler
 
 def to_stderr() -> None:
     """Shows everything that `logging.getLogger("pccl")` gets."""
-    handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    console = Console(stderr=True)
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False)
+    else:  # a file or a pipe: one line an event, of any length
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     logger = logging.getLogger("pccl")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)

@@ -136,6 +136,20 @@ def test_the_version_says_what_is_loaded() -> None:
     )
 
 
+def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "no such folder" / "token"
+    answer = pccl_command("coordinator", "--token-file", str(file))
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert answer.stderr == f"pccl: {file} cannot be written: No such file or directory\n"
+
+
+def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
+    answer = pccl_command("coordinator", "--help", COLUMNS="200")
+    for value in ("127.0.0.1:0", "2", "262144", "16 MiB", "0.5", "5"):
+        assert f"[default: {value}]" in answer.stdout, value
+
+
 def test_help_names_every_command() -> None:
     answer = pccl_command("--help")
     assert answer.returncode == 0

@@ -6,7 +6,9 @@ import os
 import re
 import select
 import signal
+import stat
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +62,17 @@ def test_options_of_the_command_are_not_ours(start: Any) -> None:
     program = start("run", "-n", "1", "--", "echo", "-n", "7", "--help", "--", module=CLI)
     assert program.end() == 0
     assert program.rest() == "[0] 7 --help --\n"
+
+
+def test_the_token_is_written_for_others_who_join(start: Any, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    source = "import os, sys\nprint(open(sys.argv[1]).read() == os.environ['PCCL_TOKEN'] + '\\n')"
+    program = start(
+        "run", "-n", "1", "--token-file", str(file), "--", *PYTHON, source, str(file), module=CLI
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] True\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 FAILING = "import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)"
@@ -170,6 +183,7 @@ def test_a_command_that_does_not_exist_is_said(start: Any) -> None:
         (["run", "-n", "0", "--", "true"], "greater than or equal to 1"),
         (["run", "-n", "1"], "COMMAND"),
         (["run", "--", "true"], "-n"),
+        (["run", "-n", "1", "--no-such-option", "--", "true"], "--no-such-option"),
         (["run", "-n", "1", "--chunk-bytes", "1000", "--", "true"], "1000"),
         (["run", "-n", "1", "--lanes", "65", "--", "true"], "less than or equal to 64"),
     ],
