@@ -7,7 +7,6 @@ in flight are in work.py, buffers in buffers.py, waiting for the world in docs/A
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pccl_py.words import (
     PeerId,
     Recovery,
     ReduceOp,
+    index,
     nanoseconds,
     parse_op,
     parse_recovery,
@@ -346,7 +346,7 @@ class Group:
             if root not in members:
                 raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
             return members.index(root)
-        rank = operator.index(root)
+        rank = index(root, "root")
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank
@@ -449,8 +449,8 @@ def _world_size(value: int | None, variable: str | None = None) -> int:
             ) from None
     if value is None:
         return 0
-    if value == 0:
-        raise InvalidArgument("initial_world_size is at least 1")
+    if index(value, "initial_world_size") < 1:
+        raise InvalidArgument(f"initial_world_size is at least 1, not {value}")
     return unsigned(value, "initial_world_size", 32)
 
 

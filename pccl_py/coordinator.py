@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pccl_py import _lifecycle, _pccl
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import nanoseconds, text, unsigned
+from pccl_py.words import index, nanoseconds, text, unsigned
 
 
 class Coordinator:
@@ -134,8 +134,8 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
 def _at_least_one(value: int | None, name: str, *, bits: int = 32) -> int:
     if value is None:
         return 0
-    if value == 0:
-        raise InvalidArgument(f"{name} is at least 1")
+    if index(value, name) < 1:
+        raise InvalidArgument(f"{name} is at least 1, not {value}")
     return unsigned(value, name, bits)
 
 

@@ -160,29 +160,49 @@ def _parse(words: type[WordType], value: object, name: str) -> WordType:
 def nanoseconds(seconds: float | None, name: str) -> int:
     """Seconds as nanoseconds; None is 0, which the native library reads as its default.
 
-    Raises InvalidArgument unless `seconds` is positive and finite.
+    Raises InvalidArgument unless `seconds` is positive and finite, TypeError if it is no number.
     """
     if seconds is None:
         return 0
-    value = float(seconds)
+    value = _number(seconds, name)
     if not (math.isfinite(value) and value > 0.0):
         raise InvalidArgument(f"{name} is a positive, finite number of seconds, not {seconds!r}")
     return max(1, round(min(value, SECONDS_MAX) * 1e9))
 
 
 def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
-    """A timeout of a wait: None waits for ever, 0 and less only looks. Raises InvalidArgument."""
+    """A timeout of a wait: None waits for ever, 0 and less only looks.
+
+    Raises InvalidArgument if it is NaN, TypeError if it is no number.
+    """
     if timeout is None:
         return forever_ns
-    value = float(timeout)
+    value = _number(timeout, "timeout")
     if math.isnan(value):
         raise InvalidArgument("timeout is a number of seconds, not nan")
     return round(max(0.0, min(value, SECONDS_MAX)) * 1e9)
 
 
+def _number(value: float, name: str) -> float:
+    if isinstance(value, (str, bytes, bytearray)):  # float() would read them
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}") from None
+
+
+def index(value: SupportsIndex, name: str) -> int:
+    """An integer of any type that is one. Raises TypeError, which names the argument."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, not {type(value).__name__}") from None
+
+
 def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
     """An integer in [0, 2**bits). Raises InvalidArgument, or TypeError if it is no integer."""
-    number = operator.index(value)
+    number = index(value, name)
     if not 0 <= number < 1 << bits:
         raise InvalidArgument(f"{name} is between 0 and 2**{bits} - 1, not {number}")
     return number

@@ -91,6 +91,17 @@ def test_a_deadline_is_positive_and_finite(seconds: float) -> None:
         words.nanoseconds(seconds, "deadline")
 
 
+@pytest.mark.parametrize("seconds", ["3", b"3", [3], object()])
+def test_a_deadline_that_is_no_number_is_named(seconds: object) -> None:
+    with pytest.raises(TypeError, match="deadline is a number of seconds"):
+        words.nanoseconds(seconds, "deadline")  # type: ignore[arg-type]
+
+
+def test_an_integer_that_is_none_is_named() -> None:
+    with pytest.raises(TypeError, match="tag is an integer, not float"):
+        words.unsigned(1.0, "tag", 64)  # type: ignore[arg-type]
+
+
 def test_every_status_has_its_class() -> None:
     """The numbers are those of pccl_status_t; tests/abi compares them with the header."""
     for status, cls in errors.CLASS_OF_STATUS.items():
