@@ -375,7 +375,7 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
         ),
         error.NotAdmitted => fail(
             .invalid_usage,
-            "this peer has not entered the group yet: call pccl_comm_admit first",
+            "this peer has not entered the group yet: call admit (pccl_comm_admit) first",
             .{},
         ),
         error.Left => closed(),
