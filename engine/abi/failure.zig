@@ -464,7 +464,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         .mismatch, .contradiction => mismatch(op, name),
         .digest => fail(
             .aborted,
-            "{s} was aborted, because peers {s} and {s} hold different results: one of them has " ++
+            "{s} was aborted, because peers {s} and {s} hold different results: its buffer was " ++
+                "written while the call ran (by another call in flight?), or one of them has " ++
                 "faulty memory or another build of this library. The input is as it was",
             .{ name, peer, op.failure.other.short() },
         ),
