@@ -48,10 +48,12 @@ class InDoubt(PcclError):
 
     Its deadline passed, it was cancelled, or the coordinator was lost. The buffer holds the input.
     `work` keeps the result: `work.resolve()` settles it once the coordinator answers, and raises
-    CoordinatorUnreachable if it never will.
+    CoordinatorUnreachable if it never will. `result` is set by frontends: the array that it fills,
+    which is not the caller's where they made a new or a packed one.
     """
 
     work: Work | None = None
+    result: object | None = None
 
 
 class DeadlineExceeded(PcclError, TimeoutError):

@@ -1,7 +1,9 @@
 """The collectives over NumPy arrays. Only layout is decided here: packing, shapes, new arrays.
 
 A packed array is a contiguous copy in native byte order; the result is copied back only when the
-operation has committed, so that on an error every array is as it was (docs/PROMISE.md, P3).
+operation has committed, so that on an error every array is as it was (docs/PROMISE.md, P3). An
+InDoubt names the array that `error.work.resolve()` fills, `error.result`: the caller's own where it
+is packed, else the copy or the new array.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pccl_py import Group, Outcome, PeerId, Recovery, ReduceOp
+from pccl_py import Group, InDoubt, Outcome, PeerId, Recovery, ReduceOp
 
 Array = NDArray[Any]
 
@@ -127,7 +129,7 @@ def broadcast(
     source = np.asarray(x)
     _check_dtype(source)
     result = np.array(source, dtype=source.dtype.newbyteorder("="), order="C", copy=True)
-    comm.broadcast(result, root, tag=tag, deadline=deadline)
+    _into(result, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
     return result
 
 
@@ -157,11 +159,15 @@ def barrier(comm: Group, *, tag: int = 0, deadline: float | None = None) -> Outc
 
 def _into(target: Array, operation: Callable[[Array], Outcome]) -> Outcome:
     """Runs `operation` on `target`, or on a packed array that is copied there if it succeeds."""
-    if _is_packed(target):
-        return operation(target)
-    packed = np.empty(target.shape, target.dtype.newbyteorder("="))
-    outcome = operation(packed)
-    target[...] = packed
+    native = target.dtype.newbyteorder("=")
+    recv = target if _is_packed(target) else np.empty(target.shape, native)
+    try:
+        outcome = operation(recv)
+    except InDoubt as doubt:
+        doubt.result = recv
+        raise
+    if recv is not target:
+        target[...] = recv
     return outcome
 
 

@@ -203,3 +203,25 @@ def test_a_bad_output_is_refused(alone: pccl.Communicator) -> None:
         pnp.all_reduce(alone, np.ones(4), np.ones(4, np.float32))
     with pytest.raises(TypeError, match=r"numpy.ndarray, not list"):
         pnp.all_reduce(alone, np.ones(1), [0.0])  # type: ignore[call-overload]
+
+
+def test_a_doubt_names_the_array_that_its_resolution_fills(world: pccl.LocalWorld) -> None:
+    """The root of a broadcast votes at once, and so is in doubt until the other has called."""
+
+    def program(comm: pccl.Communicator) -> np.ndarray | None:
+        if comm.rank == 1:
+            comm.barrier(tag=1)
+            return pnp.broadcast(comm, values(1), root=0)
+        with pytest.raises(pccl.InDoubt) as caught:
+            pnp.broadcast(comm, values(0).T, root=0, deadline=0.2)
+        comm.barrier(tag=1)
+        assert caught.value.work is not None
+        caught.value.work.resolve(20)
+        assert isinstance(caught.value.result, np.ndarray)
+        return caught.value.result
+
+    # Another shape, but the same number of elements, as that is all that peers compare.
+    results = world.run(program)
+    assert results[0] is not None and results[1] is not None
+    assert np.array_equal(results[0], values(0).T)
+    assert np.array_equal(results[1].ravel(), values(0).T.ravel())
