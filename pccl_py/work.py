@@ -93,7 +93,8 @@ class Work:
     def __await__(self) -> Generator[asyncio.Future[None], None, Outcome]:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
-        A task that is cancelled while it awaits does not withdraw the operation: `cancel` does.
+        A task that is cancelled while it awaits does not withdraw the operation: `cancel` does, and
+        so does the end of the last reference to this Work, which the task may have held.
         """
         if not self.done():
             import asyncio  # heavy, and only awaiting needs it
