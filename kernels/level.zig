@@ -7,6 +7,7 @@ const table = @import("table.zig");
 const reduce = @import("reduce.zig");
 const copy = @import("copy.zig");
 const digest = @import("digest.zig");
+const blake3 = @import("blake3.zig");
 
 const DType = dtypes.DType;
 const ReduceOp = dtypes.ReduceOp;
@@ -30,6 +31,7 @@ const kernels: table.Table = blk: {
         }
     }
     t.digest = &digest.digest;
+    t.blake3 = &blake3.blake3;
     t.copy_past = &copy.copy_past;
     break :blk t;
 };

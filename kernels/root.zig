@@ -104,6 +104,15 @@ pub fn digest(bytes: []const u8, seed: u64) u128 {
     return halves[0] | @as(u128, halves[1]) << 64;
 }
 
+/// The BLAKE3 hash of the bytes, any number of them (blake3.zig), by the calling thread alone.
+/// Cryptographic: nobody can make other bytes with the same hash.
+pub fn blake3(bytes: []const u8) [32]u8 {
+    var hash: [32]u8 = undefined;
+    dispatch.table().blake3(&hash, bytes.ptr, bytes.len);
+    return hash;
+}
+
 test {
     _ = @import("tests.zig");
+    _ = @import("blake3_test.zig");
 }

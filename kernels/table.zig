@@ -18,6 +18,7 @@ pub const AccumulateAvg = *const fn ([*]u8, [*]const u8, [*]const u8, u32, usize
 pub const ReduceK =
     *const fn ([*]u8, [*]const [*]const u8, usize, u32, usize) callconv(.c) void;
 pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) void;
+pub const Blake3 = *const fn (*[32]u8, [*]const u8, usize) callconv(.c) void;
 pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(.c) void;
 
 pub const Table = extern struct {
@@ -32,5 +33,6 @@ pub const Table = extern struct {
     reduce_k: [op_count][dtype_count]ReduceK,
     /// out[0] is the low half.
     digest: Digest,
+    blake3: Blake3,
     copy_past: Copy,
 };
