@@ -12,7 +12,8 @@
  *   - Options structs begin with their size; initialise them with the _INIT macro (or zero them and set size).
  *     A zero field means the default. Fields are only ever appended, so old callers keep working.
  *   - Times are nanoseconds (uint64_t, suffix _ns), sizes are bytes (suffix _bytes), counts are elements.
- *   - Buffers are borrowed: for the call when it blocks, until the work is finished when it is asynchronous.
+ *   - Buffers are borrowed: for the call when it blocks, until the work is finished when it is asynchronous. Two
+ *     operations in flight may read the same memory; a call that would write what another uses is refused.
  *   - A process forked after pccl_comm_create must not use the parent's handles: every call but destroy answers
  *     PCCL_INVALID_USAGE there. fork() closes the child's copies of the library's sockets at once (pthread_atfork), so
  *     that others still notice when the parent dies; exec closes them too. A child made by a bare clone or vfork that

@@ -379,6 +379,12 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
             .{},
         ),
         error.Left => closed(),
+        error.BufferInUse => fail(
+            .invalid_usage,
+            "an operation in flight uses a buffer of this call: wait for it first, or give each " ++
+                "its own memory",
+            .{},
+        ),
         error.RootOutOfRange => fail(
             .invalid_argument,
             "root {d} is not a rank of this epoch: it must be below world_size",

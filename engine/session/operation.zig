@@ -22,6 +22,8 @@ pub const Operation = struct {
     op: protocol.Op,
     executor: collective.Executor,
     recv: [*]u8,
+    /// The root of a broadcast: nothing is written to `recv`.
+    only_reads: bool = false,
     deadline: Instant,
     started_at: Instant,
     finished_at: Instant = 0,
@@ -70,6 +72,37 @@ pub const Operation = struct {
         if (last != null and last.?.members.eql(members)) return;
         operation.attempts.appendAssumeCapacity(.{ .number = number, .members = members.* });
     }
+
+    /// Whether a call with these buffers would write what this operation uses, or read what it
+    /// writes.
+    pub fn clashes(operation: *const Operation, buffers: Buffers) bool {
+        if (operation.finished) return false; // the caller has them back
+        const x = &operation.executor;
+        const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
+        const send: Span = .{ .start = @intFromPtr(x.send), .bytes = bytes };
+        const recv: Span = .{ .start = @intFromPtr(operation.recv), .bytes = bytes };
+        const new_send: Span = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
+        const new_recv: Span = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
+        if (!operation.only_reads and (recv.meets(new_send) or recv.meets(new_recv))) return true;
+        return !buffers.only_read and send.meets(new_recv);
+    }
+
+    pub const Buffers = struct {
+        send: [*]const u8,
+        recv: [*]u8,
+        bytes: usize,
+        only_read: bool,
+    };
+
+    const Span = struct {
+        start: usize,
+        bytes: usize,
+
+        fn meets(a: Span, b: Span) bool {
+            if (a.bytes == 0 or b.bytes == 0) return false;
+            return a.start < b.start + b.bytes and b.start < a.start + a.bytes;
+        }
+    };
 
     pub fn member_ids(operation: *const Operation) []const base.PeerId {
         return operation.ids;

@@ -556,7 +556,12 @@ pub const Session = struct {
         deadline: Instant,
     };
 
-    pub const CallError = protocol.Member.StartError || error{ Left, RootOutOfRange };
+    pub const CallError = protocol.Member.StartError || error{
+        Left,
+        RootOutOfRange,
+        /// An operation in flight writes a buffer of this call, or uses one that it would write.
+        BufferInUse,
+    };
 
     /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
     /// have been checked, except for what depends on the membership.
@@ -566,7 +571,15 @@ pub const Session = struct {
         try group.member.check_start(call.tag);
         const epoch = group.member.current.?;
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
+        const only_reads = call.kind == .broadcast and call.root_rank == epoch.rank;
+        if (call.count > 0) for (s.operations.items) |other| if (other.clashes(.{
+            .send = call.send.?,
+            .recv = call.recv.?,
+            .bytes = @intCast(call.count * call.dtype.size()),
+            .only_read = only_reads,
+        })) return error.BufferInUse;
         const operation = try s.operation_create(group, epoch, &call);
+        operation.only_reads = only_reads;
         s.operations.appendAssumeCapacity(operation);
         group.member.start(&operation.op, call.tag);
         s.fault_point(operation, .all_reduce_called);

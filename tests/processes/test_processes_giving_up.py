@@ -214,7 +214,8 @@ def test_a_coordinator_that_is_killed_in_the_middle_of_an_operation() -> None:
         first, second, absent = peers
         ask_all((first, second), "begin", work="w", kind="all_reduce", array="x")
         # A broadcast is complete at its root, and a barrier everywhere: these have voted.
-        first.ask("begin", work="root", kind="broadcast", array="x", root=0, tag=1)
+        first.ask("make", name="y", of="digits", count=COUNT, salt=3)
+        first.ask("begin", work="root", kind="broadcast", array="y", root=0, tag=1)
         ask_all((first, second), "begin", work="barrier", kind="barrier", tag=2)
         assert first.ask("in_flight") == 3
 

@@ -190,6 +190,37 @@ def test_other_threads_run_while_one_connects(coordinator: pccl.Coordinator) -> 
         comm.close()
 
 
+def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> None:
+    """Two calls in flight would write each other's results over; reading together is fine."""
+    comm, other = pair
+    shared, apart = np.ones(1000), np.zeros(1000)
+    first = begin(comm, shared, tag=1)
+    for clash in (
+        lambda: begin(comm, shared, tag=2),
+        lambda: begin(comm, shared[500:], tag=2),
+        lambda: comm.all_reduce(shared, apart, tag=2, async_op=True),
+        lambda: comm.all_reduce(apart, shared, tag=2, async_op=True),
+        lambda: comm.broadcast(shared, 0, tag=2, async_op=True),
+    ):
+        with pytest.raises(pccl.InvalidUsage, match="own memory"):
+            clash()
+    begin(other, np.ones(1000), tag=1).wait()
+    first.wait()
+    assert (shared == 2).all()
+
+    # Only read: as the contribution of two calls, and as the root's of two broadcasts.
+    outs = [np.empty(1000) for _ in range(2)]
+    works = [comm.all_reduce(shared, out, tag=tag, async_op=True) for tag, out in enumerate(outs)]
+    works += [comm.broadcast(shared, 0, tag=tag, async_op=True) for tag in (2, 3)]
+    for tag in range(2):
+        other.all_reduce(np.ones(1000), tag=tag)
+        other.broadcast(np.empty(1000), 0, tag=tag + 2)
+    for work in works:
+        work.wait()
+    assert all((out == 3).all() for out in outs)
+    assert (shared == 2).all()
+
+
 # ---- in doubt --------------------------------------------------------------------------------
 #
 # The root of a broadcast has everything from the start, so it votes at once; a deadline that passes
