@@ -178,14 +178,23 @@ pub const Coordinator = struct {
             (connection.state == .peer or connection.state == .status))
         {
             const message = connection.stream.take() catch |err| {
-                connection.doomed = @errorName(err);
+                connection.doomed = fault_of(err);
                 break;
             } orelse break;
             c.dispatch(now, connection, &message) catch |err| {
-                connection.doomed = @errorName(err);
+                connection.doomed = fault_of(err);
             };
         }
         c.sweep(now);
+    }
+
+    const Fault = control.Error || ProtocolError;
+
+    fn fault_of(err: Fault) []const u8 {
+        return switch (err) {
+            error.OutOfMemory => "the coordinator has no memory for its messages",
+            inline else => |fault| "it broke the protocol (" ++ @errorName(fault) ++ ")",
+        };
     }
 
     /// The connection ended; it is invalid afterwards.
@@ -229,12 +238,18 @@ pub const Coordinator = struct {
             _ = c.peers.orderedRemove(index);
             break;
         };
-        for (c.groups.items) |group| c.remove_from(now, group, peer);
+        for (c.groups.items) |group| c.remove_from(now, group, peer, why);
         c.peer_free(peer);
     }
 
-    fn remove_from(c: *Coordinator, now: Instant, group: *Group, peer: *Peer) void {
-        group.remove(now, peer) catch |err| {
+    fn remove_from(
+        c: *Coordinator,
+        now: Instant,
+        group: *Group,
+        peer: *Peer,
+        why: []const u8,
+    ) void {
+        group.remove(now, peer, why) catch |err| {
             // Out of memory: the group's promises cannot be kept, so its members are let go, not
             // misled.
             c.log(.err, "group {s}: {t} while removing a peer", .{ group.name, err });
@@ -324,7 +339,7 @@ pub const Coordinator = struct {
         const peer = connection.peer.?;
         switch (message.*) {
             .join => |*body| try c.on_join(now, peer, body),
-            .leave => |body| c.remove_from(now, try c.group_of(body.group), peer),
+            .leave => |body| c.remove_from(now, try c.group_of(body.group), peer, "it left"),
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
@@ -418,6 +433,7 @@ pub const Coordinator = struct {
             } });
             try c.groups.ensureUnusedCapacity(c.gpa, 1);
             const group = try Group.create(c.gpa, .{
+                .coordinator = c,
                 .id = @intCast(c.groups.items.len),
                 .name = name,
                 .initial_world_size = c.options.initial_world_size,
@@ -458,11 +474,9 @@ pub const Coordinator = struct {
                 body.other.short(),
                 loser.id.short(),
             });
-            loser.send(.{ .expelled = .{
-                .group = body.group,
-                .why = .of("another member could not reach it for longer than the silence limit"),
-            } });
-            return c.remove_from(now, group, loser);
+            const why = "another member could not reach it for longer than the silence limit";
+            loser.send(.{ .expelled = .{ .group = body.group, .why = .of(why) } });
+            return c.remove_from(now, group, loser, why);
         }
         if (body.attempt != epoch.attempt or !epoch.running) return;
         if (epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;

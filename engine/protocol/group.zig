@@ -27,8 +27,27 @@ pub const Newcomer = struct {
     failures: u6 = 0,
 };
 
+/// Some peers in a line of the log.
+const Listed = struct {
+    ids: []const PeerId,
+
+    const shown_max = 6;
+
+    pub fn format(listed: Listed, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (listed.ids.len == 0) return writer.writeAll("nobody");
+        for (listed.ids[0..@min(listed.ids.len, shown_max)], 0..) |id, index| {
+            if (index > 0) try writer.writeAll(", ");
+            try writer.print("{s}", .{id.short()});
+        }
+        if (listed.ids.len <= shown_max) return;
+        try writer.print(" and {d} more", .{listed.ids.len - shown_max});
+    }
+};
+
 pub const Group = struct {
     gpa: Allocator,
+    /// Says what happens here.
+    coordinator: *Coordinator,
     id: u16,
     name: []u8,
     initial_world_size: u32,
@@ -53,6 +72,7 @@ pub const Group = struct {
         errdefer gpa.destroy(group);
         group.* = .{
             .gpa = gpa,
+            .coordinator = options.coordinator,
             .id = options.id,
             .name = try gpa.dupe(u8, options.name),
             .initial_world_size = options.initial_world_size,
@@ -63,6 +83,7 @@ pub const Group = struct {
     }
 
     pub const Options = struct {
+        coordinator: *Coordinator,
         id: u16,
         name: []const u8,
         initial_world_size: u32,
@@ -277,6 +298,15 @@ pub const Group = struct {
             .joined = @intCast(peers.len - incumbents),
             .left = .of(left.items),
         } });
+        // The name comes last: it may be long, and the end of a long line is cut.
+        const begins = "epoch {d} begins with world size {d} (joined: {f}; left: {f}) in group {s}";
+        group.coordinator.log(.info, begins, .{
+            number,
+            peers.len,
+            Listed{ .ids = ids.items[incumbents..] },
+            Listed{ .ids = left.items },
+            group.name,
+        });
         group.drop_empty();
     }
 
@@ -331,9 +361,14 @@ pub const Group = struct {
 
     // ---- losses
 
-    /// The peer is gone from this group: lost, or it left.
-    pub fn remove(group: *Group, now: base.Instant, peer: *Peer) !void {
+    /// The peer is gone from this group: lost, or it left. `why`, for the log.
+    pub fn remove(group: *Group, now: base.Instant, peer: *Peer, why: []const u8) !void {
         if (group.newcomer_of(peer)) |newcomer| {
+            group.coordinator.log(.info, "peer {s} does not wait any more: {s}; group {s}", .{
+                peer.id.short(),
+                why,
+                group.name,
+            });
             const in_round = newcomer.in_round;
             for (group.newcomers.items, 0..) |*other, index| if (other.peer == peer) {
                 _ = group.newcomers.orderedRemove(index);
@@ -349,6 +384,18 @@ pub const Group = struct {
             lost[lost_count] = epoch;
             lost_count += 1;
         };
+        if (lost_count > 0) {
+            const epoch = lost[lost_count - 1];
+            const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
+            group.coordinator.log(.info, out, .{
+                peer.id.short(),
+                epoch.number,
+                why,
+                epoch.alive.count(),
+                epoch.members.len,
+                group.name,
+            });
+        }
         // Nobody can open lanes to who is gone: the round begins again, without it.
         if (lost_count > 0 and group.phase == .prepare) group.release(now, false);
         for (lost[0..lost_count]) |epoch| try epoch.after_loss();
@@ -382,3 +429,10 @@ pub const Group = struct {
         return next;
     }
 };
+
+test "a long list of peers is cut in a line of the log" {
+    const ids: [8]PeerId = @splat(.from_int(1 << 120));
+    var text: [100]u8 = undefined;
+    const shown = try std.fmt.bufPrint(&text, "{f}", .{Listed{ .ids = &ids }});
+    try std.testing.expectEqualStrings("01000000, " ** 5 ++ "01000000 and 2 more", shown);
+}

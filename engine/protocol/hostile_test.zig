@@ -1,6 +1,6 @@
 //! Members that lie, and memory that runs out: what it costs them, and that it costs nobody else. A
-//! coordinator is told messages here and its answers are read; a Member by itself likewise. Worlds
-//! of honest peers: session/world_test.zig and tests/sim.
+//! coordinator is told messages here, and its answers and its log are read; a Member by itself
+//! likewise. Worlds of honest peers: session/world_test.zig and tests/sim.
 
 const std = @import("std");
 const base = @import("base");
@@ -30,6 +30,11 @@ const descriptor: control.Descriptor = .{
     .safe_points = 1,
 };
 
+/// The log shows 01000000, 02000000, and so on.
+fn id_of(index: usize) base.PeerId {
+    return .from_int(@as(u128, index + 1) << 120);
+}
+
 /// A coordinator and peers that say what a test wants.
 const Court = struct {
     c: *Coordinator,
@@ -43,6 +48,9 @@ const Court = struct {
     epoch: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
+    /// Lines of the log; a full one shows in a test as a line that is missing.
+    said: [4096]u8 = undefined,
+    said_bytes: usize = 0,
 
     fn init(court: *Court, allocator: std.mem.Allocator) !void {
         court.* = .{ .c = try Coordinator.create(allocator, .{
@@ -57,7 +65,19 @@ const Court = struct {
         court.peers[connection.driver] = null;
     }
     fn wake(_: *anyopaque, _: *Connection) void {}
-    fn log(_: *anyopaque, _: coordinator.LogLevel, _: []const u8) void {}
+    fn log(ctx: *anyopaque, level: coordinator.LogLevel, message: []const u8) void {
+        const court: *Court = @ptrCast(@alignCast(ctx));
+        const room = court.said[court.said_bytes..];
+        const line = std.fmt.bufPrint(room, "{t} {s}\n", .{ level, message }) catch return;
+        court.said_bytes += line.len;
+    }
+
+    fn expect_said(court: *const Court, line: []const u8) !void {
+        var lines = std.mem.splitScalar(u8, court.said[0..court.said_bytes], '\n');
+        while (lines.next()) |said| if (std.mem.eql(u8, said, line)) return;
+        std.debug.print("missing: {s}\nsaid:\n{s}", .{ line, court.said[0..court.said_bytes] });
+        return error.NotSaid;
+    }
 
     /// All peers are members of epoch 1.
     fn form(court: *Court) !void {
@@ -78,7 +98,7 @@ const Court = struct {
         try court.put(index, &wire.hello.encode(.{
             .purpose = .control,
             .run_id = @splat(1),
-            .from = .from_int(index + 1),
+            .from = id_of(index),
         }));
         try court.say(index, .{ .join = .{
             .name = .of("g"),
@@ -219,7 +239,7 @@ const Court = struct {
     /// A lane between the first two broke: a new attempt with the same members.
     fn stumble(court: *Court) !void {
         try court.say(0, .{ .link_lost = .{
-            .other = .from_int(2),
+            .other = id_of(1),
             .group = 0,
             .epoch = court.epoch,
             .attempt = court.attempt,
@@ -253,6 +273,30 @@ const Court = struct {
         } });
     }
 };
+
+test "the log says who entered an epoch, who is out of it, and why" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.expect_said("info epoch 1 begins with world size 3 (joined: 01000000, 02000000, " ++
+        "03000000; left: nobody) in group g");
+    const lost = court.peers[2].?;
+    court.peers[2] = null;
+    court.c.closed(court.now, lost);
+    try court.expect_said("info peer 03000000 is out of epoch 1: its connection to the " ++
+        "coordinator closed; 2 of 3 members remain in group g");
+    try recover(&court);
+    try court.expect_said("info epoch 2 begins with world size 2 (joined: nobody; left: " ++
+        "03000000) in group g");
+    try court.say(1, .{ .leave = .{ .group = 0 } });
+    try court.expect_said("info peer 02000000 is out of epoch 2: it left; 1 of 2 members " ++
+        "remain in group g");
+    try court.connect(2);
+    try court.put(2, &@as([64]u8, @splat(0xff)));
+    try court.expect_said("info peer 03000000 does not wait any more: it broke the protocol " ++
+        "(TooLong); group g");
+}
 
 test "who makes up more aborts than the others can have seen is let go, and nobody else" {
     var court: Court = undefined;
@@ -331,8 +375,8 @@ test "members that contradict each other about chunks end the operation, not eac
         try expectEqual(1, court.aborts[index]);
     }
     try expectEqual(.contradiction, court.last_abort.?.reason);
-    try expect(court.last_abort.?.peer.eql(.from_int(1)));
-    try expect(court.last_abort.?.other.eql(.from_int(2)));
+    try expect(court.last_abort.?.peer.eql(id_of(0)));
+    try expect(court.last_abort.?.other.eql(id_of(1)));
     // The group goes on.
     for (0..peers_max) |index| try court.done(index, 6, 0);
     try court.listen();
@@ -397,7 +441,7 @@ fn hurdles(court: *Court, failing: *std.testing.FailingAllocator) !bool {
         if (failing.has_induced_failure) return true;
     }
     try try_say(court, 0, .{ .link_lost = .{
-        .other = .from_int(2),
+        .other = id_of(1),
         .group = 0,
         .epoch = court.epoch,
         .attempt = court.attempt,

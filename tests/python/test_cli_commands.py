@@ -81,7 +81,8 @@ def test_verbose_shows_events_on_stderr_only(start: Any) -> None:
     program.interrupt(signal.SIGTERM)
     assert program.end() == 0
     assert program.rest() == ""
-    assert short in program.errors
+    begins = f"epoch 1 begins with world size 1 (joined: {short}; left: nobody) in group default"
+    assert begins in program.errors
 
 
 def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
