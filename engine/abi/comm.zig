@@ -101,7 +101,10 @@ fn create(
         .context = given.interrupted_context,
     };
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
-    const place: failure.Place = .{ .address = value.address(), .bind = bind };
+    const place: failure.Place = .{
+        .address = value.address(),
+        .own = .{ .bind = bind, .advertise = advertise },
+    };
     const engine = net.PeerEngine.create(gpa, .{
         // token.read has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,

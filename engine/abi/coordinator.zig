@@ -52,17 +52,18 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
         return status.bad_size("pccl_coordinator_options_t");
     const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
+    const own: failure.Own = .{ .bind = bind, .advertise = advertise };
     const run_id = if (given.run_id) |id| id.* else net.random.array(16);
     const self = gpa.create(Coordinator) catch return status.out_of_memory();
     errdefer gpa.destroy(self);
     const endpoint = net.address.Endpoint.parse(bind) catch
-        return failure.start_coordinator(error.BadAddress, bind);
+        return failure.start_coordinator(error.BadAddress, own);
     self.pid = std.c.getpid();
     self.engine = net.CoordinatorEngine.create(gpa, .{
         .bind = endpoint,
         .advertise = advertise,
         .protocol = try protocol_options(&given, run_id),
-    }) catch |err| return failure.start_coordinator(err, bind);
+    }) catch |err| return failure.start_coordinator(err, own);
     errdefer self.engine.destroy();
     try token.put(run_id, self.engine.reached_at(), &self.token, self.token.len);
     out.* = self;

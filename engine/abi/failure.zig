@@ -18,8 +18,13 @@ const fail = status.fail;
 pub const Place = struct {
     /// Of the coordinator.
     address: []const u8,
-    /// Where this peer listens, as its options say; "" if they do not.
-    bind: []const u8 = "",
+    own: Own,
+};
+
+/// What a peer or a coordinator was told of its own addresses.
+pub const Own = struct {
+    bind: []const u8,
+    advertise: ?[]const u8,
 };
 
 pub fn create(err: net.PeerEngine.Error, place: Place) Error {
@@ -33,12 +38,12 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         error.AddressNotAvailable,
         error.PermissionDenied,
         error.ListenNameNotFound,
-        => |listen_error| listen(listen_error, place.bind),
+        => |listen_error| listen(listen_error, place.own.bind),
+        error.BadAddress => bad_address(place.own) orelse reach(error.BadAddress, at),
         error.Refused,
         error.Unreachable,
         error.NameNotFound,
         error.NameLookupFailed,
-        error.BadAddress,
         error.Interrupted,
         => |reach_error| reach(reach_error, at),
         error.NotPccl,
@@ -125,8 +130,8 @@ fn reach(err: ReachError, at: []const u8) Error {
         ),
         error.BadAddress => fail(
             .invalid_argument,
-            "an address is not understood: bind and advertise must be host:port, 1.2.3.4:port " ++
-                "or [v6]:port (advertise also without port); the coordinator's is {s}",
+            "the address of the coordinator, \"{s}\", is not understood: it must be host:port, " ++
+                "1.2.3.4:port or [v6]:port",
             .{at},
         ),
         error.Interrupted => interrupted(),
@@ -227,7 +232,7 @@ fn thread_limit() Error {
     return fail(.system_error, "the operating system gives this process no more threads", .{});
 }
 
-pub fn start_coordinator(err: net.CoordinatorEngine.Error, bind: []const u8) Error {
+pub fn start_coordinator(err: net.CoordinatorEngine.Error, own: Own) Error {
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.SystemLimit => system_limit(),
@@ -236,15 +241,34 @@ pub fn start_coordinator(err: net.CoordinatorEngine.Error, bind: []const u8) Err
         error.AddressInUse,
         error.AddressNotAvailable,
         error.PermissionDenied,
-        => |listen_error| listen(listen_error, bind),
-        error.NameNotFound, error.NameLookupFailed => listen(error.ListenNameNotFound, bind),
-        error.BadAddress => fail(
-            .invalid_argument,
-            "an address is not understood: bind ({s}) and advertise must be host:port, " ++
-                "1.2.3.4:port or [v6]:port (advertise also without port)",
-            .{bind},
-        ),
+        => |listen_error| listen(listen_error, own.bind),
+        error.NameNotFound, error.NameLookupFailed => listen(error.ListenNameNotFound, own.bind),
+        error.BadAddress => bad_address(own) orelse system_limit(),
     };
+}
+
+/// Quotes the one that is not understood; null if both are.
+fn bad_address(own: Own) ?Error {
+    _ = net.address.Endpoint.parse(own.bind) catch return fail(
+        .invalid_argument,
+        "bind is \"{s}\", which is not understood: it must be host:port, 1.2.3.4:port or " ++
+            "[v6]:port",
+        .{own.bind},
+    );
+    const advertise = own.advertise orelse return null;
+    if (can_be_dialed(advertise)) return null;
+    return fail(
+        .invalid_argument,
+        "advertise is \"{s}\", which nobody can dial: it must be host:port, 1.2.3.4:port or " ++
+            "[v6]:port, or one of them without port, which is then the one bound",
+        .{advertise},
+    );
+}
+
+fn can_be_dialed(text: []const u8) bool {
+    const port_longest = 65535; // of the port that is added where there is none
+    const endpoint = net.address.Endpoint.parse_to_dial(text, port_longest) catch return false;
+    return std.fmt.count("{f}", .{endpoint}) <= base.limits.address_bytes_max;
 }
 
 // ---- groups

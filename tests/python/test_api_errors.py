@@ -143,6 +143,19 @@ def test_a_port_in_use_is_named(coordinator: pccl.Coordinator) -> None:
         pccl.connect(coordinator.token, bind=address)
 
 
+def test_an_address_that_is_not_understood_is_quoted(coordinator: pccl.Coordinator) -> None:
+    for bind in ("no port", "127.0.0.1:65536", "::1"):
+        with pytest.raises(pccl.InvalidArgument, match=f'bind is "{bind}"'):
+            pccl.connect(coordinator.token, bind=bind)
+        with pytest.raises(pccl.InvalidArgument, match=f'bind is "{bind}"'):
+            pccl.Coordinator(bind=bind)
+    for advertise in ("two words", "host:0", ":1", "x" * 253):
+        with pytest.raises(pccl.InvalidArgument, match=f'advertise is "{advertise}"'):
+            pccl.connect(coordinator.token, bind=LOOPBACK, advertise=advertise)
+        with pytest.raises(pccl.InvalidArgument, match=f'advertise is "{advertise}"'):
+            pccl.Coordinator(bind=LOOPBACK, advertise=advertise)
+
+
 def test_a_group_name_has_1_to_256_bytes(coordinator: pccl.Coordinator) -> None:
     for name in ("", "x" * 257, "é" * 129, "nul\0l"):
         with pytest.raises(pccl.InvalidArgument, match=r"256|NUL|UTF-8"):
