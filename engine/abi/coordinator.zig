@@ -97,10 +97,14 @@ fn protocol_options(
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
     if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(
         .invalid_argument,
-        "silence_ns ({d}) must be at least three times heartbeat_ns ({d})",
-        .{ options.silence_ns, options.heartbeat_ns },
+        "silence ({d} s) must be at least three times heartbeat ({d} s)",
+        .{ seconds(options.silence_ns), seconds(options.heartbeat_ns) },
     );
     return options;
+}
+
+fn seconds(duration_ns: u64) f64 {
+    return @as(f64, @floatFromInt(duration_ns)) / std.time.ns_per_s;
 }
 
 /// 0 stands for the default.

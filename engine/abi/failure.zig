@@ -319,7 +319,7 @@ pub fn admit(err: net.Membership.AdmitError) Error {
         error.Closed => closed(),
         error.Busy => fail(
             .invalid_usage,
-            "another thread is in pccl_comm_admit of this communicator: one call at a time",
+            "another thread is in admit of this communicator: one call at a time",
             .{},
         ),
         error.Interrupted => interrupted(),
@@ -357,8 +357,7 @@ pub fn membership(why: session.Status) Error {
         .deadline_exceeded => fail(
             .deadline_exceeded,
             "the deadline passed before all members had come to this safe point: every member " ++
-                "must call pccl_comm_admit equally often. The safe point was not passed; call " ++
-                "it again",
+                "must call admit equally often. The safe point was not passed; call admit again",
             .{},
         ),
         .too_few_peers => fail(
@@ -399,7 +398,7 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
         ),
         error.NotAdmitted => fail(
             .invalid_usage,
-            "this peer has not entered the group yet: call admit (pccl_comm_admit) first",
+            "this peer has not entered the group yet: call admit first",
             .{},
         ),
         error.Left => closed(),
@@ -438,8 +437,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .in_doubt => fail(
             .in_doubt,
-            "{s}: {s} after this peer had voted, so the others may have committed it; ask " ++
-                "pccl_work_resolve. The buffer is as it was",
+            "{s}: {s} after this peer had voted, so the others may have committed it; resolve " ++
+                "its work to know. The buffer is as it was",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
@@ -574,6 +573,29 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
     }
     try writer.print(", after {d} safe points)", .{descriptor.safe_points});
+}
+
+fn expect_words_of_both_languages(err: Error) !void {
+    try std.testing.expect(status.code(err) != .ok);
+    const sentence = std.mem.span(status.pccl_last_error());
+    for ([_][]const u8{ "pccl_", "_ns", "NULL" }) |word| {
+        try std.testing.expectEqual(null, std.mem.indexOf(u8, sentence, word));
+    }
+}
+
+test "no sentence about a group or an operation has a word that only C knows" {
+    for (std.enums.values(session.Status)) |value| {
+        try expect_words_of_both_languages(membership(value));
+        if (value == .ok) continue;
+        var op: session.Operation = undefined;
+        op.op = .{ .descriptor = undefined, .chunks = 1 };
+        op.op.descriptor.kind = .barrier;
+        op.status = value;
+        op.failure = .{ .status = value };
+        try expect_words_of_both_languages(operation(&op));
+    }
+    try expect_words_of_both_languages(admit(error.Busy));
+    try expect_words_of_both_languages(begin(error.NotAdmitted, 0, 0));
 }
 
 test "a contradiction about chunks names both peers" {

@@ -92,7 +92,7 @@ pub fn read(token: ?[*:0]const u8) status.Error!wire.token.Token {
 
 fn no_token() status.Error {
     return status.fail(.invalid_argument, "this is no token: one begins with \"{s}\" and comes " ++
-        "from `pccl coordinator` or pccl_coordinator_token", .{wire.token.prefix});
+        "from `pccl coordinator`, or from the coordinator of a program", .{wire.token.prefix});
 }
 
 test "a token comes back as it was made, and bad ones are refused" {

@@ -76,10 +76,10 @@ def test_without_a_token_connect_says_where_one_comes_from(
 
 @pytest.mark.parametrize("token", ["", "token", "pccl1-", "pccl1-AAAA", "pccl1-\0", "x" * 10_000])
 def test_what_is_no_token_is_refused(token: str) -> None:
-    with pytest.raises(pccl.InvalidArgument):
-        pccl.connect(token)
-    with pytest.raises(pccl.InvalidArgument):
-        pccl.run_status(token)
+    for call in (pccl.connect, pccl.run_status):
+        with pytest.raises(pccl.InvalidArgument) as caught:
+            call(token)
+        assert "pccl_" not in str(caught.value), "names of C"
 
 
 def test_a_token_of_another_run_is_refused(coordinator: pccl.Coordinator) -> None:
@@ -154,6 +154,11 @@ def test_an_address_that_is_not_understood_is_quoted(coordinator: pccl.Coordinat
             pccl.connect(coordinator.token, bind=LOOPBACK, advertise=advertise)
         with pytest.raises(pccl.InvalidArgument, match=f'advertise is "{advertise}"'):
             pccl.Coordinator(bind=LOOPBACK, advertise=advertise)
+
+
+def test_a_silence_that_is_too_short_is_told_in_seconds() -> None:
+    with pytest.raises(pccl.InvalidArgument, match=r"silence \(0\.2 s\).*heartbeat \(0\.1 s\)"):
+        pccl.Coordinator(silence=0.2, heartbeat=0.1)
 
 
 def test_a_group_name_has_1_to_256_bytes(coordinator: pccl.Coordinator) -> None:
