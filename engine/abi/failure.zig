@@ -339,6 +339,10 @@ pub fn forked() Error {
     );
 }
 
+/// All reasons why a coordinator does that.
+const removed = "the coordinator removed this peer from the group, because it said nothing, or " ++
+    "another member could not reach it, for longer than the silence limit";
+
 /// Why a peer is not a member any more, or did not pass a safe point.
 pub fn membership(why: session.Status) Error {
     return switch (why) {
@@ -350,8 +354,7 @@ pub fn membership(why: session.Status) Error {
         ),
         .expelled => fail(
             .expelled,
-            "the coordinator removed this peer from the group, because it or its connections " ++
-                "were silent for too long: close this communicator and create a new one",
+            removed ++ ": close this communicator and create a new one",
             .{},
         ),
         .deadline_exceeded => fail(
@@ -431,8 +434,8 @@ pub fn operation(op: *const session.Operation) Error {
         .aborted => aborted(op, name),
         .expelled => fail(
             .expelled,
-            "{s} failed: the coordinator removed this peer from the group; close this " ++
-                "communicator and create a new one",
+            "{s}: " ++ removed ++ ". The input is as it was; close this communicator and create " ++
+                "a new one",
             .{name},
         ),
         .in_doubt => fail(
@@ -596,6 +599,19 @@ test "no sentence about a group or an operation has a word that only C knows" {
     }
     try expect_words_of_both_languages(admit(error.Busy));
     try expect_words_of_both_languages(begin(error.NotAdmitted, 0, 0));
+}
+
+test "an operation and a safe point say the same of why the coordinator removed this peer" {
+    var op: session.Operation = undefined;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .barrier;
+    op.status = .expelled;
+    for ([_]bool{ true, false }) |is_operation| {
+        const err = if (is_operation) operation(&op) else membership(.expelled);
+        try std.testing.expectEqual(.expelled, status.code(err));
+        const sentence = std.mem.span(status.pccl_last_error());
+        try std.testing.expect(std.mem.indexOf(u8, sentence, removed) != null);
+    }
 }
 
 test "a contradiction about chunks names both peers" {
