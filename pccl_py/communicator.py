@@ -56,8 +56,9 @@ class Group:
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
-    members call the same operations in the same order per tag, and `admit` equally often. Every
-    method raises InvalidUsage after `close`, and in a forked child.
+    members call the same operations in the same order per tag, and `admit` equally often. After
+    `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage; the
+    other properties still say what was known last.
     """
 
     _exit_order = 0

@@ -330,7 +330,9 @@ def test_a_tag_in_use_is_refused_and_the_first_operation_goes_on(
 
 def test_after_close_everything_is_refused(coordinator: pccl.Coordinator) -> None:
     comm = pccl.connect(coordinator.token, bind=LOOPBACK)
-    comm.admit()
+    with pytest.raises(pccl.InvalidUsage, match="first admit"):
+        assert comm.rank
+    admission = comm.admit()
     comm.close()
     comm.close()  # idempotent
     for call in (
@@ -344,6 +346,8 @@ def test_after_close_everything_is_refused(coordinator: pccl.Coordinator) -> Non
     ):
         with pytest.raises(pccl.InvalidUsage, match="closed"):
             call()
+    assert (comm.name, comm.peer_id) == ("default", admission.joined[0])
+    assert (comm.rank, comm.world_size, comm.epoch) == (0, 1, admission.epoch)  # known last
 
 
 # ---- deadlines and losses that the caller sees -------------------------------------------------

@@ -182,6 +182,7 @@ if child == 0:
             assert "fork" in str(error), error
         else:
             assert answer == [], answer
+    assert (a.rank, a.world_size, a.epoch) == (0, 2, 1)  # what was known last
     a.close()
     token = world.coordinator.token
     del work, a, b
