@@ -341,7 +341,11 @@ fn add_python(
     library: *std.Build.Step.Compile,
 ) void {
     const step = b.step("python", "Build the Python extension into <prefix>/pccl_py");
-    const python_include = b.option([]const u8, "python-include", "folder of Python.h");
+    const python_include = b.option(
+        []const []const u8,
+        "python-include",
+        "folder of Python.h, and more that it includes; may be given again",
+    );
     const nanobind = b.option([]const u8, "nanobind", "folder of the nanobind package");
     const ext_name = b.option([]const u8, "ext-name", "file name of the extension") orelse
         "_pccl.so";
@@ -364,7 +368,7 @@ fn add_python(
         .sanitize_c = .off,
     });
     module.addIncludePath(b.path("include"));
-    module.addSystemIncludePath(.{ .cwd_relative = python_include.? });
+    for (python_include.?) |folder| module.addSystemIncludePath(.{ .cwd_relative = folder });
     for ([_][]const u8{ "include", "ext/robin_map/include", "src" }) |folder| {
         module.addSystemIncludePath(.{ .cwd_relative = b.pathJoin(&.{ nanobind.?, folder }) });
     }

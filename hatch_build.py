@@ -71,14 +71,32 @@ def python_include() -> Path:
     )
 
 
+def platform_include(include: Path) -> Path | None:
+    """A folder for Debian's pyconfig.h, which includes <x86_64-linux-gnu/python3.11/pyconfig.h>.
+
+    That file is below /usr/include, where the C library of this machine is as well, which must not
+    be mixed with the one that Zig brings. So the one header is copied.
+    """
+    name = Path(sysconfig.get_config_var("MULTIARCH") or "") / include.name / "pyconfig.h"
+    original = include.parent / name
+    if len(name.parts) < 3 or not original.exists():
+        return None
+    folder = ROOT / ".zig-cache" / "python-include"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(original, folder / name)
+    return folder
+
+
 def build_native(prefix: Path) -> Plan:
     """Builds the extension, libpccl and its header into `prefix`/pccl_py."""
     made = plan()
+    include = python_include()
+    includes = [folder for folder in (include, platform_include(include)) if folder is not None]
     command = [
         *(sys.executable, "-m", "ziglang", "build", "python"),
         *("--prefix", str(prefix)),
         f"-Dtarget={made.target}",
-        f"-Dpython-include={python_include()}",
+        *(f"-Dpython-include={folder}" for folder in includes),
         f"-Dnanobind={Path(nanobind.__file__).parent}",
         f"-Dext-name={made.extension}",
         f"-Dabi3={str(made.stable_abi).lower()}",
