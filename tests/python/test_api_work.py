@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -195,13 +195,14 @@ def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> No
     comm, other = pair
     shared, apart = np.ones(1000), np.zeros(1000)
     first = begin(comm, shared, tag=1)
-    for clash in (
+    clashes: list[Callable[[], object]] = [
         lambda: begin(comm, shared, tag=2),
         lambda: begin(comm, shared[500:], tag=2),
         lambda: comm.all_reduce(shared, apart, tag=2, async_op=True),
         lambda: comm.all_reduce(apart, shared, tag=2, async_op=True),
         lambda: comm.broadcast(shared, 0, tag=2, async_op=True),
-    ):
+    ]
+    for clash in clashes:
         with pytest.raises(pccl.InvalidUsage, match="own memory"):
             clash()
     begin(other, np.ones(1000), tag=1).wait()
