@@ -13,6 +13,7 @@ const comm_file = @import("comm.zig");
 const work_file = @import("work.zig");
 const Comm = comm_file.Comm;
 const Status = status.Status;
+const Span = session.Operation.Span;
 const Work = net.Work;
 
 const gpa = std.heap.c_allocator;
@@ -233,8 +234,8 @@ fn check_buffers(arguments: *const Arguments, dtype: base.DType) status.Error!vo
         .{ count, dtype.name() },
     );
     if (send_address == recv_address) return;
-    const apart = send_address + size <= recv_address or recv_address + size <= send_address;
-    if (!apart) return status.fail(
+    const sent: Span = .{ .start = send_address, .bytes = size };
+    if (sent.meets(.{ .start = recv_address, .bytes = size })) return status.fail(
         .invalid_argument,
         "send_buffer and recv_buffer overlap: they must be the same, or lie apart",
         .{},

@@ -35,8 +35,6 @@ pub const Executor = struct {
     send: [*]const u8,
     /// Where the result grows: the caller's buffer, or `shadow` once it was set aside.
     target: [*]u8,
-    /// `target` is `send`: what was overwritten is read from `shadow`.
-    in_place: bool,
     /// What `target` held before it was written: the undo log.
     shadow: Pool.Buffer,
 
@@ -187,7 +185,6 @@ pub const Executor = struct {
             .partition = partition,
             .send = options.send,
             .target = options.recv,
-            .in_place = options.send == options.recv,
             .shadow = shadow,
             .slots = slots,
             .slot_bytes = slot_bytes,
@@ -385,7 +382,7 @@ pub const Executor = struct {
 
     /// The root of a broadcast has its result from the start.
     fn settle_all_from_input(x: *Executor) void {
-        assert(x.in_place);
+        assert(x.in_place());
         for (0..@intCast(x.partition.pieces)) |piece| x.settle(piece, 1);
     }
 
@@ -415,10 +412,15 @@ pub const Executor = struct {
         return piece;
     }
 
+    /// The result grows over the contribution: what was overwritten is read from `shadow`.
+    fn in_place(x: *const Executor) bool {
+        return x.send == x.target;
+    }
+
     /// This peer's contribution.
     fn own(x: *const Executor, piece: usize) [*]const u8 {
         const start = x.piece_start(piece);
-        if (x.in_place and x.dirty.has(piece)) return x.shadow.ptr + start;
+        if (x.in_place() and x.dirty.has(piece)) return x.shadow.ptr + start;
         return x.send + start;
     }
 
@@ -481,7 +483,6 @@ pub const Executor = struct {
         }
         x.target = x.shadow.ptr;
         x.send = x.shadow.ptr;
-        x.in_place = false;
         x.dirty.clear();
     }
 
@@ -588,7 +589,7 @@ pub const Executor = struct {
             return x.forward_final(piece);
         }
         kernels.accumulate(op, dtype, partial.ptr, partial.ptr, x.own(piece), count);
-        if (x.in_place) x.save(piece);
+        if (x.in_place()) x.save(piece);
         x.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot_index });
     }
 
@@ -725,7 +726,7 @@ pub const Executor = struct {
         if (credit.used >= credit.allowed) return null;
         var index = no_slot;
         const piece: usize = @intCast(x.origin_next);
-        if (x.in_place) x.save(piece);
+        if (x.in_place()) x.save(piece);
         if (x.widens()) {
             // More would take slots that the predecessor has been promised.
             if (x.free_count == 0 or x.origin_held == origin_slots) return null;

@@ -292,16 +292,17 @@ fn connect_error(code: c.E) ConnectError {
 
 /// Our address on a connection, or that of a listener.
 pub fn local_address(fd: Fd) ?Address {
-    var result: Address = undefined;
-    var length: c.socklen_t = @sizeOf(Address);
-    if (c.getsockname(fd, &result.any, &length) != 0) return null;
-    return result;
+    return address_by(c.getsockname, fd);
 }
 
 fn remote_address(fd: Fd) ?Address {
+    return address_by(c.getpeername, fd);
+}
+
+fn address_by(comptime ask: anytype, fd: Fd) ?Address {
     var result: Address = undefined;
     var length: c.socklen_t = @sizeOf(Address);
-    if (c.getpeername(fd, &result.any, &length) != 0) return null;
+    if (ask(fd, &result.any, &length) != 0) return null;
     return result;
 }
 

@@ -129,6 +129,11 @@ pub const Epoch = struct {
         /// The rank that caused them, as far as it is known.
         maker: u16,
         failure: Failure,
+
+        fn has(stored: *const Stored, id: OpId) bool {
+            if (stored.tag != id.tag) return false;
+            return stored.first <= id.sequence and id.sequence < stored.end;
+        }
     };
     const StoredResume = struct { id: OpId, kept: []KeptRange };
 
@@ -166,9 +171,9 @@ pub const Epoch = struct {
     /// forgotten waits for its deadline.
     fn store(epoch: *Epoch, gpa: Allocator, id: OpId, failure: Failure) Allocator.Error!void {
         for (epoch.aborts.items) |*stored| {
-            if (stored.tag != id.tag) continue;
-            if (stored.first <= id.sequence and id.sequence < stored.end) return;
-            if (stored.end != id.sequence or !std.meta.eql(stored.failure, failure)) continue;
+            if (stored.has(id)) return;
+            if (stored.tag != id.tag or stored.end != id.sequence) continue;
+            if (!std.meta.eql(stored.failure, failure)) continue;
             stored.end += 1;
             return;
         }
@@ -196,18 +201,14 @@ pub const Epoch = struct {
 
     /// Whether an abort waits for the call of this operation.
     pub fn is_aborted(epoch: *const Epoch, id: OpId) bool {
-        for (epoch.aborts.items) |*stored| {
-            if (stored.tag != id.tag) continue;
-            if (stored.first <= id.sequence and id.sequence < stored.end) return true;
-        }
+        for (epoch.aborts.items) |*stored| if (stored.has(id)) return true;
         return false;
     }
 
     /// The abort that was stored for this operation; calls come in the order of their sequences.
     fn recall(epoch: *Epoch, id: OpId) ?Failure {
         for (epoch.aborts.items, 0..) |*stored, index| {
-            if (stored.tag != id.tag) continue;
-            if (id.sequence < stored.first or id.sequence >= stored.end) continue;
+            if (!stored.has(id)) continue;
             const failure = stored.failure;
             stored.first = id.sequence + 1;
             if (stored.first == stored.end) _ = epoch.aborts.orderedRemove(index);

@@ -94,11 +94,12 @@ pub const Operation = struct {
         only_read: bool,
     };
 
-    const Span = struct {
+    /// A place in memory.
+    pub const Span = struct {
         start: usize,
         bytes: usize,
 
-        fn meets(a: Span, b: Span) bool {
+        pub fn meets(a: Span, b: Span) bool {
             if (a.bytes == 0 or b.bytes == 0) return false;
             return a.start < b.start + b.bytes and b.start < a.start + a.bytes;
         }
