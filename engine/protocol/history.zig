@@ -1,6 +1,6 @@
 //! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced
-//! it, and this tells who contributed. Kept by the coordinator (epoch.zig); a peer has
-//! Operation.attempts for its calls.
+//! it, and this tells who contributed. Kept by the coordinator for an epoch (epoch.zig), and by a
+//! peer for each of its calls (session/operation.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -10,7 +10,7 @@ pub const Op = @import("member.zig").Op;
 pub const Failure = @import("member.zig").Failure;
 pub const Status = @import("member.zig").Status;
 pub const LogLevel = @import("coordinator.zig").LogLevel;
-pub const history = @import("history.zig");
+pub const History = @import("history.zig").History;
 
 test {
     _ = @import("coordinator.zig");

@@ -26,7 +26,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     const x = &operation.executor;
     // Completion is looked at later: this runs inside the member.
     defer later(s, operation);
-    operation.note_attempt(epoch.attempt, &epoch.alive);
+    operation.history.note(epoch.attempt, &epoch.alive);
     x.begin(.{
         .attempt = epoch.attempt,
         .alive = &epoch.alive,

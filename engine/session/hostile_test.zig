@@ -306,7 +306,7 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
     // The root of a broadcast votes as it calls.
     const operation = try broadcast(node, &bytes[0]);
     try w.settle();
-    const attempts = operation.attempts.items.ptr;
+    const attempts = operation.history.entries.items.ptr;
     w.kill(&w.nodes[2]);
     try w.settle();
     for (0..20) |_| {
@@ -323,8 +323,8 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
         try w.settle();
     }
     try expectEqual(22, epoch.attempt);
-    try expectEqual(attempts, operation.attempts.items.ptr);
-    try expectEqual(2, operation.attempts.items.len); // with three members, and with two
+    try expectEqual(attempts, operation.history.entries.items.ptr);
+    try expectEqual(2, operation.history.entries.items.len); // with three members, and with two
     const other = try broadcast(&w.nodes[1], &bytes[1]);
     try w.settle();
     try std.testing.expectEqualSlices(u8, &bytes[0], &bytes[1]);

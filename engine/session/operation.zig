@@ -50,11 +50,8 @@ pub const Operation = struct {
 
     /// Members of the epoch in rank order.
     ids: []base.PeerId,
-    /// Members of the attempts this operation took part in; those with equal members share an
-    /// entry. Members only go, so there is room for all from the start.
-    attempts: std.ArrayList(Attempt),
-
-    const Attempt = struct { number: u32, members: Mask };
+    /// Members of the attempts this operation took part in, with room for all from the start.
+    history: protocol.History,
 
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
@@ -62,15 +59,9 @@ pub const Operation = struct {
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
         operation.executor.deinit();
-        operation.attempts.deinit(gpa);
+        operation.history.deinit(gpa);
         gpa.free(operation.ids);
         gpa.destroy(operation);
-    }
-
-    pub fn note_attempt(operation: *Operation, number: u32, members: *const Mask) void {
-        const last = operation.attempts.getLastOrNull();
-        if (last != null and last.?.members.eql(members)) return;
-        operation.attempts.appendAssumeCapacity(.{ .number = number, .members = members.* });
     }
 
     /// Whether a call with these buffers would write what this operation uses, or read what it
@@ -173,9 +164,7 @@ pub const Operation = struct {
             return mask;
         }
         const reduced = operation.executor.chunk_reduced[chunk];
-        for (operation.attempts.items) |attempt| {
-            if (attempt.number <= reduced) mask = attempt.members;
-        }
-        return mask;
+        if (reduced == 0) return mask; // not settled
+        return operation.history.members(reduced).*;
     }
 };

@@ -609,9 +609,9 @@ pub const Session = struct {
         errdefer s.gpa.destroy(operation);
         const ids = try s.gpa.dupe(PeerId, epoch.ids);
         errdefer s.gpa.free(ids);
-        var attempts: @FieldType(Operation, "attempts") = .empty;
-        try attempts.ensureTotalCapacityPrecise(s.gpa, epoch.alive.count());
-        errdefer attempts.deinit(s.gpa);
+        var history: protocol.History = .{};
+        try history.reserve(s.gpa, epoch.alive.count());
+        errdefer history.deinit(s.gpa);
         const nothing: [*]u8 = &s.sink;
         const executor = try collective.Executor.init(s.gpa, &s.pool, .{
             .descriptor = descriptor,
@@ -633,7 +633,7 @@ pub const Session = struct {
             .root_rank = @intCast(call.root_rank),
             .fingerprint = descriptor.fingerprint(),
             .ids = ids,
-            .attempts = attempts,
+            .history = history,
         };
         return operation;
     }
