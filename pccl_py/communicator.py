@@ -20,6 +20,7 @@ from pccl_py.words import (
     PeerId,
     Recovery,
     ReduceOp,
+    at_least_one,
     index,
     nanoseconds,
     parse_op,
@@ -448,11 +449,7 @@ def _world_size(value: int | None, variable: str | None = None) -> int:
             raise InvalidArgument(
                 f"{variable} is a number of peers, not {os.environ[variable]!r}"
             ) from None
-    if value is None:
-        return 0
-    if index(value, "initial_world_size") < 1:
-        raise InvalidArgument(f"initial_world_size is at least 1, not {value}")
-    return unsigned(value, "initial_world_size", 32)
+    return at_least_one(value, "initial_world_size")
 
 
 def _check_codec(codec: str) -> None:

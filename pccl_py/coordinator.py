@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pccl_py import _lifecycle, _pccl
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import index, nanoseconds, text, unsigned
+from pccl_py.words import at_least_one, nanoseconds, text
 
 
 class Coordinator:
@@ -53,11 +53,11 @@ class Coordinator:
             bind=None if bind is None else text(bind, "bind"),
             advertise=None if advertise is None else text(advertise, "advertise"),
             run_id=_checked_run_id(run_id),
-            min_world_size=_at_least_one(min_world_size, "min_world_size"),
-            initial_world_size=_at_least_one(initial_world_size, "initial_world_size"),
-            lanes_per_link=_at_least_one(lanes_per_link, "lanes_per_link"),
-            chunk_bytes=_at_least_one(chunk_bytes, "chunk_bytes"),
-            window_bytes=_at_least_one(window_bytes, "window_bytes", bits=64),
+            min_world_size=at_least_one(min_world_size, "min_world_size"),
+            initial_world_size=at_least_one(initial_world_size, "initial_world_size"),
+            lanes_per_link=at_least_one(lanes_per_link, "lanes_per_link"),
+            chunk_bytes=at_least_one(chunk_bytes, "chunk_bytes"),
+            window_bytes=at_least_one(window_bytes, "window_bytes", bits=64),
             heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
             silence_ns=nanoseconds(silence, "silence"),
             prepare_ns=nanoseconds(prepare, "prepare"),
@@ -129,14 +129,6 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
     answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
     status: dict[str, Any] = json.loads(answer)
     return status
-
-
-def _at_least_one(value: int | None, name: str, *, bits: int = 32) -> int:
-    if value is None:
-        return 0
-    if index(value, name) < 1:
-        raise InvalidArgument(f"{name} is at least 1, not {value}")
-    return unsigned(value, name, bits)
 
 
 def _checked_run_id(run_id: bytes | None) -> bytes | None:

@@ -208,6 +208,15 @@ def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
     return number
 
 
+def at_least_one(value: SupportsIndex | None, name: str, bits: int = 32) -> int:
+    """An integer in [1, 2**bits), or 0 for None: the library's default. Raises as `unsigned`."""
+    if value is None:
+        return 0
+    if index(value, name) < 1:
+        raise InvalidArgument(f"{name} is at least 1, not {value}")
+    return unsigned(value, name, bits)
+
+
 def text(value: str, name: str) -> str:
     """A string that C can take. Raises InvalidArgument if it holds a NUL or is no UTF-8.
 
