@@ -11,6 +11,7 @@ pub const Failure = @import("member.zig").Failure;
 pub const Status = @import("member.zig").Status;
 pub const LogLevel = @import("coordinator.zig").LogLevel;
 pub const History = @import("history.zig").History;
+pub const journal = @import("journal.zig");
 
 test {
     _ = @import("coordinator.zig");
@@ -18,5 +19,6 @@ test {
     _ = @import("epoch.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
+    _ = @import("journal.zig");
     _ = @import("hostile_test.zig");
 }

@@ -1,0 +1,716 @@
+//! journal: what a coordinator must still know after it was killed, as bytes: settings of the run,
+//! groups, epochs, who was removed. Here is the format: records to bytes, and a file that was read
+//! back to records, its torn end cut off and anything else that does not check out refused. It
+//! touches no file (net/journal_file.zig) and knows not what the records mean (coordinator.zig).
+//! The bytes: docs/PROTOCOL.md.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Bytes = wire.codec.Bytes;
+const List = wire.codec.List;
+const PeerId = base.PeerId;
+const limits = base.limits;
+
+// ---- what is kept
+
+/// The first record. What the peers were told stays true after a restart.
+pub const Settings = struct {
+    run_id: base.RunId,
+    /// Where it listens, so that a restart is found where the first start was.
+    port: u16,
+    lanes: u8,
+    chunk_bytes: u32,
+    window_bytes: u64,
+    heartbeat_ns: u64,
+    silence_ns: u64,
+    prepare_ns: u64,
+    min_world_size: u32,
+    initial_world_size: u32,
+    /// "host:port" as in the token.
+    address: Bytes = .{},
+};
+
+/// A coordinator began to use this journal; the first one is 1.
+pub const Start = struct { incarnation: u32 };
+
+pub const GroupMade = struct { id: u16, name: Bytes, initial_world_size: u32 };
+
+/// What `activate` tells the members, before it is told.
+pub const Activation = struct {
+    group: u16,
+    round: u64,
+    epoch: u64,
+    safe_point: u64,
+    /// In rank order; the last `joined` of them are new.
+    members: List(PeerId),
+    joined: u32,
+    left: List(PeerId),
+};
+
+/// A peer is out of all epochs of the group so far.
+pub const Removal = struct { group: u16, peer: PeerId };
+
+pub const Record = union(enum(u16)) {
+    settings: Settings = 1,
+    start: Start,
+    group: GroupMade,
+    activation: Activation,
+    removal: Removal,
+};
+
+// ---- where it is kept
+
+/// The file, as the coordinator sees it: net/journal_file.zig, or a simulated disk.
+pub const Journal = struct {
+    ctx: *anyopaque,
+    vtable: *const VTable,
+
+    pub const VTable = struct {
+        /// Written and synced when it returns. After a failure every later call fails.
+        append: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+        /// These bytes are all of it from now on, atomically: the beginning, and compaction.
+        replace: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+    };
+
+    pub fn append(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.append(journal.ctx, bytes);
+    }
+
+    pub fn replace(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.replace(journal.ctx, bytes);
+    }
+};
+
+// ---- bytes
+
+pub const version: u32 = 1;
+const magic = "PCCLJRNL";
+pub const header_bytes = magic.len + 8;
+
+/// How every file begins: magic, version, CRC-32 of both.
+pub const header: [header_bytes]u8 = header_of(version);
+
+/// The first and last byte of a record. Neither becomes zero by one flipped bit, so that a part of
+/// a record that the disk never wrote is told from one that it has damaged.
+const mark_begin: u8 = 0xd7;
+const mark_end: u8 = 0x9b;
+/// Mark, number, length of the body, CRC-32 of these.
+const head_bytes = 11;
+const head_sum_at = head_bytes - 4;
+/// CRC-32 of head and body, mark.
+const tail_bytes = 5;
+const activation_bytes_max = 2 + 3 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId));
+pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
+/// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: those
+/// with a name or an address are shorter, and no two members have one id.
+const sector_bytes = 512;
+
+comptime {
+    std.debug.assert(@sizeOf(Settings) + limits.name_bytes_max < sector_bytes);
+    std.debug.assert(@sizeOf(Settings) + limits.address_bytes_max < sector_bytes);
+    std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
+}
+
+fn header_of(number: u32) [header_bytes]u8 {
+    var bytes: [header_bytes]u8 = undefined;
+    bytes[0..magic.len].* = magic.*;
+    std.mem.writeInt(u32, bytes[magic.len..][0..4], number, .little);
+    @setEvalBranchQuota(10_000);
+    const sum = std.hash.Crc32.hash(bytes[0 .. header_bytes - 4]);
+    std.mem.writeInt(u32, bytes[header_bytes - 4 ..][0..4], sum, .little);
+    return bytes;
+}
+
+/// One record. error.TooLong: `bytes` is too small; `record_bytes_max` is enough for any record
+/// within the limits.
+pub fn encode(record: Record, bytes: []u8) wire.codec.Error![]u8 {
+    var writer: wire.codec.Writer = .{ .bytes = bytes };
+    try writer.put(&@as([head_bytes]u8, @splat(0)));
+    switch (record) {
+        inline else => |body| try wire.codec.write(@TypeOf(body), body, &writer),
+    }
+    bytes[0] = mark_begin;
+    std.mem.writeInt(u16, bytes[1..3], @intFromEnum(record), .little);
+    std.mem.writeInt(u32, bytes[3..7], @intCast(writer.offset - head_bytes), .little);
+    sign_head(bytes[0..head_bytes]);
+    var tail: [tail_bytes]u8 = undefined;
+    const sum = std.hash.Crc32.hash(bytes[0..writer.offset]);
+    std.mem.writeInt(u32, tail[0..4], sum, .little);
+    tail[4] = mark_end;
+    try writer.put(&tail);
+    return bytes[0..writer.offset];
+}
+
+fn sign_head(head: *[head_bytes]u8) void {
+    const sum = std.hash.Crc32.hash(head[0..head_sum_at]);
+    std.mem.writeInt(u32, head[head_sum_at..], sum, .little);
+}
+
+/// Several records in memory: a whole file (which begins with `header`), or what is appended at
+/// once.
+pub const Image = struct {
+    list: std.ArrayList(u8) = .empty,
+
+    pub fn deinit(image: *Image, gpa: std.mem.Allocator) void {
+        image.list.deinit(gpa);
+    }
+
+    pub fn begin_file(image: *Image, gpa: std.mem.Allocator) error{OutOfMemory}!void {
+        image.list.clearRetainingCapacity();
+        try image.list.appendSlice(gpa, &header);
+    }
+
+    pub fn add(
+        image: *Image,
+        gpa: std.mem.Allocator,
+        record: Record,
+    ) (error{OutOfMemory} || wire.codec.Error)!void {
+        try image.list.ensureUnusedCapacity(gpa, record_bytes_max);
+        image.list.items.len += (try encode(record, image.list.unusedCapacitySlice())).len;
+    }
+
+    pub fn bytes(image: *const Image) []const u8 {
+        return image.list.items;
+    }
+};
+
+pub const Error = error{
+    /// It begins with something else.
+    NotAJournal,
+    UnknownVersion,
+    /// Bytes are not those that were written.
+    Damaged,
+    /// They are, but not by a coordinator of this version.
+    UnknownRecord,
+    BadRecord,
+};
+
+/// Reads a file back. Records refer to its bytes. Every function is total: any bytes give records,
+/// then the end or an error.
+pub const Replay = struct {
+    bytes: []const u8,
+    /// The header and the records so far. After `null`: where appending goes on; with an error:
+    /// where what does not check out begins. 0: the file needs a new header.
+    good_bytes: usize = 0,
+
+    pub fn init(bytes: []const u8) Replay {
+        return .{ .bytes = bytes };
+    }
+
+    /// What a write left that never finished. Meaningful after `next` gave null.
+    pub fn cut_bytes(replay: *const Replay) usize {
+        return replay.bytes.len - replay.good_bytes;
+    }
+
+    pub fn next(replay: *Replay) Error!?Record {
+        if (replay.good_bytes == 0) {
+            if (!try check_header(replay.bytes)) return null;
+            replay.good_bytes = header_bytes;
+        }
+        const rest = replay.bytes[replay.good_bytes..];
+        switch (frame(rest)) {
+            .whole => |framed| {
+                const record = try decode(framed.number, framed.body);
+                replay.good_bytes += framed.bytes;
+                return record;
+            },
+            .short => if (has_record(rest)) return error.Damaged else return null,
+            .bad_head => if (replay.head_is_unwritten()) return null else return error.Damaged,
+            .bad_body => |bytes| {
+                return if (replay.body_is_unwritten(bytes)) null else error.Damaged;
+            },
+        }
+    }
+
+    /// The part of the record's head in a sector was never written: all of that sector is zero as
+    /// far as the file goes. How long the record is, is not known.
+    fn head_is_unwritten(replay: *const Replay) bool {
+        const at = replay.good_bytes;
+        const rest = replay.bytes[at..];
+        const written = std.mem.trimEnd(u8, rest, &.{0});
+        if (written.len == 0) return true;
+        if (written.len > record_bytes_max or has_record(written)) return false;
+        if (written.len < head_bytes) return true;
+        const boundary = std.mem.alignForward(usize, at + 1, sector_bytes) - at;
+        if (all_zero(rest[0..@min(boundary, rest.len)])) return true;
+        if (boundary >= head_bytes) return false;
+        return all_zero(rest[boundary..@min(boundary + sector_bytes, rest.len)]);
+    }
+
+    /// A sector of the record was never written, and nothing was written behind it.
+    fn body_is_unwritten(replay: *const Replay, record_bytes: usize) bool {
+        const at = replay.good_bytes;
+        const record = replay.bytes[at..][0..record_bytes];
+        if (!all_zero(replay.bytes[at + record_bytes ..])) return false;
+        if (record[record_bytes - 1] == 0) return true;
+        var sector = std.mem.alignForward(usize, at, sector_bytes) - at;
+        while (sector + sector_bytes <= record_bytes) : (sector += sector_bytes) {
+            if (all_zero(record[sector..][0..sector_bytes])) return true;
+        }
+        return false;
+    }
+};
+
+/// The settings of a file, if it has got as far as having any.
+pub fn settings_of(bytes: []const u8) Error!?Settings {
+    var replay: Replay = .init(bytes);
+    return switch (try replay.next() orelse return null) {
+        .settings => |settings| settings,
+        else => error.BadRecord,
+    };
+}
+
+/// False: it was never written, or only its beginning.
+fn check_header(bytes: []const u8) Error!bool {
+    if (bytes.len < header_bytes) {
+        return if (std.mem.startsWith(u8, &header, bytes)) false else error.NotAJournal;
+    }
+    if (!std.mem.startsWith(u8, bytes, magic)) return error.NotAJournal;
+    const found = std.mem.readInt(u32, bytes[magic.len..][0..4], .little);
+    if (!std.mem.eql(u8, bytes[0..header_bytes], &header_of(found))) return error.Damaged;
+    if (found != version) return error.UnknownVersion;
+    return true;
+}
+
+const Framed = union(enum) {
+    whole: struct { number: u16, body: []const u8, bytes: usize },
+    /// The file ends inside it.
+    short,
+    /// Its length is not known.
+    bad_head,
+    /// Its length is.
+    bad_body: usize,
+};
+
+fn frame(rest: []const u8) Framed {
+    if (rest.len < head_bytes) return .short;
+    var head = rest[0..head_bytes].*;
+    sign_head(&head);
+    if (rest[0] != mark_begin or !std.mem.eql(u8, &head, rest[0..head_bytes])) return .bad_head;
+    const body_bytes = std.mem.readInt(u32, rest[3..7], .little);
+    if (body_bytes > record_bytes_max - head_bytes - tail_bytes) return .bad_head;
+    const end = head_bytes + body_bytes + tail_bytes;
+    if (rest.len < end) return .short;
+    const sum = std.mem.readInt(u32, rest[end - tail_bytes ..][0..4], .little);
+    const good = rest[end - 1] == mark_end and
+        sum == std.hash.Crc32.hash(rest[0 .. end - tail_bytes]);
+    if (!good) return .{ .bad_body = end };
+    return .{ .whole = .{
+        .number = std.mem.readInt(u16, rest[1..3], .little),
+        .body = rest[head_bytes..][0..body_bytes],
+        .bytes = end,
+    } };
+}
+
+/// Behind a record that is not whole nothing was ever written: whole ones say that it once was.
+fn has_record(bytes: []const u8) bool {
+    for (0..bytes.len) |index| if (frame(bytes[index..]) == .whole) return true;
+    return false;
+}
+
+fn decode(number: u16, body: []const u8) Error!Record {
+    const kind = std.enums.fromInt(std.meta.Tag(Record), number) orelse return error.UnknownRecord;
+    var reader: wire.codec.Reader = .{ .bytes = body };
+    const record: Record = switch (kind) {
+        inline else => |tag| @unionInit(
+            Record,
+            @tagName(tag),
+            wire.codec.read(@FieldType(Record, @tagName(tag)), &reader) catch
+                return error.BadRecord,
+        ),
+    };
+    if (reader.offset != body.len or !within_limits(&record)) return error.BadRecord;
+    return record;
+}
+
+/// Whoever reads the records back needs no more memory than whoever wrote them.
+fn within_limits(record: *const Record) bool {
+    return switch (record.*) {
+        .settings => |*settings| settings.address.data.len <= limits.address_bytes_max,
+        .start => true,
+        .group => |*group| group.id < limits.groups_max and group.name.data.len > 0 and
+            group.name.data.len <= limits.name_bytes_max,
+        .activation => |*it| it.group < limits.groups_max and it.members.count > 0 and
+            it.members.count <= limits.peers_max and it.joined <= it.members.count and
+            it.left.count <= limits.peers_max,
+        .removal => |removal| removal.group < limits.groups_max,
+    };
+}
+
+fn all_zero(bytes: []const u8) bool {
+    return std.mem.allEqual(u8, bytes, 0);
+}
+
+// ---- tests
+
+const testing = std.testing;
+
+const test_settings: Settings = .{
+    .run_id = @splat(7),
+    .port = 4711,
+    .lanes = 2,
+    .chunk_bytes = 1 << 18,
+    .window_bytes = 1 << 24,
+    .heartbeat_ns = 500,
+    .silence_ns = 5000,
+    .prepare_ns = 30_000,
+    .min_world_size = 1,
+    .initial_world_size = 3,
+    .address = .of("localhost:4711"),
+};
+
+/// A journal of every kind of record, the last of which spans several sectors.
+const Sample = struct {
+    image: Image = .{},
+    /// Where each record ends; the first is the header.
+    ends: [9]usize = undefined,
+    count: usize = 0,
+    members: [100]PeerId = undefined,
+
+    fn init(sample: *Sample) !void {
+        sample.* = .{};
+        errdefer sample.deinit();
+        for (&sample.members, 1..) |*id, index| id.* = .from_int(@as(u128, index) << 100 | index);
+        try sample.image.begin_file(testing.allocator);
+        sample.mark();
+        try sample.add(.{ .settings = test_settings });
+        try sample.add(.{ .start = .{ .incarnation = 1 } });
+        const long_name: Bytes = .of("train" ** 50);
+        try sample.add(.{ .group = .{ .id = 0, .name = long_name, .initial_world_size = 0 } });
+        try sample.add(.{ .group = .{ .id = 1, .name = long_name, .initial_world_size = 4 } });
+        try sample.add(.{ .activation = activation(sample.members[0..3], &.{}) });
+        try sample.add(.{ .removal = .{ .group = 0, .peer = sample.members[1] } });
+        try sample.add(.{ .activation = activation(&sample.members, sample.members[1..2]) });
+    }
+
+    fn deinit(sample: *Sample) void {
+        sample.image.deinit(testing.allocator);
+    }
+
+    fn add(sample: *Sample, record: Record) !void {
+        try sample.image.add(testing.allocator, record);
+        sample.mark();
+    }
+
+    fn mark(sample: *Sample) void {
+        sample.ends[sample.count] = sample.image.bytes().len;
+        sample.count += 1;
+    }
+
+    /// Reads `bytes` and demands that each record is the one that was written.
+    fn replay(sample: *const Sample, bytes: []const u8) !Replay {
+        var it: Replay = .init(bytes);
+        var again: [record_bytes_max]u8 = undefined;
+        var from: usize = header_bytes;
+        while (try it.next()) |record| {
+            const encoded = try encode(record, &again);
+            const original = sample.image.bytes()[from..][0..encoded.len];
+            try testing.expectEqualSlices(u8, original, encoded);
+            from += encoded.len;
+            try testing.expectEqual(from, it.good_bytes);
+        }
+        return it;
+    }
+
+    /// How far a file of so many bytes is made of whole records.
+    fn whole(sample: *const Sample, size: usize) usize {
+        var good: usize = 0;
+        for (sample.ends[0..sample.count]) |end| {
+            if (end <= size) good = end;
+        }
+        return good;
+    }
+};
+
+fn activation(members: []const PeerId, left: []const PeerId) Activation {
+    return .{
+        .group = 0,
+        .round = 2,
+        .epoch = 1,
+        .safe_point = 0,
+        .members = .of(members),
+        .joined = 1,
+        .left = .of(left),
+    };
+}
+
+test "a journal is read back, and its settings are found" {
+    var sample: Sample = undefined;
+    try sample.init();
+    defer sample.deinit();
+    const it = try sample.replay(sample.image.bytes());
+    try testing.expectEqual(sample.image.bytes().len, it.good_bytes);
+    try testing.expectEqual(0, it.cut_bytes());
+    const settings = (try settings_of(sample.image.bytes())).?;
+    try testing.expectEqualStrings("localhost:4711", settings.address.data);
+    try testing.expectEqual(4711, settings.port);
+    try testing.expectEqual(null, try settings_of(""));
+}
+
+test "the largest activation fits" {
+    var members: [limits.peers_max]PeerId = undefined;
+    for (&members, 1..) |*id, index| id.* = .from_int(index);
+    var bytes: [record_bytes_max]u8 = undefined;
+    const record: Record = .{ .activation = activation(&members, &members) };
+    try testing.expectEqual(record_bytes_max, (try encode(record, &bytes)).len);
+    try testing.expectError(error.TooLong, encode(record, bytes[1..]));
+}
+
+test "a journal that ends anywhere, in nothing or in zeros, gives the records before" {
+    // Goal: whatever a crash leaves of the last write costs no earlier record. Method: every
+    // length, and what is missing replaced by zeros, as much as is missing or a lot more.
+    var sample: Sample = undefined;
+    try sample.init();
+    defer sample.deinit();
+    const whole = sample.image.bytes();
+    var file: [16 * 1024]u8 = undefined;
+    for (0..whole.len + 1) |size| {
+        const cut = try sample.replay(whole[0..size]);
+        try testing.expectEqual(sample.whole(size), cut.good_bytes);
+        if (size < header_bytes) continue; // a header is written whole, by replace
+        @memset(&file, 0);
+        @memcpy(file[0..size], whole[0..size]);
+        // Bytes that are zero anyway are as good as written.
+        var written = size;
+        while (written < whole.len and whole[written] == 0) written += 1;
+        for ([_]usize{ whole.len, file.len }) |length| {
+            const zeros = try sample.replay(file[0..length]);
+            try testing.expectEqual(sample.whole(written), zeros.good_bytes);
+            try testing.expectEqual(length - zeros.good_bytes, zeros.cut_bytes());
+        }
+    }
+}
+
+test "sectors of the last record that were not written cut it off, wherever it begins" {
+    // Method: the last record at every place relative to the sectors, and each set of its sectors
+    // unwritten, in a file that ends with it or in zeros.
+    var members: [70]PeerId = undefined;
+    for (&members, 1..) |*id, index| id.* = .from_int(@as(u128, index) << 64 | index);
+    const last: Record = .{ .activation = activation(&members, &.{}) };
+    var name: [limits.name_bytes_max]u8 = @splat('n');
+    var image: Image = .{};
+    defer image.deinit(testing.allocator);
+    for (0..sector_bytes) |shift| {
+        try image.begin_file(testing.allocator);
+        for (0..3) |part| {
+            const length = (shift + part) / 3 + 1;
+            const group: GroupMade = .{
+                .id = 1,
+                .name = .of(name[0..length]),
+                .initial_world_size = 0,
+            };
+            try image.add(testing.allocator, .{ .group = group });
+        }
+        const at = image.bytes().len;
+        try image.add(testing.allocator, last);
+        const whole = image.bytes();
+        const first_sector = at / sector_bytes;
+        const sectors = (whole.len - 1) / sector_bytes - first_sector + 1;
+        for (0..@as(usize, 1) << @intCast(sectors)) |set| {
+            var file: [4096]u8 = @splat(0);
+            @memcpy(file[0..whole.len], whole);
+            for (0..sectors) |sector| if (set >> @intCast(sector) & 1 == 1) {
+                const from = @max(at, (first_sector + sector) * sector_bytes);
+                @memset(file[from..@min((first_sector + sector + 1) * sector_bytes, whole.len)], 0);
+            };
+            for ([_]usize{ whole.len, file.len }) |length| {
+                var replay: Replay = .init(file[0..length]);
+                var count: usize = 0;
+                while (try replay.next()) |_| count += 1;
+                try testing.expectEqual(@as(usize, if (set == 0) 4 else 3), count);
+                try testing.expectEqual(if (set == 0) whole.len else at, replay.good_bytes);
+            }
+        }
+    }
+}
+
+test "a flipped bit is refused where it is, and in an unfinished end costs no earlier record" {
+    var sample: Sample = undefined;
+    try sample.init();
+    defer sample.deinit();
+    const whole = sample.image.bytes();
+    var file: [16 * 1024]u8 = @splat(0);
+    const last = sample.ends[sample.count - 2];
+    // Whole; without its last byte; with a torn last record in a file of full size, and beyond it.
+    const Case = struct { written: usize, length: usize };
+    for ([_]Case{
+        .{ .written = whole.len, .length = whole.len },
+        .{ .written = whole.len - 1, .length = whole.len - 1 },
+        .{ .written = last + 3, .length = last + 3 },
+        .{ .written = last + 40, .length = whole.len },
+        .{ .written = last + 600, .length = file.len },
+    }) |case| {
+        @memset(&file, 0);
+        @memcpy(file[0..case.written], whole[0..case.written]);
+        const finished = sample.whole(case.written);
+        for (0..case.written * 8) |bit| {
+            const byte = bit / 8;
+            file[byte] ^= @as(u8, 1) << @intCast(bit % 8);
+            defer file[byte] ^= @as(u8, 1) << @intCast(bit % 8);
+            var it: Replay = .init(file[0..case.length]);
+            const end = while (it.next()) |record| {
+                if (record == null) break true;
+            } else |_| false;
+            if (byte < finished) {
+                try testing.expect(!end);
+                try testing.expectEqual(sample.whole(byte), it.good_bytes);
+            } else try testing.expectEqual(finished, it.good_bytes);
+        }
+    }
+}
+
+test "a record that was lost before whole ones is refused, not cut" {
+    var sample: Sample = undefined;
+    try sample.init();
+    defer sample.deinit();
+    var file: [16 * 1024]u8 = undefined;
+    const whole = sample.image.bytes();
+    for (1..sample.count - 1) |index| {
+        // Zeros in its place; then, its end missing and the others moved up.
+        const from, const to = .{ sample.ends[index - 1], sample.ends[index] };
+        @memcpy(file[0..whole.len], whole);
+        @memset(file[from..to], 0);
+        try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
+        const gap = (to - from) / 2;
+        @memcpy(file[to - gap ..][0 .. whole.len - to], whole[to..]);
+        @memcpy(file[from .. to - gap], whole[from .. to - gap]);
+        try testing.expectError(error.Damaged, sample.replay(file[0 .. whole.len - gap]));
+        // Only its sector is gone.
+        const boundary = std.mem.alignForward(usize, from, sector_bytes);
+        if (boundary >= sample.ends[sample.count - 2]) continue;
+        @memcpy(file[0..whole.len], whole);
+        @memset(file[from..boundary], 0);
+        try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
+    }
+    // Of the last record the first byte alone is zero.
+    @memcpy(file[0..whole.len], whole);
+    file[sample.ends[sample.count - 2]] = 0;
+    try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
+    // As it ends after the whole one behind it, it looks unfinished.
+    try sample.add(.{ .start = .{ .incarnation = 2 } });
+    const longer = sample.image.bytes();
+    const last = sample.ends[sample.count - 2];
+    const end = sample.ends[sample.count - 3] + 100;
+    @memcpy(file[0..end], longer[0..end]);
+    @memcpy(file[end..][0 .. longer.len - last], longer[last..]);
+    try testing.expectError(error.Damaged, sample.replay(file[0 .. end + longer.len - last]));
+    // More than a record can be has been written behind its beginning.
+    var large: [2 * record_bytes_max]u8 = @splat('x');
+    @memcpy(large[0..end], longer[0..end]);
+    const from = sample.ends[sample.count - 3];
+    @memset(large[from..std.mem.alignForward(usize, from, sector_bytes)], 0);
+    try testing.expectError(error.Damaged, sample.replay(&large));
+    _ = try sample.replay(large[0..record_bytes_max]);
+}
+
+test "what another version wrote is named, and a stranger's file is none" {
+    var file: [256]u8 = undefined;
+    file[0..header_bytes].* = header_of(version + 1);
+    var replay: Replay = .init(file[0..header_bytes]);
+    try testing.expectError(error.UnknownVersion, replay.next());
+    for ([_][]const u8{ "x", "PCCLJRNX", "#!/bin/sh\nexit 0\n", "\x00" ** 64 }) |text| {
+        replay = .init(text);
+        try testing.expectError(error.NotAJournal, replay.next());
+        try testing.expectEqual(0, replay.good_bytes);
+    }
+    // Of this version by its checksums, but not by what it says.
+    file[0..header_bytes].* = header;
+    const start: Record = .{ .start = .{ .incarnation = 1 } };
+    const removal: Record = .{ .removal = .{ .group = limits.groups_max, .peer = .none } };
+    const Case = struct { number: u16, wanted: Error };
+    for ([_]Case{
+        .{ .number = 6, .wanted = error.UnknownRecord },
+        .{ .number = 0, .wanted = error.UnknownRecord },
+        .{ .number = 5, .wanted = error.BadRecord },
+        .{ .number = 1, .wanted = error.BadRecord },
+        .{ .number = 2, .wanted = error.BadRecord }, // too long
+    }) |case| {
+        const body = if (case.number == 2) removal else start;
+        const record = try encode(body, file[header_bytes..]);
+        std.mem.writeInt(u16, record[1..3], case.number, .little);
+        repair(file[0 .. header_bytes + record.len]);
+        replay = .init(file[0 .. header_bytes + record.len]);
+        try testing.expectError(case.wanted, replay.next());
+        try testing.expectEqual(header_bytes, replay.good_bytes);
+    }
+    const beyond = try encode(removal, file[header_bytes..]);
+    replay = .init(file[0 .. header_bytes + beyond.len]);
+    try testing.expectError(error.BadRecord, replay.next());
+    const not_first = try encode(start, file[header_bytes..]);
+    try testing.expectError(error.BadRecord, settings_of(file[0 .. header_bytes + not_first.len]));
+}
+
+test "any bytes give records and an end, or an error" {
+    // Method: a journal in which stretches are overwritten, moved, repeated or taken out, its
+    // checksums sometimes made right again; and bytes of no meaning behind a right header.
+    const seeds = 20_000;
+    var sample: Sample = undefined;
+    try sample.init();
+    defer sample.deinit();
+    for (0..seeds) |seed| {
+        read_mangled(&sample, seed) catch try testing.expectEqual(null, @as(?usize, seed));
+    }
+}
+
+fn read_mangled(sample: *const Sample, seed: usize) !void {
+    var prng: base.Prng = .init(seed);
+    var file: [8 * 1024]u8 = undefined;
+    var size = sample.image.bytes().len;
+    @memcpy(file[0..size], sample.image.bytes());
+    if (prng.chance(4)) {
+        size = @intCast(prng.between(header_bytes, file.len));
+        for (file[header_bytes..size]) |*byte| byte.* = @truncate(prng.next());
+        if (prng.chance(2)) file[header_bytes] = mark_begin;
+    }
+    for (0..prng.between(1, 4)) |_| size = mangle(&prng, &file, size);
+    if (prng.chance(2)) repair(file[0..size]);
+    var replay: Replay = .init(file[0..size]);
+    var last: usize = 0;
+    while (replay.next() catch null) |record| {
+        try testing.expect(replay.good_bytes > last);
+        last = replay.good_bytes;
+        // What was read can be written: nothing in it is beyond its limits.
+        var again: [record_bytes_max]u8 = undefined;
+        _ = try encode(record, &again);
+    }
+    try testing.expect(replay.good_bytes <= size);
+}
+
+fn mangle(prng: *base.Prng, file: []u8, size: usize) usize {
+    if (size == 0) return 0;
+    const from: usize = @intCast(prng.below(size));
+    const length: usize = @intCast(prng.between(1, @min(64, size - from)));
+    switch (prng.below(4)) {
+        0 => for (file[from..][0..length]) |*byte| {
+            byte.* = @truncate(prng.next());
+        },
+        1 => @memset(file[from..][0..length], 0),
+        2 => {
+            @memmove(file[from .. size - length], file[from + length .. size]);
+            return size - length;
+        },
+        else => {
+            const moved = @min(size - from, file.len - from - length);
+            @memmove(file[from + length ..][0..moved], file[from..][0..moved]);
+            return from + length + moved;
+        },
+    }
+    return size;
+}
+
+/// Makes the checksums of what looks like a record right, so that reading goes on behind them.
+fn repair(file: []u8) void {
+    var at: usize = header_bytes;
+    while (at + head_bytes + tail_bytes <= file.len and file[at] == mark_begin) {
+        const rest = file[at..];
+        const body_bytes = std.mem.readInt(u32, rest[3..7], .little);
+        if (body_bytes > rest.len - head_bytes - tail_bytes) return;
+        sign_head(rest[0..head_bytes]);
+        const end = head_bytes + body_bytes;
+        const sum = std.hash.Crc32.hash(rest[0..end]);
+        std.mem.writeInt(u32, rest[end..][0..4], sum, .little);
+        rest[end + 4] = mark_end;
+        at += end + tail_bytes;
+    }
+}
