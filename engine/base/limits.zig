@@ -39,6 +39,8 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
+/// A journal that is read back. The coordinator writes it anew long before (journal_file.zig).
+pub const journal_bytes_max = 256 * MiB;
 /// Aborts that one member has caused and some other has not seen: who adds more leaves the run.
 /// Also what a member stores for later calls, where the oldest of whoever caused most makes room.
 pub const decisions_kept_max = 4096;

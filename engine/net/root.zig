@@ -8,6 +8,8 @@ pub const clock = @import("clock.zig");
 pub const CoordinatorEngine = @import("coordinator_engine.zig").CoordinatorEngine;
 pub const dial = @import("dial.zig");
 pub const fault = @import("fault.zig");
+pub const journal_file = @import("journal_file.zig");
+pub const JournalFile = journal_file.JournalFile;
 pub const links = @import("links.zig");
 pub const lock = @import("lock.zig");
 pub const log = @import("log.zig");
@@ -29,6 +31,7 @@ test {
     _ = @import("dial.zig");
     _ = @import("fault.zig");
     _ = @import("held_port.zig");
+    _ = @import("journal_file.zig");
     _ = @import("links.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");

@@ -193,6 +193,7 @@ pub const Replay = struct {
     /// The header and the records so far. After `null`: where appending goes on; with an error:
     /// where what does not check out begins. 0: the file needs a new header.
     good_bytes: usize = 0,
+    records: usize = 0,
 
     pub fn init(bytes: []const u8) Replay {
         return .{ .bytes = bytes };
@@ -212,6 +213,9 @@ pub const Replay = struct {
         switch (frame(rest)) {
             .whole => |framed| {
                 const record = try decode(framed.number, framed.body);
+                // Settings come first, and once.
+                if ((replay.records == 0) != (record == .settings)) return error.BadRecord;
+                replay.records += 1;
                 replay.good_bytes += framed.bytes;
                 return record;
             },
@@ -255,10 +259,8 @@ pub const Replay = struct {
 /// The settings of a file, if it has got as far as having any.
 pub fn settings_of(bytes: []const u8) Error!?Settings {
     var replay: Replay = .init(bytes);
-    return switch (try replay.next() orelse return null) {
-        .settings => |settings| settings,
-        else => error.BadRecord,
-    };
+    const first = try replay.next() orelse return null;
+    return first.settings;
 }
 
 /// False: it was never written, or only its beginning.
@@ -493,6 +495,7 @@ test "sectors of the last record that were not written cut it off, wherever it b
     defer image.deinit(testing.allocator);
     for (0..sector_bytes) |shift| {
         try image.begin_file(testing.allocator);
+        try image.add(testing.allocator, .{ .settings = test_settings });
         for (0..3) |part| {
             const length = (shift + part) / 3 + 1;
             const group: GroupMade = .{
@@ -518,7 +521,7 @@ test "sectors of the last record that were not written cut it off, wherever it b
                 var replay: Replay = .init(file[0..length]);
                 var count: usize = 0;
                 while (try replay.next()) |_| count += 1;
-                try testing.expectEqual(@as(usize, if (set == 0) 4 else 3), count);
+                try testing.expectEqual(@as(usize, if (set == 0) 5 else 4), count);
                 try testing.expectEqual(if (set == 0) whole.len else at, replay.good_bytes);
             }
         }
@@ -615,30 +618,34 @@ test "what another version wrote is named, and a stranger's file is none" {
         try testing.expectEqual(0, replay.good_bytes);
     }
     // Of this version by its checksums, but not by what it says.
-    file[0..header_bytes].* = header;
+    var image: Image = .{};
+    defer image.deinit(testing.allocator);
+    try image.begin_file(testing.allocator);
+    try image.add(testing.allocator, .{ .settings = test_settings });
+    const at = image.bytes().len;
+    @memcpy(file[0..at], image.bytes());
     const start: Record = .{ .start = .{ .incarnation = 1 } };
-    const removal: Record = .{ .removal = .{ .group = limits.groups_max, .peer = .none } };
-    const Case = struct { number: u16, wanted: Error };
+    const removal: Record = .{ .removal = .{ .group = 1, .peer = .none } };
+    const outside: Record = .{ .removal = .{ .group = limits.groups_max, .peer = .none } };
+    const Case = struct { written: Record, number: u16, wanted: Error };
     for ([_]Case{
-        .{ .number = 6, .wanted = error.UnknownRecord },
-        .{ .number = 0, .wanted = error.UnknownRecord },
-        .{ .number = 5, .wanted = error.BadRecord },
-        .{ .number = 1, .wanted = error.BadRecord },
-        .{ .number = 2, .wanted = error.BadRecord }, // too long
+        .{ .written = start, .number = 6, .wanted = error.UnknownRecord },
+        .{ .written = start, .number = 0, .wanted = error.UnknownRecord },
+        .{ .written = start, .number = 5, .wanted = error.BadRecord }, // too short
+        .{ .written = removal, .number = 2, .wanted = error.BadRecord }, // too long
+        .{ .written = outside, .number = 5, .wanted = error.BadRecord },
+        .{ .written = .{ .settings = test_settings }, .number = 1, .wanted = error.BadRecord },
     }) |case| {
-        const body = if (case.number == 2) removal else start;
-        const record = try encode(body, file[header_bytes..]);
+        const record = try encode(case.written, file[at..]);
         std.mem.writeInt(u16, record[1..3], case.number, .little);
-        repair(file[0 .. header_bytes + record.len]);
-        replay = .init(file[0 .. header_bytes + record.len]);
+        repair(file[0 .. at + record.len]);
+        replay = .init(file[0 .. at + record.len]);
+        try testing.expect(try replay.next() != null);
         try testing.expectError(case.wanted, replay.next());
-        try testing.expectEqual(header_bytes, replay.good_bytes);
+        try testing.expectEqual(at, replay.good_bytes);
     }
-    const beyond = try encode(removal, file[header_bytes..]);
-    replay = .init(file[0 .. header_bytes + beyond.len]);
-    try testing.expectError(error.BadRecord, replay.next());
-    const not_first = try encode(start, file[header_bytes..]);
-    try testing.expectError(error.BadRecord, settings_of(file[0 .. header_bytes + not_first.len]));
+    const first = try encode(start, file[header_bytes..]);
+    try testing.expectError(error.BadRecord, settings_of(file[0 .. header_bytes + first.len]));
 }
 
 test "any bytes give records and an end, or an error" {
