@@ -5,13 +5,13 @@ What a row means is in `common.py`; what is measured, and how, in each benchmark
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+import pccl_py
 from bench import common, loopback
 
 app = typer.Typer(
@@ -48,12 +48,8 @@ def loopback_command(
         sizes = [common.size_of(name) for name in size] if size else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
-    signal.signal(signal.SIGTERM, _on_terminate)
+    pccl_py.exit_on_sigterm()  # so that the processes it started end too
     loopback.run(world or [2, 4], sizes, quick=quick, as_json=as_json, out=out)
-
-
-def _on_terminate(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)  # like an exception, so that the processes it started end too
 
 
 if __name__ == "__main__":

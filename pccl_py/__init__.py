@@ -15,6 +15,7 @@ in cli/. No array library is imported here, nor typer, nor rich.
 from __future__ import annotations
 
 from pccl_py import _pccl
+from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Buffer
 from pccl_py.communicator import Communicator, Group, GroupInfo, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
@@ -78,6 +79,7 @@ __all__ = [
     "__version__",
     "connect",
     "cpu_level",
+    "exit_on_sigterm",
     "run_status",
     "token_create",
     "token_parse",

@@ -1,4 +1,4 @@
-"""How a process ends or forks while communicators are open.
+"""How a process ends, is terminated or forks while communicators are open.
 
 Exit: everything open is closed, which ends operations in flight with `Cancelled`, and the
 interpreter waits, with a bound, for threads inside the library to leave it. Fork: a child's copies
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import weakref
-from typing import Protocol
+from types import FrameType
+from typing import NoReturn, Protocol
 
 from pccl_py import _pccl, _watcher
 
@@ -57,6 +59,22 @@ def _at_exit() -> None:
             "communicators did not close within %g s; exiting without", EXIT_CLOSE_SECONDS_MAX
         )
     _pccl.exit_finish(EXIT_LEAVE_NS_MAX)
+
+
+def exit_on_sigterm() -> None:
+    """From now on SIGTERM ends this process as sys.exit does, so that it leaves its groups.
+
+    The others see it leave, as after `close`, and finish what is in flight without it: an
+    operation that this process waits for is not withdrawn. Without this call SIGTERM kills a
+    Python process, and the others see a loss. Raises SystemExit(143) in the main thread, within a
+    twentieth of a second also inside a call of PCCL; call it from the main thread, before `connect`
+    say. Nothing is installed unless you call it.
+    """
+    signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _after_fork_in_child() -> None:

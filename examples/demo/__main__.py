@@ -7,14 +7,14 @@ It owns the order of things: run (`orchestrator.py`), judge (`verdict.py`), writ
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+import pccl_py as pccl
 from examples.demo import plot, report
 from examples.demo.orchestrator import Orchestrator
 from examples.demo.settings import Settings
@@ -43,7 +43,7 @@ def demo(
     if not console.is_terminal:
         console = Console(width=PLAIN_COLUMNS)
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
-    signal.signal(signal.SIGTERM, on_terminate)
+    pccl.exit_on_sigterm()  # so that the processes it started end too
 
     began = time.monotonic()
     with view:
@@ -54,11 +54,6 @@ def demo(
     plot.draw(story, picture)
     console.print(summary(story, checks, [picture, *paths]))
     raise typer.Exit(0 if all(check.holds for check in checks) else 1)
-
-
-def on_terminate(number: int, _: object) -> NoReturn:
-    """SIGTERM ends the run like an exception, so that the processes it started end too."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pccl_py as pccl
@@ -355,6 +356,47 @@ print(comm.peer_id, flush=True)
     assert stayer.line() == f"1.0 {stays}"
     assert stayer.end() == 0, stayer.errors
     assert stays != leaves
+
+
+TERMINATED = {
+    "all_reduce": "comm.all_reduce(array)",
+    "wait": "comm.all_reduce(array, async_op=True).wait()",
+}
+
+
+@pytest.mark.parametrize("call", TERMINATED)
+def test_sigterm_leaves_and_the_others_finish_what_is_in_flight(
+    start: Any, coordinator: pccl.Coordinator, call: str
+) -> None:
+    """Withdrawing it, as Ctrl-C does, would abort it for the others."""
+    source = """
+comm = pccl.connect(bind=LOOPBACK, initial_world_size=3)
+comm.admit()
+array = np.ones(100_000)
+say_when(lambda: comm.info().operations_in_flight == 1)
+"""
+    leaver = start(
+        BLOCKED + "pccl.exit_on_sigterm()" + source + TERMINATED[call],
+        PCCL_TOKEN=coordinator.token,
+    )
+    stayer = start(
+        BLOCKED + source + "comm.all_reduce(array); print(array.max(), len(comm.admit().left))",
+        PCCL_TOKEN=coordinator.token,
+    )
+    loopback = "127.0.0.1:0"
+    with pccl.connect(coordinator.token, bind=loopback, initial_world_size=3) as comm:
+        comm.admit()
+        leaver.expect("blocked")
+        stayer.expect("blocked")
+        leaver.interrupt(signal.SIGTERM)
+        assert leaver.end() == 128 + signal.SIGTERM, leaver.errors
+        assert leaver.errors == ""
+        array = np.ones(100_000)
+        outcome = comm.all_reduce(array)
+        assert (array == 2.0).all() and len(outcome.contributors) == 2
+        assert len(comm.admit().left) == 1
+        stayer.expect("2.0 1")
+        assert stayer.end() == 0, stayer.errors
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
