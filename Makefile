@@ -6,6 +6,7 @@
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
+#   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make clean                remove what was built, .venv too
@@ -19,11 +20,12 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
 SEEDS ?= 1000
+MINUTES ?= 20
 
 # What the editable install depends on; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test check demo bench sim test-aarch64 clean
+.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64 clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -59,13 +61,17 @@ sim: $(VENV)/.installed
 	$(ZIG) sim
 	zig-out/bin/pccl-sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
 
+soak: build $(VENV)/.with-test
+	PYTHONPATH=tests/processes $(RUN) tests/chaos/soak.py --minutes $(MINUTES) \
+	$(if $(SEED),--seed $(SEED))
+
 test-aarch64: $(VENV)/.installed
 	@command -v qemu-aarch64 >/dev/null || { \
 	echo "make: qemu-aarch64 is missing: apt install qemu-user (dnf install qemu-user)"; exit 1; }
 	$(ZIG) test-kernels -Dtarget=aarch64-linux-musl -fqemu --summary new
 
 clean:
-	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out pccl_py/include
+	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out pccl_py/include
 	rm -f pccl_py/*.so pccl_py/*.dylib
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

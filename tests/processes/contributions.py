@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+# A u64 has so many digits.
+SLOTS = 16
+
 # How an element of each dtype lies in memory. bf16 is kept as its bits: NumPy has no such type.
 STORED: dict[str, Any] = {
     "f32": np.float32,
@@ -34,11 +37,12 @@ def digits(peer: int, count: int, salt: int) -> np.ndarray:
     """The digit oracle: peer r contributes m << 4r, where m is 1 to 7 and moves with `salt`.
 
     After a sum, digit r is m if r was counted once, 2m if twice, 0 if not at all, and another
-    digit if it came from another operation. No digit overflows into the next.
+    digit if it came from another operation. No digit overflows into the next. Of peer numbers the
+    digit is the slot, and whoever had it before (told.py) contributes other values.
     """
-    return (1 + (np.arange(count, dtype=np.uint64) + np.uint64(3 * salt)) % np.uint64(7)) << (
-        np.uint64(4 * peer)
-    )
+    incarnation, slot = divmod(peer, SLOTS)
+    shift = np.uint64((3 * salt + 2 * incarnation) % 7)
+    return (1 + (np.arange(count, dtype=np.uint64) + shift) % np.uint64(7)) << np.uint64(4 * slot)
 
 
 def mixed(dtype: str, peer: int, count: int, seed: int) -> np.ndarray:

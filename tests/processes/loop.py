@@ -13,6 +13,7 @@ from typing import Any
 
 import contributions
 import numpy as np
+from told import number_of
 
 import pccl_py as pccl
 
@@ -61,12 +62,12 @@ class Loop(threading.Thread):
 
     def _round(self, admission: pccl.Admission) -> bool:
         leaving = self.leaving  # decided here: what comes later counts for the next round
-        self._members = [peer[0] - 1 for peer in self._comm.members]
+        self._members = [number_of(peer) for peer in self._comm.members]
         self._salt = admission.epoch % SALTS
         self._array = contributions.digits(self._number, self._count, self._salt)
         self._input = self._array.copy()
         outcome = self._comm.all_reduce(self._array)
-        contributors = [peer[0] - 1 for peer in outcome.contributors]
+        contributors = [number_of(peer) for peer in outcome.contributors]
         flag = np.array([self.ending], np.uint8)
         self._comm.all_reduce(flag, op="max", tag=1)
         self._log.append(
@@ -77,8 +78,8 @@ class Loop(threading.Thread):
                 "world_size": admission.world_size,
                 "changed": admission.changed,
                 "members": self._members,
-                "joined": [peer[0] - 1 for peer in admission.joined],
-                "left": [peer[0] - 1 for peer in admission.left],
+                "joined": [number_of(peer) for peer in admission.joined],
+                "left": [number_of(peer) for peer in admission.left],
                 "digest": outcome.digest,
                 "contributors": contributors,
                 "sum_is_right": self._is_sum_of(contributors),

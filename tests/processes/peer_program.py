@@ -19,50 +19,11 @@ from typing import Any
 import contributions
 import numpy as np
 from loop import Loop
+from told import admission_fields, number_of, outcome_fields, peer_id
 
 import pccl_py as pccl
 
 LOOPBACK = "127.0.0.1:0"
-
-
-def peer_id(number: int) -> pccl.PeerId:
-    """Ids in the order of the numbers, which is the order of the ranks in a first epoch."""
-    return pccl.PeerId(bytes([number + 1]) * 16)
-
-
-def number_of(peer: bytes) -> int:
-    return peer[0] - 1
-
-
-def outcome_fields(outcome: pccl.Outcome) -> dict[str, Any]:
-    return {
-        "epoch": outcome.epoch,
-        "tag": outcome.tag,
-        "sequence": outcome.sequence,
-        "attempts": outcome.attempts,
-        "digest": outcome.digest,
-        "bytes_sent": outcome.bytes_sent,
-        "bytes_received": outcome.bytes_received,
-        "ranges": [
-            {
-                "begin": part.begin,
-                "end": part.end,
-                "contributors": [number_of(peer) for peer in part.contributors],
-            }
-            for part in outcome.ranges
-        ],
-    }
-
-
-def admission_fields(admission: pccl.Admission) -> dict[str, Any]:
-    return {
-        "epoch": admission.epoch,
-        "rank": admission.rank,
-        "world_size": admission.world_size,
-        "joined": [number_of(peer) for peer in admission.joined],
-        "left": [number_of(peer) for peer in admission.left],
-        "changed": admission.changed,
-    }
 
 
 class PeerProgram:

@@ -1,0 +1,258 @@
+"""The processes of a chaos run: peers in their slots, and the coordinator, each behind a gate.
+
+What they say, and that they stopped or ended, comes into one queue, in order. Nothing is decided
+here: orchestrator.py is. Processes are ended by their own ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from contributions import SLOTS
+from marker import Glance, Marker, Phase
+from proxy import Gate, Proxy, hold_port
+
+import pccl_py as pccl
+
+HERE = Path(__file__).parent
+SHARED = HERE.parent / "processes"
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A line of a peer."""
+
+    process: Process
+    what: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """It is frozen by a signal."""
+
+    process: Process
+
+
+@dataclass(frozen=True)
+class Ended:
+    """It is gone, and has said everything. `code` is negative for a signal."""
+
+    process: Process
+    code: int
+
+
+News = Said | Stopped | Ended
+
+
+class Process:
+    """One child. Its lines and its changes of state go to `news`."""
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], news: queue.SimpleQueue[News]
+    ) -> None:
+        self._news = news
+        self._errors: list[str] = []
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            process_group=0,  # Ctrl-C is for the orchestrator
+        )
+        self.pid = self.popen.pid
+        self.code: int | None = None
+        # Signals and the end exclude each other: a pid that was reaped may be somebody else's.
+        self._lock = threading.Lock()
+        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._drain)]
+        self._watcher = threading.Thread(target=self._watch)
+        for thread in (*self._readers, self._watcher):
+            thread.start()
+
+    def say(self, word: str) -> None:
+        assert self.popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has just ended: that is in the news
+            self.popen.stdin.write(word + "\n")
+            self.popen.stdin.flush()
+
+    def signal(self, number: int) -> bool:
+        """False: it has ended already."""
+        with self._lock:
+            if self.code is not None:
+                return False
+            os.kill(self.pid, number)
+            return True
+
+    def end(self) -> None:
+        """Kills it, and waits until it is gone."""
+        self.signal(signal.SIGKILL)
+        self._watcher.join()
+        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    @property
+    def errors(self) -> str:
+        return "".join(self._errors)
+
+    def footprint(self) -> dict[str, int]:
+        """Memory and descriptors."""
+        process = psutil.Process(self.pid)
+        return {"bytes": process.memory_info().rss, "descriptors": process.num_fds()}
+
+    def cpu_seconds(self) -> float:
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            # A killed process may have left half a line.
+            if line.endswith("\n"):
+                what = json.loads(line) if line.startswith("{") else {"say": "line", "text": line}
+                self._news.put(Said(self, what))
+
+    def _drain(self) -> None:
+        assert self.popen.stderr is not None
+        self._errors.extend(self.popen.stderr)
+
+    def _watch(self) -> None:
+        while True:
+            flags = os.WEXITED | os.WSTOPPED | os.WNOWAIT
+            state = os.waitid(os.P_PID, self.pid, flags)
+            assert state is not None
+            if state.si_code == os.CLD_STOPPED:
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+                self._news.put(Stopped(self))
+                continue
+            with self._lock:
+                _, status = os.waitpid(self.pid, 0)
+                self.code = self.popen.returncode = os.waitstatus_to_exitcode(status)
+            for reader in self._readers:
+                reader.join()
+            self._news.put(Ended(self, self.code))
+            return
+
+
+class Slot:
+    """The place of one peer: its gate, its marker, and the process that has it now."""
+
+    def __init__(self, index: int, proxy: Proxy, folder: Path) -> None:
+        self.index = index
+        self.name = str(index)
+        self._port = hold_port()
+        self._folder = folder
+        self.gate: Gate = proxy.gate(self.name, self._port.getsockname())
+        self.marker = Marker.create(folder / f"peer{index}")
+        self.number = index
+        self.process: Process | None = None
+        self.frozen = False
+        # The record of the fault whose point this process, or the next one, is to meet.
+        self.armed: Any = None
+        self.newest: dict[str, Any] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    def glance(self) -> Glance:
+        return self.marker.look()
+
+    @property
+    def working(self) -> bool:
+        return self.running and not self.frozen and self.glance().phase is Phase.WORKING
+
+    def where(self) -> str:
+        """In words."""
+        if self.process is None:
+            return "not running"
+        glance = self.glance()
+        frozen = ", frozen" if self.frozen else ""
+        armed = ", armed" if self.armed is not None else ""
+        return f"pid {self.process.pid}, {glance}{frozen}{armed}"
+
+    def start(self, orders: dict[str, Any], point: str, news: queue.SimpleQueue[News]) -> Process:
+        host, port = self._port.getsockname()
+        own = {
+            "marker": str(self._folder / f"peer{self.index}"),
+            "number": self.number,
+            "bind": f"{host}:{port}",
+            "advertise": "{}:{}".format(*self.gate.address),
+        }
+        environment = {
+            "PYTHONPATH": os.pathsep.join([str(SHARED), os.environ.get("PYTHONPATH", "")]),
+            "PCCL_FAULT_POINT": point,
+        }
+        command = [sys.executable, str(HERE / "chaos_peer.py"), json.dumps({**orders, **own})]
+        self.newest = None
+        self.frozen = False
+        self.process = Process(command, environment, news)
+        return self.process
+
+    def ended(self) -> None:
+        """The next process of this slot is another peer."""
+        assert self.process is not None
+        self.process.end()
+        self.process = None
+        self.frozen = False
+        self.number += SLOTS
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.end()
+        self.marker.close()
+        self._port.close()
+
+
+class CoordinatorProcess:
+    """The coordinator, which may be killed and started again at the same address."""
+
+    def __init__(self, proxy: Proxy, folder: Path, options: dict[str, str]) -> None:
+        self._proxy = proxy
+        self._port = hold_port()
+        self._options = options
+        self._run_id = os.urandom(16)
+        self.folder = folder / "coordinator"
+        self.gate = proxy.gate(COORDINATOR, self._port.getsockname())
+        self.token = pccl.token_create("{}:{}".format(*self.gate.address), self._run_id)
+        # Past the faults of the run.
+        self.own_token = pccl.token_create("{}:{}".format(*self._port.getsockname()), self._run_id)
+        self.process: Process | None = None
+        self.frozen = False
+        self.starts = 0
+
+    def start(self, news: queue.SimpleQueue[News]) -> Process:
+        bind = "{}:{}".format(*self._port.getsockname())
+        advertise = "{}:{}".format(*self.gate.address)
+        command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
+        command += ["--bind", bind, "--advertise", advertise, "--run-id", self._run_id.hex()]
+        for name, value in self._options.items():
+            command += [f"--{name}", value]
+        self.frozen = False
+        self.starts += 1
+        self.process = Process(command, {}, news)
+        return self.process
+
+    def ended(self) -> None:
+        assert self.process is not None
+        self.process.end()
+        self.process = None
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.end()
+        self._port.close()

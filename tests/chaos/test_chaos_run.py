@@ -1,0 +1,125 @@
+"""A minute of chaos: real peers are killed, frozen, cut off and joined while they work.
+
+The same with other seeds, for as long as you like: `make soak MINUTES=60`. What is checked:
+chaos_peer.py (values), ledger.py (agreement), orchestrator.py (everybody comes together again,
+faults hit, memory and descriptors stay). Also that the judges see what they should.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import plan
+import pytest
+from ledger import Ledger
+from orchestrator import Run
+from soak import summary
+
+SEED = 3
+SECONDS = 60.0
+SLOTS = 6
+
+REPORT: dict[str, Any] = {
+    "epoch": 3,
+    "round": 7,
+    "members": [0, 17],
+    "state": "00ff",
+    "operations": [
+        {
+            "key": [3, 7, 0],
+            "ok": True,
+            "epoch": 3,
+            "tag": 0,
+            "sequence": 9,
+            "digest": "aa",
+            "attempts": 1,
+            "ranges": [{"begin": 0, "end": 5, "contributors": [0, 17]}],
+        }
+    ],
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_minute_of_faults_breaks_no_promise(record_property: Any) -> None:
+    drawn = plan.draw(SEED, SECONDS, slots=SLOTS)
+    with Run(drawn) as run:
+        run.go()
+        report = run.report()
+    told = summary(report)
+    record_property("chaos", told)
+    assert not report["violations"], told
+    assert not report["complaints"], told
+    assert report["operations"] > 100 and report["kills"] > 5, told
+    assert report["faults"]["points"], told
+
+
+def test_a_seed_is_a_plan() -> None:
+    assert plan.draw(5, 600) == plan.draw(5, 600) != plan.draw(6, 600)
+    kinds = {fault.kind for seed in range(4) for fault in plan.draw(seed, 600).faults}
+    wanted = {
+        *(*plan.PROCESS_KINDS, *plan.PAIR_KINDS, *plan.LINK_KINDS),
+        *(*plan.CONTROL_KINDS, *plan.COORDINATOR_KINDS, "point"),
+    }
+    assert kinds == wanted
+    assert {plan.draw(seed, 1).slots for seed in range(50)} == {4, 5, 6, 7, 8}
+    points = {fault.point.split(":")[0] for fault in plan.draw(1, 600).faults if fault.point}
+    assert len(points) == len(plan.STRIKES)
+
+
+def test_slot_0_and_one_more_are_spared() -> None:
+    for seed in range(20):
+        for fault in plan.draw(seed, 300).faults:
+            process = fault.kind not in plan.LINK_KINDS
+            assert not (process and 0 in fault.slots), fault
+
+
+def other(**changed: Any) -> dict[str, Any]:
+    """What a second peer says of the same round."""
+    report = copy.deepcopy(REPORT)
+    for key, value in changed.items():
+        (report if key in report else report["operations"][0])[key] = value
+    return report
+
+
+def judged(*reports: tuple[int, dict[str, Any]]) -> list[str]:
+    ledger = Ledger()
+    for number, report in reports:
+        ledger.take(number, json.loads(json.dumps(report)))
+    return ledger.violations
+
+
+def later(round_number: int, ok: bool = True) -> dict[str, Any]:
+    return other(round=round_number, key=[3, round_number, 0], ok=ok)
+
+
+def test_the_ledger_accepts_what_agrees() -> None:
+    assert not judged((0, REPORT), (17, other()))
+    # One that failed where the other committed, and is not heard of again.
+    assert not judged((0, REPORT), (17, other(ok=False)))
+    # Both failed, both go on.
+    failed = other(ok=False)
+    assert not judged((0, failed), (17, failed), (0, later(8)), (17, later(8)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"digest": "bb"},
+        {"sequence": 10},
+        {"ranges": [{"begin": 0, "end": 5, "contributors": [0]}]},
+        {"state": "00fe"},
+        {"members": [0, 17, 2]},
+    ],
+)
+def test_the_ledger_sees_peers_that_differ(changed: dict[str, Any]) -> None:
+    assert judged((0, REPORT), (17, other(**changed)))
+
+
+@pytest.mark.parametrize("failed_first", [False, True])
+def test_the_ledger_sees_a_survivor_that_failed_alone(failed_first: bool) -> None:
+    said = [(0, REPORT), (17, other(ok=False))]
+    if failed_first:
+        said.reverse()
+    assert judged(*said, (17, later(8)))
