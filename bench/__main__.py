@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import common, loopback
+from bench import common, loopback, recovery
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -50,6 +50,29 @@ def loopback_command(
         raise typer.BadParameter(str(error), param_hint="--size") from None
     pccl_py.exit_on_sigterm()  # so that the processes it started end too
     loopback.run(world or [2, 4], sizes, quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="recovery")
+def recovery_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May be given again.  [{', '.join(recovery.CASES)}]"),
+    ] = None,
+    mib: Annotated[int, typer.Option(min=1, help="Size of the buffer that is reduced.")] = 64,
+    tries: Annotated[int, typer.Option(min=1, help="How often each harm is done.")] = 10,
+    silence: Annotated[float, typer.Option(help="The run's silence limit in seconds.")] = 5.0,
+    out: Annotated[Path, typer.Option(help="Folder for recovery.jsonl.")] = Path("bench_out"),
+) -> None:
+    """What a kill, a freeze, a join and a coordinator's death cost those who go on working."""
+    unknown = set(case or ()) - set(recovery.CASES)
+    if unknown:
+        known = ", ".join(recovery.CASES)
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    pccl_py.exit_on_sigterm()
+    cases = case or list(recovery.CASES)
+    size = mib * common.MIB
+    recovery.run(cases, size=size, tries=tries, silence=silence, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,224 @@
+"""The processes of the recovery benchmark: a coordinator and peers that reduce without end.
+
+It owns starting, killing, freezing and listening; what is done to whom, and what the times come
+to, is `recovery.py`'s. Every wait has a limit, and no process outlives its world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pccl_py as pccl
+from bench.recovery_worker import Job
+
+WAIT_SECONDS_MAX = 120.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of one peer."""
+
+    began: float
+    ended: float
+    world: int
+    error: str | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended - self.began
+
+
+class Process:
+    """A child whose lines are collected; `until` waits for what they say."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._popen = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._news = threading.Condition()
+        self._over = False
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            with self._news:
+                self.heard(line)
+                self._news.notify_all()
+        with self._news:
+            self._over = True
+            self._news.notify_all()
+
+    def heard(self, line: str) -> None:
+        """A line, under the lock of `until`."""
+        self.lines.append(line)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Raises RuntimeError when the process ends without it, or it takes too long."""
+        with self._news:
+            over = self._news.wait_for(lambda: condition() or self._over, WAIT_SECONDS_MAX)
+            if not condition():
+                why = "did not within the limit" if not over else "ended first"
+                raise RuntimeError(f"a process of the benchmark should say {what}, and {why}")
+
+    def signal(self, number: int) -> float:
+        """Sends it, and returns when."""
+        at = time.monotonic()
+        self._popen.send_signal(number)
+        return at
+
+    def end(self) -> None:
+        """Kills it and waits until it is gone."""
+        self._popen.kill()
+        self._popen.wait()
+        self._reader.join()
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
+
+
+class Peer(Process):
+    """One peer that reduces for ever."""
+
+    def __init__(self, job: Job) -> None:
+        self.place = job.place
+        self.steps: list[Step] = []
+        self.said: dict[str, float] = {}
+        super().__init__([sys.executable, "-m", "bench.recovery_worker", job.to_json()])
+
+    def heard(self, line: str) -> None:
+        """See `recovery_worker.py`."""
+        what: dict[str, Any] = json.loads(line)
+        if "began" in what:
+            self.steps.append(Step(**what))
+        else:
+            self.said.update(what)
+
+    def await_step(self, count: int) -> None:
+        """Until it has done so many."""
+        self.until(lambda: len(self.steps) >= count, f"{count} steps")
+
+    def await_steps(self, more: int) -> None:
+        """Until it has done so many more than now."""
+        self.await_step(len(self.steps) + more)
+
+    def await_expelled(self) -> None:
+        """Until it has been told that it is out."""
+        self.until(lambda: "expelled" in self.said, "that it is out")
+
+    def first_after(self, at: float) -> Step:
+        """Its first call that was completed after an instant."""
+        found: list[Step] = []
+
+        def is_there() -> bool:
+            found[:] = [step for step in self.steps if step.ended > at and step.error is None][:1]
+            return bool(found)
+
+        self.until(is_there, "a completed call")
+        return found[0]
+
+    def failures_after(self, at: float) -> int:
+        """Its calls that failed since an instant."""
+        return sum(step.error is not None for step in self.steps if step.ended > at)
+
+
+class World:
+    """A coordinator in a process of its own, and `n` peers that work."""
+
+    def __init__(self, n: int, size: int, silence: float) -> None:
+        self._size, self._n = size, n
+        self.silence = silence
+        self.peers: list[Peer] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="pccl-recovery-")
+        # Bound and not listening: the port stays ours while no coordinator runs.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self._address = f"127.0.0.1:{self._port.getsockname()[1]}"
+        self._run_id = os.urandom(16)
+        self.token = pccl.token_create(self._address, self._run_id)
+        self.coordinator = self._start_coordinator()
+
+    def __enter__(self) -> Self:
+        try:
+            for place in range(self._n):
+                self.start_peer(place)
+            self.settle(3)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start_coordinator(self) -> Process:
+        command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
+        command += ["--bind", self._address, "--run-id", self._run_id.hex()]
+        command += ["--silence", str(self.silence)]
+        process = Process(command)
+        process.until(lambda: bool(process.lines), "its token")
+        return process
+
+    def kill_coordinator(self) -> float:
+        """And starts it again at the same address. When it is back."""
+        self.coordinator.signal(signal.SIGKILL)
+        self.coordinator.end()
+        self.coordinator = self._start_coordinator()
+        return time.monotonic()
+
+    def start_peer(self, place: int) -> Peer:
+        """One more."""
+        peer = Peer(Job(self.token, place, self._n, self._size))
+        self.peers.append(peer)
+        return peer
+
+    def remove(self, peer: Peer) -> None:
+        """Ends it, if it has not ended, and forgets it."""
+        peer.end()
+        self.peers.remove(peer)
+
+    def settle(self, more: int) -> None:
+        """Until everybody who is there has worked with all the others for so many steps."""
+        n = len(self.peers)
+        for peer in self.peers:
+
+            def together(peer: Peer = peer) -> bool:
+                return len(peer.steps) >= more and all(
+                    step.world == n for step in peer.steps[-more:]
+                )
+
+            peer.until(together, f"{more} steps among {n}")
+
+    def close(self) -> None:
+        """Ends everything."""
+        for peer in list(self.peers):
+            with contextlib.suppress(ProcessLookupError):
+                self.remove(peer)
+        self.coordinator.end()
+        self._port.close()
+        self._folder.cleanup()
