@@ -6,7 +6,8 @@ times, at a random place of an operation; what has ended is replaced, and all wo
 before the next time.
 
     failed_calls        calls of survivors that failed, over all tries
-    seconds             kill, freeze: from the signal to the last survivor's next completed call
+    seconds             kill: from the signal to the last survivor's next completed call
+                        freeze: to the first that is completed without the frozen peer
                         coordinator_kill: from when it is back to everybody's next completed call
                         join: from the newcomer's connect to its first completed call
     undisturbed_steps   the same as a multiple of the median call when nothing happens
@@ -104,8 +105,10 @@ class Bench:
         self._world.start_peer(place)
         self._world.settle(3)
 
-    def _after(self, at: float, survivors: list[Peer]) -> tuple[list[Step], int]:
-        steps = [peer.first_after(at) for peer in survivors]
+    def _after(
+        self, at: float, survivors: list[Peer], *, lost: bool = False
+    ) -> tuple[list[Step], int]:
+        steps = [peer.first_after(at, lost=lost) for peer in survivors]
         return steps, sum(peer.failures_after(at) for peer in survivors)
 
     def _lost(self, name: str, number: int) -> Tries:
@@ -114,7 +117,8 @@ class Bench:
             victim, survivors = self._victim()
             self._into_a_call()
             at = victim.signal(number)
-            steps, failed = self._after(at, survivors)
+            # What the frozen one has voted for already is completed without it at once.
+            steps, failed = self._after(at, survivors, lost=number == signal.SIGSTOP)
             if number == signal.SIGSTOP:
                 victim.signal(signal.SIGCONT)
                 victim.await_expelled()

@@ -5,7 +5,7 @@ times come to, is `recovery.py`'s. JSON lines on stdout, times of CLOCK_MONOTONI
 processes of a machine share:
 
     {"connecting": t}, {"entered": t, "epoch": ...}           once
-    {"began": t, "ended": t, "world": ..., "error": null}     for each call
+    {"began": t, "ended": t, "world": n, "alive": n, "error": null}     for each call
     {"expelled": t}                                           at its end, if it was
 """
 
@@ -65,7 +65,8 @@ def reduce_for_ever(comm: pccl.Communicator, size: int) -> None:
         ended = time.monotonic()
         if array[0] != 1 or array[-1] != 1 or array[size // 8] != 1:
             raise AssertionError(f"the mean of ones is {array[0]}, {array[size // 8]}, {array[-1]}")
-        say(began=began, ended=ended, world=admission.world_size, error=error)
+        alive = comm.info().alive
+        say(began=began, ended=ended, world=admission.world_size, alive=alive, error=error)
         admission = comm.admit()
 
 

@@ -34,6 +34,7 @@ class Step:
     began: float
     ended: float
     world: int
+    alive: int  # of the world, afterwards
     error: str | None
 
     @property
@@ -125,12 +126,16 @@ class Peer(Process):
         """Until it has been told that it is out."""
         self.until(lambda: "expelled" in self.said, "that it is out")
 
-    def first_after(self, at: float) -> Step:
-        """Its first call that was completed after an instant."""
+    def first_after(self, at: float, *, lost: bool = False) -> Step:
+        """Its first call that was completed after an instant; `lost`: and a loss."""
         found: list[Step] = []
 
         def is_there() -> bool:
-            found[:] = [step for step in self.steps if step.ended > at and step.error is None][:1]
+            found[:] = [
+                step
+                for step in self.steps
+                if step.ended > at and step.error is None and (not lost or step.alive < step.world)
+            ][:1]
             return bool(found)
 
         self.until(is_there, "a completed call")
