@@ -19,6 +19,12 @@ pub const Canary = enum {
     keep_without_attempt,
     /// Two operations in flight receive into the same slots.
     shared_slots,
+    /// A sync elects the content of most members, whatever its revision.
+    ignore_revision,
+    /// A sync forgets, after a loss, what survivors have voted for.
+    forget_voted_root,
+    /// A leaf is taken without a look at its hash.
+    skip_leaf_hash,
 };
 
 pub var active: Canary = .none;

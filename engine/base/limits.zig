@@ -55,6 +55,21 @@ pub const tags_per_epoch_max = 65_536;
 /// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
 pub const full_mesh_max = 32;
 pub const ring_reach = 3;
+/// Tags from here on belong to shared states, one to each name. Enforced at the call.
+pub const state_tags_first = 0xff << 56;
+/// Tensors of one shared state, and dimensions of one of them. Enforced when it is made.
+pub const state_tensors_max = 65_536;
+pub const state_dimensions_max = 32;
+/// What is hashed, compared and moved as one; it fits a frame.
+pub const state_leaf_bytes = 256 * KiB;
+/// Leaves of one shared state: 16 TiB in whole leaves.
+pub const state_leaves_max = 1 << 26;
+/// Leaves that one member may ask of another before it has any of them.
+pub const state_asked_max = 32;
+/// What a member says of its tensors in one message; a name and its shape fit many times.
+pub const state_page_bytes = 64 * KiB;
+/// How structures differ, as a sentence for a person.
+pub const state_differs_bytes_max = 700;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
@@ -69,6 +84,7 @@ pub const early_operations_max = 2 * groups_max * operations_in_flight_max;
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).
     assert(chunks_max * (12 + peers_max / 8) + 256 <= control_message_bytes_max);
+    assert(state_leaf_bytes <= frame_payload_bytes_max);
     // Chunk indices travel as u32, ranks as u16.
     assert(chunks_max <= std.math.maxInt(u32) and peers_max <= std.math.maxInt(u16));
 }

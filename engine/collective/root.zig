@@ -6,9 +6,11 @@
 pub const Partition = @import("partition.zig").Partition;
 pub const Executor = @import("ring.zig").Executor;
 pub const Pool = @import("pool.zig").Pool;
+pub const Fetch = @import("fetch.zig").Fetch;
 
 test {
     _ = @import("partition.zig");
     _ = @import("ring.zig");
     _ = @import("pool.zig");
+    _ = @import("fetch.zig");
 }

@@ -42,6 +42,23 @@ pub const Work = struct {
         defer engine.leave(mode);
         if (membership.left) return error.Left;
         const operation = try engine.session.begin(clock.now(), membership.group, call);
+        work.of_operation(engine, operation);
+    }
+
+    /// The same for a sync of a shared state.
+    pub fn begin_sync(
+        work: *Work,
+        membership: *Membership,
+        call: session.Session.SyncCall,
+    ) session.Session.SyncError!void {
+        const engine = membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (membership.left) return error.Left;
+        work.of_operation(engine, try engine.session.begin_sync(clock.now(), call));
+    }
+
+    fn of_operation(work: *Work, engine: *PeerEngine, operation: *Operation) void {
         work.* = .{ .engine = engine, .operation = operation };
         operation.user = @intFromPtr(work);
         // It may have been over before it had an owner to tell.

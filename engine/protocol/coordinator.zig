@@ -365,6 +365,8 @@ pub const Coordinator = struct {
             .report_op,
             .report_end,
             .decisions_seen,
+            .state_offer,
+            .state_tensors,
             => |*body, tag| {
                 const group = try c.group_of(body.group);
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
@@ -376,6 +378,8 @@ pub const Coordinator = struct {
                     .report_op => try epoch.on_report_op(rank, body),
                     .report_end => try epoch.on_report_end(rank, body),
                     .decisions_seen => try epoch.acknowledge(rank, body.count),
+                    .state_offer => try epoch.on_state_offer(rank, body),
+                    .state_tensors => try epoch.on_state_tensors(rank, body),
                     else => comptime unreachable,
                 }
             },
@@ -396,6 +400,9 @@ pub const Coordinator = struct {
             .abort,
             .expelled,
             .status_reply,
+            .state_elected,
+            .state_ask,
+            .state_differs,
             => return error.Unexpected,
         }
     }

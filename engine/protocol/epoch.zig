@@ -1,11 +1,14 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
 //! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! Joining is group.zig's; connections are coordinator.zig's; the member's half is member.zig.
+//! What a sync ends up with is election.zig's. Joining is group.zig's; connections are
+//! coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const History = @import("history.zig").History;
+const Election = @import("election.zig").Election;
+const Structures = @import("structure.zig").Structures;
 const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -47,6 +50,8 @@ pub const Record = struct {
     chunks: []Chunk = &.{},
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
+    /// Of a sync, from the first offer on.
+    election: ?*Election = null,
 
     const Chunk = struct { reduced_attempt: u32, holders: Mask };
 };
@@ -76,8 +81,12 @@ pub const Epoch = struct {
     alive: Mask,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
+    /// Members below this rank were in the epoch before.
+    incumbents: usize = 0,
     /// Aborts that some member may not have seen yet: late votes for them are ignored.
     aborted: std.ArrayList(Aborted) = .empty,
+    /// Syncs committed that some member may not have seen yet: who gives one up has asked too late.
+    synced: std.ArrayList(Synced) = .empty,
     decisions: u64 = 0,
     committed: u64 = 0,
     /// When a new attempt with the same members is due, because lanes broke.
@@ -90,6 +99,8 @@ pub const Epoch = struct {
         /// other.
         maker: ?u16,
     };
+
+    const Synced = struct { id: OpId, decision: u64 };
 
     pub fn create(
         gpa: Allocator,
@@ -122,6 +133,7 @@ pub const Epoch = struct {
         while (epoch.records.items.len > 0) epoch.record_free(0);
         epoch.records.deinit(gpa);
         epoch.aborted.deinit(gpa);
+        epoch.synced.deinit(gpa);
         epoch.history.deinit(gpa);
         gpa.free(epoch.members);
         gpa.destroy(epoch);
@@ -188,6 +200,7 @@ pub const Epoch = struct {
     fn record_free(epoch: *Epoch, index: usize) void {
         const gone = epoch.records.orderedRemove(index);
         epoch.gpa.free(gone.chunks);
+        if (gone.election) |election| election.destroy();
         epoch.gpa.destroy(gone);
     }
 
@@ -217,6 +230,10 @@ pub const Epoch = struct {
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
         if (!epoch.running or !known.done.covers(&epoch.alive)) return;
         if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
+        if (known.descriptor.kind == .sync) try epoch.synced.append(epoch.gpa, .{
+            .id = known.id,
+            .decision = epoch.decisions + 1,
+        });
         epoch.decisions += 1;
         epoch.committed += 1;
         epoch.broadcast(.{ .commit = .{
@@ -234,7 +251,7 @@ pub const Epoch = struct {
     /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
     /// that member, and error.Unexpected when that is more than any honest one can have caused.
     pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
-        if (epoch.is_aborted(id)) return;
+        if (epoch.is_aborted(id) or epoch.is_synced(id)) return;
         if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
             return error.Unexpected;
         try epoch.aborted.append(epoch.gpa, .{
@@ -265,12 +282,14 @@ pub const Epoch = struct {
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
         switch (message.reason) {
-            .deadline, .cancelled, .root_lost => {},
+            .deadline, .cancelled, .root_lost, .state_unavailable => {},
             .mismatch,
             .digest,
             .peer_lost,
             .too_few_peers,
             .contradiction,
+            .structure,
+            .state_conflict,
             => return error.Unexpected,
         }
         try epoch.abort(message.op, .{
@@ -336,6 +355,126 @@ pub const Epoch = struct {
             kept += 1;
         }
         epoch.aborted.shrinkRetainingCapacity(kept);
+        kept = 0;
+        for (epoch.synced.items) |entry| {
+            if (entry.decision <= all) continue;
+            epoch.synced.items[kept] = entry;
+            kept += 1;
+        }
+        epoch.synced.shrinkRetainingCapacity(kept);
+    }
+
+    fn is_synced(epoch: *const Epoch, id: OpId) bool {
+        for (epoch.synced.items) |entry| if (entry.id.eql(id)) return true;
+        return false;
+    }
+
+    // ---- syncs
+
+    pub fn on_state_offer(
+        epoch: *Epoch,
+        rank: u16,
+        message: *const control.StateOffer,
+    ) ProtocolError!void {
+        try epoch.acknowledge(rank, message.decisions_seen);
+        if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
+            return error.Unexpected;
+        if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
+        if (epoch.is_aborted(message.op)) return;
+        const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
+        const election = known.election orelse try Election.create(epoch.gpa, epoch.members.len);
+        known.election = election;
+        if (!election.take(rank, .{
+            .digest = message.digest,
+            .revision = message.revision,
+            .structure = message.structure,
+            .root = message.root,
+            .strategy = message.strategy,
+            .voted = message.voted,
+        })) return error.Unexpected;
+        try epoch.elect(known);
+    }
+
+    fn elect(epoch: *Epoch, known: *Record) ProtocolError!void {
+        const election = known.election.?;
+        const ids = try epoch.gpa.alloc(PeerId, epoch.members.len);
+        defer epoch.gpa.free(ids);
+        for (ids, epoch.members) |*id, *member| id.* = member.id;
+        const verdict = election.decide(.{
+            .ids = ids,
+            .alive = &epoch.alive,
+            .incumbents = epoch.incumbents,
+        }) orelse return;
+        switch (verdict) {
+            .equal => |digest| {
+                known.done = epoch.alive;
+                known.digest = digest;
+                known.digest_from = epoch.alive.at(0);
+                try epoch.evaluate(known);
+            },
+            .elected => |*elected| epoch.broadcast(.{ .state_elected = .{
+                .group = epoch.group,
+                .epoch = epoch.number,
+                .attempt = epoch.attempt,
+                .op = known.id,
+                .revision = elected.revision,
+                .root = elected.root,
+                .holders = elected.holders,
+            } }),
+            .structure => |ranks| {
+                election.structures = .init(ranks, .{ ids[ranks[0]], ids[ranks[1]] });
+                try epoch.compare_structures(known);
+            },
+            .conflict => |ranks| try epoch.abort(known.id, .{
+                .reason = .state_conflict,
+                .peer = ids[ranks[0]],
+                .other = ids[ranks[1]],
+            }, null),
+            .unavailable => try epoch.abort(known.id, .{ .reason = .state_unavailable }, null),
+        }
+    }
+
+    pub fn on_state_tensors(
+        epoch: *Epoch,
+        rank: u16,
+        message: *const control.StateTensors,
+    ) ProtocolError!void {
+        if (message.attempt != epoch.attempt or !epoch.running) return;
+        const index = epoch.find(message.op) orelse return; // decided meanwhile
+        const known = epoch.records.items[index];
+        const election = known.election orelse return error.Unexpected;
+        if (election.structures == null) return error.Unexpected;
+        try election.structures.?.page(epoch.gpa, rank, message);
+        try epoch.compare_structures(known);
+    }
+
+    /// Says how two structures differ, then aborts.
+    fn compare_structures(epoch: *Epoch, known: *Record) ProtocolError!void {
+        const structures = &known.election.?.structures.?;
+        switch (structures.next()) {
+            .wait => {},
+            // Whoever is asked has offered in this attempt, so it is alive.
+            .ask => |ask| epoch.members[ask.rank].peer.?.send(.{ .state_ask = .{
+                .group = epoch.group,
+                .epoch = epoch.number,
+                .attempt = epoch.attempt,
+                .op = known.id,
+                .first = ask.first,
+            } }),
+            .over => {
+                epoch.broadcast(.{ .state_differs = .{
+                    .group = epoch.group,
+                    .epoch = epoch.number,
+                    .op = known.id,
+                    .text = .of(structures.text()),
+                } });
+                try epoch.abort(known.id, .{
+                    .reason = .structure,
+                    .peer = epoch.members[structures.ranks[0]].id,
+                    .other = epoch.members[structures.ranks[1]].id,
+                }, null);
+            },
+        }
     }
 
     // ---- losses
@@ -372,6 +511,7 @@ pub const Epoch = struct {
             known.done = .empty;
             known.reported = .empty;
             known.done_reported = .empty;
+            if (known.election) |election| election.reset();
             for (known.chunks) |*chunk| chunk.* = .{ .reduced_attempt = 0, .holders = .empty };
         }
         epoch.broadcast(.{ .view = .{

@@ -278,6 +278,7 @@ pub const Group = struct {
         try group.epochs.ensureUnusedCapacity(group.gpa, 1);
         const number = group.last_epoch + 1;
         const epoch = try Epoch.create(group.gpa, group.id, number, peers, group.min_world_size);
+        epoch.incumbents = incumbents;
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
         group.phase = .activate;

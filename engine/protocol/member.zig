@@ -31,6 +31,7 @@ pub const Status = enum {
     too_few_peers,
     coordinator_unreachable,
     cancelled,
+    state_unavailable,
 };
 
 /// Why a call failed, with what a sentence about it needs.
@@ -58,6 +59,8 @@ pub const Op = struct {
     /// The attempt in which `done` was last sent; 0 before the vote.
     voted_attempt: u32 = 0,
     attempts: u32 = 0,
+    /// A sync that was given up after its vote: why the coordinator was asked to abort it.
+    abort_asked: ?control.AbortReason = null,
 
     pub const State = enum {
         new,
@@ -492,7 +495,15 @@ pub const Member = struct {
             .deadline => .deadline_exceeded,
             .cancelled => .cancelled,
             .root_lost => .aborted,
-            .mismatch, .digest, .peer_lost, .too_few_peers, .contradiction => unreachable,
+            .state_unavailable => .state_unavailable,
+            .mismatch,
+            .digest,
+            .peer_lost,
+            .too_few_peers,
+            .contradiction,
+            .structure,
+            .state_conflict,
+            => unreachable,
         };
         m.actions.vtable.finished(m.actions.ctx, op, .{
             .status = status,
@@ -534,9 +545,115 @@ pub const Member = struct {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            .voted => m.doubt(op, reason),
+            .voted => if (op.descriptor.kind == .sync) m.give_up_sync(op, reason) else m.doubt(
+                op,
+                reason,
+            ),
             .new, .in_doubt, .finished => {},
         }
+    }
+
+    // ---- syncs
+
+    /// What a sync offers in an attempt; the member knows the rest.
+    pub const Offer = struct {
+        digest: u128,
+        revision: u64,
+        structure: control.Hash,
+        root: control.Hash,
+        strategy: control.Strategy,
+        voted: bool,
+    };
+
+    /// The offer of a sync in the current attempt. If all members offer the same it is a vote, so
+    /// from now on it counts as one, until the coordinator says that something else was elected.
+    pub fn offer(m: *Member, op: *Op, what: Offer) void {
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        if (!epoch.running) return;
+        switch (op.state) {
+            .running => op.state = .voted,
+            .voted => {},
+            // Others would wait for an offer that cannot come any more.
+            .in_doubt => return m.ask_to_abort(op),
+            .new, .finished => return,
+        }
+        op.voted_attempt = epoch.attempt;
+        op.complete = false;
+        op.digest = what.digest;
+        m.send(.{ .state_offer = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .descriptor = op.descriptor,
+            .digest = what.digest,
+            .revision = what.revision,
+            .structure = what.structure,
+            .root = what.root,
+            .strategy = what.strategy,
+            .voted = what.voted,
+            .decisions_seen = epoch.decisions_seen,
+        } });
+        epoch.decisions_told = epoch.decisions_seen;
+        m.ask_to_abort(op);
+    }
+
+    /// The offers differ, so none of them was a vote. Null: it is not of a call under way here.
+    pub fn on_elected(m: *Member, message: *const control.StateElected) EpochError!?*Op {
+        const epoch = m.epoch_of(message.epoch) orelse return null;
+        if (message.attempt != epoch.attempt or !epoch.running) return null;
+        const op = epoch.find(message.op) orelse return null;
+        if (op.descriptor.kind != .sync) return error.Unexpected;
+        if (op.state == .in_doubt) return null;
+        if (op.voted_attempt != epoch.attempt or op.complete) return error.Unexpected;
+        op.state = .running;
+        op.voted_attempt = 0;
+        return op;
+    }
+
+    /// A message about a sync that this peer has called.
+    pub fn find_sync(m: *Member, number: u64, id: OpId) ?*Op {
+        const epoch = m.epoch_of(number) orelse return null;
+        const op = epoch.find(id) orelse return null;
+        return if (op.descriptor.kind == .sync) op else null;
+    }
+
+    pub fn describe(
+        m: *Member,
+        op: *const Op,
+        tensors: []const control.StateTensor,
+        first: u32,
+        total: u32,
+    ) void {
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        m.send(.{ .state_tensors = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .first = first,
+            .total = total,
+            .tensors = .of(tensors),
+        } });
+    }
+
+    /// What was voted for changes nobody's buffers before the commit, so a deadline need not end in
+    /// doubt while the coordinator answers: it is asked to abort, and whatever it decides counts.
+    fn give_up_sync(m: *Member, op: *Op, reason: control.AbortReason) void {
+        const again = op.abort_asked != null;
+        op.abort_asked = reason;
+        if (!again) m.ask_to_abort(op);
+        if (reason != .deadline or again) m.doubt(op, reason);
+    }
+
+    /// Also in the attempts that follow: nobody shall wait for one that has given up.
+    fn ask_to_abort(m: *Member, op: *const Op) void {
+        m.send(.{ .gave_up = .{
+            .group = m.group,
+            .epoch = op.epoch,
+            .op = op.id,
+            .reason = op.abort_asked orelse return,
+        } });
     }
 
     fn doubt(m: *Member, op: *Op, reason: control.AbortReason) void {
@@ -586,9 +703,11 @@ pub const Member = struct {
     pub fn on_abort(m: *Member, message: *const control.Abort) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
-        const failure = failure_from(message);
+        var failure = failure_from(message);
         if (epoch.find(message.op)) |op| {
             const was = op.state;
+            const own = message.reason == .deadline and message.peer.eql(m.self);
+            if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked
             m.forget(epoch, op);
             if (was == .in_doubt)
                 m.actions.vtable.resolved(m.actions.ctx, op, false)
@@ -617,7 +736,8 @@ pub const Member = struct {
         const mismatched = message.reason == .mismatch;
         return .{
             .status = switch (message.reason) {
-                .mismatch, .contradiction => .mismatch,
+                .mismatch, .contradiction, .structure, .state_conflict => .mismatch,
+                .state_unavailable => .state_unavailable,
                 .too_few_peers => .too_few_peers,
                 .deadline, .cancelled, .digest, .peer_lost, .root_lost => .aborted,
             },

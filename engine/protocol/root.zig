@@ -17,6 +17,8 @@ test {
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");
+    _ = @import("election.zig");
+    _ = @import("structure.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");

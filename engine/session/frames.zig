@@ -12,6 +12,7 @@ const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const links = @import("links.zig");
+const sync = @import("sync.zig");
 const Group = @import("group.zig").Group;
 const Header = wire.frame.Header;
 const limits = base.limits;
@@ -34,6 +35,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         .kept = kept,
         .root = operation.root_rank,
     });
+    if (operation.sync != null) return sync.start(s, operation);
     if (x.members < 2) return;
     const n = x.members;
     const before = epoch.ids[epoch.alive.at((x.position + n - 1) % n)];
@@ -69,12 +71,12 @@ fn key_of(operation: *const Operation) Link.Key {
     return .of_operation(operation.group.id.?, operation.op.epoch, operation.op.id);
 }
 
-fn later(s: *Session, operation: *Operation) void {
+pub fn later(s: *Session, operation: *Operation) void {
     for (s.deferred.items) |item| if (item == operation) return;
     s.deferred.appendAssumeCapacity(operation); // room was made when it was created
 }
 
-fn give_up(s: *Session, operation: *Operation) void {
+pub fn give_up(s: *Session, operation: *Operation) void {
     s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
     operation.out_of_memory = true;
 }
@@ -86,23 +88,32 @@ pub fn stop(s: *Session, operation: *Operation) void {
     operation.successor = null;
     operation.open_pending = false;
     operation.executor.halt();
+    if (operation.sync != null) sync.stop(operation);
 }
 
 /// The caller gets its memory back as it was and no lane reads or writes it any more; the operation
 /// goes on for the others.
 pub fn set_aside(s: *Session, operation: *Operation) void {
     detach(s, operation);
+    if (operation.sync != null) return sync.over(operation, false);
     operation.executor.set_aside();
 }
 
 fn detach(s: *Session, operation: *Operation) void {
-    for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
-        const link = maybe orelse continue;
-        for (link.lanes) |place| if (place) |lane| {
-            lane.detach(operation);
-            if (lane.broken) s.lanes_broken = true;
-        };
+    if (operation.sync != null) {
+        for (s.links.items) |link| detach_link(s, link, operation);
+        return;
     }
+    for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
+        if (maybe) |link| detach_link(s, link, operation);
+    }
+}
+
+fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
+    for (link.lanes) |place| if (place) |lane| {
+        lane.detach(operation);
+        if (lane.broken) s.lanes_broken = true;
+    };
 }
 
 /// Votes if everything is settled.
@@ -110,6 +121,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     const x = &operation.executor;
     if (operation.out_of_memory)
         return operation.group.member.give_up(&operation.op, .cancelled);
+    if (operation.sync != null) return sync.step(s, operation);
     if (x.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
     operation.group.member.completed(&operation.op, x.digest());
@@ -117,7 +129,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
 }
 
 /// There may be something to send on this link.
-fn wake(s: *Session, link: *Link) void {
+pub fn wake(s: *Session, link: *Link) void {
     for (link.lanes[0..s.settings.lanes]) |place| {
         const lane = place orelse continue;
         if (lane.state == .open and !lane.out_busy) s.host.vtable.lane_wake(s.host.ctx, lane);
@@ -151,6 +163,7 @@ fn put_ping(lane: *Lane) void {
 /// `room`: of room_ahead, once it is known.
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
     const x = &operation.executor;
+    if (operation.sync != null) return sync.next(lane, link, operation);
     if (operation.predecessor == link) {
         if (operation.open_pending) {
             operation.open_pending = false;
@@ -206,7 +219,7 @@ const Put = struct {
 };
 
 /// `inline_payload` travels in the head.
-fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
+pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
     var head: [wire.frame.header_bytes + control.descriptor_bytes]u8 = undefined;
     head[0..wire.frame.header_bytes].* = wire.frame.encode(.{
         .epoch = operation.op.epoch,
@@ -233,6 +246,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
     const operation = lane.out_operation orelse return;
     lane.out_operation = null;
+    if (operation.sync != null) return sync.sent(operation, lane.out.payload.len);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
     if (lane.out.slot != collective.Executor.no_slot) wake(s, operation.predecessor.?);
@@ -338,6 +352,17 @@ fn on_frame(s: *Session, lane: *Lane) bool {
             wake(s, lane.link.?);
         },
         .partial, .final => return on_data(s, lane, header),
+        .want => {
+            if (header.payload_bytes != 0) return reject(s, lane, "a request of a wrong length");
+            const operation = switch (route(s, header, lane.link.?.peer)) {
+                .current => |operation| operation,
+                // It offered before anybody could ask, so the attempt of this request is over.
+                .early, .stale => return true,
+            };
+            sync.on_want(s, lane.link.?, operation, header) catch |err|
+                return reject(s, lane, @errorName(err));
+        },
+        .leaf, .hashes => return on_state_data(s, lane, header),
         .ping => if (header.payload_bytes != 0)
             return reject(s, lane, "a ping of a wrong length"),
     }
@@ -364,6 +389,19 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
+fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
+    const operation = switch (route(s, header, lane.link.?.peer)) {
+        .current => |operation| operation,
+        .early, .stale => return throw_away(lane, header), // nobody has asked for it
+    };
+    const place = sync.place(s, lane, operation, header) catch |err|
+        return reject(s, lane, @errorName(err));
+    const into = place orelse return throw_away(lane, header);
+    if (into.len == 0) return reject(s, lane, "a page of no hashes");
+    lane.expect(into, operation, collective.Executor.no_slot);
+    return true;
+}
+
 /// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
 fn is_foreign(operation: *const Operation, header: *const Header) bool {
     return header.fingerprint != operation.fingerprint and !base.canary.on(.skip_fingerprint);
@@ -381,6 +419,10 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     if (lane.early.len > 0) return on_early(s, lane, header);
     const operation = lane.into_operation orelse return true;
     lane.into_operation = null;
+    if (operation.sync != null) {
+        sync.arrived(s, lane, operation, header);
+        return true;
+    }
     const x = &operation.executor;
     const settled = x.chunks_settled;
     x.arrived(header, lane.into_slot);

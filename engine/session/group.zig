@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const Session = @import("session.zig").Session;
+const SharedState = @import("state.zig").State;
 const PeerId = base.PeerId;
 
 pub const Group = struct {
@@ -24,6 +25,8 @@ pub const Group = struct {
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
     ready_told: bool = false,
+    /// Of the user, who destroys them before the group is released.
+    states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };
 

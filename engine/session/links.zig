@@ -250,6 +250,7 @@ fn in_use(s: *const Session, link: *const Link, group: anytype, epoch: u64) bool
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
         if (operation.predecessor == link or operation.successor == link) return true;
+        if (operation.sync) |sync| if (sync.uses(link)) return true;
     }
     return false;
 }

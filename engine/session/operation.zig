@@ -9,6 +9,7 @@ const protocol = @import("protocol");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
+const Sync = @import("sync.zig").Sync;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
@@ -21,6 +22,8 @@ pub const Operation = struct {
     group: *Group,
     op: protocol.Op,
     executor: collective.Executor,
+    /// Of a sync of shared state; then the executor has nothing to move.
+    sync: ?*Sync = null,
     recv: [*]u8,
     /// The root of a broadcast: nothing is written to `recv`.
     only_reads: bool = false,
@@ -59,6 +62,7 @@ pub const Operation = struct {
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
         operation.executor.deinit();
+        if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
         gpa.free(operation.ids);
         gpa.destroy(operation);
@@ -68,6 +72,12 @@ pub const Operation = struct {
     /// writes.
     pub fn clashes(operation: *const Operation, buffers: Buffers) bool {
         if (operation.finished) return false; // the caller has them back
+        if (operation.sync) |sync| {
+            const state = sync.state orelse return false;
+            const from: Span = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
+            const to: Span = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
+            return state.meets(from) or state.meets(to);
+        }
         const x = &operation.executor;
         const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
         const send: Span = .{ .start = @intFromPtr(x.send), .bytes = bytes };

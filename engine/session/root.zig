@@ -13,6 +13,8 @@ pub const Lane = @import("lane.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
 pub const Operation = @import("operation.zig").Operation;
+pub const State = @import("state.zig").State;
+pub const Tensor = @import("state.zig").Tensor;
 pub const Status = @import("protocol").Status;
 
 test {
@@ -21,6 +23,9 @@ test {
     _ = @import("link.zig");
     _ = @import("group.zig");
     _ = @import("operation.zig");
+    _ = @import("state.zig");
+    _ = @import("sync.zig");
+    _ = @import("sync_test.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
 }

@@ -18,8 +18,11 @@ const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
+const State = @import("state.zig").State;
+const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -325,6 +328,18 @@ pub const Session = struct {
                 }
             },
             .expelled => |*body| s.on_expelled(body),
+            .state_elected => |*body| if (s.group_of(body.group)) |group| {
+                const op = try group.member.on_elected(body) orelse return;
+                sync.elected(s, operation_from(op), body);
+            },
+            .state_ask => |*body| if (s.group_of(body.group)) |group| {
+                const op = group.member.find_sync(body.epoch, body.op) orelse return;
+                try sync.describe(operation_from(op), body.first);
+            },
+            .state_differs => |*body| if (s.group_of(body.group)) |group| {
+                const op = group.member.find_sync(body.epoch, body.op) orelse return;
+                operation_from(op).sync.?.note_differs(body.text.data);
+            },
             // What only a peer says.
             .join,
             .leave,
@@ -342,6 +357,8 @@ pub const Session = struct {
             .link_lost,
             .status_request,
             .status_reply,
+            .state_offer,
+            .state_tensors,
             => return error.Unexpected,
         }
     }
@@ -523,6 +540,7 @@ pub const Session = struct {
         group.member.deinit();
         group.round_members.deinit(s.gpa);
         group.round_peers.deinit(s.gpa);
+        group.states.deinit(s.gpa);
         s.gpa.free(group.name);
         s.gpa.destroy(group);
     }
@@ -559,6 +577,8 @@ pub const Session = struct {
     pub const CallError = protocol.Member.StartError || error{
         Left,
         RootOutOfRange,
+        /// Tags from limits.state_tags_first on are those of shared states.
+        TagReserved,
         /// An operation in flight writes a buffer of this call, or uses one that it would write.
         BufferInUse,
     };
@@ -568,6 +588,7 @@ pub const Session = struct {
     pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
         s.now = now;
         if (group.state != .joined) return error.Left;
+        if (call.tag >= limits.state_tags_first) return error.TagReserved;
         try group.member.check_start(call.tag);
         const epoch = group.member.current.?;
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
@@ -583,6 +604,72 @@ pub const Session = struct {
         s.operations.appendAssumeCapacity(operation);
         group.member.start(&operation.op, call.tag);
         s.fault_point(operation, .all_reduce_called);
+        s.run_deferred();
+        return operation;
+    }
+
+    // ---- shared states
+
+    pub const StateError = error{ OutOfMemory, Closed, NameInUse };
+
+    /// A state of a group that this peer is in. Its name must be its own.
+    pub fn state_add(s: *Session, state: *State) StateError!void {
+        const group = state.group;
+        if (group.state != .joined) return error.Closed;
+        for (group.states.items) |other| if (other.tag == state.tag) return error.NameInUse;
+        try group.states.append(s.gpa, state);
+    }
+
+    /// No sync of it is under way.
+    pub fn state_remove(_: *Session, state: *State) void {
+        assert(state.operation == null);
+        const states = &state.group.states;
+        for (states.items, 0..) |item, index| if (item == state) {
+            _ = states.swapRemove(index);
+            return;
+        };
+    }
+
+    pub const SyncCall = struct {
+        state: *State,
+        strategy: control.Strategy,
+        deadline: Instant,
+    };
+
+    pub const SyncError = protocol.Member.StartError || error{ Left, BufferInUse };
+
+    /// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
+    /// caller applies the state.
+    pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
+        s.now = now;
+        const state = sync_call.state;
+        const group = state.group;
+        if (group.state != .joined) return error.Left;
+        try group.member.check_start(state.tag);
+        assert(state.operation == null);
+        for (s.operations.items) |other| for (state.entries) |*entry| {
+            const span = State.span_of(entry);
+            if (span.bytes > 0 and other.clashes(.{
+                .send = @ptrFromInt(span.start),
+                .recv = @ptrFromInt(span.start),
+                .bytes = span.bytes,
+                .only_read = false,
+            })) return error.BufferInUse;
+        };
+        const epoch = group.member.current.?;
+        const made = try Sync.create(s.gpa, state, sync_call.strategy, epoch.ids.len);
+        errdefer made.destroy();
+        const call: Call = .{
+            .kind = .sync,
+            .recovery = .resume_chunks,
+            .tag = state.tag,
+            .deadline = sync_call.deadline,
+        };
+        const operation = try s.operation_create(group, epoch, &call);
+        operation.sync = made;
+        state.operation = operation;
+        s.operations.appendAssumeCapacity(operation);
+        group.member.start(&operation.op, state.tag);
         s.run_deferred();
         return operation;
     }
@@ -743,7 +830,8 @@ pub const Session = struct {
             frames.set_aside(s, operation);
         } else {
             frames.stop(s, operation);
-            if (operation.status != .ok) operation.executor.restore();
+            if (operation.sync != null) sync.over(operation, operation.status == .ok) //
+            else if (operation.status != .ok) operation.executor.restore();
             const key: Link.Key = .of_operation(operation.group.id.?, op.epoch, op.id);
             for (s.links.items) |link| link.forget(key);
         }
@@ -855,6 +943,8 @@ pub const Session = struct {
             const operation = s.operations.items[index];
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
+                // A sync that has voted waits for the coordinator's answer, but not for ever.
+                if (!operation.finished) operation.deadline = now +| s.settings.silence_ns;
             } else if (operation.executor.is_alone()) {
                 operation.executor.work_alone();
                 frames.check_complete(s, operation);

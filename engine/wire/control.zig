@@ -12,7 +12,7 @@ const Mask = base.Mask;
 
 pub const header_bytes = 8;
 
-pub const OpKind = enum(u8) { all_reduce = 0, broadcast = 1, barrier = 2 };
+pub const OpKind = enum(u8) { all_reduce = 0, broadcast = 1, barrier = 2, sync = 3 };
 pub const Recovery = enum(u8) { resume_chunks = 1, restart = 2, raise = 3 };
 
 /// What a call asks for. All members must ask for the same; a difference is a Mismatch.
@@ -60,6 +60,12 @@ pub const AbortReason = enum(u8) {
     too_few_peers = 7,
     /// Members agree about the call, and not about its parts.
     contradiction = 8,
+    /// A sync: names, shapes or dtypes differ.
+    structure = 9,
+    /// A sync: two members insist on different contents.
+    state_conflict = 10,
+    /// A sync: nobody has content that may be taken, or gives it.
+    state_unavailable = 11,
 };
 
 pub const OpState = enum(u8) { running = 0, done = 1 };
@@ -70,6 +76,27 @@ pub const SettledRange = struct { begin: u32, end: u32, reduced_attempt: u32 };
 pub const KeptRange = struct { begin: u32, end: u32, reduced_attempt: u32, holders: Mask };
 
 pub const MemberEntry = struct { id: PeerId, address: Bytes };
+
+/// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
+pub const Hash = [32]u8;
+
+/// What a member of a sync wants to become of its own content.
+pub const Strategy = enum(u8) {
+    /// The elected content wins.
+    popular = 0,
+    /// Everybody shall get this member's content.
+    send_only = 1,
+    /// This member's content is never taken.
+    receive_only = 2,
+};
+
+/// One tensor of a structure.
+pub const StateTensor = struct {
+    name: Bytes,
+    dtype: base.DType,
+    may_differ: bool,
+    shape: List(u64),
+};
 
 // ---- peer to coordinator
 pub const Join = struct { name: Bytes, address: Bytes, initial_world_size: u32 };
@@ -120,6 +147,33 @@ pub const LinkLost = struct {
     down: bool,
 };
 pub const StatusRequest = struct {};
+/// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
+pub const StateOffer = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    descriptor: Descriptor,
+    /// Of root and revision: what it votes with, should all be equal.
+    digest: u128,
+    revision: u64,
+    structure: Hash,
+    root: Hash,
+    strategy: Strategy,
+    /// It has voted for this root in an earlier attempt.
+    voted: bool,
+    decisions_seen: u64,
+};
+/// A part of the answer to state_ask: tensors in order of their names.
+pub const StateTensors = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    first: u32,
+    total: u32,
+    tensors: List(StateTensor),
+};
 
 // ---- coordinator to peer
 pub const Welcome = struct {
@@ -177,6 +231,20 @@ pub const Abort = struct {
     decision: u64,
 };
 pub const Expelled = struct { group: u16, why: Bytes };
+/// The offers differ: everybody gets the content with this root from the holders.
+pub const StateElected = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    revision: u64,
+    root: Hash,
+    holders: Mask,
+};
+/// Structures differ: say what yours is, from this tensor on.
+pub const StateAsk = struct { group: u16, epoch: u64, attempt: u32, op: OpId, first: u32 };
+/// How they differ, as a sentence; the abort follows.
+pub const StateDiffers = struct { group: u16, epoch: u64, op: OpId, text: Bytes };
 pub const StatusReply = struct { json: Bytes };
 
 pub const Message = union(enum(u16)) {
@@ -210,6 +278,11 @@ pub const Message = union(enum(u16)) {
     abort: Abort,
     expelled: Expelled,
     status_reply: StatusReply,
+    state_offer: StateOffer,
+    state_tensors: StateTensors,
+    state_elected: StateElected,
+    state_ask: StateAsk,
+    state_differs: StateDiffers,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

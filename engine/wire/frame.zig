@@ -20,6 +20,12 @@ pub const Kind = enum(u8) {
     final = 4,
     /// Nothing but a sign of life, when there was nothing else to send for a heartbeat.
     ping = 5,
+    /// Of a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
+    want = 6,
+    /// Payload: leaf `index`.
+    leaf = 7,
+    /// Payload: page `index` of the leaf hashes.
+    hashes = 8,
 };
 
 pub const Header = struct {

@@ -1,0 +1,235 @@
+//! Fetch: which leaf of a shared state is asked of which member. Every member that holds the elected
+//! content is a source; each has a few leaves on request and is asked for the next as soon as one
+//! arrives, so a faster one gives more. When nothing is left to ask for, an idle source is asked
+//! once more for what a slow one has not brought yet. It knows ranks and numbers of leaves, never
+//! bytes: those are session/sync.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const Allocator = std.mem.Allocator;
+const Mask = base.Mask;
+const limits = base.limits;
+const assert = std.debug.assert;
+
+pub const Fetch = struct {
+    gpa: Allocator,
+    leaves: []Leaf,
+    /// By rank.
+    sources: []Source,
+    /// Leaves that are not there yet.
+    left: u32 = 0,
+    /// No leaf before this one is missing.
+    cursor: u32 = 0,
+    turn: usize = 0,
+
+    const Leaf = enum(u8) { present, missing, asked, asked_twice };
+
+    const Source = struct {
+        usable: bool = false,
+        asked: [limits.state_asked_max]u32 = undefined,
+        count: u32 = 0,
+
+        fn find(source: *const Source, leaf: u32) ?usize {
+            return std.mem.indexOfScalar(u32, source.asked[0..source.count], leaf);
+        }
+
+        fn remove(source: *Source, index: usize) void {
+            source.count -= 1;
+            source.asked[index] = source.asked[source.count];
+        }
+    };
+
+    /// An idle source takes over so many of the last leaves at a time.
+    const second_asks_max = 4;
+
+    pub fn init(gpa: Allocator, leaf_count: u32, ranks: usize) Allocator.Error!Fetch {
+        const leaves = try gpa.alloc(Leaf, leaf_count);
+        errdefer gpa.free(leaves);
+        const sources = try gpa.alloc(Source, ranks);
+        @memset(leaves, .present);
+        @memset(sources, .{});
+        return .{ .gpa = gpa, .leaves = leaves, .sources = sources };
+    }
+
+    pub fn deinit(fetch: *Fetch) void {
+        fetch.gpa.free(fetch.leaves);
+        fetch.gpa.free(fetch.sources);
+    }
+
+    /// An attempt begins: nothing is on request, and these members can be asked.
+    pub fn begin(fetch: *Fetch, sources: *const Mask) void {
+        @memset(fetch.leaves, .present);
+        for (fetch.sources, 0..) |*source, rank| source.* = .{ .usable = sources.has(rank) };
+        fetch.left = 0;
+        fetch.cursor = 0;
+    }
+
+    pub fn need(fetch: *Fetch, leaf: u32) void {
+        assert(fetch.leaves[leaf] == .present);
+        fetch.leaves[leaf] = .missing;
+        fetch.left += 1;
+        fetch.cursor = @min(fetch.cursor, leaf);
+    }
+
+    pub fn is_usable(fetch: *const Fetch, rank: u16) bool {
+        return fetch.sources[rank].usable;
+    }
+
+    pub fn has_sources(fetch: *const Fetch) bool {
+        for (fetch.sources) |*source| if (source.usable) return true;
+        return false;
+    }
+
+    pub const Request = struct { rank: u16, leaf: u32 };
+
+    /// The next request to make; null if there is none now. Sources take turns.
+    pub fn next(fetch: *Fetch) ?Request {
+        const missing = fetch.first_missing();
+        for (0..fetch.sources.len) |step| {
+            const rank = (fetch.turn + step) % fetch.sources.len;
+            const source = &fetch.sources[rank];
+            if (!source.usable or source.count == source.asked.len) continue;
+            const leaf = missing orelse fetch.take_over(source) orelse continue;
+            source.asked[source.count] = leaf;
+            source.count += 1;
+            fetch.leaves[leaf] = if (missing == null) .asked_twice else .asked;
+            fetch.turn = rank + 1;
+            return .{ .rank = @intCast(rank), .leaf = leaf };
+        }
+        return null;
+    }
+
+    fn first_missing(fetch: *Fetch) ?u32 {
+        while (fetch.cursor < fetch.leaves.len) : (fetch.cursor += 1) {
+            if (fetch.leaves[fetch.cursor] == .missing) return fetch.cursor;
+        }
+        return null;
+    }
+
+    /// The leaf that whoever has most on request will bring last.
+    fn take_over(fetch: *const Fetch, idle: *const Source) ?u32 {
+        if (idle.count >= second_asks_max) return null;
+        var slowest: ?*const Source = null;
+        for (fetch.sources) |*source| {
+            if (source == idle or source.count <= idle.count) continue;
+            if (slowest == null or source.count > slowest.?.count) slowest = source;
+        }
+        const source = slowest orelse return null;
+        var index = source.count;
+        while (index > 0) {
+            index -= 1;
+            if (fetch.leaves[source.asked[index]] == .asked) return source.asked[index];
+        }
+        return null;
+    }
+
+    /// Whether a leaf that this source begins to deliver is wanted: it was asked for and is missing.
+    pub fn wants(fetch: *const Fetch, rank: u16, leaf: u32) bool {
+        return fetch.sources[rank].find(leaf) != null and fetch.leaves[leaf] != .present;
+    }
+
+    /// The source has delivered a leaf, which is as it must be, or is not wanted any more.
+    pub fn delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
+        const source = &fetch.sources[rank];
+        source.remove(source.find(leaf) orelse return);
+        if (fetch.leaves[leaf] == .present) return;
+        fetch.leaves[leaf] = .present;
+        fetch.left -= 1;
+    }
+
+    /// What this source was sending is taken from another one.
+    pub fn cancel(fetch: *Fetch, rank: u16, leaf: u32) void {
+        const source = &fetch.sources[rank];
+        source.remove(source.find(leaf) orelse return);
+        assert(fetch.leaves[leaf] == .asked_twice);
+        fetch.leaves[leaf] = .asked;
+    }
+
+    pub fn is_asked(fetch: *const Fetch, rank: u16) bool {
+        return fetch.sources[rank].count > 0;
+    }
+
+    /// It is not asked again in this attempt; what it has not brought is asked of others.
+    pub fn discard(fetch: *Fetch, rank: u16) void {
+        const source = &fetch.sources[rank];
+        source.usable = false;
+        for (source.asked[0..source.count]) |leaf| switch (fetch.leaves[leaf]) {
+            .asked_twice => fetch.leaves[leaf] = .asked,
+            .asked => {
+                fetch.leaves[leaf] = .missing;
+                fetch.cursor = @min(fetch.cursor, leaf);
+            },
+            .present => {},
+            .missing => unreachable, // it is on request
+        };
+        source.count = 0;
+    }
+};
+
+// ---- tests
+
+fn test_fetch(leaves: u32, ranks: u16) !Fetch {
+    var fetch = try Fetch.init(std.testing.allocator, leaves, ranks);
+    fetch.begin(&Mask.full(ranks));
+    for (0..leaves) |leaf| fetch.need(@intCast(leaf));
+    return fetch;
+}
+
+test "all sources are asked at once, and none for more than the limit" {
+    var fetch = try test_fetch(200, 3);
+    defer fetch.deinit();
+    var counts: [3]u32 = @splat(0);
+    while (fetch.next()) |request| counts[request.rank] += 1;
+    for (counts) |count| try std.testing.expectEqual(limits.state_asked_max, count);
+}
+
+test "a source that brings faster is asked for more" {
+    var fetch = try test_fetch(1000, 2);
+    defer fetch.deinit();
+    var brought: [2]u32 = @splat(0);
+    var round: u32 = 0;
+    while (fetch.left > 0) : (round += 1) {
+        while (fetch.next()) |_| {}
+        for (0..2) |index| {
+            const rank: u16 = @intCast(index);
+            if (rank == 1 and round % 5 != 0) continue; // the slow one
+            const source = &fetch.sources[rank];
+            if (source.count == 0) continue;
+            brought[rank] += @intFromBool(fetch.wants(rank, source.asked[0]));
+            fetch.delivered(rank, source.asked[0]);
+        }
+    }
+    try std.testing.expectEqual(1000, brought[0] + brought[1]);
+    try std.testing.expect(brought[0] > 4 * brought[1]);
+}
+
+test "what a frozen source holds back at the end is asked of another" {
+    var fetch = try test_fetch(40, 2);
+    defer fetch.deinit();
+    var rounds: u32 = 0;
+    while (fetch.left > 0) : (rounds += 1) {
+        try std.testing.expect(rounds < 100);
+        while (fetch.next()) |_| {}
+        const source = &fetch.sources[0];
+        while (source.count > 0) fetch.delivered(0, source.asked[0]);
+    }
+    // What the frozen one brings at last is not wanted, and no harm.
+    const late = fetch.sources[1].asked[0];
+    try std.testing.expect(!fetch.wants(1, late));
+    fetch.delivered(1, late);
+    try std.testing.expectEqual(0, fetch.left);
+}
+
+test "a discarded source gives back what it has not brought; nothing is asked of it again" {
+    var fetch = try test_fetch(100, 2);
+    defer fetch.deinit();
+    while (fetch.next()) |_| {}
+    fetch.discard(0);
+    try std.testing.expect(!fetch.wants(0, 0));
+    while (fetch.left > 0) {
+        while (fetch.next()) |request| try std.testing.expectEqual(1, request.rank);
+        fetch.delivered(1, fetch.sources[1].asked[0]);
+    }
+    fetch.discard(1);
+    try std.testing.expect(!fetch.has_sources());
+}

@@ -1,0 +1,229 @@
+//! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others and
+//! destroy it, perhaps all at once. Hashing and what is written at a commit happen on the thread of
+//! the caller and a few helpers, never under the engine's lock. What a sync does: session/sync.zig.
+//! Who calls: abi/state.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("session");
+const wire = @import("wire");
+const clock = @import("clock.zig");
+const lock = @import("lock.zig");
+const thread = @import("thread.zig");
+const Interrupt = @import("reach.zig").Interrupt;
+const Membership = @import("membership.zig").Membership;
+const Work = @import("work.zig").Work;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const State = session.State;
+
+pub const SharedState = struct {
+    gpa: Allocator,
+    membership: *Membership,
+    state: *State,
+    lock: lock.FairLock = .{},
+    /// Everything below is under the lock.
+    /// A thread is in `sync`.
+    busy: bool = false,
+    /// Destroyed: nobody may begin any more.
+    ended: bool = false,
+    work: ?*Work = null,
+    /// No thread is in `sync`.
+    idle: lock.Signal = .{},
+    /// The handle, and the thread that is in `sync`; the last one frees it.
+    references: std.atomic.Value(u32) = .init(1),
+
+    pub const CreateError = State.Error || error{ Closed, NameInUse };
+
+    /// `at`: the tensor that an error is about.
+    pub fn create(
+        gpa: Allocator,
+        membership: *Membership,
+        options: State.Options,
+        at: *usize,
+    ) CreateError!*SharedState {
+        const shared = try gpa.create(SharedState);
+        errdefer gpa.destroy(shared);
+        const state = try State.create(gpa, membership.group, options, at);
+        errdefer state.destroy();
+        const engine = membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (membership.left) return error.Closed;
+        try engine.session.state_add(state);
+        shared.* = .{ .gpa = gpa, .membership = membership, .state = state };
+        shared.idle.set();
+        return shared;
+    }
+
+    /// A sync under way is withdrawn first; then nothing touches the tensors any more.
+    pub fn destroy(shared: *SharedState) void {
+        shared.lock.lock();
+        shared.ended = true;
+        if (shared.work) |work| work.cancel();
+        shared.lock.unlock();
+        _ = shared.idle.wait(base.never);
+        const engine = shared.membership.engine;
+        const mode = engine.enter();
+        engine.session.state_remove(shared.state);
+        engine.leave(mode);
+        shared.state.destroy();
+        shared.unreference();
+    }
+
+    fn unreference(shared: *SharedState) void {
+        if (shared.references.fetchSub(1, .acq_rel) > 1) return;
+        shared.gpa.destroy(shared);
+    }
+
+    pub fn revision(shared: *SharedState) u64 {
+        const engine = shared.membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return shared.state.revision;
+    }
+
+    // ---- a sync
+
+    pub const Options = struct {
+        strategy: wire.control.Strategy,
+        deadline: Instant,
+        interrupt: Interrupt,
+    };
+
+    pub const Outcome = struct {
+        revision: u64,
+        epoch: u64,
+        sequence: u64,
+        attempts: u32,
+        leaves: u32,
+        leaves_moved: u32,
+        sources: u32,
+        bytes_sent: u64,
+        bytes_received: u64,
+        duration_ns: u64,
+        hash_ns: u64,
+    };
+
+    pub const SyncError = session.Session.SyncError || error{
+        /// Another thread is in `sync` of this state.
+        Busy,
+        /// Destroyed meanwhile.
+        Ended,
+        /// See the failure that `failed` was told.
+        Failed,
+    };
+
+    /// Blocks until all members hold the same, or it fails; `failed` is told why before the
+    /// operation is gone. Only after a success anything was written to the tensors.
+    pub fn sync(
+        shared: *SharedState,
+        options: Options,
+        failed: *const fn (*const session.Operation) void,
+    ) SyncError!Outcome {
+        try shared.occupy();
+        defer shared.vacate();
+        const began = clock.now();
+        shared.hash();
+        const hashed = clock.now();
+        var work: Work = undefined;
+        try shared.begin(&work, options);
+        _ = options.interrupt.wait(&work.finished, base.never) catch work.cancel();
+        const status = work.wait(base.never).?; // the session keeps the deadline
+        const outcome = shared.outcome_of(&work, began, hashed - began);
+        if (status != .ok) failed(work.operation);
+        shared.lock.lock();
+        shared.work = null;
+        shared.lock.unlock();
+        work.deinit();
+        if (status != .ok) return error.Failed;
+        shared.state.apply();
+        return outcome;
+    }
+
+    fn occupy(shared: *SharedState) SyncError!void {
+        shared.lock.lock();
+        defer shared.lock.unlock();
+        if (shared.ended) return error.Ended;
+        if (shared.busy) return error.Busy;
+        shared.busy = true;
+        shared.idle.clear();
+        _ = shared.references.fetchAdd(1, .monotonic);
+    }
+
+    fn vacate(shared: *SharedState) void {
+        shared.lock.lock();
+        shared.busy = false;
+        shared.lock.unlock();
+        shared.idle.set();
+        shared.unreference();
+    }
+
+    fn begin(shared: *SharedState, work: *Work, options: Options) SyncError!void {
+        shared.lock.lock();
+        defer shared.lock.unlock();
+        if (shared.ended) return error.Ended;
+        try work.begin_sync(shared.membership, .{
+            .state = shared.state,
+            .strategy = options.strategy,
+            .deadline = options.deadline,
+        });
+        shared.work = work;
+    }
+
+    fn outcome_of(shared: *SharedState, work: *Work, began: Instant, hash_ns: u64) Outcome {
+        const operation = work.operation;
+        const moved = operation.sync.?;
+        return .{
+            .revision = moved.revision + 1,
+            .epoch = operation.op.epoch,
+            .sequence = operation.op.id.sequence,
+            .attempts = operation.op.attempts,
+            .leaves = shared.state.leaf_count(),
+            .leaves_moved = moved.leaves_moved,
+            .sources = moved.sources.count(),
+            .bytes_sent = moved.bytes_sent,
+            .bytes_received = moved.bytes_received,
+            .duration_ns = operation.finished_at - began,
+            .hash_ns = hash_ns,
+        };
+    }
+
+    // ---- hashing
+
+    /// Below this, starting a thread costs more than it saves.
+    const leaves_per_thread_min = 32;
+    const threads_max = 8;
+    /// What a thread takes at a time.
+    const leaves_per_turn = 8;
+
+    const Hashing = struct {
+        state: *State,
+        next: std.atomic.Value(u32) = .init(0),
+
+        fn run(hashing: *Hashing) void {
+            const count = hashing.state.leaf_count();
+            while (true) {
+                const first = hashing.next.fetchAdd(leaves_per_turn, .monotonic);
+                if (first >= count) return;
+                hashing.state.hash_leaves(first, @min(count, first + leaves_per_turn));
+            }
+        }
+    };
+
+    fn hash(shared: *SharedState) void {
+        var hashing: Hashing = .{ .state = shared.state };
+        const by_work = shared.state.leaf_count() / leaves_per_thread_min;
+        const cores = std.Thread.getCpuCount() catch 1;
+        const wanted = @min(by_work, cores, threads_max);
+        var helpers: [threads_max]std.Thread = undefined;
+        var started: usize = 0;
+        while (started + 1 < wanted) : (started += 1) {
+            // Without more threads it takes longer.
+            helpers[started] = thread.spawn("pccl-hash", &hashing, Hashing.run) catch break;
+        }
+        hashing.run();
+        for (helpers[0..started]) |helper| helper.join();
+        shared.state.hash_root();
+    }
+};

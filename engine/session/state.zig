@@ -1,0 +1,459 @@
+//! State: named tensors of the user that all members of a group want to be equal, with a revision.
+//! It knows how they are cut into leaves, the hash of each, and where leaves of another content wait
+//! until they are committed. The tensors stay in the user's memory. What a sync does with them:
+//! sync.zig; who hashes, on which threads: net/shared_state.zig.
+//!
+//! Each tensor is cut by itself, so a leaf never spans two. The root is the hash of the structure
+//! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
+
+const std = @import("std");
+const base = @import("base");
+const kernels = @import("kernels");
+const wire = @import("wire");
+const Operation = @import("operation.zig").Operation;
+const Group = @import("group.zig").Group;
+const Allocator = std.mem.Allocator;
+const Hash = wire.control.Hash;
+const limits = base.limits;
+const assert = std.debug.assert;
+
+pub const Tensor = struct {
+    name: []const u8,
+    dtype: base.DType,
+    shape: []const u64,
+    /// Null only if it has no elements.
+    data: ?[*]u8,
+    /// It counts in the structure, but not in the content, and never changes here.
+    may_differ: bool = false,
+};
+
+pub const State = struct {
+    gpa: Allocator,
+    arena: std.heap.ArenaAllocator,
+    group: *Group,
+    name: []const u8,
+    /// Of its operations; follows from the name.
+    tag: u64,
+    revision: u64,
+    /// In order of their names.
+    entries: []Entry,
+    leaf_bytes: u32,
+    /// hashes[0] is that of the structure, then those of the leaves as they were last hashed.
+    hashes: []Hash,
+    root: Hash,
+    /// The same for the content that a sync has elected.
+    wanted: []Hash,
+    wanted_root: ?Hash = null,
+    /// Leaves of another content, with their hashes; null: none.
+    staged: []?[]u8,
+    staged_hashes: []Hash,
+    /// The sync under way.
+    operation: ?*Operation = null,
+
+    pub const Entry = struct { tensor: Tensor, bytes: usize, first_leaf: u32, leaves: u32 };
+
+    pub const Options = struct {
+        name: []const u8,
+        tensors: []const Tensor,
+        revision: u64 = 0,
+        leaf_bytes: u32 = limits.state_leaf_bytes,
+    };
+
+    pub const Error = error{
+        OutOfMemory,
+        TooManyTensors,
+        TooManyLeaves,
+        BadName,
+        DuplicateName,
+        TooManyDimensions,
+        TooLarge,
+        NoData,
+        Overlap,
+    };
+
+    /// `at`: the tensor that an error is about.
+    pub fn create(gpa: Allocator, group: *Group, options: Options, at: *usize) Error!*State {
+        at.* = 0;
+        if (options.tensors.len > limits.state_tensors_max) return error.TooManyTensors;
+        const state = try gpa.create(State);
+        errdefer gpa.destroy(state);
+        state.* = .{
+            .gpa = gpa,
+            .arena = .init(gpa),
+            .group = group,
+            .name = "",
+            .tag = tag_of(options.name),
+            .revision = options.revision,
+            .entries = &.{},
+            .leaf_bytes = options.leaf_bytes,
+            .hashes = &.{},
+            .root = undefined,
+            .wanted = &.{},
+            .staged = &.{},
+            .staged_hashes = &.{},
+        };
+        errdefer state.arena.deinit();
+        const arena = state.arena.allocator();
+        state.name = try arena.dupe(u8, options.name);
+        try state.take(options.tensors, at);
+        const count = state.leaf_count();
+        state.hashes = try arena.alloc(Hash, count + 1);
+        state.wanted = try arena.alloc(Hash, count + 1);
+        state.staged = try arena.alloc(?[]u8, count);
+        state.staged_hashes = try arena.alloc(Hash, count);
+        @memset(state.staged, null);
+        @memset(state.hashes, @splat(0));
+        state.hashes[0] = try state.structure_hash();
+        state.wanted[0] = state.hashes[0];
+        return state;
+    }
+
+    /// No operation uses it any more.
+    pub fn destroy(state: *State) void {
+        assert(state.operation == null);
+        state.forget_staged();
+        const gpa = state.gpa;
+        state.arena.deinit();
+        gpa.destroy(state);
+    }
+
+    /// All members name a state alike, so its operations need no other agreement.
+    fn tag_of(name: []const u8) u64 {
+        const digest: u64 = @truncate(kernels.digest(name, 0));
+        return limits.state_tags_first | digest >> 8;
+    }
+
+    fn take(state: *State, tensors: []const Tensor, at: *usize) Error!void {
+        const arena = state.arena.allocator();
+        state.entries = try arena.alloc(Entry, tensors.len);
+        for (state.entries, tensors, 0..) |*entry, tensor, index| {
+            at.* = index;
+            if (tensor.name.len == 0 or tensor.name.len > limits.name_bytes_max or
+                !std.unicode.utf8ValidateSlice(tensor.name)) return error.BadName;
+            if (tensor.shape.len > limits.state_dimensions_max) return error.TooManyDimensions;
+            const bytes = try size_of(&tensor);
+            if (bytes > 0 and tensor.data == null) return error.NoData;
+            entry.* = .{ .tensor = tensor, .bytes = bytes, .first_leaf = 0, .leaves = 0 };
+            entry.tensor.name = try arena.dupe(u8, tensor.name);
+            entry.tensor.shape = try arena.dupe(u64, tensor.shape);
+        }
+        try check_overlap(arena, state.entries, tensors, at);
+        std.mem.sortUnstable(Entry, state.entries, {}, by_name);
+        for (state.entries[0..state.entries.len -| 1], 1..) |*entry, next| {
+            if (!std.mem.eql(u8, entry.tensor.name, state.entries[next].tensor.name)) continue;
+            at.* = index_of(tensors, entry.tensor.name);
+            return error.DuplicateName;
+        }
+        var leaves: u64 = 0;
+        for (state.entries) |*entry| {
+            entry.first_leaf = @intCast(leaves);
+            if (entry.tensor.may_differ) continue;
+            const count = std.math.divCeil(u64, entry.bytes, state.leaf_bytes) catch unreachable;
+            if (leaves + count > limits.state_leaves_max) return error.TooManyLeaves;
+            entry.leaves = @intCast(count);
+            leaves += count;
+        }
+    }
+
+    fn by_name(_: void, a: Entry, b: Entry) bool {
+        return std.mem.order(u8, a.tensor.name, b.tensor.name) == .lt;
+    }
+
+    fn index_of(tensors: []const Tensor, name: []const u8) usize {
+        for (tensors, 0..) |*tensor, index| if (std.mem.eql(u8, tensor.name, name)) return index;
+        unreachable;
+    }
+
+    fn size_of(tensor: *const Tensor) error{TooLarge}!usize {
+        var elements: u64 = 1;
+        for (tensor.shape) |dimension| {
+            if (dimension == 0) return 0; // whatever the others are
+            elements = std.math.mul(u64, elements, dimension) catch return error.TooLarge;
+        }
+        if (elements > limits.elements_max) return error.TooLarge;
+        return std.math.cast(usize, elements * tensor.dtype.size()) orelse error.TooLarge;
+    }
+
+    /// What is written at a commit must be of one tensor only.
+    fn check_overlap(
+        arena: Allocator,
+        entries: []const Entry,
+        tensors: []const Tensor,
+        at: *usize,
+    ) Error!void {
+        const order = try arena.alloc(u32, entries.len);
+        for (order, 0..) |*place, index| place.* = @intCast(index);
+        std.mem.sortUnstable(u32, order, entries, by_address);
+        var end: usize = 0;
+        for (order) |index| {
+            const entry = &entries[index];
+            if (entry.bytes == 0) continue;
+            const start = @intFromPtr(tensors[index].data.?);
+            at.* = index;
+            if (std.math.maxInt(usize) - start < entry.bytes) return error.TooLarge;
+            if (start < end) return error.Overlap;
+            end = start + entry.bytes;
+        }
+    }
+
+    fn by_address(entries: []const Entry, a: u32, b: u32) bool {
+        return @intFromPtr(entries[a].tensor.data) < @intFromPtr(entries[b].tensor.data);
+    }
+
+    fn structure_hash(state: *State) Allocator.Error!Hash {
+        var bytes: std.ArrayList(u8) = .empty;
+        defer bytes.deinit(state.gpa);
+        const gpa = state.gpa;
+        try append_int(&bytes, gpa, state.leaf_bytes);
+        for (state.entries) |*entry| {
+            const tensor = &entry.tensor;
+            try append_int(&bytes, gpa, tensor.name.len);
+            try bytes.appendSlice(gpa, tensor.name);
+            const flags = @as(u64, @intFromEnum(tensor.dtype)) << 1;
+            try append_int(&bytes, gpa, flags | @intFromBool(tensor.may_differ));
+            try append_int(&bytes, gpa, tensor.shape.len);
+            for (tensor.shape) |dimension| try append_int(&bytes, gpa, dimension);
+        }
+        return kernels.blake3(bytes.items);
+    }
+
+    fn append_int(bytes: *std.ArrayList(u8), gpa: Allocator, value: u64) Allocator.Error!void {
+        var encoded: [8]u8 = undefined;
+        std.mem.writeInt(u64, &encoded, value, .little);
+        try bytes.appendSlice(gpa, &encoded);
+    }
+
+    // ---- leaves
+
+    pub fn leaf_count(state: *const State) u32 {
+        if (state.entries.len == 0) return 0;
+        const last = &state.entries[state.entries.len - 1];
+        return last.first_leaf + last.leaves;
+    }
+
+    /// A leaf in the user's memory.
+    pub fn leaf(state: *const State, index: u32) []u8 {
+        // The last tensor that begins there: those without leaves begin where the next one does.
+        var low: usize = 0;
+        var high = state.entries.len;
+        while (high - low > 1) {
+            const middle = (low + high) / 2;
+            if (state.entries[middle].first_leaf <= index) low = middle else high = middle;
+        }
+        const entry = &state.entries[low];
+        assert(index - entry.first_leaf < entry.leaves);
+        const start = @as(usize, index - entry.first_leaf) * state.leaf_bytes;
+        const end = @min(entry.bytes, start + state.leaf_bytes);
+        return entry.tensor.data.?[start..end];
+    }
+
+    /// Hashes leaves [first, end) as they are now. Any thread, but each leaf only one at a time.
+    pub fn hash_leaves(state: *State, first: u32, end: u32) void {
+        for (first..end) |index| {
+            state.hashes[index + 1] = kernels.blake3(state.leaf(@intCast(index)));
+        }
+    }
+
+    /// All leaves are hashed.
+    pub fn hash_root(state: *State) void {
+        state.root = kernels.blake3(std.mem.sliceAsBytes(state.hashes));
+    }
+
+    pub fn structure(state: *const State) Hash {
+        return state.hashes[0];
+    }
+
+    /// Whether the memory of a call meets that of a tensor which a sync may read or write.
+    pub fn meets(state: *const State, span: Operation.Span) bool {
+        for (state.entries) |*entry| if (span_of(entry).meets(span)) return true;
+        return false;
+    }
+
+    pub fn span_of(entry: *const Entry) Operation.Span {
+        if (entry.leaves == 0) return .{ .start = 0, .bytes = 0 };
+        return .{ .start = @intFromPtr(entry.tensor.data), .bytes = entry.bytes };
+    }
+
+    // ---- another content
+
+    /// Whether a leaf of the wanted content is neither in the user's memory nor staged.
+    pub fn lacks(state: *const State, index: u32) bool {
+        const hash = &state.wanted[index + 1];
+        if (std.mem.eql(u8, hash, &state.hashes[index + 1])) return false;
+        return state.staged[index] == null or
+            !std.mem.eql(u8, hash, &state.staged_hashes[index]);
+    }
+
+    /// Memory for a leaf that is about to come in.
+    pub fn stage(state: *State, index: u32) Allocator.Error![]u8 {
+        if (state.staged[index] == null) {
+            state.staged[index] = try state.gpa.alloc(u8, state.leaf(index).len);
+        }
+        state.staged_hashes[index] = @splat(0); // of nothing, until it is whole
+        return state.staged[index].?;
+    }
+
+    /// A staged leaf is whole: whether it is the wanted one.
+    pub fn check_staged(state: *State, index: u32) bool {
+        const hash = kernels.blake3(state.staged[index].?);
+        const wanted = &state.wanted[index + 1];
+        if (!std.mem.eql(u8, &hash, wanted) and !base.canary.on(.skip_leaf_hash)) return false;
+        state.staged_hashes[index] = wanted.*;
+        return true;
+    }
+
+    /// A leaf of the wanted content, which is complete.
+    pub fn wanted_leaf(state: *const State, index: u32) []const u8 {
+        const wanted = &state.wanted[index + 1];
+        if (std.mem.eql(u8, wanted, &state.hashes[index + 1])) return state.leaf(index);
+        return state.staged[index].?;
+    }
+
+    /// The wanted content is committed: it becomes the user's. Outside the engine's lock, on the
+    /// thread of the call, which nothing else may use the state beside.
+    pub fn apply(state: *State) void {
+        const wanted = state.wanted_root orelse return;
+        for (0..state.leaf_count()) |index| {
+            const own = &state.hashes[index + 1];
+            if (std.mem.eql(u8, own, &state.wanted[index + 1])) continue;
+            @memcpy(state.leaf(@intCast(index)), state.staged[index].?);
+            own.* = state.wanted[index + 1];
+        }
+        state.root = wanted;
+        state.forget_staged();
+    }
+
+    /// What was staged is of no use any more.
+    pub fn forget_staged(state: *State) void {
+        state.wanted_root = null;
+        for (state.staged) |*place| {
+            state.gpa.free(place.* orelse continue);
+            place.* = null;
+        }
+    }
+};
+
+// ---- tests
+
+const test_lengths = lengths: {
+    var lengths: [32]u64 = undefined;
+    for (&lengths, 0..) |*length, index| length.* = index;
+    break :lengths lengths;
+};
+
+fn test_tensor(name: []const u8, data: []u8) Tensor {
+    const shape = test_lengths[data.len..][0..1];
+    return .{ .name = name, .dtype = .u8, .shape = shape, .data = data.ptr };
+}
+
+fn test_create(tensors: []const Tensor) State.Error!*State {
+    var at: usize = 0;
+    const options: State.Options = .{ .name = "test", .tensors = tensors, .leaf_bytes = 8 };
+    return State.create(std.testing.allocator, undefined, options, &at);
+}
+
+fn test_root(state: *State) Hash {
+    state.hash_leaves(0, state.leaf_count());
+    state.hash_root();
+    return state.root;
+}
+
+test "leaves are cut in order of names, and tensors without content have none" {
+    var a: [20]u8 = @splat(1);
+    var b: [8]u8 = @splat(2);
+    var c: [9]u8 = @splat(3);
+    var tensors = [_]Tensor{
+        test_tensor("z", &c),
+        test_tensor("empty", a[0..0]),
+        test_tensor("a", &a),
+        test_tensor("m", &b),
+    };
+    tensors[3].may_differ = true;
+    const state = try test_create(&tensors);
+    defer state.destroy();
+    try std.testing.expectEqual(5, state.leaf_count());
+    const expected = [_][]u8{ a[0..8], a[8..16], a[16..20], c[0..8], c[8..9] };
+    for (expected, 0..) |bytes, index| {
+        const leaf = state.leaf(@intCast(index));
+        try std.testing.expectEqual(bytes.ptr, leaf.ptr);
+        try std.testing.expectEqual(bytes.len, leaf.len);
+    }
+    const before = test_root(state);
+    b[0] = 9; // may differ
+    try std.testing.expectEqual(before, test_root(state));
+    c[8] = 9;
+    try std.testing.expect(!std.mem.eql(u8, &before, &test_root(state)));
+}
+
+test "names, types, shapes and flags are the structure, the order in which they are given is not" {
+    var a: [12]u8 = @splat(1);
+    var b: [12]u8 = @splat(1);
+    const first = [_]Tensor{ test_tensor("a", &a), test_tensor("b", &b) };
+    const one = try test_create(&first);
+    defer one.destroy();
+    const second = [_]Tensor{ first[1], first[0] };
+    const two = try test_create(&second);
+    defer two.destroy();
+    try std.testing.expectEqual(test_root(one), test_root(two));
+    for (0..4) |change| {
+        var changed = first;
+        switch (change) {
+            0 => changed[0].name = "c",
+            1 => changed[0].dtype = .i8,
+            2 => changed[0].shape = &.{ 3, 4 },
+            else => changed[0].may_differ = true,
+        }
+        const other = try test_create(&changed);
+        defer other.destroy();
+        try std.testing.expect(!std.mem.eql(u8, &one.structure(), &other.structure()));
+    }
+}
+
+test "tensors that cannot be shared are refused by name" {
+    var a: [12]u8 = @splat(1);
+    const good = test_tensor("a", &a);
+    var bad = good;
+    bad.name = "";
+    try std.testing.expectError(error.BadName, test_create(&.{bad}));
+    bad.name = "\xff";
+    try std.testing.expectError(error.BadName, test_create(&.{bad}));
+    bad = good;
+    bad.data = null;
+    try std.testing.expectError(error.NoData, test_create(&.{bad}));
+    bad.shape = &.{ 1 << 40, 1 << 40 };
+    try std.testing.expectError(error.TooLarge, test_create(&.{bad}));
+    bad.shape = &([1]u64{1} ** 33);
+    try std.testing.expectError(error.TooManyDimensions, test_create(&.{bad}));
+    try std.testing.expectError(error.DuplicateName, test_create(&.{
+        test_tensor("a", a[0..4]), test_tensor("a", a[4..8]),
+    }));
+    try std.testing.expectError(error.Overlap, test_create(&.{
+        test_tensor("a", a[0..5]), test_tensor("b", a[4..8]),
+    }));
+}
+
+test "a staged leaf counts only if its hash is the wanted one, and is applied at the commit" {
+    var a: [12]u8 = @splat(1);
+    var b: [12]u8 = @splat(1);
+    b[9] = 2;
+    const mine = try test_create(&.{test_tensor("a", &a)});
+    defer mine.destroy();
+    const theirs = try test_create(&.{test_tensor("a", &b)});
+    defer theirs.destroy();
+    _ = test_root(mine);
+    mine.wanted_root = test_root(theirs);
+    @memcpy(mine.wanted, theirs.hashes);
+    try std.testing.expect(!mine.lacks(0));
+    try std.testing.expect(mine.lacks(1));
+    @memset(try mine.stage(1), 7);
+    try std.testing.expect(!mine.check_staged(1));
+    try std.testing.expect(mine.lacks(1));
+    @memcpy(try mine.stage(1), b[8..]);
+    try std.testing.expect(mine.check_staged(1));
+    try std.testing.expect(!mine.lacks(1));
+    try std.testing.expectEqual(1, a[9]);
+    mine.apply();
+    try std.testing.expectEqualSlices(u8, &b, &a);
+    try std.testing.expectEqual(theirs.root, mine.root);
+    try std.testing.expectEqual(theirs.root, test_root(mine));
+}

@@ -1,0 +1,493 @@
+//! Sync: one call that makes a shared state equal on all members: offers what this peer holds, and if
+//! something else is elected, fetches the leaves that differ from all who hold it, while those who
+//! hold it serve from the user's memory. What is fetched waits in the state (state.zig) until the
+//! commit, so a call that fails has changed nothing. Who is elected: protocol/election.zig; which
+//! leaf is asked of whom: collective/fetch.zig; other operations: frames.zig.
+//!
+//! A member asks for the hashes of all leaves first and compares them with the elected root, so each
+//! leaf is checked as it arrives, whoever sends it.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const kernels = @import("kernels");
+const protocol = @import("protocol");
+const collective = @import("collective");
+const frames = @import("frames.zig");
+const links = @import("links.zig");
+const Session = @import("session.zig").Session;
+const Lane = @import("lane.zig").Lane;
+const Link = @import("link.zig").Link;
+const Operation = @import("operation.zig").Operation;
+const State = @import("state.zig").State;
+const Allocator = std.mem.Allocator;
+const Header = wire.frame.Header;
+const Hash = wire.control.Hash;
+const Mask = base.Mask;
+const control = wire.control;
+const limits = base.limits;
+const assert = std.debug.assert;
+
+pub const Sync = struct {
+    gpa: Allocator,
+    /// Until the call returns.
+    state: ?*State,
+    strategy: control.Strategy,
+    phase: Phase = .idle,
+    /// What this peer offers: its own content, or what it has staged in an earlier attempt.
+    revision: u64,
+    root: Hash,
+    voted: bool = false,
+    /// What the attempt under way has elected.
+    elected_revision: u64 = 0,
+    elected_root: Hash = undefined,
+    fetch: collective.Fetch,
+    /// Who is asked for the hashes of the leaves, and the next page.
+    hashes_from: ?u16 = null,
+    pages_got: u32 = 0,
+    /// By rank.
+    exchanges: []Exchange,
+
+    /// Of all attempts.
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+    leaves_moved: u32 = 0,
+    sources: Mask = .empty,
+    differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
+    differs_length: usize = 0,
+
+    const Phase = enum {
+        /// Stopped, or not begun in this attempt.
+        idle,
+        offered,
+        /// Something else was elected; the hashes of its leaves are asked for.
+        hashes,
+        leaves,
+        /// This peer has what was elected.
+        complete,
+    };
+
+    /// What goes to and fro between this peer and another in an attempt.
+    const Exchange = struct {
+        link: ?*Link = null,
+        /// To be asked of it.
+        wants: Queue = .{},
+        /// What it has asked for.
+        asked: Queue = .{},
+    };
+
+    const Item = struct { class: u16, index: u32 };
+
+    /// A page and a few leaves at most are on request at the same time.
+    const Queue = struct {
+        items: [limits.state_asked_max + 1]Item = undefined,
+        first: u32 = 0,
+        count: u32 = 0,
+
+        fn push(queue: *Queue, item: Item) bool {
+            if (queue.count == queue.items.len) return false;
+            queue.items[(queue.first + queue.count) % queue.items.len] = item;
+            queue.count += 1;
+            return true;
+        }
+
+        fn pop(queue: *Queue) ?Item {
+            if (queue.count == 0) return null;
+            defer queue.first = @intCast((queue.first + 1) % queue.items.len);
+            queue.count -= 1;
+            return queue.items[queue.first];
+        }
+    };
+
+    const class_leaf = 0;
+    const class_hashes = 1;
+    const page_hashes = limits.frame_payload_bytes_max / @sizeOf(Hash);
+
+    /// Reserves all that it needs but the leaves that will come in.
+    pub fn create(
+        gpa: Allocator,
+        state: *State,
+        strategy: control.Strategy,
+        ranks: usize,
+    ) Allocator.Error!*Sync {
+        const sync = try gpa.create(Sync);
+        errdefer gpa.destroy(sync);
+        var fetch = try collective.Fetch.init(gpa, state.leaf_count(), ranks);
+        errdefer fetch.deinit();
+        const exchanges = try gpa.alloc(Exchange, ranks);
+        @memset(exchanges, .{});
+        sync.* = .{
+            .gpa = gpa,
+            .state = state,
+            .strategy = strategy,
+            .revision = state.revision,
+            .root = state.root,
+            .fetch = fetch,
+            .exchanges = exchanges,
+        };
+        return sync;
+    }
+
+    pub fn destroy(sync: *Sync) void {
+        if (sync.state) |state| state.operation = null;
+        sync.fetch.deinit();
+        sync.gpa.free(sync.exchanges);
+        sync.gpa.destroy(sync);
+    }
+
+    fn digest_of(root: *const Hash, revision: u64) u128 {
+        return kernels.digest(root, revision);
+    }
+
+    /// Structures differ: how, in words.
+    pub fn differs(sync: *const Sync) []const u8 {
+        return sync.differs_storage[0..sync.differs_length];
+    }
+
+    pub fn note_differs(sync: *Sync, text: []const u8) void {
+        if (!std.unicode.utf8ValidateSlice(text)) return; // it goes into a sentence
+        sync.differs_length = @min(text.len, sync.differs_storage.len);
+        @memcpy(sync.differs_storage[0..sync.differs_length], text[0..sync.differs_length]);
+    }
+
+    /// Whether a broken lane of this link costs the attempt.
+    pub fn uses(sync: *const Sync, link: *const Link) bool {
+        if (sync.phase == .idle) return false;
+        const rank = sync.rank_of(link) orelse return false;
+        const exchange = &sync.exchanges[rank];
+        return exchange.wants.count > 0 or exchange.asked.count > 0 or
+            sync.hashes_from == rank or sync.fetch.is_asked(rank);
+    }
+
+    fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
+        for (sync.exchanges, 0..) |*exchange, rank| if (exchange.link == link) return @intCast(rank);
+        return null;
+    }
+
+    fn page_count(state: *const State) u32 {
+        return std.math.divCeil(u32, state.leaf_count(), page_hashes) catch unreachable;
+    }
+
+    fn page_of(hashes: []Hash, page: u32) []u8 {
+        const leaves = hashes[1..];
+        const first = @as(usize, page) * page_hashes;
+        return std.mem.sliceAsBytes(leaves[first..@min(leaves.len, first + page_hashes)]);
+    }
+
+    /// This peer's offer rests on what it has staged, not on the user's memory alone.
+    fn offers_staged(sync: *const Sync) bool {
+        return !std.mem.eql(u8, &sync.root, &sync.state.?.root);
+    }
+};
+
+// ---- attempts
+
+/// An attempt begins; the offer follows in `step`.
+pub fn start(s: *Session, operation: *Operation) void {
+    const sync = operation.sync.?;
+    const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
+    sync.phase = .idle;
+    sync.hashes_from = null;
+    for (sync.exchanges, 0..) |*exchange, rank| {
+        exchange.* = .{};
+        if (rank == epoch.rank or !epoch.alive.has(rank)) continue;
+        exchange.link = links.find(s, epoch.ids[rank]);
+    }
+}
+
+/// No lane reads or writes memory of the state any more.
+pub fn stop(operation: *Operation) void {
+    const sync = operation.sync.?;
+    sync.phase = .idle;
+    for (sync.exchanges) |*exchange| exchange.* = .{};
+}
+
+/// What is due and can only be said outside of the member.
+pub fn step(s: *Session, operation: *Operation) void {
+    const sync = operation.sync.?;
+    const member = &operation.group.member;
+    if (operation.executor.members == 0 or operation.op.state == .finished) return;
+    switch (sync.phase) {
+        .idle => {
+            // In doubt it has let go of the state, and offers nothing.
+            const structure = if (sync.state) |state| state.structure() else sync.root;
+            sync.phase = .offered;
+            member.offer(&operation.op, .{
+                .digest = Sync.digest_of(&sync.root, sync.revision),
+                .revision = sync.revision,
+                .structure = structure,
+                .root = sync.root,
+                .strategy = sync.strategy,
+                .voted = sync.voted,
+            });
+        },
+        .offered => {},
+        .hashes, .leaves => fetch_more(s, operation),
+        .complete => {
+            const digest = Sync.digest_of(&sync.root, sync.revision);
+            member.completed(&operation.op, digest);
+        },
+    }
+}
+
+/// The call returns, committed or not: the caller has its memory back.
+pub fn over(operation: *Operation, committed: bool) void {
+    const sync = operation.sync.?;
+    const state = sync.state orelse return;
+    sync.state = null;
+    state.operation = null;
+    if (!committed) return; // what is staged serves the next call
+    state.revision = sync.revision + 1;
+    // What differs is complete in `wanted` and `staged`, and applied by whoever called.
+    if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
+}
+
+/// Offers differ, and this was elected.
+pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
+    const sync = operation.sync.?;
+    const state = sync.state orelse return;
+    sync.elected_revision = message.revision;
+    sync.elected_root = message.root;
+    if (std.mem.eql(u8, &sync.root, &message.root)) {
+        completed(operation);
+        return step(s, operation);
+    }
+    var sources = message.holders;
+    for (sync.exchanges, 0..) |*exchange, rank| if (exchange.link == null) sources.unset(rank);
+    for (sync.exchanges.len..limits.peers_max) |rank| sources.unset(rank);
+    sync.fetch.begin(&sources);
+    const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
+    if (known) begin_leaves(operation) else {
+        state.wanted_root = null;
+        sync.phase = .hashes;
+    }
+    step(s, operation);
+}
+
+/// This peer has what was elected: from now on it offers that, and nothing else.
+fn completed(operation: *Operation) void {
+    const sync = operation.sync.?;
+    sync.phase = .complete;
+    sync.revision = sync.elected_revision;
+    sync.root = sync.elected_root;
+    sync.voted = true;
+}
+
+fn begin_leaves(operation: *Operation) void {
+    const sync = operation.sync.?;
+    const state = sync.state.?;
+    sync.phase = .leaves;
+    for (0..state.leaf_count()) |index| {
+        if (state.lacks(@intCast(index))) sync.fetch.need(@intCast(index));
+    }
+}
+
+fn fetch_more(s: *Session, operation: *Operation) void {
+    const sync = operation.sync.?;
+    if (sync.phase == .leaves and sync.fetch.left == 0) {
+        completed(operation);
+        return step(s, operation);
+    }
+    if (!sync.fetch.has_sources()) {
+        s.log(.err, "no member gives the elected content of the shared state", .{});
+        return operation.group.member.give_up(&operation.op, .state_unavailable);
+    }
+    if (sync.phase == .hashes) return ask_for_hashes(s, operation);
+    while (sync.fetch.next()) |request| {
+        ask(s, sync, request.rank, .{ .class = Sync.class_leaf, .index = request.leaf });
+    }
+}
+
+fn ask_for_hashes(s: *Session, operation: *Operation) void {
+    const sync = operation.sync.?;
+    if (sync.hashes_from != null) return; // under way
+    // Members spread over the sources, each begins behind itself.
+    const count = sync.exchanges.len;
+    const own = operation.executor.position;
+    for (0..count) |distance| {
+        const rank: u16 = @intCast((own + distance) % count);
+        if (!sync.fetch.is_usable(rank)) continue;
+        sync.hashes_from = rank;
+        sync.pages_got = 0;
+        return ask(s, sync, rank, .{ .class = Sync.class_hashes, .index = 0 });
+    }
+}
+
+fn ask(s: *Session, sync: *Sync, rank: u16, item: Sync.Item) void {
+    const exchange = &sync.exchanges[rank];
+    // At most a page and the leaves that Fetch allows are on request.
+    assert(exchange.wants.push(item));
+    frames.wake(s, exchange.link.?);
+}
+
+/// The source has sent what is not the elected content: nothing more is asked of it.
+fn discard(s: *Session, operation: *Operation, rank: u16, what: []const u8) void {
+    const sync = operation.sync.?;
+    s.log(.warning, "peer {s} sent {s} that are not those of the elected state", .{
+        operation.ids[rank].short(), what,
+    });
+    sync.fetch.discard(rank);
+    sync.exchanges[rank].wants = .{};
+    if (sync.hashes_from == rank) sync.hashes_from = null;
+    frames.later(s, operation);
+}
+
+// ---- outgoing
+
+/// Puts the next frame of a sync on a lane that is idle, if there is one.
+pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
+    const sync = operation.sync.?;
+    if (sync.phase == .idle) return false;
+    const exchange = for (sync.exchanges) |*exchange| {
+        if (exchange.link == link) break exchange;
+    } else return false;
+    if (exchange.wants.pop()) |item| {
+        frames.put(lane, operation, .{
+            .kind = .want,
+            .index = item.index,
+            .class = item.class,
+        }, "");
+        return true;
+    }
+    const item = exchange.asked.pop() orelse return false;
+    const state = sync.state.?;
+    const staged = sync.offers_staged();
+    const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;
+    const payload = switch (item.class) {
+        Sync.class_leaf => if (staged) state.wanted_leaf(item.index) else state.leaf(item.index),
+        else => Sync.page_of(if (staged) state.wanted else state.hashes, item.index),
+    };
+    frames.put(lane, operation, .{
+        .kind = kind,
+        .index = item.index,
+        .payload_bytes = @intCast(payload.len),
+    }, "");
+    lane.out = .{
+        .kind = kind,
+        .piece = item.index,
+        .class = item.class,
+        .reduced_attempt = 0,
+        .slot = collective.Executor.no_slot,
+        .payload = payload,
+    };
+    lane.out_payload = payload;
+    lane.out_operation = operation;
+    return true;
+}
+
+pub fn sent(operation: *Operation, bytes: usize) void {
+    operation.sync.?.bytes_sent += bytes;
+}
+
+// ---- incoming
+
+pub const Error = error{ UnknownLeaf, UnknownPage, WrongLength, TooManyRequests, WrongPhase };
+
+/// Another member wants a leaf, or a page of hashes.
+pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
+    const sync = operation.sync orelse return error.WrongPhase;
+    const state = sync.state orelse return; // in doubt: it gives nothing any more
+    const rank = sync.rank_of(link) orelse return;
+    const known = switch (header.class) {
+        Sync.class_leaf => header.index < state.leaf_count(),
+        Sync.class_hashes => header.index < Sync.page_count(state),
+        else => false,
+    };
+    if (!known) return error.UnknownLeaf;
+    const item: Sync.Item = .{ .class = header.class, .index = @intCast(header.index) };
+    if (!sync.exchanges[rank].asked.push(item)) return error.TooManyRequests;
+    frames.wake(s, link);
+}
+
+/// Where the payload of a leaf or a page goes; null: it is not wanted any more.
+pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) Error!?[]u8 {
+    const sync = operation.sync orelse return error.WrongPhase;
+    const state = sync.state orelse return null;
+    const rank = sync.rank_of(lane.link.?) orelse return null;
+    if (header.kind == .hashes) {
+        if (header.index >= Sync.page_count(state)) return error.UnknownPage;
+        if (sync.phase != .hashes or sync.hashes_from != rank) return null;
+        if (header.index != sync.pages_got) return error.UnknownPage;
+        const page = Sync.page_of(state.wanted, @intCast(header.index));
+        if (header.payload_bytes != page.len) return error.WrongLength;
+        return page;
+    }
+    if (header.index >= state.leaf_count()) return error.UnknownLeaf;
+    const leaf: u32 = @intCast(header.index);
+    if (header.payload_bytes != state.leaf(leaf).len) return error.WrongLength;
+    if (sync.phase != .leaves or !sync.fetch.wants(rank, leaf)) {
+        if (sync.phase == .leaves) sync.fetch.delivered(rank, leaf);
+        return null;
+    }
+    // Asked of two, and the other one is still sending: whoever began later is faster.
+    for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
+        const same = other != lane and other.into_operation == operation and
+            other.incoming.kind == .leaf and other.incoming.index == leaf;
+        if (!same) continue;
+        other.detach(operation);
+        if (sync.rank_of(link)) |slower| sync.fetch.cancel(slower, leaf);
+    };
+    return state.stage(leaf) catch {
+        frames.give_up(s, operation);
+        frames.later(s, operation);
+        return null;
+    };
+}
+
+/// The payload of a placed frame is complete.
+pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const Header) void {
+    const sync = operation.sync.?;
+    const state = sync.state orelse return;
+    const rank = sync.rank_of(lane.link.?) orelse return;
+    sync.bytes_received += header.payload_bytes;
+    if (header.kind == .hashes) {
+        page_arrived(s, operation, rank);
+    } else {
+        const leaf: u32 = @intCast(header.index);
+        if (!state.check_staged(leaf)) return discard(s, operation, rank, "bytes");
+        sync.fetch.delivered(rank, leaf);
+        sync.leaves_moved += 1;
+        sync.sources.set(rank);
+    }
+    frames.later(s, operation);
+}
+
+fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
+    const sync = operation.sync.?;
+    const state = sync.state.?;
+    sync.pages_got += 1;
+    if (sync.pages_got < Sync.page_count(state)) return ask(s, sync, rank, .{
+        .class = Sync.class_hashes,
+        .index = sync.pages_got,
+    });
+    const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
+    if (!std.mem.eql(u8, &root, &sync.elected_root))
+        return discard(s, operation, rank, "hashes");
+    state.wanted_root = root;
+    begin_leaves(operation);
+}
+
+// ---- structures
+
+/// The coordinator asks what this state is made of, from some tensor on.
+pub fn describe(operation: *Operation, first: u32) protocol.Member.EpochError!void {
+    const sync = operation.sync.?;
+    const state = sync.state orelse return;
+    if (first > state.entries.len) return error.Unexpected;
+    var tensors: std.ArrayList(control.StateTensor) = .empty;
+    defer tensors.deinit(sync.gpa);
+    var bytes: usize = 0;
+    for (state.entries[first..]) |*entry| {
+        const tensor = &entry.tensor;
+        bytes += 16 + tensor.name.len + 8 * tensor.shape.len;
+        if (bytes > limits.state_page_bytes and tensors.items.len > 0) break;
+        try tensors.append(sync.gpa, .{
+            .name = .of(tensor.name),
+            .dtype = tensor.dtype,
+            .may_differ = tensor.may_differ,
+            .shape = .of(tensor.shape),
+        });
+    }
+    const total: u32 = @intCast(state.entries.len);
+    operation.group.member.describe(&operation.op, tensors.items, first, total);
+}

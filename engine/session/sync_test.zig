@@ -1,0 +1,387 @@
+//! Syncs in a world over perfect pipes (world_test.zig): who ends up with what, what moves, and what
+//! happens when a source dies, lies or is late. Under every order of events: tests/sim.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const session = @import("root.zig");
+const world_test = @import("world_test.zig");
+const World = world_test.World;
+const Node = world_test.Node;
+const State = session.State;
+const Operation = session.Operation;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const gpa = std.testing.allocator;
+
+const leaf_bytes = 16;
+const leaves = 40;
+const deadline_never = std.math.maxInt(u64) - 1;
+
+/// One peer's state: a tensor of whole leaves, a short one, an empty one, and one of its own.
+const Held = struct {
+    node: *Node,
+    state: *State = undefined,
+    weights: [leaves * leaf_bytes]u8 = undefined,
+    bias: [5]u8 = undefined,
+    own: [3]u8 = undefined,
+    operation: ?*Operation = null,
+
+    const shapes = [_][]const u64{ &.{ leaves, leaf_bytes }, &.{5}, &.{ 0, 7 }, &.{3} };
+
+    fn init(held: *Held, node: *Node, value: u8, revision: u64) !void {
+        held.* = .{ .node = node };
+        @memset(&held.weights, value);
+        @memset(&held.bias, value);
+        @memset(&held.own, @intCast(node.index));
+        const tensors = [_]session.Tensor{
+            .{ .name = "weights", .dtype = .u8, .shape = shapes[0], .data = &held.weights },
+            .{ .name = "bias", .dtype = .u8, .shape = shapes[1], .data = &held.bias },
+            .{ .name = "empty", .dtype = .f32, .shape = shapes[2], .data = null },
+            .{
+                .name = "own",
+                .dtype = .u8,
+                .shape = shapes[3],
+                .data = &held.own,
+                .may_differ = true,
+            },
+        };
+        try held.share(&tensors, revision);
+    }
+
+    fn share(held: *Held, tensors: []const session.Tensor, revision: u64) !void {
+        var at: usize = 0;
+        held.state = try State.create(gpa, held.node.group, .{
+            .name = "model",
+            .tensors = tensors,
+            .revision = revision,
+            .leaf_bytes = leaf_bytes,
+        }, &at);
+        try held.node.s.state_add(held.state);
+    }
+
+    fn deinit(held: *Held) void {
+        if (held.node.alive) held.node.s.state_remove(held.state);
+        held.state.destroy();
+    }
+
+    fn sync(held: *Held, strategy: wire.control.Strategy, deadline: u64) !void {
+        held.state.hash_leaves(0, held.state.leaf_count());
+        held.state.hash_root();
+        held.operation = try held.node.s.begin_sync(held.node.world.now, .{
+            .state = held.state,
+            .strategy = strategy,
+            .deadline = deadline,
+        });
+    }
+
+    /// The call returns: what becomes of the user's memory.
+    fn end(held: *Held, status: session.Status) !void {
+        const operation = held.operation.?;
+        try expect(operation.finished);
+        try expectEqual(status, operation.status);
+        if (status == .ok) held.state.apply();
+        held.node.s.release(operation);
+        held.operation = null;
+    }
+
+    fn expect_value(held: *const Held, value: u8, revision: u64) !void {
+        try expect(std.mem.allEqual(u8, &held.weights, value));
+        try expect(std.mem.allEqual(u8, &held.bias, value));
+        try expect(std.mem.allEqual(u8, &held.own, @intCast(held.node.index)));
+        try expectEqual(revision, held.state.revision);
+    }
+};
+
+const Case = struct {
+    world: World = .{ .gpa = gpa },
+    held: [world_test.peers_max]Held = undefined,
+    count: usize,
+
+    /// Values and revisions by rank.
+    fn init(case: *Case, values: []const u8, revisions: []const u64) !void {
+        case.* = .{ .count = values.len };
+        try case.world.init(values.len, @intCast(values.len));
+        try case.world.settle();
+        for (case.world.nodes[0..values.len]) |*node| {
+            try node.s.admit(case.world.now, node.group, deadline_never);
+        }
+        try case.world.settle();
+        for (values, revisions, 0..) |value, revision, index| {
+            try case.held[index].init(&case.world.nodes[index], value, revision);
+        }
+    }
+
+    fn deinit(case: *Case) void {
+        for (case.held[0..case.count]) |*held| held.deinit();
+        case.world.deinit();
+    }
+
+    fn all(case: *Case) []Held {
+        return case.held[0..case.count];
+    }
+
+    fn sync_all(case: *Case) !void {
+        for (case.all()) |*held| try held.sync(.popular, deadline_never);
+        try case.world.settle();
+    }
+};
+
+test "all equal: committed by the offers, and nothing moves" {
+    var case: Case = undefined;
+    try case.init(&.{ 7, 7, 7 }, &.{ 4, 4, 4 });
+    defer case.deinit();
+    try case.sync_all();
+    for (case.all()) |*held| {
+        const moved = held.operation.?.sync.?;
+        try expectEqual(0, moved.bytes_sent + moved.bytes_received);
+        try expectEqual(1, held.operation.?.op.attempts);
+        try held.end(.ok);
+        try held.expect_value(7, 5);
+    }
+}
+
+test "equal contents of different revisions move nothing, and agree on the highest" {
+    var case: Case = undefined;
+    try case.init(&.{ 7, 7 }, &.{ 4, 9 });
+    defer case.deinit();
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try expectEqual(0, held.operation.?.sync.?.leaves_moved);
+        try held.end(.ok);
+        try held.expect_value(7, 10);
+    }
+}
+
+test "only leaves that differ move, from all who hold the elected content" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 1, 2 }, &.{ 3, 3, 3, 0 });
+    defer case.deinit();
+    const late = &case.held[3];
+    // It has all but the bias and every other leaf.
+    for (0..leaves) |leaf| if (leaf % 2 == 0) {
+        @memset(late.weights[leaf * leaf_bytes ..][0..leaf_bytes], 1);
+    };
+    try case.sync_all();
+    const moved = late.operation.?.sync.?;
+    try expectEqual(leaves / 2 + 1, moved.leaves_moved);
+    try expectEqual(3, moved.sources.count());
+    var sent: u64 = 0;
+    for (case.all()) |*held| sent += held.operation.?.sync.?.bytes_sent;
+    // The last ones may have been asked of two.
+    try expect(moved.bytes_received <= sent and sent <= moved.bytes_received + 8 * leaf_bytes);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+    // And once more, from the content that was written.
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 5);
+    }
+}
+
+test "strategies: who insists gives, who only receives never does" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3 }, &.{ 9, 0, 9 });
+    defer case.deinit();
+    try case.held[0].sync(.popular, deadline_never);
+    try case.held[1].sync(.send_only, deadline_never);
+    try case.held[2].sync(.receive_only, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(2, 1);
+    }
+    for (case.all()) |*held| {
+        @memset(&held.bias, @intCast(held.node.index));
+        try held.sync(.receive_only, deadline_never);
+    }
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(.state_unavailable);
+    for (case.all(), 0..) |*held, index| {
+        try held.sync(if (index == 1) .popular else .send_only, deadline_never);
+    }
+    try case.world.settle();
+    for (case.all()) |*held| {
+        const failure = &held.operation.?.failure;
+        try expectEqual(.state_conflict, failure.reason.?);
+        try expect(failure.peer.eql(case.world.nodes[0].s.self));
+        try expect(failure.other.eql(case.world.nodes[2].s.self));
+        try held.end(.mismatch);
+        try expect(std.mem.allEqual(u8, &held.bias, @intCast(held.node.index)));
+    }
+}
+
+test "structures that differ are listed to everybody" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 1 }, &.{ 0, 0, 0 });
+    defer case.deinit();
+    const other = &case.held[1];
+    other.node.s.state_remove(other.state);
+    other.state.destroy();
+    try other.share(&.{
+        .{ .name = "weights", .dtype = .u8, .shape = &.{7}, .data = &other.weights },
+        .{ .name = "gain", .dtype = .u8, .shape = &.{5}, .data = &other.bias },
+    }, 0);
+    try case.sync_all();
+    for (case.all()) |*held| {
+        const text = held.operation.?.sync.?.differs();
+        for ([_][]const u8{ "\"bias\" is only at peer", "\"gain\"", "u8[40, 16]", "u8[7]" }) |part| {
+            try expect(std.mem.indexOf(u8, text, part) != null);
+        }
+        try expectEqual(.structure, held.operation.?.failure.reason.?);
+        try held.end(.mismatch);
+    }
+}
+
+/// Steps until the peer has so many leaves.
+fn run_until_moved(case: *Case, held: *Held, count: u32) !void {
+    while (held.operation.?.sync.?.leaves_moved < count) try expect(try case.world.step());
+}
+
+test "a source that dies is replaced, and what it gave is kept" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const late = &case.held[2];
+    try run_until_moved(&case, late, 10);
+    case.world.kill(case.held[0].node);
+    try case.world.settle();
+    try expectEqual(2, late.operation.?.op.attempts);
+    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved); // none of them twice
+    for (case.held[1..3]) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
+test "what a member has fetched and voted for outlives the last one who held it" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 3 }, &.{ 3, 0, 0 });
+    defer case.deinit();
+    @memset(&case.held[1].bias, 2);
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    // The second has everything and has voted, the third has not, when the first dies.
+    while (!case.held[1].operation.?.sync.?.voted) try expect(try case.world.step());
+    const last = &case.held[2];
+    try expect(!last.operation.?.sync.?.voted);
+    case.world.kill(case.held[0].node);
+    try case.world.settle();
+    for (case.held[1..3]) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
+test "the only holder dies before anybody has everything: the rest agree on what they have" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3 }, &.{ 3, 1, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    try run_until_moved(&case, &case.held[1], 5);
+    case.world.kill(case.held[0].node);
+    try case.world.settle();
+    for (case.held[1..3]) |*held| {
+        try held.end(.ok);
+        try held.expect_value(2, 2);
+    }
+}
+
+test "leaves that are not what they should be are asked of another" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    // A user that writes while it must not: a holder sends what it has not offered.
+    @memset(&case.held[0].weights, 9);
+    try case.world.settle();
+    const late = &case.held[2];
+    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved);
+    for (case.all()) |*held| try held.end(.ok);
+    try late.expect_value(1, 4);
+    try case.held[1].expect_value(1, 4);
+}
+
+test "a holder that is the only one and writes meanwhile makes the sync fail, and nothing changes" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    @memset(&case.held[0].weights, 9);
+    try case.world.settle();
+    try case.held[0].end(.state_unavailable);
+    try case.held[1].end(.state_unavailable);
+    try case.held[1].expect_value(2, 0);
+    @memset(&case.held[0].weights, 1);
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
+test "who waits for a member that never calls is told so at its deadline, not left in doubt" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 1 }, &.{ 0, 0, 0 });
+    defer case.deinit();
+    try case.held[0].sync(.popular, case.world.now + 1000);
+    try case.held[1].sync(.popular, deadline_never);
+    try case.world.settle();
+    try expect(!case.held[0].operation.?.finished);
+    case.world.now += 1000;
+    case.held[0].node.s.tick(case.world.now);
+    try expect(!case.held[0].operation.?.finished); // the coordinator is asked
+    try case.world.settle();
+    try case.held[0].end(.deadline_exceeded);
+    try case.held[1].end(.aborted);
+    // The one that comes late finds it aborted.
+    try case.held[2].sync(.popular, deadline_never);
+    try case.held[2].end(.aborted);
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 1);
+    }
+}
+
+test "a sync that is cancelled after its offer is in doubt, and aborted for the others" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
+    defer case.deinit();
+    try case.held[0].sync(.popular, deadline_never);
+    try case.world.settle();
+    case.held[0].node.s.cancel(case.world.now, case.held[0].operation.?);
+    try case.held[0].end(.in_doubt);
+    try case.world.settle();
+    try expectEqual(0, case.held[0].node.s.operations.items.len);
+    try case.held[1].sync(.popular, deadline_never);
+    try case.held[1].end(.aborted);
+}
+
+test "a call that would use the memory of a sync is refused, and so is a reserved tag" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
+    defer case.deinit();
+    const held = &case.held[0];
+    try held.sync(.popular, deadline_never);
+    var call: session.Session.Call = .{
+        .kind = .all_reduce,
+        .send = &held.weights,
+        .recv = &held.weights,
+        .count = 8,
+        .deadline = deadline_never,
+    };
+    const s = held.node.s;
+    try std.testing.expectError(error.BufferInUse, s.begin(case.world.now, held.node.group, call));
+    call.send = &held.own;
+    call.recv = &held.own;
+    call.count = 3;
+    call.tag = base.limits.state_tags_first;
+    try std.testing.expectError(error.TagReserved, s.begin(case.world.now, held.node.group, call));
+    try case.held[1].sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*each| try each.end(.ok);
+}
