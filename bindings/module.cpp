@@ -16,4 +16,5 @@ NB_MODULE(_pccl, module) {
   init_work(module);
   init_communicator(module);
   init_collective(module);
+  init_state(module);
 }

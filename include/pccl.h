@@ -53,7 +53,7 @@ typedef enum pccl_status {
   PCCL_COORDINATOR_UNREACHABLE = 11,/* no connection to the coordinator could be made, or it was lost */
   PCCL_AUTHENTICATION_FAILED = 12,  /* the token belongs to another run */
   PCCL_VERSION_MISMATCH = 13,       /* the other side speaks another wire version, or is not PCCL at all */
-  PCCL_STATE_UNAVAILABLE = 14,      /* reserved: nobody holds the shared state any more */
+  PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: nobody holds the shared state any more */
   PCCL_CANCELLED = 15,              /* the caller withdrew the operation, or closed the communicator */
   PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files */
 } pccl_status_t;
@@ -256,7 +256,8 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 
 typedef struct pccl_collective_options {
   size_t size;
-  uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag */
+  uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
+                            Those from 255 << 56 on belong to shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
   pccl_reduce_op_t op;   /* all_reduce only */
   pccl_recovery_t recovery;
@@ -337,6 +338,83 @@ PCCL_API pccl_status_t pccl_work_outcome(pccl_work_t *work, pccl_outcome_t *outc
 /* Range index (0 .. range_count-1) and its contributors, in rank order of the epoch: writes at most capacity ids. */
 PCCL_API pccl_status_t pccl_work_range(pccl_work_t *work, uint32_t index, pccl_outcome_range_t *range,
                                        pccl_peer_id_t *contributors, uint32_t capacity);
+
+/* ---- Shared state ---------------------------------------------------------------------------------------- */
+
+typedef struct pccl_state pccl_state_t; /* opaque: tensors that all members of a group want to be equal */
+
+/* In the flags of a tensor: it counts in the structure, but its content may differ and is never written. */
+#define PCCL_TENSOR_MAY_DIFFER 1
+
+/* One tensor, contiguous. Zero the struct first; `reserved` stays zero. */
+typedef struct pccl_tensor {
+  const char *name;       /* 1..256 bytes of UTF-8, unique in its state */
+  void *data;             /* in the caller's memory, until the state is destroyed; NULL if it has no elements */
+  const uint64_t *shape;  /* elements along each dimension; NULL if there are none */
+  uint32_t dimensions;    /* 0..32; 0 is one element */
+  pccl_dtype_t dtype;
+  uint32_t flags;
+  uint32_t reserved;
+} pccl_tensor_t;
+
+typedef struct pccl_state_options {
+  size_t size;
+  const char *name;             /* the same on every member; each state of a group has its own. NULL: "state" */
+  const pccl_tensor_t *tensors; /* in any order, which may differ between members */
+  uint64_t tensor_count;        /* at most 65536 */
+  uint64_t revision;            /* of a restored checkpoint; 0 otherwise */
+} pccl_state_options_t;
+#define PCCL_STATE_OPTIONS_INIT { sizeof(pccl_state_options_t), NULL, NULL, 0, 0 }
+
+/* Names, shapes and the array of tensors are copied; only the tensors' memory stays the caller's. Nothing is sent. A
+ * state must be destroyed before its communicator. */
+PCCL_API pccl_status_t pccl_state_create(pccl_comm_t *comm, const pccl_state_options_t *options, pccl_state_t **state);
+
+typedef enum pccl_strategy {
+  PCCL_POPULAR = 0,      /* the elected content wins: the highest revision, then what members of the epoch before hold,
+                            then what most hold, then that of the smallest peer id */
+  PCCL_SEND_ONLY = 1,    /* everybody gets the content of this peer. Two of different contents: PCCL_MISMATCH */
+  PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */
+} pccl_strategy_t;
+
+typedef struct pccl_sync_options {
+  size_t size;
+  pccl_strategy_t strategy;
+  uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
+} pccl_sync_options_t;
+#define PCCL_SYNC_OPTIONS_INIT { sizeof(pccl_sync_options_t), PCCL_POPULAR, 0 }
+
+typedef struct pccl_sync_outcome {
+  size_t size;
+  uint64_t revision;       /* of the state from now on, equal on every member: one more than that of what was elected */
+  uint64_t epoch;
+  uint64_t sequence;       /* of this state in this epoch, from 0 */
+  uint32_t attempts;       /* 1 without a loss */
+  uint32_t sources;        /* members that leaves came from */
+  uint64_t leaves;         /* of the state: 256 KiB each, the last of each tensor perhaps less */
+  uint64_t leaves_moved;   /* those that this peer received, which had differed */
+  uint64_t bytes_sent;     /* payload of this sync that this peer sent and received */
+  uint64_t bytes_received;
+  uint64_t duration_ns;    /* from the call to the commit */
+  uint64_t hash_ns;        /* of that, hashing this peer's tensors */
+} pccl_sync_outcome_t;
+#define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Makes the state equal on all members, who call it equally often. Blocks until committed or failed. On any status but
+ * PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be
+ * read before it returns. One call per state at a time. options and outcome may be NULL.
+ * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
+ * PCCL_STATE_UNAVAILABLE: nobody holds content that may be taken. After PCCL_IN_DOUBT, sync again.
+ * `interrupted` of the communicator withdraws it. */
+PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,
+                                       pccl_sync_outcome_t *outcome);
+/* Number of committed syncs, counted from the revision given at creation. */
+PCCL_API pccl_status_t pccl_state_revision(pccl_state_t *state, uint64_t *revision);
+/* Lets go of the tensors, which stay as they are. A sync under way on another thread is withdrawn (PCCL_CANCELLED or
+ * PCCL_IN_DOUBT there) and is out of the tensors when this returns. Idempotent; later syncs answer PCCL_CANCELLED. */
+PCCL_API pccl_status_t pccl_state_close(pccl_state_t *state);
+/* Closes if needed and frees. NULL is allowed. */
+PCCL_API void pccl_state_destroy(pccl_state_t *state);
 
 /* ---- Logging --------------------------------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
-in flight in work.py, what counts as an array in buffers.py, errors in errors.py, the command line
+in flight in work.py, shared state in shared_state.py, what counts as an array in buffers.py, errors in errors.py, the command line
 in cli/. No array library is imported here, nor typer, nor rich.
 """
 
@@ -38,8 +38,9 @@ from pccl_py.errors import (
     VersionMismatch,
 )
 from pccl_py.local_world import LocalWorld
-from pccl_py.outcome import Admission, Outcome, Range
-from pccl_py.words import DType, PeerId, Recovery, ReduceOp
+from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
+from pccl_py.shared_state import SharedState
+from pccl_py.words import DType, PeerId, Recovery, ReduceOp, Strategy
 from pccl_py.work import Work
 
 __version__: str = _pccl.version_string()
@@ -70,7 +71,10 @@ __all__ = [
     "Range",
     "Recovery",
     "ReduceOp",
+    "SharedState",
     "StateUnavailable",
+    "Strategy",
+    "SyncOutcome",
     "SystemRefused",
     "Token",
     "TooFewPeers",

@@ -166,3 +166,29 @@ def broadcast(
     block: bool,
 ) -> Work: ...
 def barrier(comm: Comm, tag: int, deadline_ns: int, block: bool) -> Work: ...
+
+class State:
+    """Owns a pccl_state_t and the tensors it borrows."""
+
+    @staticmethod
+    def create(
+        comm: Comm,
+        name: str,
+        tensors: Sequence[tuple[str, int, Sequence[int], int, int]],
+        revision: int,
+        owners: object | None,
+    ) -> State:
+        """Each tensor is (name, address, shape, dtype, flags)."""
+
+    def sync(
+        self, strategy: int, deadline_ns: int
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
+        """
+        (revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,
+        bytes_received, duration_ns, hash_ns)
+        """
+
+    def revision(self) -> int: ...
+    def close(self) -> None: ...
+
+TENSOR_MAY_DIFFER: int = 1

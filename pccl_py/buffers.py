@@ -38,6 +38,7 @@ class Buffer:
     """Memory by its address: `count` elements of `dtype`, contiguous.
 
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
+    `shape` matters to shared states only; without one, it is one dimension.
     Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
     empty.
     """
@@ -47,6 +48,7 @@ class Buffer:
     dtype: DType
     readonly: bool = False
     owner: object = None
+    shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
@@ -117,7 +119,8 @@ def _from_memoryview(view: memoryview, array: object) -> Buffer:
     if not view.c_contiguous:
         raise InvalidArgument(_strided(array))
     address = _pccl.buffer_address(view)
-    return Buffer(address, view.nbytes // view.itemsize, dtype, view.readonly, owner=view)
+    count = view.nbytes // view.itemsize
+    return Buffer(address, count, dtype, view.readonly, owner=view, shape=view.shape)
 
 
 def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
@@ -153,7 +156,7 @@ def _from_array_interface(array: Any) -> Buffer:
     if not isinstance(data, tuple):
         raise TypeError(f"the __array_interface__ of the {_name(array)} names no address")
     address, readonly = data
-    return Buffer(address, _product(shape), dtype, bool(readonly), owner=array)
+    return Buffer(address, _product(shape), dtype, bool(readonly), owner=array, shape=shape)
 
 
 def _from_dlpack(array: Any) -> Buffer:
@@ -171,7 +174,8 @@ def _from_dlpack(array: Any) -> Buffer:
         raise InvalidArgument(_strided(array))
     count = _product(tensor.shape)
     # The capsule owns the memory; the array stays too, as some producers expect it to.
-    return Buffer(tensor.address, count, dtype, tensor.readonly, owner=(tensor.capsule, array))
+    owner = (tensor.capsule, array)
+    return Buffer(tensor.address, count, dtype, tensor.readonly, owner=owner, shape=tensor.shape)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:

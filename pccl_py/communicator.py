@@ -2,13 +2,14 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 What is checked here are arguments; everything else is decided in the native library. Operations
-in flight are in work.py, buffers in buffers.py, waiting for the world in docs/ARCHITECTURE.md.
+in flight are in work.py, shared states in shared_state.py, buffers in buffers.py, waiting for the world in docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, SupportsIndex, overload
@@ -16,6 +17,7 @@ from typing import Literal, Self, SupportsIndex, overload
 from pccl_py import _lifecycle, _pccl, buffers
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.outcome import Admission, Outcome
+from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
     Recovery,
@@ -289,6 +291,25 @@ class Group:
             not async_op,
         )
         return Work(work) if async_op else Work(work).wait()
+
+    # ---- shared state ------------------------------------------------------------------------
+
+    def shared_state(
+        self,
+        tensors: Mapping[str, object],
+        *,
+        name: str = "state",
+        revision: int = 0,
+        may_differ: Iterable[str] = (),
+    ) -> SharedState:
+        """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
+
+        `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
+        closed; names, shapes and dtypes must be the same on every peer, their order need not.
+        `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
+        `may_differ`: names of tensors whose content is each peer's own.
+        """
+        return SharedState(self._open(), tensors, name, revision, may_differ)
 
     # ---- leaving -----------------------------------------------------------------------------
 

@@ -32,7 +32,11 @@ class OutOfMemory(PcclError, MemoryError):
 
 
 class Mismatch(PcclError):
-    """Peers called the same operation differently, or cut it differently. The input is kept."""
+    """Peers called the same operation differently, or cut it differently. The input is kept.
+
+    Of a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
+    two peers insist on different contents.
+    """
 
 
 class Aborted(PcclError):
@@ -77,7 +81,7 @@ class VersionMismatch(PcclError):
 
 
 class StateUnavailable(PcclError):
-    """Nobody holds the shared state any more."""
+    """Nobody holds the shared state any more. The tensors of a sync are as they were."""
 
 
 class Cancelled(PcclError):

@@ -51,6 +51,29 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """A committed sync of a shared state. `revision`, `epoch` and `sequence` are equal on every peer.
+
+    `revision` is that of the state from now on, `attempts` is 1 without a loss. Of the `leaves` of
+    the state (256 KiB each), `leaves_moved` came in here, from `sources` members. Sizes are payload
+    bytes of this sync that this peer sent and received; `duration` is seconds from the call to the
+    commit, `hash_duration` those of it that went into hashing this peer's tensors.
+    """
+
+    revision: int
+    epoch: int
+    sequence: int
+    attempts: int
+    sources: int
+    leaves: int
+    leaves_moved: int
+    bytes_sent: int
+    bytes_received: int
+    duration: float
+    hash_duration: float
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """What a safe point decided; the same on every member but for `rank`.
 

@@ -93,6 +93,19 @@ class Recovery(IntEnum):
     RAISE = 3
 
 
+class Strategy(IntEnum):
+    """What a peer wants to become of its content in a sync. Functions also take the lower-case name.
+
+    POPULAR: the elected content wins: the highest revision, then what members of the epoch before
+    hold, then what most hold, then that of the smallest peer id. SEND_ONLY: everybody gets the
+    content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
+    """
+
+    POPULAR = 0
+    SEND_ONLY = 1
+    RECEIVE_ONLY = 2
+
+
 class PeerId(bytes):
     """The id of a peer: 16 bytes, written as 32 hexadecimal digits. Raises InvalidArgument."""
 
@@ -139,7 +152,12 @@ def parse_recovery(value: Recovery | str | int | None) -> Recovery:
     return Recovery.DEFAULT if value is None else _parse(Recovery, value, "recovery")
 
 
-WordType = TypeVar("WordType", DType, ReduceOp, Recovery)
+def parse_strategy(value: Strategy | str | int) -> Strategy:
+    """A Strategy from itself, its name or its number. Raises InvalidArgument."""
+    return _parse(Strategy, value, "strategy")
+
+
+WordType = TypeVar("WordType", DType, ReduceOp, Recovery, Strategy)
 
 
 def _parse(words: type[WordType], value: object, name: str) -> WordType:

@@ -309,6 +309,7 @@ pub fn join(
             .deadline_exceeded,
             .too_few_peers,
             .coordinator_unreachable,
+            .state_unavailable,
             => membership(failure.status),
         },
     };
@@ -369,7 +370,7 @@ pub fn membership(why: session.Status) Error {
             .{},
         ),
         .cancelled => fail(.cancelled, "the communicator was closed meanwhile", .{}),
-        .ok, .mismatch, .aborted, .in_doubt => fail(
+        .ok, .mismatch, .aborted, .in_doubt, .state_unavailable => fail(
             .aborted,
             "the safe point failed: {t}",
             .{why},
@@ -411,11 +412,97 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
                 "its own memory",
             .{},
         ),
+        error.TagReserved => fail(
+            .invalid_argument,
+            "tag {d} belongs to shared states: use one below 255 * 2**56",
+            .{tag},
+        ),
         error.RootOutOfRange => fail(
             .invalid_argument,
             "root {d} is not a rank of this epoch: it must be below world_size",
             .{root},
         ),
+    };
+}
+
+// ---- shared states
+
+/// `name`: of the tensor that it is about, or of the state.
+pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) Error {
+    const limits = base.limits;
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.Closed => closed(),
+        error.NameInUse => fail(
+            .invalid_usage,
+            "this peer has a shared state named \"{s}\" in this group: destroy it first, or give " ++
+                "this one another name, the same on every peer",
+            .{name},
+        ),
+        error.TooManyTensors => fail(
+            .invalid_argument,
+            "a shared state has at most {d} tensors, not {d}",
+            .{ limits.state_tensors_max, count },
+        ),
+        error.TooManyLeaves => fail(
+            .invalid_argument,
+            "the tensors of a shared state have at most {d} leaves of {d} bytes together",
+            .{ limits.state_leaves_max, limits.state_leaf_bytes },
+        ),
+        error.BadName => fail(
+            .invalid_argument,
+            "the name of a tensor must be 1 to {d} bytes of UTF-8",
+            .{limits.name_bytes_max},
+        ),
+        error.DuplicateName => fail(
+            .invalid_argument,
+            "two tensors have the name \"{s}\"",
+            .{name},
+        ),
+        error.TooManyDimensions => fail(
+            .invalid_argument,
+            "tensor \"{s}\" has more than {d} dimensions",
+            .{ name, limits.state_dimensions_max },
+        ),
+        error.TooLarge => fail(
+            .invalid_argument,
+            "the shape of tensor \"{s}\" is larger than memory can be",
+            .{name},
+        ),
+        error.NoData => fail(
+            .invalid_argument,
+            "tensor \"{s}\" has elements, but no memory",
+            .{name},
+        ),
+        error.Overlap => fail(
+            .invalid_argument,
+            "tensor \"{s}\" overlaps another one in memory: each needs its own",
+            .{name},
+        ),
+    };
+}
+
+pub fn sync(err: net.SharedState.SyncError) Error {
+    return switch (err) {
+        error.Failed => error.Failed, // `operation` has said why
+        error.Busy => fail(
+            .invalid_usage,
+            "another thread is in sync of this shared state: one call at a time",
+            .{},
+        ),
+        error.Ended => fail(.cancelled, "the shared state is closed: make a new one", .{}),
+        error.TagInUse => fail(
+            .invalid_usage,
+            "a sync of a shared state of this name is under way on this communicator",
+            .{},
+        ),
+        error.OutOfMemory,
+        error.TooManyOperations,
+        error.TooManyTags,
+        error.NotAdmitted,
+        error.Left,
+        error.BufferInUse,
+        => |common| begin(common, 0, 0),
     };
 }
 
@@ -438,7 +525,13 @@ pub fn operation(op: *const session.Operation) Error {
                 "a new one",
             .{name},
         ),
-        .in_doubt => fail(
+        .in_doubt => if (op.sync != null) fail(
+            .in_doubt,
+            "{s} ended without an answer of the coordinator, so the others may have committed it. " ++
+                "The tensors are as they were; sync again, which brings this peer to what the " ++
+                "others have",
+            .{name},
+        ) else fail(
             .in_doubt,
             "{s}: {s} after this peer had voted, so the others may have committed it; resolve " ++
                 "its work to know. The buffer is as it was",
@@ -467,6 +560,13 @@ pub fn operation(op: *const session.Operation) Error {
                 "new communicator",
             .{name},
         ),
+        .state_unavailable => fail(
+            .state_unavailable,
+            "{s}: nobody holds the shared state: all members that are left only receive, or what " ++
+                "they gave was not what they had offered (do not write to tensors during a sync). " ++
+                "The tensors are as they were",
+            .{name},
+        ),
         .cancelled => fail(
             .cancelled,
             "{s} was withdrawn here, by a cancellation, a close, or for want of memory. The " ++
@@ -493,7 +593,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 "called again",
             .{ name, peer },
         ),
-        .mismatch, .contradiction => mismatch(op, name),
+        .mismatch, .contradiction, .structure, .state_conflict => mismatch(op, name),
+        .state_unavailable => fail(.state_unavailable, "{s}: nobody holds the state", .{name}),
         .digest => fail(
             .aborted,
             "{s} was aborted, because peers {s} and {s} hold different results: its buffer was " ++
@@ -524,6 +625,18 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
 fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var first: [160]u8 = undefined;
     var second: [160]u8 = undefined;
+    if (op.failure.reason == .structure) return fail(
+        .mismatch,
+        "{s}: the shared states of the members differ in structure: {s}. All members must share " ++
+            "the same names, shapes and dtypes",
+        .{ name, if (op.sync) |moved| moved.differs() else "" },
+    );
+    if (op.failure.reason == .state_conflict) return fail(
+        .mismatch,
+        "{s}: peers {s} and {s} both insist on their content (send_only), and it differs: at " ++
+            "most one content can be sent. The tensors are as they were",
+        .{ name, op.failure.peer.short(), op.failure.other.short() },
+    );
     if (op.failure.reason == .contradiction) return fail(
         .mismatch,
         "{s}: peers {s} and {s} made the same call, but cut it into different numbers of " ++
@@ -574,6 +687,7 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
             recovery,
         }),
         .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
+        .sync => try writer.writeAll("sync("),
     }
     try writer.print(", after {d} safe points)", .{descriptor.safe_points});
 }
@@ -591,6 +705,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         try expect_words_of_both_languages(membership(value));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
+        op.sync = null;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
         op.status = value;
@@ -603,6 +718,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
 
 test "an operation and a safe point say the same of why the coordinator removed this peer" {
     var op: session.Operation = undefined;
+    op.sync = null;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
@@ -616,6 +732,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
 
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
+    op.sync = null;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
     op.status = .mismatch;
@@ -634,6 +751,7 @@ test "a contradiction about chunks names both peers" {
 
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
+    op.sync = null;
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,

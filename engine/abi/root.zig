@@ -10,6 +10,7 @@ comptime {
     _ = @import("comm.zig");
     _ = @import("collective.zig");
     _ = @import("work.zig");
+    _ = @import("state.zig");
     _ = @import("log.zig");
 }
 

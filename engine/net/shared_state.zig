@@ -1,5 +1,5 @@
 //! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others and
-//! destroy it, perhaps all at once. Hashing and what is written at a commit happen on the thread of
+//! close it, perhaps at the same time. Hashing and what is written at a commit happen on the thread of
 //! the caller and a few helpers, never under the engine's lock. What a sync does: session/sync.zig.
 //! Who calls: abi/state.zig.
 
@@ -25,13 +25,11 @@ pub const SharedState = struct {
     /// Everything below is under the lock.
     /// A thread is in `sync`.
     busy: bool = false,
-    /// Destroyed: nobody may begin any more.
+    /// Closed: nobody may begin any more.
     ended: bool = false,
     work: ?*Work = null,
     /// No thread is in `sync`.
     idle: lock.Signal = .{},
-    /// The handle, and the thread that is in `sync`; the last one frees it.
-    references: std.atomic.Value(u32) = .init(1),
 
     pub const CreateError = State.Error || error{ Closed, NameInUse };
 
@@ -56,8 +54,9 @@ pub const SharedState = struct {
         return shared;
     }
 
-    /// A sync under way is withdrawn first; then nothing touches the tensors any more.
-    pub fn destroy(shared: *SharedState) void {
+    /// A sync under way on another thread is withdrawn; then nothing touches the tensors any more.
+    /// Idempotent.
+    pub fn close(shared: *SharedState) void {
         shared.lock.lock();
         shared.ended = true;
         if (shared.work) |work| work.cancel();
@@ -67,12 +66,12 @@ pub const SharedState = struct {
         const mode = engine.enter();
         engine.session.state_remove(shared.state);
         engine.leave(mode);
-        shared.state.destroy();
-        shared.unreference();
     }
 
-    fn unreference(shared: *SharedState) void {
-        if (shared.references.fetchSub(1, .acq_rel) > 1) return;
+    /// Closes if need be. No thread is inside any more.
+    pub fn destroy(shared: *SharedState) void {
+        shared.close();
+        shared.state.destroy();
         shared.gpa.destroy(shared);
     }
 
@@ -108,7 +107,7 @@ pub const SharedState = struct {
     pub const SyncError = session.Session.SyncError || error{
         /// Another thread is in `sync` of this state.
         Busy,
-        /// Destroyed meanwhile.
+        /// Closed, perhaps meanwhile.
         Ended,
         /// See the failure that `failed` was told.
         Failed,
@@ -148,7 +147,6 @@ pub const SharedState = struct {
         if (shared.busy) return error.Busy;
         shared.busy = true;
         shared.idle.clear();
-        _ = shared.references.fetchAdd(1, .monotonic);
     }
 
     fn vacate(shared: *SharedState) void {
@@ -156,7 +154,6 @@ pub const SharedState = struct {
         shared.busy = false;
         shared.lock.unlock();
         shared.idle.set();
-        shared.unreference();
     }
 
     fn begin(shared: *SharedState, work: *Work, options: Options) SyncError!void {

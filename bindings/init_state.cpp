@@ -1,0 +1,128 @@
+// init_state.cpp: shared states. The Python face is pccl_py/shared_state.py. A State holds the
+// tensors that the native side may read and write until it is closed.
+#include "common.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+
+namespace pccl_binding {
+
+namespace {
+
+// Shared with the thread that is in sync, so that nobody destroys what it uses.
+struct StateHandle {
+  pccl_state_t *native = nullptr;
+  std::shared_ptr<CommHandle> comm;
+  ~StateHandle() { pccl_state_destroy(native); }
+};
+
+struct State {
+  std::shared_ptr<StateHandle> handle;
+  nb::object tensors;  // keeps the memory alive while the native side may touch it
+
+  State() = default;
+  ~State() {
+    Unlocked unlocked;
+    handle.reset();
+  }
+  State(const State &) = delete;
+  State &operator=(const State &) = delete;
+};
+
+// (name, address, shape, dtype, flags)
+using Tensor = std::tuple<std::string, uintptr_t, std::vector<uint64_t>, int, uint32_t>;
+
+std::unique_ptr<State> create(Comm &comm, const std::string &name,
+                              const std::vector<Tensor> &tensors, uint64_t revision,
+                              nb::object owners) {
+  std::vector<pccl_tensor_t> native(tensors.size());
+  for (size_t index = 0; index < tensors.size(); index += 1) {
+    const auto &[tensor_name, address, shape, dtype, flags] = tensors[index];
+    native[index] = pccl_tensor_t{};
+    native[index].name = tensor_name.c_str();
+    native[index].data = reinterpret_cast<void *>(address);
+    native[index].shape = shape.data();
+    native[index].dimensions = static_cast<uint32_t>(shape.size());
+    native[index].dtype = static_cast<pccl_dtype_t>(dtype);
+    native[index].flags = flags;
+  }
+  pccl_state_options_t options = PCCL_STATE_OPTIONS_INIT;
+  options.name = name.c_str();
+  options.tensors = native.data();
+  options.tensor_count = native.size();
+  options.revision = revision;
+  auto handle = std::make_shared<StateHandle>();
+  handle->comm = comm.handle;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_state_create(comm.handle->native, &options, &handle->native);
+  }
+  check(status);
+  auto state = std::make_unique<State>();
+  state->handle = std::move(handle);
+  state->tensors = std::move(owners);
+  return state;
+}
+
+nb::tuple sync(State &state, int strategy, uint64_t deadline_ns) {
+  std::shared_ptr<StateHandle> handle = state.handle;
+  nb::object tensors = state.tensors;  // also if another thread closes the state meanwhile
+  pccl_sync_options_t options = PCCL_SYNC_OPTIONS_INIT;
+  options.strategy = static_cast<pccl_strategy_t>(strategy);
+  options.deadline_ns = deadline_ns;
+  pccl_sync_outcome_t outcome = PCCL_SYNC_OUTCOME_INIT;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_state_sync(handle->native, &options, &outcome);
+  }
+  // The exception of a signal handler that ran inside the call goes before the call's own status.
+  if (PyErr_Occurred()) throw nb::python_error();
+  check(status);
+  return nb::make_tuple(outcome.revision, outcome.epoch, outcome.sequence, outcome.attempts,
+                        outcome.sources, outcome.leaves, outcome.leaves_moved, outcome.bytes_sent,
+                        outcome.bytes_received, outcome.duration_ns, outcome.hash_ns);
+}
+
+uint64_t revision(State &state) {
+  uint64_t found = 0;
+  check(pccl_state_revision(state.handle->native, &found));
+  return found;
+}
+
+void close(State &state) {
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_state_close(state.handle->native);
+  }
+  check(status);
+  state.tensors = nb::none();
+}
+
+}  // namespace
+
+void init_state(nb::module_ &module) {
+  nb::class_<State>(module, "State", "Owns a pccl_state_t and the tensors it borrows.")
+      .def_static("create", &create, nb::arg("comm"), nb::arg("name"), nb::arg("tensors"),
+                  nb::arg("revision"), nb::arg("owners").none(),
+                  nb::sig("def create(comm: Comm, name: str, "
+                          "tensors: Sequence[tuple[str, int, Sequence[int], int, int]], "
+                          "revision: int, owners: object | None) -> State"),
+                  "Each tensor is (name, address, shape, dtype, flags).")
+      .def("sync", &sync, nb::arg("strategy"), nb::arg("deadline_ns"),
+           nb::sig("def sync(self, strategy: int, deadline_ns: int) -> "
+                   "tuple[int, int, int, int, int, int, int, int, int, int, int]"),
+           "(revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,\n"
+           "bytes_received, duration_ns, hash_ns)")
+      .def("revision", &revision)
+      .def("close", &close);
+  module.attr("TENSOR_MAY_DIFFER") = PCCL_TENSOR_MAY_DIFFER;
+}
+
+}  // namespace pccl_binding

@@ -1,0 +1,235 @@
+//! state: shared states: what the members of a group want to be equal (net/shared_state.zig).
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const session = @import("session");
+const wire = @import("wire");
+const comm_file = @import("comm.zig");
+const failure = @import("failure.zig");
+const sized = @import("sized.zig");
+const status = @import("status.zig");
+const text = @import("text.zig");
+const Comm = comm_file.Comm;
+const Status = status.Status;
+
+const gpa = std.heap.c_allocator;
+
+/// pccl_tensor_t
+pub const Tensor = extern struct {
+    name: ?[*:0]const u8,
+    data: ?[*]u8,
+    shape: ?[*]const u64,
+    dimensions: u32,
+    dtype: c_uint,
+    flags: u32,
+    reserved: u32,
+
+    const may_differ: u32 = 1;
+};
+
+pub const StateOptions = extern struct {
+    size: usize,
+    name: ?[*:0]const u8,
+    tensors: ?[*]const Tensor,
+    tensor_count: u64,
+    revision: u64,
+};
+
+pub const SyncOptions = extern struct {
+    size: usize,
+    strategy: c_uint,
+    deadline_ns: u64,
+};
+
+pub const SyncOutcome = extern struct {
+    size: usize,
+    revision: u64,
+    epoch: u64,
+    sequence: u64,
+    attempts: u32,
+    sources: u32,
+    leaves: u64,
+    leaves_moved: u64,
+    bytes_sent: u64,
+    bytes_received: u64,
+    duration_ns: u64,
+    hash_ns: u64,
+};
+
+/// pccl_state_t
+const State = struct {
+    comm: *Comm,
+    shared: *net.SharedState,
+};
+
+fn usable(handle: ?*State) status.Error!*State {
+    const state = handle orelse return status.is_null("state");
+    if (state.comm.membership.engine.forked()) return failure.forked();
+    return state;
+}
+
+// ---- create and destroy
+
+export fn pccl_state_create(
+    comm: ?*Comm,
+    options: ?*const StateOptions,
+    state: ?**State,
+) Status {
+    return status.code(create(comm, options, state));
+}
+
+fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.Error!void {
+    const comm = try comm_file.usable(handle);
+    const to = out orelse return status.is_null("state");
+    const given = sized.read(StateOptions, options) catch
+        return status.bad_size("pccl_state_options_t");
+    const limit = base.limits.name_bytes_max;
+    const name = text.bounded(given.name orelse "state", limit) catch
+        return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
+    if (given.tensor_count > base.limits.state_tensors_max)
+        return failure.state(error.TooManyTensors, name, given.tensor_count);
+    const tensors = gpa.alloc(session.Tensor, @intCast(given.tensor_count)) catch
+        return status.out_of_memory();
+    defer gpa.free(tensors);
+    if (tensors.len > 0 and given.tensors == null) return status.is_null("tensors");
+    for (tensors, 0..) |*tensor, index| tensor.* = try read_tensor(&given.tensors.?[index], index);
+    const state = gpa.create(State) catch return status.out_of_memory();
+    errdefer gpa.destroy(state);
+    var at: usize = 0;
+    const shared = net.SharedState.create(gpa, comm.membership, .{
+        .name = name,
+        .tensors = tensors,
+        .revision = given.revision,
+    }, &at) catch |err| {
+        const about = if (at < tensors.len) tensors[at].name else name;
+        if (err == error.Closed) if (comm.membership.lost()) |why| return failure.membership(why);
+        return failure.state(err, if (err == error.NameInUse) name else about, tensors.len);
+    };
+    state.* = .{ .comm = comm, .shared = shared };
+    to.* = state;
+}
+
+fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
+    const name = given.name orelse return status.fail(
+        .invalid_argument,
+        "the name of tensor {d} is missing",
+        .{index},
+    );
+    const limit = base.limits.name_bytes_max;
+    const bounded = text.bounded(name, limit) catch return status.fail(
+        .invalid_argument,
+        "the name of tensor {d} has more than {d} bytes",
+        .{ index, limit },
+    );
+    const dtype = base.DType.from_int(std.math.cast(u8, given.dtype) orelse 255) orelse
+        return status.fail(
+            .invalid_argument,
+            "dtype {d} of tensor \"{s}\" is unknown; see pccl_dtype_t",
+            .{ given.dtype, bounded },
+        );
+    if (given.flags & ~Tensor.may_differ != 0 or given.reserved != 0) return status.fail(
+        .invalid_argument,
+        "tensor \"{s}\" has flags that this library does not know, or was not zeroed",
+        .{bounded},
+    );
+    if (given.dimensions > base.limits.state_dimensions_max)
+        return failure.state(error.TooManyDimensions, bounded, 0);
+    if (given.dimensions > 0 and given.shape == null) return status.fail(
+        .invalid_argument,
+        "the shape of tensor \"{s}\" is missing",
+        .{bounded},
+    );
+    return .{
+        .name = bounded,
+        .dtype = dtype,
+        .shape = if (given.shape) |shape| shape[0..given.dimensions] else &.{},
+        .data = given.data,
+        .may_differ = given.flags & Tensor.may_differ != 0,
+    };
+}
+
+export fn pccl_state_destroy(handle: ?*State) void {
+    const state = handle orelse return;
+    // A forked child has no engine: the memory is left to the end of the process.
+    if (state.comm.membership.engine.forked()) return;
+    state.shared.destroy();
+    gpa.destroy(state);
+}
+
+export fn pccl_state_close(handle: ?*State) Status {
+    return status.code(close(handle));
+}
+
+fn close(handle: ?*State) status.Error!void {
+    (try usable(handle)).shared.close();
+}
+
+export fn pccl_state_revision(handle: ?*State, revision: ?*u64) Status {
+    return status.code(read_revision(handle, revision));
+}
+
+fn read_revision(handle: ?*State, revision: ?*u64) status.Error!void {
+    const state = try usable(handle);
+    const to = revision orelse return status.is_null("revision");
+    to.* = state.shared.revision();
+}
+
+// ---- sync
+
+export fn pccl_state_sync(
+    state: ?*State,
+    options: ?*const SyncOptions,
+    outcome: ?*SyncOutcome,
+) Status {
+    return status.code(sync(state, options, outcome));
+}
+
+fn sync(
+    handle: ?*State,
+    options: ?*const SyncOptions,
+    outcome: ?*SyncOutcome,
+) status.Error!void {
+    const state = try usable(handle);
+    const given = sized.read(SyncOptions, options) catch
+        return status.bad_size("pccl_sync_options_t");
+    const strategy = std.enums.fromInt(
+        wire.control.Strategy,
+        std.math.cast(u8, given.strategy) orelse 255,
+    ) orelse return status.fail(
+        .invalid_argument,
+        "strategy {d} is unknown; see pccl_strategy_t",
+        .{given.strategy},
+    );
+    // Before anything moves: afterwards a bad argument could not be repaired.
+    if (outcome) |to| sized.check(SyncOutcome, to) catch
+        return status.bad_size("pccl_sync_outcome_t");
+    const comm = state.comm;
+    const done = state.shared.sync(.{
+        .strategy = strategy,
+        .deadline = comm.deadline(given.deadline_ns),
+        .interrupt = comm.interrupt,
+    }, tell) catch |err| {
+        if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
+        return failure.sync(err);
+    };
+    if (outcome) |to| sized.write(SyncOutcome, to, .{
+        .size = undefined,
+        .revision = done.revision,
+        .epoch = done.epoch,
+        .sequence = done.sequence,
+        .attempts = done.attempts,
+        .sources = done.sources,
+        .leaves = done.leaves,
+        .leaves_moved = done.leaves_moved,
+        .bytes_sent = done.bytes_sent,
+        .bytes_received = done.bytes_received,
+        .duration_ns = done.duration_ns,
+        .hash_ns = done.hash_ns,
+    }) catch unreachable; // it was checked
+}
+
+/// Keeps status and sentence of a sync that failed, which `failure.sync` finds again.
+fn tell(operation: *const session.Operation) void {
+    failure.operation(operation) catch {};
+}

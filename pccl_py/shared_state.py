@@ -1,0 +1,111 @@
+"""SharedState: named arrays that all members of a group want to be equal, and `sync`, which sees to it.
+
+Who wins when they differ, what moves and what a loss does is decided in the native library; a
+SharedState holds the arrays. The rules are in docs/ALGORITHMS.md, what is promised in
+docs/PROMISE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from pccl_py import _pccl, buffers
+from pccl_py.errors import InvalidArgument
+from pccl_py.outcome import SyncOutcome
+from pccl_py.words import Strategy, nanoseconds, parse_strategy, text, unsigned
+
+
+class SharedState:
+    """Made by `Group.shared_state`. Any thread may call any method; one sync at a time.
+
+    `close`, or leaving the `with` block, lets go of the arrays; so does closing the group, of which
+    it is then of no use any more.
+    """
+
+    def __init__(
+        self,
+        comm: _pccl.Comm,
+        tensors: Mapping[str, object],
+        name: str,
+        revision: int,
+        may_differ: Iterable[str],
+    ) -> None:
+        own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
+        unknown = sorted(own.difference(tensors))
+        if unknown:
+            raise InvalidArgument(
+                f"may_differ names {unknown[0]!r}, which is not among the tensors"
+            )
+        given = []
+        owners = []
+        for key, array in tensors.items():
+            try:
+                buffer = buffers.readable(array) if key in own else buffers.writable(array)
+            except (TypeError, InvalidArgument) as refusal:
+                raise type(refusal)(f"tensor {key!r}: {refusal}") from None
+            shape = (buffer.count,) if buffer.shape is None else buffer.shape
+            flags = _pccl.TENSOR_MAY_DIFFER if key in own else 0
+            given.append((text(key, "name"), buffer.address, shape, buffer.dtype, flags))
+            owners.append(buffer.owner)
+        self._name = text(name, "name")
+        self._native = _pccl.State.create(
+            comm, self._name, given, unsigned(revision, "revision", 64), owners
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the state in its group."""
+        return self._name
+
+    @property
+    def revision(self) -> int:
+        """Number of committed syncs, counted from the revision given at creation."""
+        return self._native.revision()
+
+    def sync(
+        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+    ) -> SyncOutcome:
+        """Makes the arrays equal on all members, who call it equally often. Blocks without the GIL.
+
+        If they differ, one content is elected and the others get it: see `Strategy`. Only what
+        differs moves, from all who hold it. On any error the arrays and the revision are as they
+        were. During the call the arrays must not be written, nor read before it returns.
+
+        Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
+        insist on different contents; StateUnavailable if nobody holds content that may be taken;
+        InDoubt if the coordinator was lost at the last moment (call it again: it brings this peer
+        to what the others have); and the errors of `Group.all_reduce`. `deadline` is in seconds
+        from now (default: the communicator's).
+        """
+        answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
+        *numbers, duration_ns, hash_ns = answer
+        return SyncOutcome(*numbers, duration=duration_ns / 1e9, hash_duration=hash_ns / 1e9)
+
+    def close(self) -> None:
+        """Lets go of the arrays, which stay as they are. Idempotent.
+
+        A sync on another thread is withdrawn, and ends with Cancelled or InDoubt.
+        """
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SharedState {self._name!r} revision {self.revision}>"
+
+
+def _names(value: Iterable[str]) -> list[str]:
+    if isinstance(value, str):
+        raise TypeError("may_differ is a collection of names, not one str")
+    return list(value)
