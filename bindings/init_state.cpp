@@ -112,7 +112,7 @@ void init_state(nb::module_ &module) {
       .def_static("create", &create, nb::arg("comm"), nb::arg("name"), nb::arg("tensors"),
                   nb::arg("revision"), nb::arg("owners").none(),
                   nb::sig("def create(comm: Comm, name: str, "
-                          "tensors: Sequence[tuple[str, int, Sequence[int], int, int]], "
+                          "tensors: list[tuple[str, int, tuple[int, ...], int, int]], "
                           "revision: int, owners: object | None) -> State"),
                   "Each tensor is (name, address, shape, dtype, flags).")
       .def("sync", &sync, nb::arg("strategy"), nb::arg("deadline_ns"),

@@ -11,13 +11,11 @@ import pccl_py as pccl
 with pccl.connect() as comm:  # PCCL_TOKEN says where; returns when this peer may enter
     parameters = np.zeros(1_000_000, np.float32)
     steps_done = np.zeros(1, np.int64)
+    state = comm.shared_state({"parameters": parameters, "steps_done": steps_done})
     rng = np.random.default_rng()
     while steps_done[0] < 20:
-        admission = comm.admit()  # the safe point: newcomers enter here, and only here
-        incumbents = [peer for peer in comm.members if peer not in admission.joined]
-        if admission.joined and incumbents:  # give them what we have
-            comm.broadcast(parameters, root=incumbents[0])
-            comm.broadcast(steps_done, root=incumbents[0])
+        comm.admit()  # the safe point: newcomers enter here, and only here
+        state.sync()  # everyone leaves with equal bytes; only what differs moves
         gradients = rng.standard_normal(parameters.size, np.float32)
         outcome = comm.all_reduce(gradients, op="avg")  # in place; goes on when a peer dies
         parameters -= 0.1 * gradients

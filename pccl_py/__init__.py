@@ -8,8 +8,8 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
-in flight in work.py, shared state in shared_state.py, what counts as an array in buffers.py, errors in errors.py, the command line
-in cli/. No array library is imported here, nor typer, nor rich.
+in flight in work.py, shared state in shared_state.py, what counts as an array in buffers.py, errors
+in errors.py, the command line in cli/. No array library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations

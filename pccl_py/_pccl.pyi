@@ -174,7 +174,7 @@ class State:
     def create(
         comm: Comm,
         name: str,
-        tensors: Sequence[tuple[str, int, Sequence[int], int, int]],
+        tensors: list[tuple[str, int, tuple[int, ...], int, int]],
         revision: int,
         owners: object | None,
     ) -> State:

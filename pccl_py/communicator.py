@@ -2,7 +2,8 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 What is checked here are arguments; everything else is decided in the native library. Operations
-in flight are in work.py, shared states in shared_state.py, buffers in buffers.py, waiting for the world in docs/ARCHITECTURE.md.
+in flight are in work.py, shared states in shared_state.py, buffers in buffers.py, waiting for the
+world in docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations

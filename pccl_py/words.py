@@ -94,7 +94,7 @@ class Recovery(IntEnum):
 
 
 class Strategy(IntEnum):
-    """What a peer wants to become of its content in a sync. Functions also take the lower-case name.
+    """What a peer wants of its content in a sync. Functions also take the lower-case name.
 
     POPULAR: the elected content wins: the highest revision, then what members of the epoch before
     hold, then what most hold, then that of the smallest peer id. SEND_ONLY: everybody gets the

@@ -435,7 +435,7 @@ pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) E
         error.Closed => closed(),
         error.NameInUse => fail(
             .invalid_usage,
-            "this peer has a shared state named \"{s}\" in this group: destroy it first, or give " ++
+            "this peer has a shared state named \"{s}\" in this group: close it first, or give " ++
                 "this one another name, the same on every peer",
             .{name},
         ),
@@ -474,6 +474,11 @@ pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) E
             "tensor \"{s}\" has elements, but no memory",
             .{name},
         ),
+        error.RevisionTooLarge => fail(
+            .invalid_argument,
+            "the revision of a shared state must be below 2**62",
+            .{},
+        ),
         error.Overlap => fail(
             .invalid_argument,
             "tensor \"{s}\" overlaps another one in memory: each needs its own",
@@ -509,12 +514,15 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 /// The status of a finished operation that is not ok.
 pub fn operation(op: *const session.Operation) Error {
     var text: [128]u8 = undefined;
-    const name = std.fmt.bufPrint(&text, "{s} (tag {d}, number {d} of epoch {d})", .{
-        @tagName(op.op.descriptor.kind),
-        op.op.id.tag,
-        op.op.id.sequence,
-        op.op.epoch,
-    }) catch unreachable; // four numbers and a word
+    const kind = op.op.descriptor.kind;
+    const numbers = .{ op.op.id.sequence, op.op.epoch };
+    const name = if (kind == .sync) // its tag says nothing to a person
+        std.fmt.bufPrint(&text, "sync (number {d} of epoch {d})", numbers) catch unreachable
+    else
+        std.fmt.bufPrint(&text, "{s} (tag {d}, number {d} of epoch {d})", .{
+            @tagName(kind),
+            op.op.id.tag,
+        } ++ numbers) catch unreachable; // three numbers and a word
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
@@ -527,8 +535,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
-            "{s} ended without an answer of the coordinator, so the others may have committed it. " ++
-                "The tensors are as they were; sync again, which brings this peer to what the " ++
+            "{s} ended without an answer of the coordinator, so the others may have committed " ++
+                "it. The tensors are as they were; sync again, which brings this peer to what the " ++
                 "others have",
             .{name},
         ) else fail(
@@ -562,9 +570,9 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .state_unavailable => fail(
             .state_unavailable,
-            "{s}: nobody holds the shared state: all members that are left only receive, or what " ++
-                "they gave was not what they had offered (do not write to tensors during a sync). " ++
-                "The tensors are as they were",
+            "{s}: nobody holds the shared state: all members that are left only receive, or " ++
+                "what they gave was not what they had offered (do not write to tensors during a " ++
+                "sync). The tensors are as they were",
             .{name},
         ),
         .cancelled => fail(

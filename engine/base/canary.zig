@@ -21,10 +21,10 @@ pub const Canary = enum {
     shared_slots,
     /// A sync elects the content of most members, whatever its revision.
     ignore_revision,
-    /// A sync forgets, after a loss, what survivors have voted for.
-    forget_voted_root,
     /// A leaf is taken without a look at its hash.
     skip_leaf_hash,
+    /// A leaf goes to the user's memory as it arrives.
+    write_before_commit,
 };
 
 pub var active: Canary = .none;

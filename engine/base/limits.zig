@@ -64,6 +64,8 @@ pub const state_dimensions_max = 32;
 pub const state_leaf_bytes = 256 * KiB;
 /// Leaves of one shared state: 16 TiB in whole leaves.
 pub const state_leaves_max = 1 << 26;
+/// Revisions of a shared state: only a liar gets there. Enforced where one comes in.
+pub const state_revisions_max = 1 << 62;
 /// Leaves that one member may ask of another before it has any of them.
 pub const state_asked_max = 32;
 /// What a member says of its tensors in one message; a name and its shape fit many times.

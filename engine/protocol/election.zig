@@ -3,8 +3,8 @@
 //! structures differ is structure.zig's; who moves the bytes is session/sync.zig.
 //!
 //!   1. Structures must be equal, and all who insist (send_only) must hold the same.
-//!   2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is left
-//!      of a member that is gone.
+//!   2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is
+//!      left of a member that is gone.
 //!   3. Else what send_only members hold; else, among those of strategy popular: the highest
 //!      revision, then members of the epoch before newcomers, then what most of them hold, then the
 //!      smallest peer id. So fresh weights of three newcomers never outvote one incumbent.
@@ -151,7 +151,6 @@ pub const Election = struct {
 
     /// Rule 2. Votes for two roots cannot be: only one was elected since the last loss.
     fn voted_for(election: *const Election, members: Members) ?u16 {
-        if (base.canary.on(.forget_voted_root)) return null;
         for (0..members.alive.count()) |position| {
             const rank = members.alive.at(position);
             if (election.at(rank).voted) return rank;

@@ -379,6 +379,7 @@ pub const Epoch = struct {
         try epoch.acknowledge(rank, message.decisions_seen);
         if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
             return error.Unexpected;
+        if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
         if (epoch.is_aborted(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;

@@ -604,6 +604,7 @@ pub const Member = struct {
         if (message.attempt != epoch.attempt or !epoch.running) return null;
         const op = epoch.find(message.op) orelse return null;
         if (op.descriptor.kind != .sync) return error.Unexpected;
+        if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (op.state == .in_doubt) return null;
         if (op.voted_attempt != epoch.attempt or op.complete) return error.Unexpected;
         op.state = .running;

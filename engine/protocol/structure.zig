@@ -275,7 +275,8 @@ test "the sentence says what is where, whatever the size of the pages" {
         defer s.deinit(gpa);
         try std.testing.expectEqualStrings(
             "\"a\" is f32[3, 4] at peer aa000000 and f32[3, 5] at peer bb000000; " ++
-                "\"b\" is only at peer aa000000 (u8[7]); \"c\" is only at peer bb000000 (u8[7]); " ++
+                "\"b\" is only at peer aa000000 (u8[7]); " ++
+                "\"c\" is only at peer bb000000 (u8[7]); " ++
                 "\"f\" is f32[] at peer aa000000 and f32[], may differ at peer bb000000",
             s.text(),
         );

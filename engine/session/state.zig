@@ -1,7 +1,7 @@
 //! State: named tensors of the user that all members of a group want to be equal, with a revision.
-//! It knows how they are cut into leaves, the hash of each, and where leaves of another content wait
-//! until they are committed. The tensors stay in the user's memory. What a sync does with them:
-//! sync.zig; who hashes, on which threads: net/shared_state.zig.
+//! It knows how they are cut into leaves, the hash of each, and where leaves of another content
+//! wait until they are committed. The tensors stay in the user's memory. What a sync does with
+//! them: sync.zig; who hashes, on which threads: net/shared_state.zig.
 //!
 //! Each tensor is cut by itself, so a leaf never spans two. The root is the hash of the structure
 //! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
@@ -69,12 +69,14 @@ pub const State = struct {
         TooLarge,
         NoData,
         Overlap,
+        RevisionTooLarge,
     };
 
     /// `at`: the tensor that an error is about.
     pub fn create(gpa: Allocator, group: *Group, options: Options, at: *usize) Error!*State {
         at.* = 0;
         if (options.tensors.len > limits.state_tensors_max) return error.TooManyTensors;
+        if (options.revision >= limits.state_revisions_max) return error.RevisionTooLarge;
         const state = try gpa.create(State);
         errdefer gpa.destroy(state);
         state.* = .{

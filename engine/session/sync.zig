@@ -1,11 +1,11 @@
-//! Sync: one call that makes a shared state equal on all members: offers what this peer holds, and if
-//! something else is elected, fetches the leaves that differ from all who hold it, while those who
-//! hold it serve from the user's memory. What is fetched waits in the state (state.zig) until the
-//! commit, so a call that fails has changed nothing. Who is elected: protocol/election.zig; which
-//! leaf is asked of whom: collective/fetch.zig; other operations: frames.zig.
+//! Sync: one call that makes a shared state equal on all members: offers what this peer holds, and
+//! if something else is elected, fetches the leaves that differ from all who hold it, while those
+//! who hold it serve from the user's memory. What is fetched waits in the state (state.zig) until
+//! the commit, so a call that fails has changed nothing. Who is elected: protocol/election.zig;
+//! which leaf is asked of whom: collective/fetch.zig; other operations: frames.zig.
 //!
-//! A member asks for the hashes of all leaves first and compares them with the elected root, so each
-//! leaf is checked as it arrives, whoever sends it.
+//! A member asks for the hashes of all leaves first and compares them with the elected root, so
+//! each leaf is checked as it arrives, whoever sends it.
 
 const std = @import("std");
 const base = @import("base");
@@ -91,6 +91,14 @@ pub const Sync = struct {
             return true;
         }
 
+        fn has(queue: *const Queue, item: Item) bool {
+            for (0..queue.count) |offset| {
+                const place_of = (queue.first + offset) % queue.items.len;
+                if (std.meta.eql(queue.items[place_of], item)) return true;
+            }
+            return false;
+        }
+
         fn pop(queue: *Queue) ?Item {
             if (queue.count == 0) return null;
             defer queue.first = @intCast((queue.first + 1) % queue.items.len);
@@ -160,7 +168,9 @@ pub const Sync = struct {
     }
 
     fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
-        for (sync.exchanges, 0..) |*exchange, rank| if (exchange.link == link) return @intCast(rank);
+        for (sync.exchanges, 0..) |*exchange, rank| {
+            if (exchange.link == link) return @intCast(rank);
+        }
         return null;
     }
 
@@ -232,6 +242,7 @@ pub fn step(s: *Session, operation: *Operation) void {
 
 /// The call returns, committed or not: the caller has its memory back.
 pub fn over(operation: *Operation, committed: bool) void {
+    stop(operation);
     const sync = operation.sync.?;
     const state = sync.state orelse return;
     sync.state = null;
@@ -381,7 +392,14 @@ pub fn sent(operation: *Operation, bytes: usize) void {
 
 // ---- incoming
 
-pub const Error = error{ UnknownLeaf, UnknownPage, WrongLength, TooManyRequests, WrongPhase };
+pub const Error = error{
+    UnknownLeaf,
+    UnknownPage,
+    WrongLength,
+    TooManyRequests,
+    NotAsked,
+    WrongPhase,
+};
 
 /// Another member wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
@@ -404,6 +422,10 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
     const sync = operation.sync orelse return error.WrongPhase;
     const state = sync.state orelse return null;
     const rank = sync.rank_of(lane.link.?) orelse return null;
+    const class: u16 = if (header.kind == .leaf) Sync.class_leaf else Sync.class_hashes;
+    const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    if (sync.exchanges[rank].wants.has(.{ .class = class, .index = index }))
+        return error.NotAsked; // it is still to be asked for
     if (header.kind == .hashes) {
         if (header.index >= Sync.page_count(state)) return error.UnknownPage;
         if (sync.phase != .hashes or sync.hashes_from != rank) return null;
@@ -412,8 +434,8 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
         if (header.payload_bytes != page.len) return error.WrongLength;
         return page;
     }
-    if (header.index >= state.leaf_count()) return error.UnknownLeaf;
-    const leaf: u32 = @intCast(header.index);
+    if (index >= state.leaf_count()) return error.UnknownLeaf;
+    const leaf = index;
     if (header.payload_bytes != state.leaf(leaf).len) return error.WrongLength;
     if (sync.phase != .leaves or !sync.fetch.wants(rank, leaf)) {
         if (sync.phase == .leaves) sync.fetch.delivered(rank, leaf);
@@ -425,7 +447,8 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
             other.incoming.kind == .leaf and other.incoming.index == leaf;
         if (!same) continue;
         other.detach(operation);
-        if (sync.rank_of(link)) |slower| sync.fetch.cancel(slower, leaf);
+        const slower = sync.rank_of(link) orelse continue;
+        if (slower != rank) sync.fetch.cancel(slower, leaf); // else it sends the same twice
     };
     return state.stage(leaf) catch {
         frames.give_up(s, operation);
@@ -445,6 +468,7 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     } else {
         const leaf: u32 = @intCast(header.index);
         if (!state.check_staged(leaf)) return discard(s, operation, rank, "bytes");
+        if (base.canary.on(.write_before_commit)) @memcpy(state.leaf(leaf), state.staged[leaf].?);
         sync.fetch.delivered(rank, leaf);
         sync.leaves_moved += 1;
         sync.sources.set(rank);

@@ -1,5 +1,5 @@
-//! Syncs in a world over perfect pipes (world_test.zig): who ends up with what, what moves, and what
-//! happens when a source dies, lies or is late. Under every order of events: tests/sim.
+//! Syncs in a world over perfect pipes (world_test.zig): who ends up with what, what moves, and
+//! what happens when a source dies, lies or is late. Under every order of events: tests/sim.
 
 const std = @import("std");
 const base = @import("base");
@@ -228,7 +228,8 @@ test "structures that differ are listed to everybody" {
     try case.sync_all();
     for (case.all()) |*held| {
         const text = held.operation.?.sync.?.differs();
-        for ([_][]const u8{ "\"bias\" is only at peer", "\"gain\"", "u8[40, 16]", "u8[7]" }) |part| {
+        const parts = [_][]const u8{ "\"bias\" is only at peer", "\"gain\"", "u8[40, 16]", "u8[7]" };
+        for (parts) |part| {
             try expect(std.mem.indexOf(u8, text, part) != null);
         }
         try expectEqual(.structure, held.operation.?.failure.reason.?);

@@ -27,7 +27,7 @@ import pccl_py as pccl
 from examples.demo.corpus import Corpus, draw, standard_library_text
 from examples.demo.diloco import AdamW, OuterNesterov
 from examples.demo.model import Floats
-from examples.demo.settings import PROMPT, TAG_PSEUDO_GRADIENT, TAG_STATE, Settings
+from examples.demo.settings import PROMPT, TAG_PSEUDO_GRADIENT, Settings
 
 Report = Callable[..., None]
 
@@ -57,17 +57,27 @@ def train(comm: pccl.Communicator, settings: Settings, index: int, report: Repor
     rng = np.random.default_rng((settings.seed, index))
 
     shared = Shared(model.initial(settings.seed), OuterNesterov(model.size), np.zeros(1, np.int64))
+    state = comm.shared_state(
+        {
+            "parameters": shared.parameters,
+            "momentum": shared.outer.momentum,
+            "rounds_done": shared.rounds_done,
+        }
+    )
     inner = AdamW(model.size)
     gradient = np.empty(model.size, np.float32)
 
     while shared.rounds_done[0] < settings.rounds:
         admission = comm.admit()
+        # Newcomers get what the others hold; for everybody else it is a comparison of hashes.
+        synced = state.sync()
         if admission.changed:
-            giver = welcome(comm, admission, shared)
             report(
                 "admitted",
                 **describe(comm, admission),
-                giver=giver,
+                revision=synced.revision,
+                leaves_moved=synced.leaves_moved,
+                sources=synced.sources,
                 digest=shared.digest(),
                 rounds_done=int(shared.rounds_done[0]),
                 held_out_loss=model.loss(shared.parameters, *examination),
@@ -103,20 +113,6 @@ def train(comm: pccl.Communicator, settings: Settings, index: int, report: Repor
         )
 
     report("finished", digest=shared.digest(), text=sample(settings, shared.parameters))
-
-
-def welcome(comm: pccl.Communicator, admission: pccl.Admission, shared: Shared) -> str | None:
-    """Gives the shared state to the peers that are new; all members call it.
-
-    Returns who gave it: the first member that is not new. None if nobody is new, or all are: then
-    there is nothing to give, all start from one seed.
-    """
-    incumbents = [member for member in comm.members if member not in admission.joined]
-    if not incumbents or not admission.joined:
-        return None
-    for array in (shared.parameters, shared.outer.momentum, shared.rounds_done):
-        comm.broadcast(array, root=incumbents[0], tag=TAG_STATE)
-    return str(incumbents[0])
 
 
 def describe(comm: pccl.Communicator, admission: pccl.Admission) -> dict[str, Any]:

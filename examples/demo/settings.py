@@ -14,7 +14,6 @@ from examples.demo.model import Model
 # Tags keep the operations of training apart from handing over state, so that the n-th pseudo-
 # gradient of an epoch is operation n of its tag, which is how the fault point names it.
 TAG_PSEUDO_GRADIENT = 0
-TAG_STATE = 1
 
 PROMPT = "def "  # what the model is asked to go on from at the end
 

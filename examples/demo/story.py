@@ -130,21 +130,20 @@ class Story:
         known = any(e["epoch"] == event["epoch"] for p in self.peers.values() for e in p.admissions)
         peer.admissions.append(event)
         peer.state = "admitted"
+        if event["leaves_moved"] > 0:
+            self._tell(
+                event["seconds"],
+                f"{peer.name} gets parameters and momentum from {event['sources']} members",
+                "join",
+            )
         if known:
             return
         self.held_out.setdefault(event["rounds_done"], event["held_out_loss"])
         members = names([self.name_of(member) for member in event["members"]])
         sentence = f"epoch {event['epoch']}: {members}"
-        mood = "plain"
         if event["left"]:
             sentence += f", without {names([self.name_of(member) for member in event['left']])}"
-        if event["giver"] is not None:
-            newcomers = names([self.name_of(member) for member in event["joined"]])
-            sentence += (
-                f"; {newcomers} gets parameters and momentum from {self.name_of(event['giver'])}"
-            )
-            mood = "join"
-        self._tell(event["seconds"], sentence, mood)
+        self._tell(event["seconds"], sentence)
 
     def _on_training(self, peer: Peer, event: Event) -> None:
         peer.state, peer.round = "training", event["round"]

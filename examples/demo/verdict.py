@@ -126,13 +126,14 @@ def newcomer_got_state(story: Story) -> Check:
         if event["epoch"] == entry["epoch"]
     ]
     digests = {event["digest"] for event in welcomed}
-    given = entry["giver"] is not None and newcomer.peer_id in entry["joined"]
+    given = entry["leaves_moved"] > 0 and newcomer.peer_id in entry["joined"]
     complete = len(welcomed) == entry["world_size"] == story.settings.peers
     trained = [event["round"] for event in newcomer.rounds]
     went_on = bool(trained) and trained == list(range(trained[0], story.settings.rounds + 1))
     evidence = (
         f"epoch {entry['epoch']}: {len(welcomed)} of {entry['world_size']} members report, "
-        f"{len(digests)} digest; then {len(trained)} rounds"
+        f"{len(digests)} digest; {entry['leaves_moved']} leaves from {entry['sources']} members; "
+        f"then {len(trained)} rounds"
     )
     return Check(claim, given and complete and len(digests) == 1 and went_on, evidence)
 

@@ -122,6 +122,7 @@ def test_constants_are_those_of_python() -> None:
         (pccl.DType, "pccl_dtype_t", "PCCL_"),
         (pccl.ReduceOp, "pccl_reduce_op_t", "PCCL_"),
         (pccl.Recovery, "pccl_recovery_t", "PCCL_RECOVERY_"),
+        (pccl.Strategy, "pccl_strategy_t", "PCCL_"),
     ):
         assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
     statuses = ffi.typeof("pccl_status_t").relements
@@ -222,6 +223,33 @@ LAYOUTS = {
         },
     ),
     "outcome_range": (32, {"size": 0, "begin": 8, "end": 16, "contributor_count": 24}),
+    "tensor": (
+        40,
+        {"name": 0, "data": 8, "shape": 16, "dimensions": 24, "dtype": 28, "flags": 32}
+        | {"reserved": 36},
+    ),
+    "state_options": (
+        40,
+        {"size": 0, "name": 8, "tensors": 16, "tensor_count": 24, "revision": 32},
+    ),
+    "sync_options": (24, {"size": 0, "strategy": 8, "deadline_ns": 16}),
+    "sync_outcome": (
+        88,
+        {
+            "size": 0,
+            "revision": 8,
+            "epoch": 16,
+            "sequence": 24,
+            "attempts": 32,
+            "sources": 36,
+            "leaves": 40,
+            "leaves_moved": 48,
+            "bytes_sent": 56,
+            "bytes_received": 64,
+            "duration_ns": 72,
+            "hash_ns": 80,
+        },
+    ),
 }
 
 
@@ -261,6 +289,7 @@ def null_calls() -> dict[str, Any]:
     out = ffi.new("char[600]")
     work, comm = ffi.new("pccl_work_t **"), ffi.new("pccl_comm_t **")
     length, level = ffi.new("size_t *"), ffi.new("pccl_log_level_t *")
+    state = ffi.new("pccl_state_t **")
     token = ffi.new("char[]", b"pccl1-x")
     null, good = ffi.NULL, {}
     data = ffi.new("float[4]")
@@ -306,6 +335,14 @@ def null_calls() -> dict[str, Any]:
         "work_resolve": lambda c: lib.pccl_work_resolve(null, 0, 0),
         "work_outcome": lambda c: lib.pccl_work_outcome(null, options("outcome")),
         "work_range": lambda c: lib.pccl_work_range(null, 0, options("outcome_range"), null, 0),
+        "state_create comm": lambda c: lib.pccl_state_create(null, null, state),
+        "state_create state": lambda c: lib.pccl_state_create(c, null, null),
+        "state_create tensors": lambda c: lib.pccl_state_create(
+            c, options("state_options", tensor_count=1), state
+        ),
+        "state_sync": lambda c: lib.pccl_state_sync(null, null, null),
+        "state_revision": lambda c: lib.pccl_state_revision(null, ffi.new("uint64_t *")),
+        "state_close": lambda c: lib.pccl_state_close(null),
         "log_next level": lambda c: lib.pccl_log_next(null, out, 600),
         "log_next message": lambda c: lib.pccl_log_next(level, null, 600),
     }
@@ -320,6 +357,7 @@ def test_null_where_it_means_nothing_or_none() -> None:
     lib.pccl_coordinator_destroy(ffi.NULL)
     lib.pccl_comm_destroy(ffi.NULL)
     lib.pccl_work_destroy(ffi.NULL)
+    lib.pccl_state_destroy(ffi.NULL)
     assert lib.pccl_coordinator_token(ffi.NULL) == ffi.NULL
     assert lib.pccl_coordinator_port(ffi.NULL) == 0
     for count in (lib.pccl_comm_members, lib.pccl_comm_joined, lib.pccl_comm_left):
@@ -731,6 +769,89 @@ def test_a_destroyed_work_is_withdrawn_and_its_callback_runs_before_or_never(
     destroyed.set()
     refused(lib.pccl_all_reduce(pair[1], data, data, 4, 0, tag, ffi.NULL), "PCCL_ABORTED")
     assert called in ([], [False])
+
+
+def tensors(*parts: tuple[bytes, Any, list[int], int, int]) -> tuple[Any, list[Any]]:
+    """An array of tensors, and what must be kept alive for it."""
+    made, kept = ffi.new("pccl_tensor_t[]", len(parts)), []
+    for tensor, (name, data, shape, dtype, flags) in zip(made, parts, strict=True):
+        kept += [ffi.new("char[]", name), ffi.new("uint64_t[]", shape), data]
+        tensor.name, tensor.shape, tensor.data = kept[-3], kept[-2], data
+        tensor.dimensions, tensor.dtype, tensor.flags = len(shape), dtype, flags
+    return made, kept
+
+
+def test_a_shared_state_from_create_to_destroy(pair: tuple[Any, Any]) -> None:
+    floats = [ffi.new("float[6]", [rank] * 6) for rank in range(2)]
+    own = [ffi.new("int8_t[2]", [rank] * 2) for rank in range(2)]
+    outcomes = [options("sync_outcome") for _ in pair]
+
+    def program(rank: int) -> None:
+        parts, kept = tensors(
+            (b"weights", floats[rank], [2, 3], lib.PCCL_F32, 0),
+            (b"own", own[rank], [2], lib.PCCL_I8, lib.PCCL_TENSOR_MAY_DIFFER),
+            (b"empty", ffi.NULL, [0, 4], lib.PCCL_F64, 0),
+            (b"scalar", floats[rank] + 0 if rank > 1 else ffi.NULL, [0], lib.PCCL_F32, 0),
+        )
+        name = ffi.new("char[]", b"model")
+        given = options(
+            "state_options", name=name, tensors=parts, tensor_count=4, revision=10 * rank
+        )
+        made, revision = ffi.new("pccl_state_t **"), ffi.new("uint64_t *")
+        check(lib.pccl_state_create(pair[rank], given, made))
+        del parts, kept[:2], name, given  # copied
+        check(lib.pccl_state_revision(made[0], revision))
+        assert revision[0] == 10 * rank
+        check(lib.pccl_state_sync(made[0], ffi.NULL, outcomes[rank]))
+        check(lib.pccl_state_revision(made[0], revision))
+        assert revision[0] == outcomes[rank].revision == 11
+        chosen = options("sync_options", strategy=lib.PCCL_RECEIVE_ONLY, deadline_ns=30 * SECOND)
+        status = lib.pccl_state_sync(made[0], chosen, ffi.NULL)
+        refused(status, "PCCL_STATE_UNAVAILABLE")
+        check(lib.pccl_state_close(made[0]))
+        check(lib.pccl_state_close(made[0]))  # idempotent
+        refused(lib.pccl_state_sync(made[0], ffi.NULL, ffi.NULL), "PCCL_CANCELLED")
+        lib.pccl_state_destroy(made[0])
+
+    together([lambda: program(0), lambda: program(1)])
+    assert [list(array) for array in floats] == [[1.0] * 6] * 2
+    assert [list(array) for array in own] == [[0, 0], [1, 1]]
+    assert [outcome.leaves_moved for outcome in outcomes] == [1, 0]
+    assert outcomes[0].bytes_received == outcomes[1].bytes_sent > 24
+    assert (outcomes[0].sources, outcomes[1].sources) == (1, 0)
+
+
+def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, Any]) -> None:
+    data, made = ffi.new("float[4]"), ffi.new("pccl_state_t **")
+
+    def create(*parts: tuple[bytes, Any, list[int], int, int], **changed: Any) -> str:
+        given, kept = tensors(*parts)
+        for field, value in changed.items():
+            setattr(given[0], field, value)
+        chosen = options("state_options", tensors=given, tensor_count=len(parts))
+        said = refused(lib.pccl_state_create(pair[0], chosen, made))
+        assert kept
+        return said
+
+    good = (b"x", data, [4], lib.PCCL_F32, 0)
+    assert "dtype 77" in create(good, dtype=77)
+    assert "flags" in create(good, flags=2)
+    assert "zeroed" in create(good, reserved=1)
+    assert "shape" in create(good, shape=ffi.NULL)
+    assert "dimensions" in create(good, dimensions=33)
+    assert "name of tensor 0" in create(good, name=ffi.NULL)
+    assert "no memory" in create(good, data=ffi.NULL)
+    assert "overlaps" in create(good, (b"y", data + 1, [1], lib.PCCL_F32, 0))
+    assert '"x"' in create(good, (b"x", data + 9, [1], lib.PCCL_F32, 0))
+    assert "larger than memory" in create((b"x", data, [2**40, 2**40], lib.PCCL_F32, 0))
+    too_many = options("state_options", tensors=tensors(good)[0], tensor_count=65537)
+    assert "65536" in refused(lib.pccl_state_create(pair[0], too_many, made))
+    check(lib.pccl_state_create(pair[0], ffi.NULL, made))  # no tensors: a revision
+    chosen = options("sync_options", strategy=3)
+    assert "strategy 3" in refused(lib.pccl_state_sync(made[0], chosen, ffi.NULL))
+    lib.pccl_state_destroy(made[0])
+    tag = options("collective_options", tag=255 << 56)
+    assert "tag" in refused(lib.pccl_barrier(pair[0], tag, ffi.NULL))
 
 
 def test_log_events_come_one_by_one_and_are_cut_to_the_room() -> None:

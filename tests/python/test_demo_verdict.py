@@ -47,7 +47,9 @@ def admitted(index: int, epoch: int, members: list[int], seconds: float, **field
         "members": [IDS[member] for member in members],
         "joined": [],
         "left": [],
-        "giver": None,
+        "revision": 1,
+        "leaves_moved": 0,
+        "sources": 0,
         "digest": f"state {epoch}",
         "rounds_done": 0,
         "held_out_loss": 5.5,
@@ -116,8 +118,10 @@ def good_events() -> list[Event]:
     events += one_round(4, [0, 1, 3])
     events.append(of_peer(4, "started", 4.6, pid=204))
     events.append(of_peer(4, "connected", 4.7, peer_id=IDS[4]))
-    joined = {"rounds_done": 4, "held_out_loss": 3.0, "joined": [IDS[4]], "giver": IDS[0]}
-    events += [admitted(index, 3, [0, 1, 3, 4], 4.8, **joined) for index in (0, 1, 3, 4)]
+    joined = {"rounds_done": 4, "held_out_loss": 3.0, "joined": [IDS[4]]}
+    events += [admitted(index, 3, [0, 1, 3, 4], 4.8, **joined) for index in (0, 1, 3)]
+    given = {**joined, "leaves_moved": 9, "sources": 3}
+    events.append(admitted(4, 3, [0, 1, 3, 4], 4.8, **given))
     for number in (5, 6):
         events += one_round(number, [0, 1, 3, 4])
     for index in (0, 1, 3, 4):
@@ -217,7 +221,7 @@ SPOILT = {
         WENT_ON,
     ),
     "another operation is hit": (spoil(in_round(3, sequence=7), kind="round"), WENT_ON),
-    "nobody gives the state": (spoil(lambda e: {**e, "giver": None}, 4, "admitted"), JOINED),
+    "nobody gives the state": (spoil(lambda e: {**e, "leaves_moved": 0}, 4, "admitted"), JOINED),
     "the newcomer has another state": (
         spoil(lambda e: {**e, "digest": "x"}, 4, "admitted"),
         JOINED,

@@ -7,12 +7,14 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const session_layer = @import("session");
+const wire = @import("wire");
 const Borrowed = @import("borrowed.zig").Borrowed;
 const checkers_file = @import("checkers.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const oracle = @import("oracle.zig");
 const program = @import("program.zig");
+const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
 const fmt_key = checkers_file.fmt_key;
@@ -21,6 +23,7 @@ const Group = session_layer.Group;
 const Node = world_file.Node;
 const Operation = session_layer.Operation;
 const Step = program.Step;
+const Strategy = wire.control.Strategy;
 const User = users.User;
 const World = world_file.World;
 const ms = world_file.ms;
@@ -48,6 +51,11 @@ pub const Work = struct {
     ranges: std.ArrayList(checkers_file.Range) = .empty,
     /// Resolved before the user has looked at the doubt.
     resolved_early: bool = false,
+    // Of a sync (syncs.zig).
+    shared: ?*session_layer.State = null,
+    strategy: Strategy = .popular,
+    /// The user wrote to the tensors meanwhile: what it holds is its own fault.
+    torn: bool = false,
 
     pub const State = enum {
         running,
@@ -67,7 +75,7 @@ pub const Work = struct {
         return work.state == .running;
     }
 
-    fn call(work: *const Work) *checkers_file.Call {
+    pub fn call(work: *const Work) *checkers_file.Call {
         return &work.record.calls[work.node.digit()];
     }
 };
@@ -119,6 +127,10 @@ pub fn begin(user: *User, planned: Step) bool {
 /// A user's mistake: another count, operation, recovery or root than the others.
 fn deviate(world: *World, step: *Step) void {
     const prng = world.faults.stream(.mismatch);
+    if (step.kind == .sync) {
+        step.count += 1; // another shape
+        return;
+    }
     switch (prng.below(5)) {
         0 => step.count += 1,
         1 => step.recovery = if (step.recovery == .restart) .resume_chunks else .restart,
@@ -143,6 +155,7 @@ fn asked(step: *const Step) u64 {
 }
 
 fn element_bytes(step: *const Step) usize {
+    if (step.kind == .sync) return 1;
     return if (step.average) @sizeOf(i32) else @sizeOf(u64);
 }
 
@@ -153,13 +166,13 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     const index: u32 = @intCast(world.works.items.len);
     const width = element_bytes(&step);
     const bytes = step.count * width;
-    const in_place = step.in_place or step.kind == .broadcast;
+    const in_place = step.in_place or step.kind == .broadcast or step.kind == .sync;
     const skew: usize = if (world.prng_users.chance(4)) 4 else 0;
     const send = world.borrowed.lend(index, bytes, skew) orelse return null;
     const recv = if (in_place) send else world.borrowed.lend(index, bytes, skew) orelse return null;
     @memset(recv, 0xab);
     const digit = user.node.digit();
-    for (0..step.count) |element| {
+    if (step.kind == .sync) syncs.fill(user, &step, send) else for (0..step.count) |element| {
         const place = send[element * width ..];
         if (step.average) {
             const value = oracle.average_value(step.key, digit, element);
@@ -186,6 +199,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .recv_before = gpa.dupe(u8, recv) catch @panic("out of memory"),
         .deadline = deadline,
         .impatient = impatient,
+        .strategy = if (step.kind == .sync) syncs.draw_strategy(user) else .popular,
     };
     world.works.append(gpa, work) catch @panic("out of memory");
     user.node.open_works.append(gpa, work) catch @panic("out of memory");
@@ -217,7 +231,20 @@ pub fn call(work: *Work) !void {
         step.tag,
         if (work.send.ptr == work.recv.ptr) " in place" else "",
     });
-    const op = try user.node.session.?.begin(user.node.here(), user.group.?, .{
+    const op = if (step.kind == .sync) try syncs.begin(work) else try begin_plain(work);
+    work.op = op;
+    op.user = @intFromPtr(work);
+    if (op.finished) work.state = .finished; // before begin() returned
+    world.at(
+        user.node.global(work.deadline) + users.promised_ns(world),
+        .{ .watchdog = work.index },
+    );
+}
+
+fn begin_plain(work: *const Work) !*Operation {
+    const user = work.user;
+    const step = &work.step;
+    return user.node.session.?.begin(user.node.here(), user.group.?, .{
         .kind = step.kind,
         .send = work.send.ptr,
         .recv = work.recv.ptr,
@@ -229,13 +256,6 @@ pub fn call(work: *Work) !void {
         .tag = step.tag,
         .deadline = work.deadline,
     });
-    work.op = op;
-    op.user = @intFromPtr(work);
-    if (op.finished) work.state = .finished; // before begin() returned
-    world.at(
-        user.node.global(work.deadline) + users.promised_ns(world),
-        .{ .watchdog = work.index },
-    );
 }
 
 pub fn cancel(work: *Work) void {
@@ -308,13 +328,15 @@ pub fn finished(work: *Work) void {
     if (op.status != .ok) work.user.clean = false;
     switch (op.status) {
         .ok => {
-            record.state = .ok;
+            record.state = if (work.torn) .gone else .ok;
+            if (work.step.kind == .sync) syncs.take(work);
             if (work.user.in_flight() > 0) world.statistics.overlapping += 1;
             succeed(work);
         },
         .in_doubt => {
             record.state = .in_doubt;
             work.state = .in_doubt;
+            syncs.forget(work);
             check_expected(work);
             if (work.resolved_early) {
                 resolved(work);
@@ -326,7 +348,7 @@ pub fn finished(work: *Work) void {
             return users.wake_waiting(work.user);
         },
         .mismatch, .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
-        .too_few_peers => record.state = .failed,
+        .too_few_peers, .state_unavailable => record.state = .failed,
         .expelled, .coordinator_unreachable => record.state = .gone,
     }
     check_expected(work);
@@ -348,6 +370,8 @@ pub fn resolved(work: *Work) void {
     if (committed) {
         world.statistics.doubts_committed += 1;
         check_input(work);
+        // What was committed comes with the next sync.
+        if (work.step.kind == .sync) return close(work);
         work.op.?.copy_result();
         succeed(work);
     } else world.statistics.doubts_aborted += 1;
@@ -364,9 +388,10 @@ fn close(work: *Work) void {
     };
     Borrowed.give_back(work.send);
     Borrowed.give_back(work.recv);
-    const op = work.op orelse return;
+    const op = work.op orelse return syncs.forget(work);
     work.op = null;
     if (work.node.session) |s| s.release(op);
+    syncs.forget(work);
 }
 
 /// Failures that nothing in this world explains.
@@ -399,9 +424,10 @@ fn check_input(work: *const Work) void {
 fn succeed(work: *Work) void {
     const world = work.node.world;
     const op = work.op.?;
+    if (work.torn) return;
     check_values(work);
-    check_send(work);
-    var ranges_hash: u64 = 0;
+    if (work.step.kind != .sync) check_send(work);
+    var ranges_hash: u64 = if (work.shared) |state| state.revision else 0;
     var it = op.ranges();
     while (it.next()) |range| {
         const digits = contributors_of(work, &range.contributors);
@@ -416,7 +442,10 @@ fn succeed(work: *Work) void {
     }
     if (op.range_count() > 1) world.statistics.split_results += 1;
     if (op.op.attempts > 1) world.statistics.retried_results += 1;
-    const bytes_hash = std.hash.Wyhash.hash(0, work.recv);
+    const bytes_hash = if (work.step.kind == .sync)
+        syncs.content_hash(work, work.recv)
+    else
+        std.hash.Wyhash.hash(0, work.recv);
     world.trace.mix(bytes_hash);
     world.checkers.succeeded(work.record, work.node.digit(), .{
         .bytes_hash = bytes_hash,
@@ -447,6 +476,7 @@ fn check_values(work: *Work) void {
     const op = work.op.?;
     const step = &work.step;
     if (step.kind == .broadcast) return check_broadcast(work);
+    if (step.kind == .sync) return syncs.check(work);
     if (step.count == 0) return;
     const restarting = step.recovery != .resume_chunks;
     if (restarting and op.range_count() != 1) return world.checkers.fail(
@@ -601,7 +631,7 @@ pub fn observe(node: *Node) void {
 }
 
 fn check_send(work: *const Work) void {
-    if (work.send.ptr == work.recv.ptr) return;
+    if (work.send.ptr == work.recv.ptr and work.step.kind != .sync) return;
     if (std.mem.eql(u8, work.send, work.send_before)) return;
     work.node.world.checkers.fail(.p3_input_kept, "p{d}: the send buffer of {f} changed", .{
         work.node.index, work.name(),

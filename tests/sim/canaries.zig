@@ -22,6 +22,9 @@ fn catcher(canary: Canary) ?Check {
         .skip_fingerprint => .descriptors,
         .keep_without_attempt => .p4_contributors,
         .shared_slots => .p4_contributors,
+        .ignore_revision => .election,
+        .skip_leaf_hash => .election,
+        .write_before_commit => .p3_input_kept,
     };
 }
 

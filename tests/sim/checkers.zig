@@ -14,6 +14,7 @@
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
+const wire = @import("wire");
 const program = @import("program.zig");
 const Allocator = std.mem.Allocator;
 const Status = protocol.Status;
@@ -29,6 +30,8 @@ pub const Check = enum {
     one_set,
     /// Whoever is listed as a contributor called the same thing.
     descriptors,
+    /// A sync ends with what somebody offered, whom nobody should have outvoted.
+    election,
     /// Epochs and views are the same to everybody.
     views,
     /// A failure that nothing in this world explains.
@@ -71,6 +74,10 @@ pub const Call = struct {
     asked: u64 = 0,
     /// Somebody had succeeded before this peer called.
     after_success: bool = false,
+    // Of a sync: what it offered (syncs.zig).
+    content: u64 = 0,
+    revision: u64 = 0,
+    strategy: wire.control.Strategy = .popular,
     /// After a doubt: was it committed?
     resolved: ?bool = null,
 

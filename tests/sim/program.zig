@@ -6,6 +6,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const syncs = @import("syncs.zig");
 const Prng = base.Prng;
 
 pub const OpKind = wire.control.OpKind;
@@ -85,6 +86,7 @@ pub fn draw(options: Options) Round {
         const first_tag = prng.below(options.tags);
         const size: u32 = @intCast(@min(prng.between(1, options.tags), wanted - round.count));
         const waits = prng.chance(2);
+        const synced = if (prng.chance(3)) prng.below(size) else size;
         for (0..size) |offset| {
             var key = place;
             key.index = round.count;
@@ -92,12 +94,30 @@ pub fn draw(options: Options) Round {
             const step = &round.steps[round.count];
             // Tags need not be small or dense.
             step.tag = (first_tag + offset) % options.tags * 1_000_003;
+            if (offset == synced) step.* = sync_step(&options, key);
             step.batch = batch;
             step.waits = waits;
             round.count += 1;
         }
     }
     return round;
+}
+
+/// One state to a group, of the same size all the time.
+fn sync_step(options: *const Options, key: Key) Step {
+    var prng = Prng.init(options.seed ^ options.group ^ 0x5757);
+    return .{
+        .key = key,
+        .kind = .sync,
+        .count = @intCast(prng.between(8, syncs.bytes_max)),
+        .recovery = .resume_chunks,
+        .tag = base.limits.state_tags_first,
+        .root_rank = 0,
+        .in_place = true,
+        .average = false,
+        .batch = 0,
+        .waits = false,
+    };
 }
 
 fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {

@@ -26,6 +26,11 @@ pub const Statistics = struct {
     retried_results: u64 = 0,
     /// Successes during which another operation was in flight at the peer.
     overlapping: u64 = 0,
+    /// Syncs that a peer saw committed; with leaves that it fetched; after an attempt that failed.
+    syncs: u64 = 0,
+    syncs_fetched: u64 = 0,
+    syncs_retried: u64 = 0,
+    leaves_moved: u64 = 0,
     admissions: u64 = 0,
     epochs: u64 = 0,
     peers: u64 = 0,
@@ -82,6 +87,12 @@ pub const Statistics = struct {
             statistics.split_results,
             statistics.retried_results,
             statistics.overlapping,
+        });
+        out("  syncs: {d}, {d} with leaves fetched ({d} leaves), {d} in several attempts\n", .{
+            statistics.syncs,
+            statistics.syncs_fetched,
+            statistics.leaves_moved,
+            statistics.syncs_retried,
         });
         out("  faults:", .{});
         for (std.enums.values(Class)) |class| {

@@ -37,6 +37,8 @@ pub const Class = enum {
     straggler,
     cancel,
     impatient_admit,
+    strategy,
+    scribble,
 };
 
 pub const class_count = std.enums.values(Class).len;

@@ -9,6 +9,7 @@ const calls = @import("calls.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const program = @import("program.zig");
+const syncs = @import("syncs.zig");
 const protocol = @import("protocol");
 const session_layer = @import("session");
 const world_file = @import("world.zig");
@@ -32,6 +33,8 @@ const slack_ns = 200 * ms;
 pub const User = struct {
     node: *Node,
     index: u8,
+    /// What it shares in syncs.
+    content: syncs.Content,
     group: ?*Group = null,
     state: State = .outside,
     membership: u32 = 0,
@@ -73,7 +76,8 @@ pub const User = struct {
     const Heard = union(enum) { ready, join_failed, admitted, admit_failed: Status, gone };
 
     pub fn init(node: *Node, index: u8) User {
-        return .{ .node = node, .index = index };
+        const seed = node.world.config.seed;
+        return .{ .node = node, .index = index, .content = .init(seed, node.index, index) };
     }
 
     pub fn world(user: *const User) *World {
@@ -359,7 +363,10 @@ fn run_program(user: *User) void {
 
 fn must_wait(user: *User, step: *const Step) bool {
     for (user.node.open_works.items) |work| {
-        if (work.user != user or work.state != .running) continue;
+        if (work.user != user) continue;
+        // One that is over, but not looked at yet, has the state's name still.
+        if (work.shared != null and step.kind == .sync) return true;
+        if (work.state != .running) continue;
         if (work.step.tag == step.tag) return true;
         if (work.step.waits and work.step.key.round == step.key.round and
             work.step.key.epoch == step.key.epoch and work.step.batch != step.batch) return true;

@@ -22,6 +22,7 @@ const faults = @import("faults.zig");
 const fuzz = @import("fuzz.zig");
 const network = @import("network.zig");
 const swarm = @import("swarm.zig");
+const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const Allocator = std.mem.Allocator;
 const Coordinator = protocol.Coordinator;
@@ -155,6 +156,7 @@ pub const What = union(enum) {
     start: u8,
     user: struct { node: u8, user: u8, version: u32 },
     cancel: u32,
+    scribble: u32,
     watchdog: u32,
     admit_watchdog: struct { node: u8, user: u8, count: u32 },
     stop: u8,
@@ -174,7 +176,7 @@ pub const What = union(enum) {
             .user => |body| body.node,
             .admit_watchdog => |body| body.node,
             .dial_control => |index| index,
-            .cancel, .watchdog => |index| world.works.items[index].node.index,
+            .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
             .start, .stop, .heal, .check_progress, .ending, .over => null,
         };
     }
@@ -403,6 +405,7 @@ pub const World = struct {
                 body.version,
             ),
             .cancel => |index| calls.cancel(world.works.items[index]),
+            .scribble => |index| syncs.scribble(world.works.items[index]),
             .watchdog => |index| calls.watchdog(world.works.items[index]),
             .admit_watchdog => |body| users.admit_watchdog(
                 &world.nodes[body.node].users[body.user],

@@ -1,0 +1,227 @@
+//! Syncs: what users of the simulator share, and what a sync may make of it. Each user has a
+//! content that lives as long as its process: trained the same way by all before each sync, so that
+//! equal contents stay equal; drifting now and then; fresh, or from a checkpoint, at the start. A
+//! call lends the engine a copy. Other calls, and what all have in common: calls.zig.
+//!
+//! The oracle: all successes hold equal bytes and revisions, and these are what one caller had
+//! offered, that was allowed to give it, and that no caller who goes on should have outvoted.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const session_layer = @import("session");
+const calls = @import("calls.zig");
+const checkers_file = @import("checkers.zig");
+const faults = @import("faults.zig");
+const program = @import("program.zig");
+const swarm = @import("swarm.zig");
+const users = @import("users.zig");
+const fmt_key = checkers_file.fmt_key;
+const Prng = base.Prng;
+const Strategy = wire.control.Strategy;
+const User = users.User;
+const Work = calls.Work;
+
+pub const bytes_max = 300;
+/// What is each peer's own.
+const own_bytes = 3;
+const leaf_bytes = 16;
+
+/// What a user has between two syncs.
+pub const Content = struct {
+    bytes: [bytes_max + 1]u8 = @splat(0),
+    revision: u64 = 0,
+
+    /// Fresh, or from the checkpoint of some revision, which is the same for all who restore it.
+    pub fn init(seed: u64, node: u8, group: u8) Content {
+        var prng = swarm.stream(seed ^ @as(u64, node) << 8 ^ group, "content");
+        var content: Content = .{};
+        if (prng.chance(3)) {
+            for (&content.bytes) |*byte| byte.* = @truncate(prng.next());
+            return content;
+        }
+        content.revision = if (prng.chance(2)) 3 else prng.below(6);
+        var checkpoint = swarm.stream(seed ^ content.revision, "checkpoint");
+        for (&content.bytes) |*byte| byte.* = @truncate(checkpoint.next());
+        return content;
+    }
+
+    /// A step that depends on nothing but its place in the program.
+    fn train(content: *Content, key: program.Key, shared: usize) void {
+        var prng = Prng.init(key.hash());
+        for (0..prng.below(4)) |_| content.bytes[prng.below(shared)] +%= 1;
+    }
+};
+
+/// The buffer of a call: weights, bias, and what is the peer's own.
+const Layout = struct {
+    weights: usize,
+    bias: usize,
+
+    fn of(bytes: usize) Layout {
+        const shared = bytes - own_bytes;
+        const bias = @min(shared, 5);
+        return .{ .weights = shared - bias, .bias = bias };
+    }
+};
+
+pub fn fill(user: *User, step: *const program.Step, buffer: []u8) void {
+    const world = user.world();
+    const content = &user.content;
+    const shared = step.count - own_bytes;
+    if (!world.scripted) {
+        content.train(step.key, shared);
+        if (world.prng_users.chance(5)) {
+            for (0..1 + world.prng_users.below(3)) |_| {
+                content.bytes[world.prng_users.below(shared)] = @truncate(world.prng_users.next());
+            }
+        }
+    }
+    @memcpy(buffer[0..shared], content.bytes[0..shared]);
+    @memset(buffer[shared..], user.node.digit());
+}
+
+pub fn begin(work: *Work) !*session_layer.Operation {
+    const user = work.user;
+    const world = user.world();
+    const s = user.node.session.?;
+    const layout = Layout.of(work.send.len);
+    const bias = work.send[layout.weights..];
+    const shapes = [_][1]u64{ .{layout.weights}, .{layout.bias}, .{own_bytes} };
+    const tensors = [_]session_layer.Tensor{
+        .{
+            .name = "own",
+            .dtype = .u8,
+            .shape = &shapes[2],
+            .data = bias.ptr + layout.bias,
+            .may_differ = true,
+        },
+        .{ .name = "weights", .dtype = .u8, .shape = &shapes[0], .data = work.send.ptr },
+        .{ .name = "bias", .dtype = .u8, .shape = &shapes[1], .data = bias.ptr },
+        .{ .name = "empty", .dtype = .f32, .shape = &.{0}, .data = null },
+    };
+    var at: usize = 0;
+    const state = session_layer.State.create(user.node.memory.allocator(), work.group, .{
+        .name = "state",
+        .tensors = &tensors,
+        .revision = user.content.revision,
+        .leaf_bytes = leaf_bytes,
+    }, &at) catch |err| switch (err) {
+        error.OutOfMemory => return error.OutOfMemory,
+        else => unreachable, // these tensors are good
+    };
+    s.state_add(state) catch |err| {
+        state.destroy();
+        return switch (err) {
+            error.OutOfMemory => error.OutOfMemory,
+            error.Closed => error.Left,
+            error.NameInUse => error.TagInUse,
+        };
+    };
+    work.shared = state;
+    state.hash_leaves(0, state.leaf_count());
+    state.hash_root();
+    const call = work.call();
+    call.content = content_hash(work, work.send);
+    call.revision = state.revision;
+    call.strategy = work.strategy;
+    const op = try s.begin_sync(user.node.here(), .{
+        .state = state,
+        .strategy = work.strategy,
+        .deadline = work.deadline,
+    });
+    if (faults.chance(world, .scribble, 4)) {
+        world.statistics.fault(.scribble);
+        const delay = world.prng_users.below(2 * world.config.delay_ns_max + 1);
+        world.after(delay, .{ .scribble = work.index });
+    }
+    return op;
+}
+
+pub fn content_hash(work: *const Work, buffer: []const u8) u64 {
+    return std.hash.Wyhash.hash(work.step.count, buffer[0 .. buffer.len - own_bytes]);
+}
+
+pub fn draw_strategy(user: *User) Strategy {
+    const world = user.world();
+    if (!faults.chance(world, .strategy, 3)) return .popular;
+    world.statistics.fault(.strategy);
+    return if (world.faults.stream(.strategy).chance(2)) .receive_only else .send_only;
+}
+
+/// A user writes to what it shares while it must not: others must not take it for what was offered.
+pub fn scribble(work: *Work) void {
+    if (work.state != .running) return;
+    const prng = &work.node.world.prng_users;
+    work.node.world.note("p{d} writes while {f} runs", .{ work.node.index, work.name() });
+    work.torn = true;
+    for (0..3) |_| {
+        const place = prng.below(work.send.len - own_bytes);
+        work.send[place] +%= 1;
+        work.send_before[place] = work.send[place];
+        work.recv_before[place] = work.send[place];
+    }
+}
+
+/// The state goes with the call; the engine uses it no more.
+pub fn forget(work: *Work) void {
+    const state = work.shared orelse return;
+    work.shared = null;
+    if (work.node.session) |s| s.state_remove(state);
+    state.destroy();
+}
+
+/// The call is committed: the user has what was elected.
+pub fn take(work: *Work) void {
+    const state = work.shared.?;
+    const statistics = work.node.world.statistics;
+    const op = work.op.?;
+    statistics.syncs += 1;
+    statistics.leaves_moved += op.sync.?.leaves_moved;
+    if (op.sync.?.leaves_moved > 0) {
+        statistics.syncs_fetched += 1;
+        if (op.op.attempts > 1) statistics.syncs_retried += 1;
+    }
+    state.apply();
+    const content = &work.user.content;
+    const shared = work.send.len - own_bytes;
+    @memcpy(content.bytes[0..shared], work.send[0..shared]);
+    content.revision = state.revision;
+}
+
+pub fn check(work: *Work) void {
+    const world = work.node.world;
+    const content = content_hash(work, work.send);
+    const revision = work.shared.?.revision;
+    const own = work.send[work.send.len - own_bytes ..];
+    if (!std.mem.allEqual(u8, own, work.node.digit())) return world.checkers.fail(
+        .p3_input_kept,
+        "p{d}: {f} wrote to a tensor that may differ",
+        .{ work.node.index, fmt_key(work.step.key) },
+    );
+    var offered = false;
+    var insists = false;
+    for (&work.record.calls) |*call| {
+        if (call.state == .none) continue;
+        if (call.strategy == .send_only) insists = true;
+        if (call.strategy == .receive_only) continue;
+        if (call.content == content and call.revision + 1 == revision) offered = true;
+    }
+    if (!offered) return world.checkers.fail(
+        .election,
+        "p{d}: {f} gave what nobody had offered at revision {d}",
+        .{ work.node.index, fmt_key(work.step.key), revision - 1 },
+    );
+    const mine = work.call();
+    if (mine.strategy == .popular and mine.revision >= revision and !insists)
+        return world.checkers.fail(
+            .election,
+            "p{d} offered revision {d}, and {f} elected {d}",
+            .{ work.node.index, mine.revision, fmt_key(work.step.key), revision - 1 },
+        );
+    if (mine.strategy == .send_only and mine.content != content) world.checkers.fail(
+        .election,
+        "p{d} insisted on its content, and {f} elected another",
+        .{ work.node.index, fmt_key(work.step.key) },
+    );
+}
