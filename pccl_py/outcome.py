@@ -54,10 +54,11 @@ class Outcome:
 class SyncOutcome:
     """A committed sync of a shared state.
 
-    `revision`, `epoch` and `sequence` are equal on every peer. `revision` is that of the state from now on, `attempts` is 1 without a loss. Of the `leaves` of
-    the state (256 KiB each), `leaves_moved` came in here, from `sources` members. Sizes are payload
-    bytes of this sync that this peer sent and received; `duration` is seconds from the call to the
-    commit, `hash_duration` those of it that went into hashing this peer's tensors.
+    `revision`, `epoch` and `sequence` are equal on every peer. `revision` is that of the state from
+    now on, `attempts` is 1 without a loss. Of the `leaves` of the state (256 KiB each),
+    `leaves_moved` came in here, from `sources` members. Sizes are payload bytes of this sync that
+    this peer sent and received; `duration` is seconds from the call to the commit, `hash_duration`
+    those of it that went into hashing this peer's tensors.
     """
 
     revision: int

@@ -38,7 +38,7 @@ class SharedState:
             raise InvalidArgument(
                 f"may_differ names {unknown[0]!r}, which is not among the tensors"
             )
-        given = []
+        given: list[tuple[str, int, tuple[int, ...], int, int]] = []
         owners = []
         for key, array in tensors.items():
             try:
@@ -80,8 +80,21 @@ class SharedState:
         from now (default: the communicator's).
         """
         answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
-        *numbers, duration_ns, hash_ns = answer
-        return SyncOutcome(*numbers, duration=duration_ns / 1e9, hash_duration=hash_ns / 1e9)
+        revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]
+        bytes_sent, bytes_received, duration_ns, hash_ns = answer[7:]
+        return SyncOutcome(
+            revision=revision,
+            epoch=epoch,
+            sequence=sequence,
+            attempts=attempts,
+            sources=sources,
+            leaves=leaves,
+            leaves_moved=moved,
+            bytes_sent=bytes_sent,
+            bytes_received=bytes_received,
+            duration=duration_ns / 1e9,
+            hash_duration=hash_ns / 1e9,
+        )
 
     def close(self) -> None:
         """Lets go of the arrays, which stay as they are. Idempotent.

@@ -536,8 +536,8 @@ pub fn operation(op: *const session.Operation) Error {
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
             "{s} ended without an answer of the coordinator, so the others may have committed " ++
-                "it. The tensors are as they were; sync again, which brings this peer to what the " ++
-                "others have",
+                "it. The tensors are as they were; sync again, which brings this peer to what " ++
+                "the others have",
             .{name},
         ) else fail(
             .in_doubt,

@@ -228,8 +228,8 @@ test "structures that differ are listed to everybody" {
     try case.sync_all();
     for (case.all()) |*held| {
         const text = held.operation.?.sync.?.differs();
-        const parts = [_][]const u8{ "\"bias\" is only at peer", "\"gain\"", "u8[40, 16]", "u8[7]" };
-        for (parts) |part| {
+        const only = "\"bias\" is only at peer";
+        for ([_][]const u8{ only, "\"gain\"", "u8[40, 16]", "u8[7]" }) |part| {
             try expect(std.mem.indexOf(u8, text, part) != null);
         }
         try expectEqual(.structure, held.operation.?.failure.reason.?);

@@ -116,7 +116,7 @@ def test_only_leaves_that_differ_move_from_all_who_hold_them(world: pccl.LocalWo
 def test_strategies(world: pccl.LocalWorld) -> None:
     arrays = [{"x": np.full(10, rank)} for rank in range(3)]
     states = share(world, arrays, revision=lambda rank: 10 * rank, name="strategies")
-    chosen = ["send_only", pccl.Strategy.RECEIVE_ONLY, "popular"]
+    chosen: list[pccl.Strategy | str] = ["send_only", pccl.Strategy.RECEIVE_ONLY, "popular"]
     world.run(lambda comm: states[comm.rank].sync(chosen[comm.rank]))
     assert all((array["x"] == 0).all() for array in arrays)
     assert {state.revision for state in states} == {1}
