@@ -8,7 +8,8 @@
 //!   3. Else what send_only members hold; else, among those of strategy popular: the highest
 //!      revision, then members of the epoch before newcomers, then what most of them hold, then the
 //!      smallest peer id. So fresh weights of three newcomers never outvote one incumbent.
-//!   4. If all hold the elected content at its revision, the offers are votes, and nothing moves.
+//!   4. If all hold the elected content at its revision, and nobody only receives, the offers are
+//!      votes, and nothing moves.
 
 const std = @import("std");
 const base = @import("base");
@@ -122,6 +123,7 @@ pub const Election = struct {
             if (std.mem.eql(u8, &other.root, &offer.root)) elected.holders.set(rank);
             if (other.digest != offer.digest) equal = false;
             if (other.revision != offer.revision) equal = false;
+            if (other.strategy == .receive_only and !other.voted) equal = false;
         }
         equal = equal and elected.holders.eql(members.alive);
         return if (equal) .{ .equal = offer.digest } else .{ .elected = elected };
@@ -346,6 +348,14 @@ test "receive_only is never taken: not even where all who only receive are equal
     try case.offer(0, 1, 9, .receive_only);
     try case.offer(1, 2, 0, .popular);
     try case.expect(2, 0, &.{1});
+}
+
+test "an offer of one that only receives is no vote" {
+    var case = try Case.init(2);
+    defer case.election.destroy();
+    try case.offer(0, 1, 9, .popular);
+    try case.offer(1, 1, 9, .receive_only);
+    try case.expect(1, 9, &.{ 0, 1 });
 }
 
 test "a root that a survivor has voted for stays, whatever else is offered" {

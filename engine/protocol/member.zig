@@ -570,14 +570,15 @@ pub const Member = struct {
     pub fn offer(m: *Member, op: *Op, what: Offer) void {
         const epoch = m.epoch_of(op.epoch) orelse return;
         if (!epoch.running) return;
+        // What is never taken is no vote either, whatever the others hold.
+        const votes = what.strategy != .receive_only or what.voted;
         switch (op.state) {
-            .running => op.state = .voted,
-            .voted => {},
+            .running, .voted => op.state = if (votes) .voted else .running,
             // Others would wait for an offer that cannot come any more.
             .in_doubt => return m.ask_to_abort(op),
             .new, .finished => return,
         }
-        op.voted_attempt = epoch.attempt;
+        op.voted_attempt = if (votes) epoch.attempt else 0;
         op.complete = false;
         op.digest = what.digest;
         m.send(.{ .state_offer = .{
@@ -606,7 +607,7 @@ pub const Member = struct {
         if (op.descriptor.kind != .sync) return error.Unexpected;
         if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (op.state == .in_doubt) return null;
-        if (op.voted_attempt != epoch.attempt or op.complete) return error.Unexpected;
+        if (op.complete) return error.Unexpected;
         op.state = .running;
         op.voted_attempt = 0;
         return op;

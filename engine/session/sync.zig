@@ -257,6 +257,7 @@ pub fn over(operation: *Operation, committed: bool) void {
 pub fn elected(s: *Session, operation: *Operation, message: *const control.StateElected) void {
     const sync = operation.sync.?;
     const state = sync.state orelse return;
+    if (sync.phase != .offered) return; // the offer of this attempt is still to be sent
     sync.elected_revision = message.revision;
     sync.elected_root = message.root;
     if (std.mem.eql(u8, &sync.root, &message.root)) {

@@ -4,6 +4,7 @@
 
     mean = pnp.all_reduce(comm, gradients, op="avg")    # a new array
     pnp.all_reduce_(comm, gradients, op="avg")          # in place, of any strides
+    state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
 take arrays of any layout: what is not contiguous, or not in native byte order, is packed and
@@ -12,5 +13,14 @@ unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, severa
 """
 
 from pccl_numpy.collectives import all_reduce, all_reduce_, barrier, broadcast, broadcast_
+from pccl_numpy.shared_state import SharedState, shared_state
 
-__all__ = ["all_reduce", "all_reduce_", "barrier", "broadcast", "broadcast_"]
+__all__ = [
+    "SharedState",
+    "all_reduce",
+    "all_reduce_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "shared_state",
+]

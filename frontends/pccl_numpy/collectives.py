@@ -72,7 +72,7 @@ def all_reduce(
     or a read-only `out`, and the errors of `Group.all_reduce`.
     """
     source = np.asarray(x)
-    _check_dtype(source)
+    check_dtype(source)
     send = _packed(source)
     target = np.empty(source.shape, send.dtype) if out is None else out
     _check_out(source, target)
@@ -127,7 +127,7 @@ def broadcast(
     Every member passes an array of the same shape and dtype; its values matter on the root only.
     """
     source = np.asarray(x)
-    _check_dtype(source)
+    check_dtype(source)
     result = np.array(source, dtype=source.dtype.newbyteorder("="), order="C", copy=True)
     _into(result, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
     return result
@@ -146,7 +146,7 @@ def broadcast_(
     A read-only `x` is a ValueError, except on the root, where it is only read.
     """
     if _is_root(comm, root):
-        _check_dtype(_checked_array(x))
+        check_dtype(checked_array(x))
         return comm.broadcast(_packed(x), root, tag=tag, deadline=deadline)
     _check_target(x)
     return _into(x, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
@@ -160,7 +160,7 @@ def barrier(comm: Group, *, tag: int = 0, deadline: float | None = None) -> Outc
 def _into(target: Array, operation: Callable[[Array], Outcome]) -> Outcome:
     """Runs `operation` on `target`, or on a packed array that is copied there if it succeeds."""
     native = target.dtype.newbyteorder("=")
-    recv = target if _is_packed(target) else np.empty(target.shape, native)
+    recv = target if is_packed(target) else np.empty(target.shape, native)
     try:
         outcome = operation(recv)
     except InDoubt as doubt:
@@ -171,12 +171,12 @@ def _into(target: Array, operation: Callable[[Array], Outcome]) -> Outcome:
     return outcome
 
 
-def _is_packed(x: Array) -> bool:
+def is_packed(x: Array) -> bool:
     return bool(x.flags.c_contiguous and x.dtype.isnative)
 
 
 def _packed(x: Array) -> Array:
-    return x if _is_packed(x) else np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
+    return x if is_packed(x) else np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
 def _is_root(comm: Group, root: SupportsIndex | PeerId) -> bool:
@@ -185,20 +185,20 @@ def _is_root(comm: Group, root: SupportsIndex | PeerId) -> bool:
     return root.__index__() == comm.rank
 
 
-def _checked_array(x: object) -> Array:
+def checked_array(x: object) -> Array:
     if not isinstance(x, np.ndarray):
         raise TypeError(f"an operation in place needs a numpy.ndarray, not {type(x).__name__}")
     return x
 
 
 def _check_target(x: object) -> None:
-    array = _checked_array(x)
-    _check_dtype(array)
+    array = checked_array(x)
+    check_dtype(array)
     if not array.flags.writeable:
         raise ValueError("the array is read-only, but receives the result")
 
 
-def _check_dtype(x: Array) -> None:
+def check_dtype(x: Array) -> None:
     # By name, as ml_dtypes has more types that call themselves floats.
     if x.dtype.name not in _SUPPORTED:
         raise TypeError(

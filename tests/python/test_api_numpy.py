@@ -225,3 +225,42 @@ def test_a_doubt_names_the_array_that_its_resolution_fills(world: pccl.LocalWorl
     assert results[0] is not None and results[1] is not None
     assert np.array_equal(results[0], values(0).T)
     assert np.array_equal(results[1].ravel(), values(0).T.ravel())
+
+
+def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
+    """Goal: packing on both ways, nothing written on an error. Method: rank 0 has most to say."""
+
+    def arrays(rank: int) -> dict[str, Any]:
+        return {
+            "plain": np.full((3, 4), rank, np.float32),
+            "strided": np.full((6, 8), rank, np.int16)[::2, ::-2],
+            "foreign": np.full(5, rank, ">f8"),
+            "own": np.full((4, 4), rank, np.int8)[:, ::2],
+        }
+
+    made = [arrays(rank) for rank in range(len(world.comms))]
+    states = [
+        pnp.shared_state(
+            comm, made[comm.rank], revision=int(comm.rank == 0), may_differ=["own"], name="layouts"
+        )
+        for comm in world.comms
+    ]
+    with pytest.raises(pccl.StateUnavailable):
+        world.run(lambda comm: states[comm.rank].sync("receive_only"))
+    assert [int(part["strided"][0, 0]) for part in made] == list(range(len(made)))
+    outcomes = world.run(lambda comm: states[comm.rank].sync())
+    for rank, part in enumerate(made):
+        for key, value in part.items():
+            assert (value == (rank if key == "own" else 0)).all(), (rank, key)
+    assert {state.revision for state in states} == {outcomes[0].revision} == {2}
+    for state in states:
+        state.close()
+    comm = world.comms[0]
+    with pytest.raises(TypeError, match="'x'.*ndarray"):
+        pnp.shared_state(comm, {"x": [1.0]})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="'x'.*complex64"):
+        pnp.shared_state(comm, {"x": np.zeros(2, np.complex64)})
+    frozen = np.zeros((4, 4))[:, ::2]
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="'x'.*read-only"):
+        pnp.shared_state(comm, {"x": frozen})

@@ -1,0 +1,114 @@
+"""SharedState over NumPy arrays of any strides and byte order. Only layout is decided here.
+
+Arrays that are contiguous and in native byte order are shared as they are. Others are packed before
+each sync and written back when it has committed, so that on an error every array is as it was.
+Everything else is pccl_py's: who wins, what moves, errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl_numpy.collectives import check_dtype, checked_array, is_packed
+from pccl_py import Group, Strategy, SyncOutcome
+from pccl_py import SharedState as CoreState
+
+Array = NDArray[Any]
+
+
+class SharedState:
+    """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
+
+    Raises TypeError for what is no numpy.ndarray or has another dtype than those of `pccl_py.DType`,
+    ValueError for a read-only array that is not among `may_differ`, and the errors of
+    `Group.shared_state`.
+    """
+
+    def __init__(
+        self,
+        comm: Group,
+        arrays: Mapping[str, Array],
+        *,
+        name: str = "state",
+        revision: int = 0,
+        may_differ: Iterable[str] = (),
+    ) -> None:
+        own = may_differ if isinstance(may_differ, str) else list(may_differ)
+        # Arrays of other layouts, and the packed ones that stand for them.
+        self._packed: list[tuple[Array, Array]] = []
+        shared = {key: self._share(key, array, key in own) for key, array in arrays.items()}
+        self._state: CoreState = comm.shared_state(
+            shared, name=name, revision=revision, may_differ=own
+        )
+
+    def _share(self, key: str, array: object, may_differ: bool) -> Array:
+        try:
+            checked = checked_array(array)
+            check_dtype(checked)
+        except TypeError as refusal:
+            raise TypeError(f"array {key!r}: {refusal}") from None
+        if is_packed(checked):
+            return checked
+        if not may_differ and not checked.flags.writeable:
+            raise ValueError(f"array {key!r} is read-only, but may receive the content of others")
+        packed = np.empty(checked.shape, checked.dtype.newbyteorder("="))
+        if not may_differ:  # else its content counts for nothing
+            self._packed.append((checked, packed))
+        return packed
+
+    @property
+    def name(self) -> str:
+        """The name of the state in its group."""
+        return self._state.name
+
+    @property
+    def revision(self) -> int:
+        """Number of committed syncs, counted from the revision given at creation."""
+        return self._state.revision
+
+    def sync(
+        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+    ) -> SyncOutcome:
+        """Makes the arrays equal on all members; see `pccl_py.SharedState.sync`."""
+        for array, packed in self._packed:
+            packed[...] = array
+        outcome = self._state.sync(strategy, deadline=deadline)
+        if outcome.leaves_moved > 0:
+            for array, packed in self._packed:
+                array[...] = packed
+        return outcome
+
+    def close(self) -> None:
+        """Lets go of the arrays, which stay as they are. Idempotent."""
+        self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._state)
+
+
+def shared_state(
+    comm: Group,
+    arrays: Mapping[str, Array],
+    *,
+    name: str = "state",
+    revision: int = 0,
+    may_differ: Iterable[str] = (),
+) -> SharedState:
+    """Named arrays, of any strides, that `SharedState.sync` makes equal on all members."""
+    return SharedState(comm, arrays, name=name, revision=revision, may_differ=may_differ)
