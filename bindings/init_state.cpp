@@ -38,7 +38,7 @@ using Tensor = std::tuple<std::string, uintptr_t, std::vector<uint64_t>, int, ui
 
 std::unique_ptr<State> create(Comm &comm, const std::string &name,
                               const std::vector<Tensor> &tensors, uint64_t revision,
-                              nb::object owners) {
+                              bool prefetch, nb::object owners) {
   std::vector<pccl_tensor_t> native(tensors.size());
   for (size_t index = 0; index < tensors.size(); index += 1) {
     const auto &[tensor_name, address, shape, dtype, flags] = tensors[index];
@@ -55,6 +55,7 @@ std::unique_ptr<State> create(Comm &comm, const std::string &name,
   options.tensors = native.data();
   options.tensor_count = native.size();
   options.revision = revision;
+  options.flags = prefetch ? PCCL_STATE_PREFETCH : 0;
   auto handle = std::make_shared<StateHandle>();
   handle->comm = comm.handle;
   pccl_status_t status;
@@ -86,7 +87,8 @@ nb::tuple sync(State &state, int strategy, uint64_t deadline_ns) {
   check(status);
   return nb::make_tuple(outcome.revision, outcome.epoch, outcome.sequence, outcome.attempts,
                         outcome.sources, outcome.leaves, outcome.leaves_moved, outcome.bytes_sent,
-                        outcome.bytes_received, outcome.duration_ns, outcome.hash_ns);
+                        outcome.bytes_received, outcome.duration_ns, outcome.hash_ns,
+                        outcome.leaves_early);
 }
 
 uint64_t revision(State &state) {
@@ -110,16 +112,16 @@ void close(State &state) {
 void init_state(nb::module_ &module) {
   nb::class_<State>(module, "State", "Owns a pccl_state_t and the tensors it borrows.")
       .def_static("create", &create, nb::arg("comm"), nb::arg("name"), nb::arg("tensors"),
-                  nb::arg("revision"), nb::arg("owners").none(),
+                  nb::arg("revision"), nb::arg("prefetch"), nb::arg("owners").none(),
                   nb::sig("def create(comm: Comm, name: str, "
                           "tensors: list[tuple[str, int, tuple[int, ...], int, int]], "
-                          "revision: int, owners: object | None) -> State"),
+                          "revision: int, prefetch: bool, owners: object | None) -> State"),
                   "Each tensor is (name, address, shape, dtype, flags).")
       .def("sync", &sync, nb::arg("strategy"), nb::arg("deadline_ns"),
            nb::sig("def sync(self, strategy: int, deadline_ns: int) -> "
-                   "tuple[int, int, int, int, int, int, int, int, int, int, int]"),
+                   "tuple[int, int, int, int, int, int, int, int, int, int, int, int]"),
            "(revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,\n"
-           "bytes_received, duration_ns, hash_ns)")
+           "bytes_received, duration_ns, hash_ns, leaves_early)")
       .def("revision", &revision)
       .def("close", &close);
   module.attr("TENSOR_MAY_DIFFER") = PCCL_TENSOR_MAY_DIFFER;

@@ -363,8 +363,15 @@ typedef struct pccl_state_options {
   const pccl_tensor_t *tensors; /* in any order, which may differ between members */
   uint64_t tensor_count;        /* at most 65536 */
   uint64_t revision;            /* of a restored checkpoint; 0 otherwise */
+  uint32_t flags;
+  uint32_t reserved;            /* 0 */
 } pccl_state_options_t;
-#define PCCL_STATE_OPTIONS_INIT { sizeof(pccl_state_options_t), NULL, NULL, 0, 0 }
+#define PCCL_STATE_OPTIONS_INIT { sizeof(pccl_state_options_t), NULL, NULL, 0, 0, 0, 0 }
+
+/* In the flags of a state: newcomers may read its tensors at any time until it is closed, while this peer trains, so
+ * that at their first sync only what has changed since moves. Created by a newcomer, between pccl_comm_create and its
+ * first pccl_comm_admit, it is fetched from the members that set this flag; that admit waits until it is. */
+#define PCCL_STATE_PREFETCH 1
 
 /* Names, shapes and the array of tensors are copied; only the tensors' memory stays the caller's. Nothing is sent. A
  * state must be destroyed before its communicator. */
@@ -397,8 +404,9 @@ typedef struct pccl_sync_outcome {
   uint64_t bytes_received;
   uint64_t duration_ns;    /* from the call to the commit */
   uint64_t hash_ns;        /* of that, hashing this peer's tensors */
+  uint64_t leaves_early;   /* leaves that had differed and were fetched before the sync (PCCL_STATE_PREFETCH) */
 } pccl_sync_outcome_t;
-#define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Makes the state equal on all members, who call it equally often. Blocks until committed or failed. On any status but
  * PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be

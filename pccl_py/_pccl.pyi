@@ -176,16 +176,17 @@ class State:
         name: str,
         tensors: list[tuple[str, int, tuple[int, ...], int, int]],
         revision: int,
+        prefetch: bool,
         owners: object | None,
     ) -> State:
         """Each tensor is (name, address, shape, dtype, flags)."""
 
     def sync(
         self, strategy: int, deadline_ns: int
-    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int]:
         """
         (revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,
-        bytes_received, duration_ns, hash_ns)
+        bytes_received, duration_ns, hash_ns, leaves_early)
         """
 
     def revision(self) -> int: ...

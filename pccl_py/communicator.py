@@ -302,15 +302,19 @@ class Group:
         name: str = "state",
         revision: int = 0,
         may_differ: Iterable[str] = (),
+        prefetch: bool = False,
     ) -> SharedState:
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
         `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
         closed; names, shapes and dtypes must be the same on every peer, their order need not.
         `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
-        `may_differ`: names of tensors whose content is each peer's own.
+        `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
+        read the arrays at any time, while this peer trains, so that at their first sync only what
+        has changed since moves; a newcomer that makes its state between `connect` and its first
+        `admit` fetches it from the members that set this, and enters when it has.
         """
-        return SharedState(self._open(), tensors, name, revision, may_differ)
+        return SharedState(self._open(), tensors, name, revision, may_differ, prefetch)
 
     # ---- leaving -----------------------------------------------------------------------------
 

@@ -56,9 +56,10 @@ class SyncOutcome:
 
     `revision`, `epoch` and `sequence` are equal on every peer. `revision` is that of the state from
     now on, `attempts` is 1 without a loss. Of the `leaves` of the state (256 KiB each),
-    `leaves_moved` came in here, from `sources` members. Sizes are payload bytes of this sync that
-    this peer sent and received; `duration` is seconds from the call to the commit, `hash_duration`
-    those of it that went into hashing this peer's tensors.
+    `leaves_moved` came in here, from `sources` members, and `leaves_early` more had differed and
+    were fetched before the sync, in the background. Sizes are payload bytes of this sync that this
+    peer sent and received; `duration` is seconds from the call to the commit, `hash_duration` those
+    of it that went into hashing this peer's tensors.
     """
 
     revision: int
@@ -68,6 +69,7 @@ class SyncOutcome:
     sources: int
     leaves: int
     leaves_moved: int
+    leaves_early: int
     bytes_sent: int
     bytes_received: int
     duration: float

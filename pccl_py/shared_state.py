@@ -31,6 +31,7 @@ class SharedState:
         name: str,
         revision: int,
         may_differ: Iterable[str],
+        prefetch: bool,
     ) -> None:
         own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
         unknown = sorted(own.difference(tensors))
@@ -51,7 +52,7 @@ class SharedState:
             owners.append(buffer.owner)
         self._name = text(name, "name")
         self._native = _pccl.State.create(
-            comm, self._name, given, unsigned(revision, "revision", 64), owners
+            comm, self._name, given, unsigned(revision, "revision", 64), bool(prefetch), owners
         )
 
     @property
@@ -81,7 +82,7 @@ class SharedState:
         """
         answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
         revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]
-        bytes_sent, bytes_received, duration_ns, hash_ns = answer[7:]
+        bytes_sent, bytes_received, duration_ns, hash_ns, early = answer[7:]
         return SyncOutcome(
             revision=revision,
             epoch=epoch,
@@ -90,6 +91,7 @@ class SharedState:
             sources=sources,
             leaves=leaves,
             leaves_moved=moved,
+            leaves_early=early,
             bytes_sent=bytes_sent,
             bytes_received=bytes_received,
             duration=duration_ns / 1e9,

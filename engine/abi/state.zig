@@ -34,6 +34,10 @@ pub const StateOptions = extern struct {
     tensors: ?[*]const Tensor,
     tensor_count: u64,
     revision: u64,
+    flags: u32,
+    reserved: u32,
+
+    const prefetch: u32 = 1;
 };
 
 pub const SyncOptions = extern struct {
@@ -55,6 +59,7 @@ pub const SyncOutcome = extern struct {
     bytes_received: u64,
     duration_ns: u64,
     hash_ns: u64,
+    leaves_early: u64,
 };
 
 /// pccl_state_t
@@ -84,6 +89,11 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     const to = out orelse return status.is_null("state");
     const given = sized.read(StateOptions, options) catch
         return status.bad_size("pccl_state_options_t");
+    if (given.flags & ~StateOptions.prefetch != 0 or given.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the options of the state have flags that this library does not know, or were not zeroed",
+        .{},
+    );
     const limit = base.limits.name_bytes_max;
     const name = text.bounded(given.name orelse "state", limit) catch
         return status.fail(.invalid_argument, "the state's name has more than {d} bytes", .{limit});
@@ -101,6 +111,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
         .name = name,
         .tensors = tensors,
         .revision = given.revision,
+        .prefetch = given.flags & StateOptions.prefetch != 0,
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
         if (err == error.Closed) if (comm.membership.lost()) |why| return failure.membership(why);
@@ -226,6 +237,7 @@ fn sync(
         .bytes_received = done.bytes_received,
         .duration_ns = done.duration_ns,
         .hash_ns = done.hash_ns,
+        .leaves_early = done.leaves_early,
     }) catch unreachable; // it was checked
 }
 

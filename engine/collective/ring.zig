@@ -531,7 +531,7 @@ pub const Executor = struct {
         return switch (header.kind) {
             .partial => x.place_partial(header, piece),
             .final => x.place_final(header, piece),
-            .open, .credit, .ping, .want, .leaf, .hashes => error.WrongPhase,
+            .open, .credit, .ping, .want, .leaf, .hashes, .lack => error.WrongPhase,
         };
     }
 

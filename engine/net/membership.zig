@@ -194,8 +194,7 @@ pub const Membership = struct {
         membership.in_admit = false;
         if (waited) |_| {} else |err| if (membership.admitting) {
             membership.admitting = false;
-            membership.group.member.admit_give_up();
-            membership.group.admit_deadline = base.never;
+            engine.session.admit_withdraw(membership.group);
             return err;
         }
         if (membership.admit_failure) |status| return .{ .failed = status };

@@ -9,6 +9,7 @@ const session = @import("session");
 const wire = @import("wire");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
+const log = @import("log.zig");
 const thread = @import("thread.zig");
 const Interrupt = @import("reach.zig").Interrupt;
 const Membership = @import("membership.zig").Membership;
@@ -44,14 +45,30 @@ pub const SharedState = struct {
         errdefer gpa.destroy(shared);
         const state = try State.create(gpa, membership.group, options, at);
         errdefer state.destroy();
-        const engine = membership.engine;
-        const mode = engine.enter();
-        defer engine.leave(mode);
-        if (membership.left) return error.Closed;
-        try engine.session.state_add(state);
         shared.* = .{ .gpa = gpa, .membership = membership, .state = state };
         shared.idle.set();
+        if (try shared.add() and options.prefetch) shared.begin_prefetch();
         return shared;
+    }
+
+    /// Whether this peer is a newcomer.
+    fn add(shared: *SharedState) CreateError!bool {
+        const engine = shared.membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (shared.membership.left) return error.Closed;
+        try engine.session.state_add(shared.state);
+        return shared.membership.group.epoch() == 0;
+    }
+
+    /// What can be fetched before this peer enters; what cannot comes with the first sync.
+    fn begin_prefetch(shared: *SharedState) void {
+        shared.hash();
+        const engine = shared.membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        engine.session.prefetch_begin(clock.now(), shared.state) catch
+            log.put(.warning, "no memory to fetch shared state in the background");
     }
 
     /// A sync under way on another thread is withdrawn; then nothing touches the tensors any more.
@@ -97,6 +114,7 @@ pub const SharedState = struct {
         attempts: u32,
         leaves: u32,
         leaves_moved: u32,
+        leaves_early: u32,
         sources: u32,
         bytes_sent: u64,
         bytes_received: u64,
@@ -178,6 +196,7 @@ pub const SharedState = struct {
             .attempts = operation.op.attempts,
             .leaves = shared.state.leaf_count(),
             .leaves_moved = moved.leaves_moved,
+            .leaves_early = moved.leaves_early,
             .sources = moved.sources.count(),
             .bytes_sent = moved.bytes_sent,
             .bytes_received = moved.bytes_received,

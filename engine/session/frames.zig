@@ -12,6 +12,7 @@ const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const links = @import("links.zig");
+const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const Group = @import("group.zig").Group;
 const Header = wire.frame.Header;
@@ -152,6 +153,7 @@ pub fn next(s: *Session, lane: *Lane) void {
         link.turn = index + 1;
         return;
     }
+    if (prefetch.next(s, lane, link)) return;
     if (lane.ping_due) put_ping(lane);
 }
 
@@ -243,6 +245,7 @@ pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: 
 pub fn sent(s: *Session, lane: *Lane) void {
     lane.out_busy = false;
     lane.ping_due = false;
+    lane.out_state = null;
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
     const operation = lane.out_operation orelse return;
     lane.out_operation = null;
@@ -354,6 +357,11 @@ fn on_frame(s: *Session, lane: *Lane) bool {
         .partial, .final => return on_data(s, lane, header),
         .want => {
             if (header.payload_bytes != 0) return reject(s, lane, "a request of a wrong length");
+            if (header.epoch == 0) {
+                prefetch.on_want(s, lane.link.?, header) catch |err|
+                    return reject(s, lane, @errorName(err));
+                return true;
+            }
             const operation = switch (route(s, header, lane.link.?.peer)) {
                 .current => |operation| operation,
                 // It offered before anybody could ask, so the attempt of this request is over.
@@ -363,6 +371,10 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 return reject(s, lane, @errorName(err));
         },
         .leaf, .hashes => return on_state_data(s, lane, header),
+        .lack => {
+            if (header.payload_bytes != 0) return reject(s, lane, "an answer of a wrong length");
+            prefetch.on_lack(s, lane.link.?, header);
+        },
         .ping => if (header.payload_bytes != 0)
             return reject(s, lane, "a ping of a wrong length"),
     }
@@ -390,6 +402,7 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
 }
 
 fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
+    if (header.epoch == 0) return on_prefetched(s, lane, header);
     const operation = switch (route(s, header, lane.link.?.peer)) {
         .current => |operation| operation,
         .early, .stale => return throw_away(lane, header), // nobody has asked for it
@@ -399,6 +412,14 @@ fn on_state_data(s: *Session, lane: *Lane, header: *const Header) bool {
     const into = place orelse return throw_away(lane, header);
     if (into.len == 0) return reject(s, lane, "a page of no hashes");
     lane.expect(into, operation, collective.Executor.no_slot);
+    return true;
+}
+
+fn on_prefetched(s: *Session, lane: *Lane, header: *const Header) bool {
+    const place = prefetch.place(s, lane, header) catch |err|
+        return reject(s, lane, @errorName(err));
+    const into = place orelse return throw_away(lane, header);
+    lane.expect(into, null, collective.Executor.no_slot);
     return true;
 }
 
@@ -417,6 +438,10 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     const header = &lane.incoming;
     if (header.kind == .open) return on_open(s, lane, header);
     if (lane.early.len > 0) return on_early(s, lane, header);
+    if (lane.into_state != null) {
+        prefetch.arrived(s, lane, header);
+        return true;
+    }
     const operation = lane.into_operation orelse return true;
     lane.into_operation = null;
     if (operation.sync != null) {

@@ -25,6 +25,8 @@ pub const Group = struct {
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
     ready_told: bool = false,
+    /// The user wants to enter, and waits for what is fetched before (prefetch.zig).
+    admit_waits: bool = false,
     /// Of the user, who destroys them before the group is released.
     states: std.ArrayList(*SharedState) = .empty,
 
@@ -36,6 +38,11 @@ pub const Group = struct {
         for (group.member.epochs) |slot| if (slot) |item| {
             if (item.rank_of(id) != null) return true;
         };
+        return false;
+    }
+
+    pub fn is_fetching(group: *const Group) bool {
+        for (group.states.items) |item| if (item.prefetch != null) return true;
         return false;
     }
 

@@ -8,6 +8,7 @@ const wire = @import("wire");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
+const SharedState = @import("state.zig").State;
 const Allocator = std.mem.Allocator;
 const frame = wire.frame;
 const hello = wire.hello;
@@ -39,6 +40,8 @@ pub const Lane = struct {
     discard: usize = 0,
     into_operation: ?*Operation = null,
     into_slot: u16 = collective.Executor.no_slot,
+    /// The payload is fetched in the background for this state (prefetch.zig).
+    into_state: ?*SharedState = null,
     /// The payload that is coming in was sent ahead of time (link.zig).
     early: []u8 = &.{},
     descriptor: [wire.control.descriptor_bytes]u8 = undefined,
@@ -49,6 +52,8 @@ pub const Lane = struct {
     out_payload: []const u8 = "",
     out_operation: ?*Operation = null,
     out: collective.Executor.Out = undefined,
+    /// The payload is this state's, given in the background.
+    out_state: ?*SharedState = null,
     /// A frame is under way.
     out_busy: bool = false,
     bounce: []u8 = &.{},
@@ -195,13 +200,27 @@ pub const Lane = struct {
     /// the copy the lane is `broken`. Whoever called this may be in the middle of the lane's bytes,
     /// so it is not closed here.
     pub fn detach(lane: *Lane, operation: *Operation) void {
-        if (lane.into_operation == operation) {
-            if (lane.into) |into| lane.discard = into.len;
-            lane.into = null;
-            lane.into_operation = null;
-        }
-        if (lane.out_operation != operation) return;
+        if (lane.into_operation == operation) lane.drop_into();
+        if (lane.out_operation == operation) lane.bounce_out();
+    }
+
+    /// The same for the memory of a state.
+    pub fn detach_state(lane: *Lane, state: *SharedState) void {
+        if (lane.into_state == state) lane.drop_into();
+        if (lane.out_state == state) lane.bounce_out();
+    }
+
+    /// What is still to come of the payload is thrown away.
+    pub fn drop_into(lane: *Lane) void {
+        if (lane.into) |into| lane.discard = into.len;
+        lane.into = null;
+        lane.into_operation = null;
+        lane.into_state = null;
+    }
+
+    fn bounce_out(lane: *Lane) void {
         lane.out_operation = null;
+        lane.out_state = null;
         if (lane.out_payload.len == 0) return;
         if (lane.bounce.len < lane.out_payload.len) {
             lane.gpa.free(lane.bounce);

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Lane = @import("lane.zig").Lane;
+const Queue = @import("prefetch.zig").Queue;
 const Allocator = std.mem.Allocator;
 const OpId = wire.control.OpId;
 const Header = wire.frame.Header;
@@ -32,6 +33,8 @@ pub const Link = struct {
     early: std.AutoArrayHashMapUnmanaged(Key, Early) = .empty,
     /// What the data among it costs, with that which is still coming in.
     early_bytes: usize = 0,
+    /// What the peer, a newcomer, has asked for in the background.
+    asked: Queue = .{},
 
     pub const Key = struct {
         group: u16,

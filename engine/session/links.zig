@@ -7,6 +7,7 @@ const wire = @import("wire");
 const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
+const prefetch = @import("prefetch.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const limits = base.limits;
@@ -216,6 +217,7 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
     report_broken(s, link, false);
+    prefetch.lane_gone(s, link.peer);
 }
 
 /// What was in the air on a link is lost: operations that use it need a new attempt.

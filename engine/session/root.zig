@@ -25,6 +25,7 @@ test {
     _ = @import("operation.zig");
     _ = @import("state.zig");
     _ = @import("sync.zig");
+    _ = @import("prefetch.zig");
     _ = @import("sync_test.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");

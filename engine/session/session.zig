@@ -22,6 +22,7 @@ const State = @import("state.zig").State;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -124,6 +125,8 @@ pub const Session = struct {
     deferred: std.ArrayList(*Operation) = .empty,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+    /// Fetches in the background that were begun (prefetch.zig).
+    prefetches: u32 = 0,
     sink: [sink_bytes]u8 = undefined,
 
     const sink_bytes = 64 * limits.KiB;
@@ -279,6 +282,8 @@ pub const Session = struct {
 
     /// Whatever was kept for the group is not wanted any more.
     fn forget_group(s: *Session, group: *Group) void {
+        group.admit_waits = false;
+        for (group.states.items) |state| prefetch.stop(s, state);
         if (group.id) |id| for (s.links.items) |link| link.prune_epochs(id, std.math.maxInt(u64));
         s.prune_addresses();
         links.review(s);
@@ -540,6 +545,7 @@ pub const Session = struct {
         group.member.deinit();
         group.round_members.deinit(s.gpa);
         group.round_peers.deinit(s.gpa);
+        for (group.states.items) |state| prefetch.forget(state);
         group.states.deinit(s.gpa);
         s.gpa.free(group.name);
         s.gpa.destroy(group);
@@ -554,8 +560,18 @@ pub const Session = struct {
         if (!group.ready_told) return error.NotReady;
         if (group.member.admitting) return error.Busy;
         group.admit_deadline = deadline;
-        group.member.admit();
+        // A newcomer enters when it has fetched what it can: from then on the others wait for it.
+        if (group.member.current == null and group.is_fetching()) {
+            group.admit_waits = true;
+        } else group.member.admit();
         s.run_deferred();
+    }
+
+    /// The user does not wait for its admit any more; the safe point was not passed.
+    pub fn admit_withdraw(_: *Session, group: *Group) void {
+        group.admit_deadline = base.never;
+        group.admit_waits = false;
+        group.member.admit_give_up();
     }
 
     // ---- operations
@@ -621,13 +637,21 @@ pub const Session = struct {
     }
 
     /// No sync of it is under way.
-    pub fn state_remove(_: *Session, state: *State) void {
+    pub fn state_remove(s: *Session, state: *State) void {
         assert(state.operation == null);
+        prefetch.stop(s, state);
+        prefetch.detach(s, state);
         const states = &state.group.states;
         for (states.items, 0..) |item, index| if (item == state) {
             _ = states.swapRemove(index);
             return;
         };
+    }
+
+    /// A newcomer fetches in the background, if it can. The leaves are hashed.
+    pub fn prefetch_begin(s: *Session, now: Instant, state: *State) Allocator.Error!void {
+        s.now = now;
+        try prefetch.begin(s, state);
     }
 
     pub const SyncCall = struct {
@@ -647,6 +671,7 @@ pub const Session = struct {
         if (group.state != .joined) return error.Left;
         try group.member.check_start(state.tag);
         assert(state.operation == null);
+        prefetch.stop(s, state);
         for (s.operations.items) |other| for (state.entries) |*entry| {
             const span = State.span_of(entry);
             if (span.bytes > 0 and other.clashes(.{
@@ -934,8 +959,7 @@ pub const Session = struct {
         }
         for (s.groups.items) |group| {
             if (group.admit_deadline > now) continue;
-            group.admit_deadline = base.never;
-            group.member.admit_give_up();
+            s.admit_withdraw(group);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
         var index: usize = 0;

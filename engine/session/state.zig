@@ -12,6 +12,7 @@ const kernels = @import("kernels");
 const wire = @import("wire");
 const Operation = @import("operation.zig").Operation;
 const Group = @import("group.zig").Group;
+const Prefetch = @import("prefetch.zig").Prefetch;
 const Allocator = std.mem.Allocator;
 const Hash = wire.control.Hash;
 const limits = base.limits;
@@ -49,6 +50,10 @@ pub const State = struct {
     staged_hashes: []Hash,
     /// The sync under way.
     operation: ?*Operation = null,
+    /// What this peer fetches before it enters (prefetch.zig).
+    prefetch: ?*Prefetch = null,
+    /// Newcomers may read the user's memory at any time.
+    serves: bool,
 
     pub const Entry = struct { tensor: Tensor, bytes: usize, first_leaf: u32, leaves: u32 };
 
@@ -57,6 +62,8 @@ pub const State = struct {
         tensors: []const Tensor,
         revision: u64 = 0,
         leaf_bytes: u32 = limits.state_leaf_bytes,
+        /// Give to newcomers, and fetch as one, in the background.
+        prefetch: bool = false,
     };
 
     pub const Error = error{
@@ -93,6 +100,7 @@ pub const State = struct {
             .wanted = &.{},
             .staged = &.{},
             .staged_hashes = &.{},
+            .serves = options.prefetch,
         };
         errdefer state.arena.deinit();
         const arena = state.arena.allocator();
@@ -112,7 +120,7 @@ pub const State = struct {
 
     /// No operation uses it any more.
     pub fn destroy(state: *State) void {
-        assert(state.operation == null);
+        assert(state.operation == null and state.prefetch == null);
         state.forget_staged();
         const gpa = state.gpa;
         state.arena.deinit();
@@ -259,6 +267,20 @@ pub const State = struct {
     /// All leaves are hashed.
     pub fn hash_root(state: *State) void {
         state.root = kernels.blake3(std.mem.sliceAsBytes(state.hashes));
+    }
+
+    /// Hashes travel in pages of the size of a frame.
+    const page_hashes = limits.frame_payload_bytes_max / @sizeOf(Hash);
+
+    pub fn page_count(state: *const State) u32 {
+        return std.math.divCeil(u32, state.leaf_count(), page_hashes) catch unreachable;
+    }
+
+    /// Of `hashes` or `wanted`.
+    pub fn page_of(hashes: []Hash, page: u32) []u8 {
+        const leaves = hashes[1..];
+        const first = @as(usize, page) * page_hashes;
+        return std.mem.sliceAsBytes(leaves[first..@min(leaves.len, first + page_hashes)]);
     }
 
     pub fn structure(state: *const State) Hash {

@@ -15,11 +15,13 @@ const protocol = @import("protocol");
 const collective = @import("collective");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const prefetch = @import("prefetch.zig");
 const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Operation = @import("operation.zig").Operation;
 const State = @import("state.zig").State;
+const Queue = prefetch.Queue;
 const Allocator = std.mem.Allocator;
 const Header = wire.frame.Header;
 const Hash = wire.control.Hash;
@@ -52,6 +54,8 @@ pub const Sync = struct {
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     leaves_moved: u32 = 0,
+    /// Leaves that differ and had been fetched before the call.
+    leaves_early: u32 = 0,
     sources: Mask = .empty,
     differs_storage: [limits.state_differs_bytes_max]u8 = undefined,
     differs_length: usize = 0,
@@ -76,40 +80,8 @@ pub const Sync = struct {
         asked: Queue = .{},
     };
 
-    const Item = struct { class: u16, index: u32 };
-
-    /// A page and a few leaves at most are on request at the same time.
-    const Queue = struct {
-        items: [limits.state_asked_max + 1]Item = undefined,
-        first: u32 = 0,
-        count: u32 = 0,
-
-        fn push(queue: *Queue, item: Item) bool {
-            if (queue.count == queue.items.len) return false;
-            queue.items[(queue.first + queue.count) % queue.items.len] = item;
-            queue.count += 1;
-            return true;
-        }
-
-        fn has(queue: *const Queue, item: Item) bool {
-            for (0..queue.count) |offset| {
-                const place_of = (queue.first + offset) % queue.items.len;
-                if (std.meta.eql(queue.items[place_of], item)) return true;
-            }
-            return false;
-        }
-
-        fn pop(queue: *Queue) ?Item {
-            if (queue.count == 0) return null;
-            defer queue.first = @intCast((queue.first + 1) % queue.items.len);
-            queue.count -= 1;
-            return queue.items[queue.first];
-        }
-    };
-
-    const class_leaf = 0;
-    const class_hashes = 1;
-    const page_hashes = limits.frame_payload_bytes_max / @sizeOf(Hash);
+    const class_leaf = prefetch.class_leaf;
+    const class_hashes = prefetch.class_hashes;
 
     /// Reserves all that it needs but the leaves that will come in.
     pub fn create(
@@ -172,16 +144,6 @@ pub const Sync = struct {
             if (exchange.link == link) return @intCast(rank);
         }
         return null;
-    }
-
-    fn page_count(state: *const State) u32 {
-        return std.math.divCeil(u32, state.leaf_count(), page_hashes) catch unreachable;
-    }
-
-    fn page_of(hashes: []Hash, page: u32) []u8 {
-        const leaves = hashes[1..];
-        const first = @as(usize, page) * page_hashes;
-        return std.mem.sliceAsBytes(leaves[first..@min(leaves.len, first + page_hashes)]);
     }
 
     /// This peer's offer rests on what it has staged, not on the user's memory alone.
@@ -289,9 +251,13 @@ fn begin_leaves(operation: *Operation) void {
     const sync = operation.sync.?;
     const state = sync.state.?;
     sync.phase = .leaves;
+    var differ: u32 = 0;
     for (0..state.leaf_count()) |index| {
         if (state.lacks(@intCast(index))) sync.fetch.need(@intCast(index));
+        const same = std.mem.eql(u8, &state.wanted[index + 1], &state.hashes[index + 1]);
+        differ += @intFromBool(!same);
     }
+    sync.leaves_early = differ -| sync.fetch.left -| sync.leaves_moved;
 }
 
 fn fetch_more(s: *Session, operation: *Operation) void {
@@ -325,7 +291,7 @@ fn ask_for_hashes(s: *Session, operation: *Operation) void {
     }
 }
 
-fn ask(s: *Session, sync: *Sync, rank: u16, item: Sync.Item) void {
+fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
     const exchange = &sync.exchanges[rank];
     // At most a page and the leaves that Fetch allows are on request.
     assert(exchange.wants.push(item));
@@ -367,7 +333,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;
     const payload = switch (item.class) {
         Sync.class_leaf => if (staged) state.wanted_leaf(item.index) else state.leaf(item.index),
-        else => Sync.page_of(if (staged) state.wanted else state.hashes, item.index),
+        else => State.page_of(if (staged) state.wanted else state.hashes, item.index),
     };
     frames.put(lane, operation, .{
         .kind = kind,
@@ -409,11 +375,11 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     const rank = sync.rank_of(link) orelse return;
     const known = switch (header.class) {
         Sync.class_leaf => header.index < state.leaf_count(),
-        Sync.class_hashes => header.index < Sync.page_count(state),
+        Sync.class_hashes => header.index < state.page_count(),
         else => false,
     };
     if (!known) return error.UnknownLeaf;
-    const item: Sync.Item = .{ .class = header.class, .index = @intCast(header.index) };
+    const item: Queue.Item = .{ .class = header.class, .index = @intCast(header.index) };
     if (!sync.exchanges[rank].asked.push(item)) return error.TooManyRequests;
     frames.wake(s, link);
 }
@@ -425,13 +391,13 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
     const rank = sync.rank_of(lane.link.?) orelse return null;
     const class: u16 = if (header.kind == .leaf) Sync.class_leaf else Sync.class_hashes;
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
-    if (sync.exchanges[rank].wants.has(.{ .class = class, .index = index }))
+    if (sync.exchanges[rank].wants.has(class, index))
         return error.NotAsked; // it is still to be asked for
     if (header.kind == .hashes) {
-        if (header.index >= Sync.page_count(state)) return error.UnknownPage;
+        if (header.index >= state.page_count()) return error.UnknownPage;
         if (sync.phase != .hashes or sync.hashes_from != rank) return null;
         if (header.index != sync.pages_got) return error.UnknownPage;
-        const page = Sync.page_of(state.wanted, @intCast(header.index));
+        const page = State.page_of(state.wanted, @intCast(header.index));
         if (header.payload_bytes != page.len) return error.WrongLength;
         return page;
     }
@@ -481,7 +447,7 @@ fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
     const sync = operation.sync.?;
     const state = sync.state.?;
     sync.pages_got += 1;
-    if (sync.pages_got < Sync.page_count(state)) return ask(s, sync, rank, .{
+    if (sync.pages_got < state.page_count()) return ask(s, sync, rank, .{
         .class = Sync.class_hashes,
         .index = sync.pages_got,
     });

@@ -386,3 +386,138 @@ test "a call that would use the memory of a sync is refused, and so is a reserve
     try case.world.settle();
     for (case.all()) |*each| try each.end(.ok);
 }
+
+// ---- fetched before the newcomer enters (prefetch.zig)
+
+/// Two members that have synced once, and a newcomer whose lanes are open.
+fn newcomer_case(case: *Case) !*Held {
+    try case.init(&.{ 1, 1 }, &.{ 0, 0 });
+    for (case.all()) |*held| held.state.serves = true;
+    try case.sync_all();
+    for (case.all()) |*held| try held.end(.ok);
+    const node = try case.world.add();
+    try case.world.settle();
+    try expect(node.ready);
+    const late = &case.held[2];
+    case.count = 3;
+    try late.init(node, 2, 0);
+    late.state.serves = true;
+    late.state.hash_leaves(0, late.state.leaf_count());
+    late.state.hash_root();
+    try node.s.prefetch_begin(case.world.now, late.state);
+    try expect(node.group.is_fetching());
+    return late;
+}
+
+fn admit_all(case: *Case) !void {
+    for (case.all()) |*held| {
+        if (held.node.alive) try held.node.s.admit(case.world.now, held.node.group, deadline_never);
+    }
+    try case.world.settle();
+    for (case.all()) |*held| {
+        if (held.node.alive) try expectEqual(case.count, held.node.group.world_size());
+    }
+}
+
+test "what a newcomer has fetched before it enters does not move again, but what has changed does" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    while (late.state.prefetch) |under_way| {
+        if (under_way.leaves_kept == leaves / 2) break;
+        try expect(try case.world.step());
+    } else return error.TestUnexpectedResult;
+    // They train meanwhile: seven leaves, some of them sent already.
+    for (case.held[0..2]) |*held| for (0..7) |leaf| {
+        held.weights[leaf * 5 * leaf_bytes] = 9;
+    };
+    try case.world.settle();
+    try expect(!late.node.group.is_fetching());
+    try admit_all(&case);
+    try case.sync_all();
+    const moved = late.operation.?.sync.?.leaves_moved;
+    try expect(moved > 0 and moved <= 7);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try std.testing.expectEqualSlices(u8, &case.held[0].weights, &held.weights);
+        try expectEqual(2, held.state.revision);
+    }
+    try expectEqual(9, late.weights[0]);
+}
+
+test "a newcomer enters once it has fetched, and what it holds already is not fetched" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    const s = late.node.s;
+    try s.admit(case.world.now, late.node.group, deadline_never);
+    try expect(late.node.group.admit_waits);
+    while (late.node.group.is_fetching()) try expect(try case.world.step());
+    try expect(!late.node.group.admit_waits);
+    for (case.held[0..2]) |*held| {
+        try held.node.s.admit(case.world.now, held.node.group, deadline_never);
+    }
+    try case.world.settle();
+    try expectEqual(1, late.node.admitted);
+    try case.sync_all();
+    try expectEqual(0, late.operation.?.sync.?.leaves_moved);
+    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_early);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 2);
+    }
+    // Another one, from a checkpoint that lacks three leaves.
+    const node = try case.world.add();
+    try case.world.settle();
+    const last = &case.held[3];
+    case.count = 4;
+    try last.init(node, 1, 0);
+    last.bias[0] = 7;
+    last.weights[0] = 7;
+    last.weights[99] = 7;
+    last.state.hash_leaves(0, last.state.leaf_count());
+    try node.s.prefetch_begin(case.world.now, last.state);
+    const under_way = last.state.prefetch.?;
+    while (under_way.hashes_from != null) try expect(try case.world.step());
+    try expectEqual(3, under_way.fetch.left);
+    try case.world.settle();
+    try admit_all(&case);
+}
+
+test "a source that dies, closes its state or has not opted in is done without" {
+    for (0..3) |how| {
+        var case: Case = undefined;
+        const late = try newcomer_case(&case);
+        defer case.deinit();
+        for (0..8) |_| try expect(try case.world.step());
+        const source = &case.held[0];
+        switch (how) {
+            0 => case.world.kill(source.node),
+            1 => {
+                source.node.s.state_remove(source.state);
+                @memset(&source.weights, 7);
+            },
+            else => source.state.serves = false,
+        }
+        try case.world.settle();
+        try expect(!late.node.group.is_fetching());
+        for (late.state.staged) |place| try expectEqual(1, place.?[0]);
+        if (how == 1) try source.node.s.state_add(source.state);
+    }
+}
+
+test "a newcomer whose members share nothing enters at once, and its fetch ends with its state" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    for (0..8) |_| try expect(try case.world.step());
+    late.node.s.state_remove(late.state);
+    try expect(late.state.prefetch == null);
+    try case.world.settle();
+    for (case.held[0..2]) |*held| held.state.serves = false;
+    try late.node.s.state_add(late.state);
+    try late.node.s.prefetch_begin(case.world.now, late.state);
+    try case.world.settle();
+    try expect(!late.node.group.is_fetching());
+    try admit_all(&case);
+}

@@ -26,6 +26,8 @@ pub const Kind = enum(u8) {
     leaf = 7,
     /// Payload: page `index` of the leaf hashes.
     hashes = 8,
+    /// The answer to a want of a newcomer (epoch 0): there is nothing to give.
+    lack = 9,
 };
 
 pub const Header = struct {

@@ -24,9 +24,9 @@ Array = NDArray[Any]
 class SharedState:
     """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
-    Raises TypeError for what is no numpy.ndarray or has another dtype than those of `pccl_py.DType`,
+    Raises TypeError for what is no numpy.ndarray or has a dtype that is not in `pccl_py.DType`,
     ValueError for a read-only array that is not among `may_differ`, and the errors of
-    `Group.shared_state`.
+    `Group.shared_state`. With `prefetch`, newcomers get a packed array as it was at the last sync.
     """
 
     def __init__(
@@ -37,13 +37,14 @@ class SharedState:
         name: str = "state",
         revision: int = 0,
         may_differ: Iterable[str] = (),
+        prefetch: bool = False,
     ) -> None:
         own = may_differ if isinstance(may_differ, str) else list(may_differ)
         # Arrays of other layouts, and the packed ones that stand for them.
         self._packed: list[tuple[Array, Array]] = []
         shared = {key: self._share(key, array, key in own) for key, array in arrays.items()}
         self._state: CoreState = comm.shared_state(
-            shared, name=name, revision=revision, may_differ=own
+            shared, name=name, revision=revision, may_differ=own, prefetch=prefetch
         )
 
     def _share(self, key: str, array: object, may_differ: bool) -> Array:
@@ -78,7 +79,7 @@ class SharedState:
         for array, packed in self._packed:
             packed[...] = array
         outcome = self._state.sync(strategy, deadline=deadline)
-        if outcome.leaves_moved > 0:
+        if outcome.leaves_moved + outcome.leaves_early > 0:
             for array, packed in self._packed:
                 array[...] = packed
         return outcome
@@ -109,6 +110,9 @@ def shared_state(
     name: str = "state",
     revision: int = 0,
     may_differ: Iterable[str] = (),
+    prefetch: bool = False,
 ) -> SharedState:
     """Named arrays, of any strides, that `SharedState.sync` makes equal on all members."""
-    return SharedState(comm, arrays, name=name, revision=revision, may_differ=may_differ)
+    return SharedState(
+        comm, arrays, name=name, revision=revision, may_differ=may_differ, prefetch=prefetch
+    )

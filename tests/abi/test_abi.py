@@ -229,12 +229,13 @@ LAYOUTS = {
         | {"reserved": 36},
     ),
     "state_options": (
-        40,
-        {"size": 0, "name": 8, "tensors": 16, "tensor_count": 24, "revision": 32},
+        48,
+        {"size": 0, "name": 8, "tensors": 16, "tensor_count": 24, "revision": 32}
+        | {"flags": 40, "reserved": 44},
     ),
     "sync_options": (24, {"size": 0, "strategy": 8, "deadline_ns": 16}),
     "sync_outcome": (
-        88,
+        96,
         {
             "size": 0,
             "revision": 8,
@@ -248,6 +249,7 @@ LAYOUTS = {
             "bytes_received": 64,
             "duration_ns": 72,
             "hash_ns": 80,
+            "leaves_early": 88,
         },
     ),
 }
@@ -844,6 +846,9 @@ def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, 
     assert "overlaps" in create(good, (b"y", data + 1, [1], lib.PCCL_F32, 0))
     assert '"x"' in create(good, (b"x", data + 9, [1], lib.PCCL_F32, 0))
     assert "larger than memory" in create((b"x", data, [2**40, 2**40], lib.PCCL_F32, 0))
+    for field in ("flags", "reserved"):
+        unknown = options("state_options", **{field: 2})
+        assert "flags" in refused(lib.pccl_state_create(pair[0], unknown, made))
     too_many = options("state_options", tensors=tensors(good)[0], tensor_count=65537)
     assert "65536" in refused(lib.pccl_state_create(pair[0], too_many, made))
     check(lib.pccl_state_create(pair[0], ffi.NULL, made))  # no tensors: a revision

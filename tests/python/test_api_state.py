@@ -355,3 +355,42 @@ def test_three_newcomers_take_over_what_one_incumbent_holds() -> None:
         for thread in threads:
             thread.join()
         assert dict(answers) == dict.fromkeys(range(4), 700_000.0)
+
+
+def test_a_newcomer_fetches_in_the_background_what_does_not_change() -> None:
+    """Goal: at its first sync only what has changed since moves. Method: one leaf of 40 changes."""
+    leaves = 40
+    with pccl.LocalWorld(2, deadline=30) as world:
+        arrays = [np.full(leaves * LEAF, 7, np.uint8) for _ in world.comms]
+        states = share(world, [{"w": array} for array in arrays], prefetch=True)
+        sync(world, states)
+
+        fetched, changed = threading.Event(), threading.Event()
+
+        def join() -> tuple[int, int, int]:
+            with pccl.connect(world.coordinator.token, bind="127.0.0.1:0", deadline=30) as comm:
+                mine = np.zeros(leaves * LEAF, np.uint8)
+                state = comm.shared_state({"w": mine}, prefetch=True)
+                comm.admit()  # waits until everything is there
+                fetched.set()
+                changed.wait()
+                outcome = state.sync()
+                assert (mine == arrays[0]).all()
+                return outcome.leaves_moved, outcome.leaves_early, outcome.revision
+
+        answers: list[tuple[int, int, int]] = []
+        thread = threading.Thread(target=lambda: answers.append(join()))
+        thread.start()
+
+        def enter(comm: pccl.Communicator) -> None:
+            while comm.world_size < 3:
+                comm.admit()
+
+        world.run(enter)
+        fetched.wait()
+        for array in arrays:
+            array[5 * LEAF] = 8
+        changed.set()
+        sync(world, states)
+        thread.join()
+        assert answers == [(1, leaves - 1, 2)]
