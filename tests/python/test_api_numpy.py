@@ -245,8 +245,12 @@ def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
         )
         for comm in world.comms
     ]
-    with pytest.raises(pccl.StateUnavailable):
-        world.run(lambda comm: states[comm.rank].sync("receive_only"))
+
+    def receive(comm: pccl.Communicator) -> None:
+        with pytest.raises(pccl.StateUnavailable):
+            states[comm.rank].sync("receive_only")
+
+    world.run(receive)
     assert [int(part["strided"][0, 0]) for part in made] == list(range(len(made)))
     outcomes = world.run(lambda comm: states[comm.rank].sync())
     for rank, part in enumerate(made):
