@@ -37,8 +37,8 @@ _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 def register(handle: Handle) -> None:
     """Remembers an open handle (weakly) and makes sure that the watcher runs."""
-    _handles.add(handle)
     _watcher.watcher.start()
+    _handles.add(handle)
 
 
 def _close_all() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from pccl_py import _pccl
+from pccl_py.errors import SystemRefused
 
 if TYPE_CHECKING:
     from pccl_py._pccl import Work as NativeWork
@@ -47,11 +48,17 @@ class Watcher:
         self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
-        """Starts the thread unless it runs or the process is ending."""
+        """Starts the thread unless it runs or the process is ending. Raises SystemRefused."""
         with self._lock:
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name="pccl-watcher", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="pccl-watcher", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise SystemRefused(
+                        "the operating system gives this process no more threads"
+                    ) from error
+                self._thread = thread
 
     def stop(self, at_end: Callable[[], None], timeout: float) -> bool:
         """Ends the thread for good, which calls `at_end` as its last act.

@@ -62,7 +62,8 @@ class PeerProgram:
         return self.coordinator.token
 
     def connect(self, **options: Any) -> None:
-        self.comm = pccl.connect(bind=LOOPBACK, peer_id=peer_id(self.number), **options)
+        defaults = {"bind": LOOPBACK, "peer_id": peer_id(self.number)}
+        self.comm = pccl.connect(**{**defaults, **options})
 
     def admit(self, **options: Any) -> dict[str, Any]:
         assert self.comm is not None
@@ -89,6 +90,11 @@ class PeerProgram:
     def in_flight(self) -> int:
         assert self.comm is not None
         return self.comm.info().operations_in_flight
+
+    def pending(self) -> int:
+        """Newcomers of whom this peer knows."""
+        assert self.comm is not None
+        return self.comm.info().pending
 
     def close(self) -> None:
         assert self.comm is not None

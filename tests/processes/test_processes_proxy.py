@@ -1,4 +1,4 @@
-"""The proxy of the chaos runs is itself measured: a rig that does not disturb proves nothing.
+"""The faulty proxy is itself measured: a rig that does not disturb proves nothing.
 
 Plain sockets on both sides of one gate; the dialer says the hello of peer "1", and the process
 behind the gate is "0". Times are lower bounds of what the rule says, and upper bounds wide enough

@@ -3,7 +3,7 @@
 One Gate stands before each process; peers dial the gate's address and know no other. Who dials is
 read from the hello (docs/PROTOCOL.md), so every ordered pair of processes has a rule of its own
 for the bytes from one to the other. It runs in one thread; what is asked of it from another thread
-is in force when the call returns. It knows nothing of faults and their times: orchestrator.py does.
+is in force when the call returns. It knows no times: tests and tests/chaos do.
 """
 
 from __future__ import annotations
