@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import common, loopback, recovery
+from bench import common, loopback, recovery, state_hash
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -50,6 +50,20 @@ def loopback_command(
         raise typer.BadParameter(str(error), param_hint="--size") from None
     pccl_py.exit_on_sigterm()  # so that the processes it started end too
     loopback.run(world or [2, 4], sizes, quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="hash")
+def hash_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    out: Annotated[Path, typer.Option(help="Folder for hash.jsonl.")] = Path("bench_out"),
+) -> None:
+    """Hashing of shared state against the package blake3, where it is there, and reading memory."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("cores are chosen the way of Linux; run it there")
+    state_hash.run(quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="recovery")

@@ -23,6 +23,8 @@ pub const Canary = enum {
     ignore_revision,
     /// A leaf is taken without a look at its hash.
     skip_leaf_hash,
+    /// A leaf that was fetched before the sync is taken for the one that was elected.
+    trust_staged,
     /// A leaf goes to the user's memory as it arrives.
     write_before_commit,
 };

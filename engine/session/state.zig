@@ -304,6 +304,7 @@ pub const State = struct {
     pub fn lacks(state: *const State, index: u32) bool {
         const hash = &state.wanted[index + 1];
         if (std.mem.eql(u8, hash, &state.hashes[index + 1])) return false;
+        if (base.canary.on(.trust_staged) and state.staged[index] != null) return false;
         return state.staged[index] == null or
             !std.mem.eql(u8, hash, &state.staged_hashes[index]);
     }

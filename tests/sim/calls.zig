@@ -54,6 +54,8 @@ pub const Work = struct {
     // Of a sync (syncs.zig).
     shared: ?*session_layer.State = null,
     strategy: Strategy = .popular,
+    /// The tensors and their state are the user's, before and after.
+    kept: bool = false,
     /// The user wrote to the tensors meanwhile: what it holds is its own fault.
     torn: bool = false,
 
@@ -128,7 +130,7 @@ pub fn begin(user: *User, planned: Step) bool {
 fn deviate(world: *World, step: *Step) void {
     const prng = world.faults.stream(.mismatch);
     if (step.kind == .sync) {
-        step.count += 1; // another shape
+        if (!world.config.keeps_state) step.count += 1; // another shape
         return;
     }
     switch (prng.below(5)) {
@@ -168,7 +170,9 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     const bytes = step.count * width;
     const in_place = step.in_place or step.kind == .broadcast or step.kind == .sync;
     const skew: usize = if (world.prng_users.chance(4)) 4 else 0;
-    const send = world.borrowed.lend(index, bytes, skew) orelse return null;
+    const kept = if (step.kind == .sync) user.kept else null;
+    const send = if (kept) |shared| shared.memory else //
+        world.borrowed.lend(index, bytes, skew) orelse return null;
     const recv = if (in_place) send else world.borrowed.lend(index, bytes, skew) orelse return null;
     @memset(recv, 0xab);
     const digit = user.node.digit();
@@ -199,6 +203,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .recv_before = gpa.dupe(u8, recv) catch @panic("out of memory"),
         .deadline = deadline,
         .impatient = impatient,
+        .kept = kept != null,
         .strategy = if (step.kind == .sync) syncs.draw_strategy(user) else .popular,
     };
     world.works.append(gpa, work) catch @panic("out of memory");
@@ -386,8 +391,10 @@ fn close(work: *Work) void {
         _ = open.orderedRemove(index);
         break;
     };
-    Borrowed.give_back(work.send);
-    Borrowed.give_back(work.recv);
+    if (!work.kept) {
+        Borrowed.give_back(work.send);
+        Borrowed.give_back(work.recv);
+    }
     const op = work.op orelse return syncs.forget(work);
     work.op = null;
     if (work.node.session) |s| s.release(op);
@@ -413,6 +420,8 @@ fn check_expected(work: *Work) void {
 
 /// After a failure, and as long as there is a doubt, buffers are as they were (P3).
 fn check_input(work: *const Work) void {
+    // What a user keeps, it writes to again as soon as the call has returned.
+    if (work.kept and work.state != .running and work.state != .finished) return;
     const same = std.mem.eql(u8, work.send, work.send_before) and
         std.mem.eql(u8, work.recv, work.recv_before);
     if (same) return;
@@ -612,7 +621,7 @@ pub fn check_received_place(node: *Node, bytes: []const u8) void {
 /// What users wrote over their buffers after each call is still there.
 pub fn check_borrowed(world: *World) void {
     for (world.works.items) |work| {
-        if (work.state != .closed) continue;
+        if (work.state != .closed or work.kept) continue;
         if (Borrowed.untouched(work.send) and Borrowed.untouched(work.recv)) continue;
         return world.checkers.fail(.p3_input_kept, "p{d}: {f} was over, its buffer was written", .{
             work.node.index, work.name(),

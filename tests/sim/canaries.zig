@@ -24,6 +24,7 @@ fn catcher(canary: Canary) ?Check {
         .shared_slots => .p4_contributors,
         .ignore_revision => .election,
         .skip_leaf_hash => .election,
+        .trust_staged => .election,
         .write_before_commit => .p3_input_kept,
     };
 }

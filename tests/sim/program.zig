@@ -104,12 +104,16 @@ pub fn draw(options: Options) Round {
 }
 
 /// One state to a group, of the same size all the time.
+pub fn state_bytes(seed: u64, group: u8) u32 {
+    var prng = Prng.init(seed ^ group ^ 0x5757);
+    return @intCast(prng.between(8, syncs.bytes_max));
+}
+
 fn sync_step(options: *const Options, key: Key) Step {
-    var prng = Prng.init(options.seed ^ options.group ^ 0x5757);
     return .{
         .key = key,
         .kind = .sync,
-        .count = @intCast(prng.between(8, syncs.bytes_max)),
+        .count = state_bytes(options.seed, options.group),
         .recovery = .resume_chunks,
         .tag = base.limits.state_tags_first,
         .root_rank = 0,

@@ -31,6 +31,7 @@ pub const Statistics = struct {
     syncs_fetched: u64 = 0,
     syncs_retried: u64 = 0,
     leaves_moved: u64 = 0,
+    leaves_early: u64 = 0,
     admissions: u64 = 0,
     epochs: u64 = 0,
     peers: u64 = 0,
@@ -88,10 +89,13 @@ pub const Statistics = struct {
             statistics.retried_results,
             statistics.overlapping,
         });
-        out("  syncs: {d}, {d} with leaves fetched ({d} leaves), {d} in several attempts\n", .{
+        const syncs = "  syncs: {d}, {d} with leaves fetched ({d}, and {d} ahead of time), " ++
+            "{d} in several attempts\n";
+        out(syncs, .{
             statistics.syncs,
             statistics.syncs_fetched,
             statistics.leaves_moved,
+            statistics.leaves_early,
             statistics.syncs_retried,
         });
         out("  faults:", .{});

@@ -108,6 +108,9 @@ pub const Config = struct {
     /// Several operations at once.
     tags: u8,
     delay_ns_max: u64,
+    /// States outlive their calls, members give them to newcomers in the background, and those
+    /// fetch before they enter. Else each call makes its own.
+    keeps_state: bool,
 
     pub fn draw(seed: u64) Config {
         var prng = stream(seed, "config");
@@ -132,9 +135,11 @@ pub const Config = struct {
             .safety_ns = 30 * std.time.ns_per_s,
             .tags = @intCast(prng.between(1, 4)),
             .delay_ns_max = @as(u64, 1) << @intCast(prng.between(10, 24)),
+            .keeps_state = false,
         };
         if (prng.chance(3)) config.initial_world_size = @intCast(prng.between(1, peers_start));
         if (prng.chance(12)) config.min_world_size = @intCast(@min(2, peers_start));
+        config.keeps_state = prng.chance(2);
         // One seed in eight is calm: every call must then succeed.
         if (!prng.chance(8)) config.draw_levels();
         return config;
@@ -160,6 +165,7 @@ pub const Config = struct {
             .safety_ns = std.math.maxInt(u64),
             .tags = 4,
             .delay_ns_max = 0,
+            .keeps_state = false,
         };
     }
 
@@ -195,12 +201,12 @@ pub const Config = struct {
     pub fn format(config: Config, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.print(
             "peers {d}..{d} (first epoch {d}, at least {d}), groups {d}, lanes {d}, " ++
-                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}; faults:",
+                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}, state {s}; faults:",
             .{
                 config.peers_start,    config.peers_max,    config.initial_world_size,
                 config.min_world_size, config.groups,       config.lanes,
                 config.chunk_bytes,    config.window_bytes, config.count_max,
-                config.tags,           config.calls,
+                config.tags,           config.calls,        if (config.keeps_state) "kept" else "lent",
             },
         );
         var any = false;

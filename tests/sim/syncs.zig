@@ -1,7 +1,7 @@
 //! Syncs: what users of the simulator share, and what a sync may make of it. Each user has a
 //! content that lives as long as its process: trained the same way by all before each sync, so that
 //! equal contents stay equal; drifting now and then; fresh, or from a checkpoint, at the start. A
-//! call lends the engine a copy. Other calls, and what all have in common: calls.zig.
+//! call lends the engine a copy, or the user keeps a state that newcomers read at any time. Other calls, and what all have in common: calls.zig.
 //!
 //! The oracle: all successes hold equal bytes and revisions, and these are what one caller had
 //! offered, that was allowed to give it, and that no caller who goes on should have outvoted.
@@ -17,7 +17,9 @@ const program = @import("program.zig");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
 const fmt_key = checkers_file.fmt_key;
+const Node = @import("world.zig").Node;
 const Prng = base.Prng;
+const State = session_layer.State;
 const Strategy = wire.control.Strategy;
 const User = users.User;
 const Work = calls.Work;
@@ -81,12 +83,52 @@ pub fn fill(user: *User, step: *const program.Step, buffer: []u8) void {
     @memset(buffer[shared..], user.node.digit());
 }
 
-pub fn begin(work: *Work) !*session_layer.Operation {
-    const user = work.user;
+/// What a user shares as long as it is in its group.
+pub const Kept = struct { state: *State, memory: []u8 };
+
+/// The user may enter: it makes its state now, and fetches as a newcomer.
+pub fn keep(user: *User) void {
     const world = user.world();
-    const s = user.node.session.?;
-    const layout = Layout.of(work.send.len);
-    const bias = work.send[layout.weights..];
+    if (!world.config.keeps_state or world.scripted) return;
+    const bytes = program.state_bytes(world.config.seed, user.index);
+    const memory = world.gpa.alloc(u8, bytes) catch @panic("out of memory");
+    const shared = bytes - own_bytes;
+    @memcpy(memory[0..shared], user.content.bytes[0..shared]);
+    @memset(memory[shared..], user.node.digit());
+    const state = create(user, user.group.?, memory, true) catch |err| {
+        return world.note("p{d} cannot share now: {t}", .{ user.node.index, err });
+    };
+    user.kept = .{ .state = state, .memory = memory };
+    state.hash_leaves(0, state.leaf_count());
+    user.node.session.?.prefetch_begin(user.node.here(), state) catch |err| {
+        world.note("p{d} cannot fetch ahead: {t}", .{ user.node.index, err });
+    };
+}
+
+/// A group that was left is about to be released.
+pub fn drop_states(node: *Node, group: *session_layer.Group) void {
+    while (group.states.getLastOrNull()) |state| {
+        node.session.?.state_remove(state);
+        destroy(node, state);
+    }
+}
+
+/// The process is gone.
+pub fn node_down(node: *Node) void {
+    while (node.states.getLastOrNull()) |state| destroy(node, state);
+}
+
+fn destroy(node: *Node, state: *State) void {
+    for (node.states.items, 0..) |item, index| if (item == state) {
+        _ = node.states.swapRemove(index);
+        break;
+    };
+    state.destroy();
+}
+
+fn create(user: *User, group: *session_layer.Group, memory: []u8, prefetch: bool) !*State {
+    const layout = Layout.of(memory.len);
+    const bias = memory[layout.weights..];
     const shapes = [_][1]u64{ .{layout.weights}, .{layout.bias}, .{own_bytes} };
     const tensors = [_]session_layer.Tensor{
         .{
@@ -96,21 +138,22 @@ pub fn begin(work: *Work) !*session_layer.Operation {
             .data = bias.ptr + layout.bias,
             .may_differ = true,
         },
-        .{ .name = "weights", .dtype = .u8, .shape = &shapes[0], .data = work.send.ptr },
+        .{ .name = "weights", .dtype = .u8, .shape = &shapes[0], .data = memory.ptr },
         .{ .name = "bias", .dtype = .u8, .shape = &shapes[1], .data = bias.ptr },
         .{ .name = "empty", .dtype = .f32, .shape = &.{0}, .data = null },
     };
     var at: usize = 0;
-    const state = session_layer.State.create(user.node.memory.allocator(), work.group, .{
+    const state = State.create(user.node.memory.allocator(), group, .{
         .name = "state",
         .tensors = &tensors,
         .revision = user.content.revision,
         .leaf_bytes = leaf_bytes,
+        .prefetch = prefetch,
     }, &at) catch |err| switch (err) {
         error.OutOfMemory => return error.OutOfMemory,
         else => unreachable, // these tensors are good
     };
-    s.state_add(state) catch |err| {
+    user.node.session.?.state_add(state) catch |err| {
         state.destroy();
         return switch (err) {
             error.OutOfMemory => error.OutOfMemory,
@@ -118,6 +161,16 @@ pub fn begin(work: *Work) !*session_layer.Operation {
             error.NameInUse => error.TagInUse,
         };
     };
+    user.node.states.append(user.world().gpa, state) catch @panic("out of memory");
+    return state;
+}
+
+pub fn begin(work: *Work) !*session_layer.Operation {
+    const user = work.user;
+    const world = user.world();
+    const s = user.node.session.?;
+    const state = if (work.kept) user.kept.?.state else //
+        try create(user, work.group, work.send, false);
     work.shared = state;
     state.hash_leaves(0, state.leaf_count());
     state.hash_root();
@@ -167,8 +220,10 @@ pub fn scribble(work: *Work) void {
 pub fn forget(work: *Work) void {
     const state = work.shared orelse return;
     work.shared = null;
-    if (work.node.session) |s| s.state_remove(state);
-    state.destroy();
+    const s = work.node.session orelse return; // node_down sees to it
+    if (work.kept) return;
+    s.state_remove(state);
+    destroy(work.node, state);
 }
 
 /// The call is committed: the user has what was elected.
@@ -178,6 +233,7 @@ pub fn take(work: *Work) void {
     const op = work.op.?;
     statistics.syncs += 1;
     statistics.leaves_moved += op.sync.?.leaves_moved;
+    statistics.leaves_early += op.sync.?.leaves_early;
     if (op.sync.?.leaves_moved > 0) {
         statistics.syncs_fetched += 1;
         if (op.op.attempts > 1) statistics.syncs_retried += 1;

@@ -35,6 +35,7 @@ pub const User = struct {
     index: u8,
     /// What it shares in syncs.
     content: syncs.Content,
+    kept: ?syncs.Kept = null,
     group: ?*Group = null,
     state: State = .outside,
     membership: u32 = 0,
@@ -165,6 +166,7 @@ fn forget_group(user: *User) void {
     const group = user.group orelse return;
     const world = user.world();
     user.group = null;
+    user.kept = null;
     user.heard_count = 0;
     user.state = .outside;
     user.old_groups.append(world.gpa, group) catch @panic("out of memory");
@@ -189,6 +191,7 @@ fn release_groups(user: *User) void {
         } else false;
         if (held) continue;
         _ = user.old_groups.swapRemove(index);
+        syncs.drop_states(user.node, group);
         user.node.session.?.group_release(group);
     }
 }
@@ -402,6 +405,7 @@ pub fn listen(node: *Node) bool {
             switch (user.heard[place]) {
                 .ready => {
                     user.state = .between;
+                    syncs.keep(user);
                     if (!world.scripted) wake_after(user, think_ns(world));
                 },
                 .admitted => admitted(user),
@@ -469,8 +473,10 @@ pub fn observe(node: *Node) void {
 /// Its process is gone: its calls never returned.
 pub fn node_down(node: *Node) void {
     calls.node_down(node);
+    syncs.node_down(node);
     for (node.users[0..node.user_count]) |*user| {
         user.group = null;
+        user.kept = null;
         user.heard_count = 0;
         user.old_groups.clearRetainingCapacity();
         user.state = .left;

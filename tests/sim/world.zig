@@ -103,6 +103,8 @@ pub const Node = struct {
     woken: std.ArrayList(Ref) = .empty,
     /// Calls of this process that its users have not done with.
     open_works: std.ArrayList(*calls.Work) = .empty,
+    /// Shared states that its users have not destroyed.
+    states: std.ArrayList(*session_layer.State) = .empty,
     users: [users.groups_max]users.User = undefined,
     user_count: u8 = 0,
 
