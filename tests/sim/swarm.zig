@@ -201,14 +201,15 @@ pub const Config = struct {
     pub fn format(config: Config, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.print(
             "peers {d}..{d} (first epoch {d}, at least {d}), groups {d}, lanes {d}, " ++
-                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}, state {s}; faults:",
+                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}, ",
             .{
                 config.peers_start,    config.peers_max,    config.initial_world_size,
                 config.min_world_size, config.groups,       config.lanes,
                 config.chunk_bytes,    config.window_bytes, config.count_max,
-                config.tags,           config.calls,        if (config.keeps_state) "kept" else "lent",
+                config.tags,           config.calls,
             },
         );
+        try writer.writeAll(if (config.keeps_state) "states kept; faults:" else "faults:");
         var any = false;
         for (std.enums.values(Class)) |class| {
             if (!config.has(class)) continue;

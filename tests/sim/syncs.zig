@@ -1,7 +1,8 @@
 //! Syncs: what users of the simulator share, and what a sync may make of it. Each user has a
 //! content that lives as long as its process: trained the same way by all before each sync, so that
 //! equal contents stay equal; drifting now and then; fresh, or from a checkpoint, at the start. A
-//! call lends the engine a copy, or the user keeps a state that newcomers read at any time. Other calls, and what all have in common: calls.zig.
+//! call lends the engine a copy, or the user keeps a state that newcomers read at any time. Other
+//! calls, and what all have in common: calls.zig.
 //!
 //! The oracle: all successes hold equal bytes and revisions, and these are what one caller had
 //! offered, that was allowed to give it, and that no caller who goes on should have outvoted.
