@@ -55,7 +55,8 @@ typedef enum pccl_status {
   PCCL_VERSION_MISMATCH = 13,       /* the other side speaks another wire version, or is not PCCL at all */
   PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: nobody holds the shared state any more */
   PCCL_CANCELLED = 15,              /* the caller withdrew the operation, or closed the communicator */
-  PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files */
+  PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files; or the journal
+                                       of a coordinator is in use or damaged */
 } pccl_status_t;
 
 /* The name of a status, e.g. "PCCL_MISMATCH". Static storage. */
@@ -156,11 +157,17 @@ typedef struct pccl_coordinator_options {
   uint64_t heartbeat_ns;       /* 0: 0.5 s */
   uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
   uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 30 s */
+  const char *state_dir;       /* directory of the journal, made if its parent exists; NULL: the run ends with the
+                                  coordinator. See below */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
-  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL }
 
-/* Starts a coordinator in this process, on a thread of its own. options may be NULL. */
+/* Starts a coordinator in this process, on a thread of its own. options may be NULL.
+ * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
+ * from there, and the token is the same. PCCL_INVALID_ARGUMENT if an option differs, or if the address in the token
+ * would. PCCL_SYSTEM_ERROR if another coordinator uses the directory, or if its journal is damaged;
+ * PCCL_VERSION_MISMATCH if another version wrote it. */
 PCCL_API pccl_status_t pccl_coordinator_create(const pccl_coordinator_options_t *options,
                                                pccl_coordinator_t **coordinator);
 /* The token peers join with. Valid until destroy. */

@@ -84,6 +84,7 @@ class Coordinator:
         heartbeat_ns: int,
         silence_ns: int,
         prepare_ns: int,
+        state_dir: str | None,
     ) -> None: ...
     @property
     def token(self) -> str: ...

@@ -7,6 +7,7 @@ seconds. Peers join with its token (communicator.connect). `pccl coordinator` is
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -27,9 +28,15 @@ class Coordinator:
     1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
     and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
     silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
-    lanes (30).
+    lanes (30). `state`: directory for the journal of the run, made if its parent exists; default:
+    the run ends with its coordinator.
 
-    Raises InvalidArgument, and SystemRefused if the port is in use.
+    With a `state` that holds a run, it goes on with that run: run id, port and whatever is None
+    come from there, and the token is the same as before.
+
+    Raises InvalidArgument, also if an option differs from that of the run in `state`. Raises
+    SystemRefused if the port or `state` is in use, or the journal in it is damaged, and
+    VersionMismatch if another version wrote it.
     """
 
     _exit_order = 1  # after the groups, so that they leave a coordinator that still answers
@@ -40,14 +47,15 @@ class Coordinator:
         bind: str | None = None,
         advertise: str | None = None,
         run_id: bytes | None = None,
-        min_world_size: int = 1,
-        initial_world_size: int = 1,
+        min_world_size: int | None = None,
+        initial_world_size: int | None = None,
         lanes_per_link: int | None = None,
         chunk_bytes: int | None = None,
         window_bytes: int | None = None,
         heartbeat: float | None = None,
         silence: float | None = None,
         prepare: float | None = None,
+        state: str | os.PathLike[str] | None = None,
     ) -> None:
         self._native = _pccl.Coordinator(
             bind=None if bind is None else text(bind, "bind"),
@@ -61,6 +69,7 @@ class Coordinator:
             heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
             silence_ns=nanoseconds(silence, "silence"),
             prepare_ns=nanoseconds(prepare, "prepare"),
+            state_dir=None if state is None else text(os.fspath(state), "state"),
         )
         self._forked = False
         _lifecycle.register(self)

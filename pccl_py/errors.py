@@ -89,7 +89,7 @@ class Cancelled(PcclError):
 
 
 class SystemRefused(PcclError, OSError):
-    """The operating system refused: port in use, too many open files."""
+    """The operating system refused: port in use, too many open files; a journal that is damaged."""
 
 
 CLASS_OF_STATUS: dict[int, type[Exception]] = {

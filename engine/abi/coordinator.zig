@@ -7,6 +7,7 @@ const net = @import("net");
 const protocol = @import("protocol");
 const failure = @import("failure.zig");
 const sized = @import("sized.zig");
+const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
 const text = @import("text.zig");
 const token = @import("token.zig");
@@ -28,6 +29,7 @@ pub const CoordinatorOptions = extern struct {
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
+    state_dir: ?[*:0]const u8,
 };
 
 /// pccl_coordinator_t
@@ -48,22 +50,36 @@ export fn pccl_coordinator_create(
 
 fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) status.Error!void {
     const out = coordinator orelse return status.is_null("coordinator");
-    const given = sized.read(CoordinatorOptions, options) catch
+    var given = sized.read(CoordinatorOptions, options) catch
         return status.bad_size("pccl_coordinator_options_t");
     const bind = try text.address(given.bind, "127.0.0.1:0", "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
-    const own: failure.Own = .{ .bind = bind, .advertise = advertise };
-    const run_id = if (given.run_id) |id| id.* else net.random.array(16);
+    var place: failure.Start = .{ .own = .{ .bind = bind, .advertise = advertise } };
+    var endpoint = net.address.Endpoint.parse(bind) catch
+        return failure.start_coordinator(error.BadAddress, &place);
+    const state = try StateDir.open(given.state_dir);
+    // The engine takes it over.
+    var journal: ?*net.JournalFile = if (state) |*dir| dir.file else null;
+    defer if (journal) |file| file.close();
+    if (state) |*dir| {
+        try dir.settle(&given, &endpoint);
+        place.state = dir;
+    }
+    const run_id = if (place.settings()) |settings|
+        settings.run_id
+    else if (given.run_id) |id| id.* else net.random.array(16);
+
     const self = gpa.create(Coordinator) catch return status.out_of_memory();
     errdefer gpa.destroy(self);
-    const endpoint = net.address.Endpoint.parse(bind) catch
-        return failure.start_coordinator(error.BadAddress, own);
     self.pid = std.c.getpid();
     self.engine = net.CoordinatorEngine.create(gpa, .{
         .bind = endpoint,
         .advertise = advertise,
+        .journal = journal,
+        .trouble = &place.trouble,
         .protocol = try protocol_options(&given, run_id),
-    }) catch |err| return failure.start_coordinator(err, own);
+    }) catch |err| return failure.start_coordinator(err, &place);
+    journal = null;
     errdefer self.engine.destroy();
     try token.put(run_id, self.engine.reached_at(), &self.token, self.token.len);
     out.* = self;

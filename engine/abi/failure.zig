@@ -7,7 +7,9 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const net = @import("net");
+const protocol = @import("protocol");
 const session = @import("session");
+const StateDir = @import("state_dir.zig").StateDir;
 const status = @import("status.zig");
 const Error = status.Error;
 const Descriptor = wire.control.Descriptor;
@@ -232,18 +234,120 @@ fn thread_limit() Error {
     return fail(.system_error, "the operating system gives this process no more threads", .{});
 }
 
-pub fn start_coordinator(err: net.CoordinatorEngine.Error, own: Own) Error {
+/// What a coordinator was to start with.
+pub const Start = struct {
+    own: Own,
+    state: ?*const StateDir = null,
+    /// Of the journal, if the error is about it.
+    trouble: net.journal_file.Trouble = undefined,
+
+    /// Of the run that it goes on with.
+    pub fn settings(start: *const Start) ?*const protocol.journal.Settings {
+        const dir = start.state orelse return null;
+        return if (dir.settings) |*of_run| of_run else null;
+    }
+};
+
+pub fn start_coordinator(err: net.CoordinatorEngine.Error, start: *const Start) Error {
+    const own = start.own;
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.SystemLimit => system_limit(),
         error.ThreadLimit => thread_limit(),
+        error.AddressInUse => if (start.settings()) |settings| fail(
+            .system_error,
+            "port {d} is in use by another program, and the peers of the run in {s} look for " ++
+                "their coordinator there: end that program and start again",
+            .{ settings.port, start.state.?.path },
+        ) else listen(error.AddressInUse, own.bind),
         error.FamilyUnsupported,
-        error.AddressInUse,
         error.AddressNotAvailable,
         error.PermissionDenied,
         => |listen_error| listen(listen_error, own.bind),
         error.NameNotFound, error.NameLookupFailed => listen(error.ListenNameNotFound, own.bind),
         error.BadAddress => bad_address(own) orelse system_limit(),
+        error.JournalMoved => fail(
+            .invalid_argument,
+            "the peers of the run in {s} look for their coordinator at {s}, and this one would " ++
+                "be reached at {s}: give bind and advertise as at first, or advertise the old " ++
+                "address if it leads here",
+            .{
+                start.state.?.path,
+                start.settings().?.address.data,
+                start.trouble.moved.storage[0..start.trouble.moved.length],
+            },
+        ),
+        error.JournalRefused => refused(start.state.?.path, &start.trouble),
+        error.JournalFailed => cannot_be_used(start.state.?.path, &start.trouble),
+    };
+}
+
+// ---- the journal of a coordinator
+
+pub fn open_journal(
+    err: net.JournalFile.OpenError,
+    path: []const u8,
+    trouble: *const net.journal_file.Trouble,
+) Error {
+    return switch (err) {
+        error.OutOfMemory => status.out_of_memory(),
+        error.JournalInUse => fail(
+            .system_error,
+            "another coordinator is using {s}: end it first, or give another directory to begin " ++
+                "another run",
+            .{path},
+        ),
+        error.JournalFailed => cannot_be_used(path, trouble),
+        error.JournalRefused => refused(path, trouble),
+    };
+}
+
+fn cannot_be_used(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
+    return fail(
+        .system_error,
+        "the state directory {s} cannot be used: {f}",
+        .{ path, trouble.system },
+    );
+}
+
+fn refused(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
+    const journal = "the journal in {s} ";
+    const way_out = ": give another directory to begin a new run, with whose token the peers " ++
+        "then connect";
+    const at = trouble.refused.offset orelse return fail(
+        .system_error,
+        journal ++ "contradicts itself" ++ way_out,
+        .{path},
+    );
+    return switch (trouble.refused.why) {
+        error.NotAJournal => fail(
+            .system_error,
+            "{s} holds a file named journal that is none of PCCL: give another directory",
+            .{path},
+        ),
+        error.UnknownVersion => fail(
+            .version_mismatch,
+            journal ++ "was written by another version of PCCL: use that version, or give " ++
+                "another directory to begin a new run",
+            .{path},
+        ),
+        error.UnknownRecord => fail(
+            .version_mismatch,
+            journal ++ "has a record at byte {d} that this version of PCCL does not know: use " ++
+                "the version that wrote it, or give another directory to begin a new run",
+            .{ path, at },
+        ),
+        error.Damaged => fail(
+            .system_error,
+            journal ++ "is damaged at byte {d} (a disk that lost or changed bytes, or another " ++
+                "program that wrote to it)" ++ way_out,
+            .{ path, at },
+        ),
+        error.BadRecord => fail(
+            .system_error,
+            journal ++ "has a record at byte {d} that makes no sense" ++ way_out,
+            .{ path, at },
+        ),
     };
 }
 

@@ -40,6 +40,21 @@ pub fn optional_address(
     return if (text == null) null else try address(text, "", name);
 }
 
+/// A directory or file among options. Ends with a zero, as the system wants it.
+pub fn optional_path(
+    text: ?[*:0]const u8,
+    comptime name: []const u8,
+) status.Error!?[:0]const u8 {
+    const path = bounded(text orelse return null, base.limits.path_bytes_max) catch
+        return status.fail(
+            .invalid_argument,
+            name ++ " has more than {d} bytes",
+            .{base.limits.path_bytes_max},
+        );
+    if (path.len == 0) return status.fail(.invalid_argument, name ++ " is empty", .{});
+    return path.ptr[0..path.len :0];
+}
+
 test "a string that does not end is not followed" {
     try std.testing.expectEqualStrings("abc", try bounded("abc", 3));
     try std.testing.expectError(error.TooLong, bounded("abcd", 3));

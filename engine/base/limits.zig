@@ -39,6 +39,8 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
+/// Name of a directory that an option gives.
+pub const path_bytes_max = 4095;
 /// A journal that is read back. The coordinator writes it anew long before (journal_file.zig).
 pub const journal_bytes_max = 256 * MiB;
 /// Aborts that one member has caused and some other has not seen: who adds more leaves the run.
@@ -49,6 +51,9 @@ pub const decisions_kept_max = 4096;
 pub const contradictions_kept_max = 16 * decisions_kept_max;
 /// Decisions that a member may have seen without having said so.
 pub const decisions_untold_max = 64;
+/// Decisions that a member keeps because some other may not know them: more come from a coordinator
+/// that lies.
+pub const decisions_known_max = 2 * contradictions_kept_max;
 /// Tags that one epoch of a group may use.
 pub const tags_per_epoch_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps

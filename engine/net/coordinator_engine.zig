@@ -13,6 +13,8 @@ const log = @import("log.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
+const journal_file = @import("journal_file.zig");
+const JournalFile = journal_file.JournalFile;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
 const Allocator = std.mem.Allocator;
@@ -22,6 +24,7 @@ const Connection = protocol.Connection;
 pub const CoordinatorEngine = struct {
     gpa: Allocator,
     coordinator: *Coordinator,
+    journal: ?*JournalFile,
     links: Links,
     lock: lock.FairLock = .{},
     stopping: bool = false,
@@ -35,12 +38,18 @@ pub const CoordinatorEngine = struct {
         bind: address.Endpoint = .{ .host = "127.0.0.1", .port = 0 },
         /// Where peers reach it, "host" or "host:port"; null: where it listens.
         advertise: ?[]const u8 = null,
+        /// The engine's own from a successful create on. What it holds of the run is already in
+        /// `bind` and `protocol`.
+        journal: ?*JournalFile = null,
+        /// Says more of an error about the journal.
+        trouble: ?*journal_file.Trouble = null,
         protocol: Coordinator.Options,
         backend: poller.Backend = .default,
     };
 
-    pub const Error = error{OutOfMemory} || socket.ListenError || address.LookUpError ||
-        thread.Error || poller.Error;
+    const JournalError = error{ OutOfMemory, JournalFailed, JournalRefused, JournalMoved };
+    pub const Error = JournalError || socket.ListenError || address.LookUpError || thread.Error ||
+        poller.Error;
 
     /// Reads at one connection before the others get their turn.
     const reads_per_turn = 8;
@@ -52,6 +61,7 @@ pub const CoordinatorEngine = struct {
         engine.* = .{
             .gpa = gpa,
             .coordinator = undefined,
+            .journal = options.journal,
             .links = try .init(gpa, options.backend),
             .thread = undefined,
             .port = undefined,
@@ -65,11 +75,14 @@ pub const CoordinatorEngine = struct {
 
         var protocol_options = options.protocol;
         protocol_options.address = engine.reached_at();
+        protocol_options.port = engine.port;
+        if (options.journal) |file| protocol_options.journal = file.seam();
         engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
             .ctx = engine,
             .vtable = &.{ .close = host_close, .wake = host_wake, .log = host_log },
         });
         errdefer engine.coordinator.destroy();
+        if (options.journal) |file| try engine.take_up(file, options.trouble);
         engine.thread = try thread.spawn("pccl-coord", engine, run);
         return engine;
     }
@@ -83,7 +96,37 @@ pub const CoordinatorEngine = struct {
         engine.thread.join();
         engine.links.deinit();
         engine.coordinator.destroy();
+        if (engine.journal) |file| file.close();
         engine.gpa.destroy(engine);
+    }
+
+    /// Goes on with the run of a journal, or begins one, before anybody is heard.
+    fn take_up(
+        engine: *CoordinatorEngine,
+        file: *JournalFile,
+        trouble: ?*journal_file.Trouble,
+    ) JournalError!void {
+        const content = file.content();
+        const before = protocol.journal.settings_of(content) catch unreachable; // open has read it
+        if (before) |settings| if (!std.mem.eql(u8, settings.address.data, engine.reached_at())) {
+            if (trouble) |into| into.* = .{ .moved = .{
+                .storage = engine.address_storage,
+                .length = engine.address_length,
+            } };
+            return error.JournalMoved;
+        };
+        engine.coordinator.restore(clock.now(), content) catch |err| switch (err) {
+            error.OutOfMemory => return error.OutOfMemory,
+            error.JournalFailed => {
+                if (trouble) |into| into.* = .{ .system = file.failure.? };
+                return error.JournalFailed;
+            },
+            else => |why| {
+                if (trouble) |into| into.* = .{ .refused = .{ .why = why, .offset = null } };
+                return error.JournalRefused;
+            },
+        };
+        file.forget_content();
     }
 
     /// "host:port", for the token.
@@ -210,6 +253,36 @@ test "a port in use is an error, and every interface is advertised as one that c
     });
     defer named.destroy();
     try std.testing.expect(std.mem.startsWith(u8, named.reached_at(), "coordinator.example:"));
+}
+
+test "a coordinator begins again where its journal says, or not at all" {
+    const gpa = std.testing.allocator;
+    var directory = std.testing.tmpDir(.{});
+    defer directory.cleanup();
+    var path: [128]u8 = undefined;
+    const state = try std.fmt.bufPrintZ(&path, ".zig-cache/tmp/{s}", .{directory.sub_path});
+    var trouble: journal_file.Trouble = undefined;
+    var port: u16 = 0;
+    for (1..4) |incarnation| {
+        const engine = try CoordinatorEngine.create(gpa, .{
+            .bind = .{ .host = "127.0.0.1", .port = port },
+            .journal = try JournalFile.open(gpa, state, &trouble),
+            .protocol = .{ .run_id = @splat(1) },
+        });
+        defer engine.destroy();
+        try std.testing.expectEqual(incarnation, engine.coordinator.incarnation);
+        port = engine.port;
+    }
+    const file = try JournalFile.open(gpa, state, &trouble);
+    defer file.close(); // an engine that is not made does not take it
+    try std.testing.expectError(error.JournalMoved, CoordinatorEngine.create(gpa, .{
+        .advertise = "elsewhere",
+        .journal = file,
+        .trouble = &trouble,
+        .protocol = .{ .run_id = @splat(1) },
+    }));
+    const there = trouble.moved.storage[0..trouble.moved.length];
+    try std.testing.expect(std.mem.startsWith(u8, there, "elsewhere:"));
 }
 
 test "a stranger that says nothing loses its place, and descriptors do not run out for others" {

@@ -1,6 +1,5 @@
-//! dial: the socket of one lane: on its way to another peer (a name to look up, one address after
-//! the other), or connected. It knows the lane only as what the session calls it. Who acts on the
-//! result: peer_engine.zig.
+//! dial: a socket on its way to another peer, or to the coordinator again (a name to look up, one
+//! address after the other), or connected. Who acts on the result: peer_engine.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,8 +13,10 @@ const Links = @import("links.zig").Links;
 const Instant = base.Instant;
 
 /// Belongs to a session.Lane from dial or accept until it is closed; lane.driver is its address.
+/// One to the coordinator lasts until it is connected.
 pub const Carrier = struct {
-    lane: *session.Lane,
+    /// Null: the coordinator.
+    lane: ?*session.Lane,
     /// The socket; null while there is none.
     link: ?*Link = null,
     state: State,

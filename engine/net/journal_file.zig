@@ -72,7 +72,10 @@ fn reason_of(code: c.E) []const u8 {
 /// Why a journal could not be opened.
 pub const Trouble = union(enum) {
     system: Failure,
-    refused: struct { why: journal.Error, offset: usize },
+    /// Null: every record is whole, and they make no sense together.
+    refused: struct { why: journal.Error, offset: ?usize },
+    /// Peers would not find the coordinator where it is now (coordinator_engine.zig).
+    moved: struct { storage: [base.limits.address_bytes_max]u8, length: usize },
 
     pub const Error = error{ JournalFailed, JournalInUse, JournalRefused };
 
@@ -103,6 +106,7 @@ pub const JournalFile = struct {
     good_bytes: usize = 0,
     /// What went wrong last. Until a `replace` succeeds the file is behind, and takes no more.
     failure: ?Failure = null,
+    why_storage: [128]u8 = undefined,
 
     const file_name = "journal";
     const new_name = "journal.new";
@@ -145,7 +149,10 @@ pub const JournalFile = struct {
 
     /// What the coordinator writes to.
     pub fn seam(self: *JournalFile) journal.Journal {
-        return .{ .ctx = self, .vtable = &.{ .append = append_at, .replace = replace_at } };
+        return .{
+            .ctx = self,
+            .vtable = &.{ .append = append_at, .replace = replace_at, .why = why_at },
+        };
     }
 
     fn append_at(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
@@ -156,6 +163,14 @@ pub const JournalFile = struct {
     fn replace_at(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const self: *JournalFile = @ptrCast(@alignCast(context));
         return self.replace(bytes);
+    }
+
+    fn why_at(context: *anyopaque) []const u8 {
+        const self: *JournalFile = @ptrCast(@alignCast(context));
+        const failure = self.failure orelse return "there was no memory for what was to be written";
+        var writer: std.Io.Writer = .fixed(&self.why_storage);
+        writer.print("{f}", .{failure}) catch {}; // cut
+        return writer.buffered();
     }
 
     // ---- writing

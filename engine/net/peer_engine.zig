@@ -47,7 +47,12 @@ pub const PeerEngine = struct {
     farewell_deadline: Instant = base.never,
 
     control: ?*Link = null,
-    /// Lanes that are not connected yet.
+    /// Where it is dialed again, "host:port".
+    coordinator_storage: [base.limits.address_bytes_max]u8 = undefined,
+    coordinator_length: usize = 0,
+    /// There was no memory to dial it.
+    redial_failed: bool = false,
+    /// What is not connected yet.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
 
@@ -125,6 +130,10 @@ pub const PeerEngine = struct {
             .host = .{ .ctx = engine, .vtable = &host },
         });
         errdefer engine.session.destroy();
+        const room = &engine.coordinator_storage;
+        const text = std.fmt.bufPrint(room, "{f}", .{options.coordinator}) catch
+            return error.BadAddress;
+        engine.coordinator_length = text.len;
         try engine.greet_patiently(options);
         engine.thread = try thread.spawn("pccl-peer", engine, run);
         return engine;
@@ -298,8 +307,7 @@ pub const PeerEngine = struct {
         engine.control = null;
         engine.carriers_free();
         engine.links.deinit();
-        // Whatever still waits for the coordinator waits in vain.
-        engine.session.control_closed(clock.now());
+        engine.session.abandon(clock.now());
     }
 
     fn round(engine: *PeerEngine) void {
@@ -319,6 +327,11 @@ pub const PeerEngine = struct {
         links.note(events);
         while (links.accept()) |fd| engine.accepted(now, fd);
         if (engine.dials.items.len > 0) engine.advance_dials(now);
+        if (engine.redial_failed) {
+            engine.redial_failed = false;
+            log.put(.err, "out of memory for a connection to the coordinator");
+            engine.session.control_closed(now);
+        }
         for (0..turns_per_round) |_| {
             const link = links.next_ready() orelse break;
             if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
@@ -366,6 +379,24 @@ pub const PeerEngine = struct {
         engine.session.control_closed(clock.now());
     }
 
+    /// The socket is the coordinator's from now on.
+    fn control_connected(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
+        const link = carrier.link.?;
+        link.owner = control_owner;
+        engine.control = link;
+        engine.gpa.destroy(carrier);
+        engine.session.control_opened(now);
+    }
+
+    fn host_control_dial(context: *anyopaque) void {
+        const engine = from(context);
+        if (engine.state != .running) return;
+        const to = engine.coordinator_storage[0..engine.coordinator_length];
+        engine.dial(null, to) catch {
+            engine.redial_failed = true; // told in the next round
+        };
+    }
+
     fn host_control_close(context: *anyopaque) void {
         const engine = from(context);
         const link = engine.control orelse return; // still being greeted
@@ -394,7 +425,8 @@ pub const PeerEngine = struct {
             .failed => return engine.dial_failed(now, carrier),
             .open => {
                 engine.forget_dial(carrier);
-                engine.session.lane_opened(now, carrier.lane);
+                const lane = carrier.lane orelse return engine.control_connected(now, carrier);
+                engine.session.lane_opened(now, lane);
                 if (link.closed) return;
             },
         };
@@ -410,13 +442,13 @@ pub const PeerEngine = struct {
         while (link.readable) {
             if (left == 0) return engine.links.queue(link);
             var slices: [2][]u8 = undefined;
-            const slice_count = engine.session.lane_recv_slices(carrier.lane, &slices);
+            const slice_count = engine.session.lane_recv_slices(carrier.lane.?, &slices);
             const count = link.receive(slices[0..slice_count]) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
             if (count == 0) return error.Ended;
-            engine.session.lane_received(now, carrier.lane, count);
+            engine.session.lane_received(now, carrier.lane.?, count);
             if (link.closed) return;
             left -|= count;
         }
@@ -427,14 +459,14 @@ pub const PeerEngine = struct {
         while (link.writable) {
             if (left == 0) return engine.links.queue(link);
             var slices: [2][]const u8 = undefined;
-            const slice_count = engine.session.lane_send_slices(now, carrier.lane, &slices);
+            const slice_count = engine.session.lane_send_slices(now, carrier.lane.?, &slices);
             if (link.closed or slice_count == 0) return;
             const bytes = slices[0..slice_count];
             const count = link.send(&engine.links, bytes) catch |err| switch (err) {
                 error.WouldBlock => return,
                 error.Broken => return error.Ended,
             };
-            engine.session.lane_sent(now, carrier.lane, count);
+            engine.session.lane_sent(now, carrier.lane.?, count);
             if (link.closed) return;
             left -|= count;
         }
@@ -443,7 +475,10 @@ pub const PeerEngine = struct {
     fn lane_ended(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
         const lane = carrier.lane;
         engine.carrier_free(carrier);
-        engine.session.lane_closed(now, lane);
+        if (lane) |item|
+            engine.session.lane_closed(now, item)
+        else
+            engine.session.control_closed(now);
     }
 
     fn carrier_free(engine: *PeerEngine, carrier: *Carrier) void {
@@ -473,11 +508,11 @@ pub const PeerEngine = struct {
         };
     }
 
-    fn dial(engine: *PeerEngine, lane: *session.Lane, to: []const u8) error{OutOfMemory}!void {
+    fn dial(engine: *PeerEngine, lane: ?*session.Lane, to: []const u8) error{OutOfMemory}!void {
         try engine.dials.ensureUnusedCapacity(engine.gpa, 1);
         const carrier = try engine.gpa.create(Carrier);
         carrier.* = .{ .lane = lane, .state = .resolving };
-        lane.driver = @intFromPtr(carrier);
+        if (lane) |item| item.driver = @intFromPtr(carrier);
         engine.dials.appendAssumeCapacity(carrier);
         // A failure is told in the next round: the session does not expect it from in here.
         if (carrier.start(clock.now(), &engine.links, to) == .failed) carrier.deadline = 0;
@@ -521,6 +556,7 @@ pub const PeerEngine = struct {
         .dial = host_dial,
         .lane_close = host_lane_close,
         .lane_wake = host_lane_wake,
+        .control_dial = host_control_dial,
         .control_close = host_control_close,
         .group_event = host_group_event,
         .operation_finished = host_operation_finished,

@@ -1,14 +1,23 @@
 //! Coordinator: every connection, peer and group of a run. It tells strangers from peers, notices
 //! silence, and hands messages to the group they are for (group.zig, epoch.zig). Driven by net/ and
 //! by tests/sim.
+//!
+//! A member whose connection ends has the silence limit to come back, unless another member says
+//! that its lanes to it are closed as well. What a coordinator must know after it was killed is in
+//! its journal (journal.zig) before anybody is told; after a restart all members are away.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
+const journal_file = @import("journal.zig");
+const Journal = journal_file.Journal;
+const recovery = @import("recovery.zig");
 const status = @import("status.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Allocator = std.mem.Allocator;
+const assert = std.debug.assert;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
 const control = wire.control;
@@ -24,7 +33,8 @@ pub const Connection = struct {
     state: State = .stranger,
     accepted_at: Instant,
     peer: ?*Peer = null,
-    /// Something went wrong with it inside a call; it is closed before that call returns.
+    /// Something went wrong with it inside a call; it is closed before that call returns, and its
+    /// peer is out.
     doomed: ?[]const u8 = null,
     coordinator: *Coordinator,
 
@@ -40,24 +50,65 @@ pub const Connection = struct {
     }
 };
 
-/// A process in the run, from its hello until its connection ends.
+/// A process in the run: while it is connected, and as long as it is a member of anything.
 pub const Peer = struct {
     id: PeerId,
-    connection: *Connection,
+    /// Null while it is away.
+    connection: ?*Connection,
+    /// Which process has the id; 0: not known since a restart.
+    instance: u64,
     /// Where other peers dial it.
     address: []u8 = &.{},
     last_heard: Instant,
+    /// When its last connection ended, or will have, as far as the peer knows.
+    away_since: Instant = 0,
+    /// When another member said last that its lanes to this one are closed; 0: never.
+    unreachable_at: Instant = 0,
+    /// Groups in which it has told, on this connection, what it is a member of; a bit each.
+    present: u64 = 0,
+    /// Of the group that it is telling about.
+    telling: ?Telling = null,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
 
-    pub fn send(peer: *Peer, message: control.Message) void {
-        peer.connection.send(message);
+    const Telling = struct {
+        group: *Group,
+        rounds: Group.Rounds,
+        initial_world_size: u32,
+        again: bool,
+        /// It names an epoch, so it is, or was, a member.
+        named: bool = false,
+        /// It has seen what the journal has lost: it belongs to another history.
+        beyond: bool = false,
+    };
+
+    /// Sends, if the peer is there: one that is away is told everything when it comes back.
+    pub fn send(peer: *Peer, group: u16, message: control.Message) void {
+        if (peer.is_present(group)) peer.say(message);
+    }
+
+    /// Sends what is not about a group that the peer has named.
+    fn say(peer: *Peer, message: control.Message) void {
+        if (peer.connection) |connection| connection.send(message);
+    }
+
+    pub fn is_present(peer: *const Peer, group: u16) bool {
+        return peer.present >> @intCast(group) & 1 == 1;
+    }
+
+    /// It is out of the run before the call under way returns.
+    pub fn doom(peer: *Peer, why: []const u8) void {
+        if (peer.connection) |connection| connection.doomed = why;
     }
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
     }
 };
+
+comptime {
+    assert(limits.groups_max <= 64); // Peer.present
+}
 
 pub const Coordinator = struct {
     gpa: Allocator,
@@ -70,6 +121,20 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
+    /// How often a coordinator has begun to use the journal; rounds are told apart by it.
+    incarnation: u32 = 1,
+    journal_state: JournalState = .off,
+    /// Since the journal was last written as a whole.
+    journal_bytes: usize = 0,
+    /// It is time for that.
+    journal_due: bool = false,
+
+    pub const JournalState = enum {
+        off,
+        ok,
+        /// It could not be written: the run goes on, and would not survive this coordinator.
+        failed,
+    };
 
     pub const Options = struct {
         run_id: base.RunId,
@@ -81,8 +146,11 @@ pub const Coordinator = struct {
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
         prepare_ns: u64 = 30 * std.time.ns_per_s,
-        /// Where it is reached; only shown in the status.
+        /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
+        port: u16 = 0,
+        /// Null: nothing survives this coordinator.
+        journal: ?Journal = null,
     };
 
     pub const Host = struct {
@@ -118,6 +186,25 @@ pub const Coordinator = struct {
         for (c.connections.items) |connection| c.connection_free(connection);
         c.connections.deinit(c.gpa);
         c.gpa.destroy(c);
+    }
+
+    /// Takes up the run that a journal holds, or begins one. Called once, before the first
+    /// connection; afterwards the coordinator is of no use if it fails.
+    pub fn restore(c: *Coordinator, now: Instant, bytes: []const u8) recovery.Error!void {
+        return recovery.restore(c, now, bytes);
+    }
+
+    /// No coordinator before this one has used this number or a later one, even if it could not
+    /// write its journal any more.
+    pub fn first_epoch(c: *const Coordinator) u64 {
+        return @as(u64, c.incarnation - 1) * epochs_per_start + 1;
+    }
+
+    const epochs_per_start = 1 << 20;
+
+    /// Puts on disk what must be known after a restart, before anybody is told.
+    pub fn record(c: *Coordinator, entry: journal_file.Record) void {
+        recovery.record(c, entry);
     }
 
     fn connection_free(c: *Coordinator, connection: *Connection) void {
@@ -199,7 +286,7 @@ pub const Coordinator = struct {
 
     /// The connection ended; it is invalid afterwards.
     pub fn closed(c: *Coordinator, now: Instant, connection: *Connection) void {
-        c.detach(now, connection, "its connection to the coordinator closed");
+        if (connection.peer) |peer| c.gone_away(now, peer);
         c.forget(connection);
         c.sweep(now);
     }
@@ -221,28 +308,75 @@ pub const Coordinator = struct {
                 index += 1;
                 continue;
             };
-            c.detach(now, connection, why);
-            _ = c.connections.swapRemove(index);
+            if (connection.peer) |peer| {
+                disconnect(peer);
+                c.lose(now, peer, why);
+            }
+            for (c.connections.items, 0..) |item, place| if (item == connection) {
+                _ = c.connections.swapRemove(place);
+                break;
+            };
             c.host.vtable.close(c.host.ctx, connection);
             c.connection_free(connection);
             index = 0; // a removal may doom others
         }
     }
 
-    /// Takes the peer of a connection out of the run.
-    fn detach(c: *Coordinator, now: Instant, connection: *Connection, why: []const u8) void {
-        const peer = connection.peer orelse return;
-        connection.peer = null;
+    fn disconnect(peer: *Peer) void {
+        if (peer.connection) |connection| connection.peer = null;
+        peer.connection = null;
+        peer.present = 0;
+        peer.telling = null;
+    }
+
+    /// Its connection ended. A member may come back; who only waited to become one asks again.
+    fn gone_away(c: *Coordinator, now: Instant, peer: *Peer) void {
+        const why = "its connection to the coordinator closed";
+        disconnect(peer);
+        peer.away_since = now;
+        for (c.groups.items) |group| group.gone_away(now, peer, why);
+        if (!c.is_member(peer)) return c.lose(now, peer, why);
+        // Its lanes broke just now as well: the process is dead.
+        const recently = peer.unreachable_at != 0 and
+            now -| peer.unreachable_at < c.options.heartbeat_ns;
+        if (recently) return c.lose(now, peer, why ++ ", and its lanes to another member");
+        c.log(.info, "peer {s} is away: {s}", .{ peer.id.short(), why });
+    }
+
+    fn is_member(c: *const Coordinator, peer: *const Peer) bool {
+        for (c.groups.items) |group| if (group.contains(peer)) return true;
+        return false;
+    }
+
+    /// Takes a peer out of the run.
+    fn lose(c: *Coordinator, now: Instant, peer: *Peer, why: []const u8) void {
         c.log(.info, "peer {s} is gone: {s}", .{ peer.id.short(), why });
+        disconnect(peer);
+        for (c.groups.items) |group| c.take_out(now, group, peer, why);
+        c.forget_peer(peer);
+    }
+
+    fn forget_peer(c: *Coordinator, peer: *Peer) void {
         for (c.peers.items, 0..) |item, index| if (item == peer) {
             _ = c.peers.orderedRemove(index);
             break;
         };
-        for (c.groups.items) |group| c.remove_from(now, group, peer, why);
         c.peer_free(peer);
     }
 
+    /// Takes a peer out of one group. Who is not there and nowhere a member is forgotten.
     fn remove_from(
+        c: *Coordinator,
+        now: Instant,
+        group: *Group,
+        peer: *Peer,
+        why: []const u8,
+    ) void {
+        c.take_out(now, group, peer, why);
+        if (peer.connection == null and !c.is_member(peer)) c.forget_peer(peer);
+    }
+
+    fn take_out(
         c: *Coordinator,
         now: Instant,
         group: *Group,
@@ -254,8 +388,7 @@ pub const Coordinator = struct {
             // misled.
             c.log(.err, "group {s}: {t} while removing a peer", .{ group.name, err });
             for (c.peers.items) |other| {
-                if (!group.contains(other)) continue;
-                other.connection.doomed = "the coordinator ran out of memory";
+                if (group.contains(other)) other.doom("the coordinator ran out of memory");
             }
         };
     }
@@ -281,13 +414,22 @@ pub const Coordinator = struct {
             .lane => return c.refuse(connection, .wrong_peer),
             .status => connection.state = .status,
             .control => {
-                if (c.peers.items.len >= limits.peers_max) return c.refuse(connection, .refused);
-                for (c.peers.items) |peer| {
-                    if (peer.id.eql(hello.from)) return c.refuse(connection, .refused);
+                const known = c.peer_of(hello.from);
+                if (known) |peer| {
+                    const same = peer.instance == 0 or peer.instance == hello.instance;
+                    if (!same and peer.connection != null) return c.refuse(connection, .refused);
+                    if (same)
+                        c.come_back(now, peer, connection, hello.instance)
+                    else
+                        c.lose(now, peer, "another process has its id now");
                 }
-                c.peer_add(now, connection, hello.from) catch {
-                    return c.refuse(connection, .refused);
-                };
+                if (connection.peer == null) {
+                    const room = c.peers.items.len < limits.peers_max;
+                    if (!room) return c.refuse(connection, .refused);
+                    c.peer_add(now, connection, &hello) catch {
+                        return c.refuse(connection, .refused);
+                    };
+                }
             },
         }
         connection.stream.send_raw(&wire.hello.encode_answer(.welcome)) catch {
@@ -303,14 +445,79 @@ pub const Coordinator = struct {
         } });
     }
 
-    fn peer_add(c: *Coordinator, now: Instant, connection: *Connection, id: PeerId) !void {
+    pub fn peer_of(c: *const Coordinator, id: PeerId) ?*Peer {
+        for (c.peers.items) |peer| if (peer.id.eql(id)) return peer;
+        return null;
+    }
+
+    /// A member that a journal names.
+    pub fn away_peer(c: *Coordinator, now: Instant, id: PeerId) Allocator.Error!*Peer {
+        if (c.peer_of(id)) |peer| return peer;
         try c.peers.ensureUnusedCapacity(c.gpa, 1);
         const peer = try c.gpa.create(Peer);
-        peer.* = .{ .id = id, .connection = connection, .last_heard = now };
+        peer.* = .{
+            .id = id,
+            .instance = 0,
+            .connection = null,
+            .last_heard = now,
+            .away_since = now +| c.options.silence_ns,
+        };
+        c.peers.appendAssumeCapacity(peer);
+        return peer;
+    }
+
+    /// Those who are away and members of nothing.
+    pub fn forget_idle(c: *Coordinator) void {
+        var index = c.peers.items.len;
+        while (index > 0) {
+            index -= 1;
+            const peer = c.peers.items[index];
+            if (peer.connection == null and !c.is_member(peer)) c.forget_peer(peer);
+        }
+    }
+
+    fn peer_add(
+        c: *Coordinator,
+        now: Instant,
+        connection: *Connection,
+        hello: *const wire.hello.Hello,
+    ) !void {
+        try c.peers.ensureUnusedCapacity(c.gpa, 1);
+        const peer = try c.gpa.create(Peer);
+        peer.* = .{
+            .id = hello.from,
+            .instance = hello.instance,
+            .connection = connection,
+            .last_heard = now,
+        };
         c.peers.appendAssumeCapacity(peer);
         connection.peer = peer;
         connection.state = .peer;
-        c.log(.info, "peer {s} is connected", .{id.short()});
+        c.log(.info, "peer {s} is connected", .{hello.from.short()});
+    }
+
+    /// A peer has a new connection; it knows that the old one is dead, if we do not.
+    fn come_back(
+        c: *Coordinator,
+        now: Instant,
+        peer: *Peer,
+        connection: *Connection,
+        instance: u64,
+    ) void {
+        if (peer.connection) |old| {
+            const why = "its peer has another one";
+            disconnect(peer);
+            peer.away_since = now;
+            for (c.groups.items) |group| group.gone_away(now, peer, why);
+            old.doomed = why;
+        }
+        peer.instance = instance;
+        peer.connection = connection;
+        peer.last_heard = now;
+        peer.unreachable_at = 0;
+        connection.peer = peer;
+        connection.state = .peer;
+        c.log(.info, "peer {s} is connected again", .{peer.id.short()});
     }
 
     fn refuse(c: *Coordinator, connection: *Connection, verdict: wire.hello.Verdict) void {
@@ -338,25 +545,33 @@ pub const Coordinator = struct {
         };
         const peer = connection.peer.?;
         switch (message.*) {
-            .join => |*body| try c.on_join(now, peer, body),
-            .leave => |body| c.remove_from(now, try c.group_of(body.group), peer, "it left"),
+            .join => |*body| try c.on_join(peer, body),
+            .epoch_report => |*body| try c.on_epoch_report(peer, body),
+            .knows_commit => |*body| try c.on_known(peer, .{ .commit = body }),
+            .knows_abort => |*body| try c.on_known(peer, .{ .abort = body }),
+            .join_end => try c.on_join_end(now, peer),
+            .leave => |body| {
+                const group = try c.group_of(peer, body.group);
+                c.take_out(now, group, peer, "it left");
+            },
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
-                peer.send(.{ .heartbeat_ack = .{ .number = body.number } });
+                peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
             .prepared => |body| {
-                try (try c.group_of(body.group)).on_prepared(now, peer, body.round);
+                const group = try c.group_of(peer, body.group);
+                try group.on_prepared(now, peer, body.round, body.entering);
             },
             .safe_points => |body| {
-                const group = try c.group_of(body.group);
+                const group = try c.group_of(peer, body.group);
                 try group.on_safe_points(now, peer, body.round, body.count);
             },
             .activated => |body| {
-                try (try c.group_of(body.group)).on_activated(now, peer, body.epoch);
+                try (try c.group_of(peer, body.group)).on_activated(now, peer, body.epoch);
             },
             .epoch_closed => |body| {
-                try (try c.group_of(body.group)).on_closed(now, peer, body.epoch);
+                try (try c.group_of(peer, body.group)).on_closed(now, peer, body.epoch);
             },
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
             inline .done,
@@ -368,7 +583,7 @@ pub const Coordinator = struct {
             .state_offer,
             .state_tensors,
             => |*body, tag| {
-                const group = try c.group_of(body.group);
+                const group = try c.group_of(peer, body.group);
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
                 const rank = epoch.rank_of(peer) orelse return;
                 switch (tag) {
@@ -407,22 +622,24 @@ pub const Coordinator = struct {
         }
     }
 
-    fn group_of(c: *Coordinator, id: u16) ProtocolError!*Group {
-        if (id >= c.groups.items.len) return error.Unexpected;
+    /// A group that the peer has named on this connection.
+    fn group_of(c: *const Coordinator, peer: *const Peer, id: u16) ProtocolError!*Group {
+        if (id >= c.groups.items.len or !peer.is_present(id)) return error.Unexpected;
         return c.groups.items[id];
     }
 
-    fn on_join(c: *Coordinator, now: Instant, peer: *Peer, body: *const control.Join) !void {
+    fn on_join(c: *Coordinator, peer: *Peer, body: *const control.Join) !void {
         const name = body.name.data;
         if (name.len == 0 or name.len > limits.name_bytes_max) return error.Unexpected;
         if (body.address.data.len > limits.address_bytes_max) return error.Unexpected;
         if (body.initial_world_size > limits.peers_max) return error.Unexpected;
+        if (peer.telling != null) return error.Unexpected;
         // Both are shown in the status, which is JSON.
-        if (!std.unicode.utf8ValidateSlice(name)) return peer.send(.{ .refused = .{
+        if (!std.unicode.utf8ValidateSlice(name)) return peer.say(.{ .refused = .{
             .name = .of(name),
             .why = .of("its name is not UTF-8"),
         } });
-        if (!std.unicode.utf8ValidateSlice(body.address.data)) return peer.send(.{ .refused = .{
+        if (!std.unicode.utf8ValidateSlice(body.address.data)) return peer.say(.{ .refused = .{
             .name = .of(name),
             .why = .of("the address of this peer is not UTF-8"),
         } });
@@ -434,7 +651,7 @@ pub const Coordinator = struct {
         const group = for (c.groups.items) |group| {
             if (std.mem.eql(u8, group.name, name)) break group;
         } else new: {
-            if (c.groups.items.len >= limits.groups_max) return peer.send(.{ .refused = .{
+            if (c.groups.items.len >= limits.groups_max) return peer.say(.{ .refused = .{
                 .name = .of(name),
                 .why = .of("the run has 64 groups already; use one of them"),
             } });
@@ -448,33 +665,92 @@ pub const Coordinator = struct {
                 .prepare_ns = c.options.prepare_ns,
             });
             c.groups.appendAssumeCapacity(group);
+            c.record(.{ .group = group.record() });
             break :new group;
         };
-        if (group.contains(peer)) return peer.send(.{ .refused = .{
+        if (group.contains(peer) and peer.is_present(group.id)) return peer.say(.{ .refused = .{
             .name = .of(name),
             .why = .of("this peer is in the group already"),
         } });
-        peer.send(.{ .joined = .{ .name = .of(name), .group = group.id } });
-        c.log(.info, "peer {s} asks to join group {s}", .{ peer.id.short(), name });
-        try group.add(now, peer, body.initial_world_size);
+        peer.present &= ~(@as(u64, 1) << @intCast(group.id));
+        peer.telling = .{
+            .group = group,
+            .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
+            .initial_world_size = body.initial_world_size,
+            .again = body.again,
+        };
+        group.begin_report(peer);
     }
 
-    /// Lanes between two members broke while an operation used them: a new attempt with the same
-    /// members, unless one of the two turns out to be dead. A link that stays down costs the later
-    /// rank its place.
+    fn on_epoch_report(
+        _: *Coordinator,
+        peer: *Peer,
+        body: *const control.EpochReport,
+    ) ProtocolError!void {
+        const telling = if (peer.telling) |*telling| telling else return error.Unexpected;
+        telling.named = true;
+        const group = telling.group;
+        if (body.epoch > group.last_epoch) telling.beyond = true;
+        const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+        const rank = epoch.rank_of(peer) orelse return;
+        // It knows of a removal that this coordinator does not: the journal has lost it.
+        if (!body.alive.covers(&epoch.alive)) telling.beyond = true;
+        try epoch.on_report(rank, body);
+    }
+
+    fn on_known(_: *Coordinator, peer: *Peer, message: Epoch.Known) ProtocolError!void {
+        const telling = peer.telling orelse return error.Unexpected;
+        const number = switch (message) {
+            inline else => |body| body.epoch,
+        };
+        const epoch = telling.group.epoch_of(number) orelse return;
+        const rank = epoch.rank_of(peer) orelse return;
+        try epoch.on_known(rank, message);
+    }
+
+    /// Everything is told: the peer is a newcomer, a member that came back, or was let go.
+    fn on_join_end(c: *Coordinator, now: Instant, peer: *Peer) ProtocolError!void {
+        const telling = peer.telling orelse return error.Unexpected;
+        const group = telling.group;
+        peer.telling = null;
+        peer.present |= @as(u64, 1) << @intCast(group.id);
+        peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
+        if (!telling.again) c.take_out(now, group, peer, "it left while it was away");
+        // The journal could not be written then, and the coordinator has died since.
+        if (telling.beyond) c.take_out(now, group, peer, "it knows what the journal has lost");
+        if (group.contains(peer)) return group.come_back(now, peer, telling.rounds);
+        if (telling.named) return peer.send(group.id, .{ .expelled = .{
+            .group = group.id,
+            .why = .of("it was away for longer than the silence limit, or unreachable"),
+        } });
+        c.log(.info, "peer {s} asks to join group {s}", .{ peer.id.short(), group.name });
+        try group.add(now, peer, telling.initial_world_size);
+    }
+
+    /// Lanes between two members broke: a new attempt with the same members, unless one of the two
+    /// turns out to be dead. A link that stays down costs the later rank its place.
     fn on_link_lost(
         c: *Coordinator,
         now: Instant,
         peer: *Peer,
         body: *const control.LinkLost,
     ) !void {
-        const group = try c.group_of(body.group);
+        const group = try c.group_of(peer, body.group);
         const epoch = group.epoch_of(body.epoch) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         const other = for (epoch.members, 0..) |*member, index| {
             if (member.peer != null and member.id.eql(body.other)) break index;
         } else return;
-        if (body.down) {
+        if (body.state != .broken) {
+            const unreachable_peer = epoch.members[other].peer.?;
+            unreachable_peer.unreachable_at = now;
+            if (unreachable_peer.connection == null) return c.lose(
+                now,
+                unreachable_peer,
+                "it is away, and its lanes to another member are closed",
+            );
+        }
+        if (body.state == .down) {
             const loser = epoch.members[@max(rank, other)].peer.?;
             c.log(.warning, "peers {s} and {s} cannot reach each other; {s} is removed", .{
                 peer.id.short(),
@@ -482,7 +758,7 @@ pub const Coordinator = struct {
                 loser.id.short(),
             });
             const why = "another member could not reach it for longer than the silence limit";
-            loser.send(.{ .expelled = .{ .group = body.group, .why = .of(why) } });
+            loser.send(group.id, .{ .expelled = .{ .group = body.group, .why = .of(why) } });
             return c.remove_from(now, group, loser, why);
         }
         if (body.attempt != epoch.attempt or !epoch.running) return;
@@ -506,6 +782,7 @@ pub const Coordinator = struct {
 
     pub fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
+        if (c.journal_due) recovery.compact(c);
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
         // judges nobody.
         const late = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
@@ -514,7 +791,7 @@ pub const Coordinator = struct {
             if (connection.peer) |peer| {
                 if (late) peer.last_heard = now;
                 if (now -| peer.last_heard < c.options.silence_ns) continue;
-                peer.send(.{ .expelled = .{
+                peer.say(.{ .expelled = .{
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
                 } });
@@ -524,6 +801,7 @@ pub const Coordinator = struct {
             }
         }
         c.sweep(now);
+        c.judge_absent(now, late);
         for (c.groups.items) |group| {
             group.tick(now, c.options.silence_ns, late) catch |err| {
                 c.log(.err, "group {s}: {t}", .{ group.name, err });
@@ -533,6 +811,28 @@ pub const Coordinator = struct {
             c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
         }
         c.sweep(now);
+    }
+
+    /// Members that did not come back in time are lost. After a restart they have longer: they may
+    /// find out about it only by silence.
+    fn judge_absent(c: *Coordinator, now: Instant, late: bool) void {
+        var index: usize = 0;
+        while (index < c.peers.items.len) {
+            const peer = c.peers.items[index];
+            index += 1;
+            if (late) peer.away_since = @max(peer.away_since, now);
+            if (now < peer.away_since +| c.options.silence_ns) continue;
+            const why = "it did not come back within the silence limit";
+            if (peer.connection == null) {
+                c.lose(now, peer, why);
+                index = 0;
+            } else for (c.groups.items) |group| {
+                // It has a connection, and does not say on it that it is still a member.
+                if (peer.is_present(group.id) or !group.contains(peer)) continue;
+                c.take_out(now, group, peer, why);
+                index = 0;
+            }
+        }
     }
 
     /// Never later than a heartbeat from the last tick, so that lateness means something.

@@ -25,6 +25,8 @@ pub const MemberState = struct {
     reported: bool = false,
     activated: bool = false,
     closed: bool = false,
+    /// Its report of the connection under way names this epoch.
+    named: bool = false,
     decisions_seen: u64 = 0,
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
@@ -47,6 +49,11 @@ pub const Record = struct {
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
+    /// The earliest attempt in which a member called it.
+    begun_attempt: u32 = std.math.maxInt(u32),
+    /// What those who have voted voted for, and whether that was one thing.
+    vote: ?Vote = null,
+    votes_differ: bool = false,
     chunks: []Chunk = &.{},
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
@@ -54,6 +61,7 @@ pub const Record = struct {
     election: ?*Election = null,
 
     const Chunk = struct { reduced_attempt: u32, holders: Mask };
+    const Vote = struct { attempt: u32, digest: u128 };
 };
 
 pub const Verdict = struct {
@@ -66,6 +74,14 @@ pub const Verdict = struct {
 
 pub const ProtocolError = error{ OutOfMemory, Unexpected };
 
+/// What was decided on an operation.
+const Outcome = union(enum) {
+    commit: Committed,
+    abort: Verdict,
+
+    const Committed = struct { attempt: u32, digest: u128 };
+};
+
 pub const Epoch = struct {
     gpa: Allocator,
     group: u16,
@@ -73,55 +89,67 @@ pub const Epoch = struct {
     attempt: u32 = 1,
     /// False from a view until its resume.
     running: bool = true,
-    /// A member was lost since the last resume, so operations with recovery `raise` fail.
-    lost: bool = false,
-    lost_peer: PeerId = .none,
+    /// From a restart until the members are back: nothing is decided yet.
+    recovering: bool = false,
+    /// From a restart until the reports after it: members may know more than this coordinator.
+    forgetful: bool = false,
     min_world_size: u32,
     members: []MemberState,
+    /// How it began, for members that have not been told.
+    began: Began,
     alive: Mask,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
-    /// Members below this rank were in the epoch before.
-    incumbents: usize = 0,
-    /// Aborts that some member may not have seen yet: late votes for them are ignored.
-    aborted: std.ArrayList(Aborted) = .empty,
-    /// Syncs committed that some member may not have seen yet: who gives one up has asked too late.
-    synced: std.ArrayList(Synced) = .empty,
+    /// Decisions that some member may not have seen yet, oldest first.
+    decided: std.ArrayList(Decision) = .empty,
     decisions: u64 = 0,
+    /// Decisions up to this one are known to all members.
+    acknowledged: u64 = 0,
     committed: u64 = 0,
+    /// What members know of decisions of the coordinator before this one.
+    claims: std.ArrayList(Claim) = .empty,
     /// When a new attempt with the same members is due, because lanes broke.
     replan_at: base.Instant = base.never,
 
-    const Aborted = struct {
+    const Decision = struct {
+        number: u64,
         id: OpId,
-        decision: u64,
         /// Who caused it alone; null if the coordinator did, or two members who contradict each
         /// other.
         maker: ?u16,
+        outcome: Outcome,
     };
 
-    const Synced = struct { id: OpId, decision: u64 };
+    const Claim = struct { id: OpId, rank: u16, outcome: Outcome };
 
+    pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };
+
+    /// `began.left` is copied.
     pub fn create(
         gpa: Allocator,
         group: u16,
         number: u64,
         peers: []const *Peer,
         min_world_size: u32,
+        began: Began,
     ) Allocator.Error!*Epoch {
         const epoch = try gpa.create(Epoch);
         errdefer gpa.destroy(epoch);
         const members = try gpa.alloc(MemberState, peers.len);
         errdefer gpa.free(members);
         for (members, peers) |*member, peer| member.* = .{ .id = peer.id, .peer = peer };
+        const left = try gpa.dupe(PeerId, began.left);
+        errdefer gpa.free(left);
         epoch.* = .{
             .gpa = gpa,
             .group = group,
             .number = number,
             .min_world_size = min_world_size,
             .members = members,
+            .began = began,
             .alive = .full(peers.len),
         };
+        epoch.began.left = left;
         // Members only go, so this is all that it will ever hold: a loss needs no memory.
         try epoch.history.reserve(gpa, peers.len);
         epoch.history.note(1, &epoch.alive);
@@ -132,9 +160,10 @@ pub const Epoch = struct {
         const gpa = epoch.gpa;
         while (epoch.records.items.len > 0) epoch.record_free(0);
         epoch.records.deinit(gpa);
-        epoch.aborted.deinit(gpa);
-        epoch.synced.deinit(gpa);
+        epoch.decided.deinit(gpa);
+        epoch.claims.deinit(gpa);
         epoch.history.deinit(gpa);
+        gpa.free(epoch.began.left);
         gpa.free(epoch.members);
         gpa.destroy(epoch);
     }
@@ -147,7 +176,29 @@ pub const Epoch = struct {
     }
 
     pub fn broadcast(epoch: *Epoch, message: control.Message) void {
-        for (epoch.members) |*member| if (member.peer) |peer| peer.send(message);
+        for (epoch.members) |*member| if (member.peer) |peer| peer.send(epoch.group, message);
+    }
+
+    /// What begins the epoch; `ids` are its members.
+    pub fn activation(epoch: *const Epoch, ids: []const PeerId) control.Activate {
+        return .{
+            .group = epoch.group,
+            .round = epoch.began.round,
+            .epoch = epoch.number,
+            .safe_point = epoch.began.safe_point,
+            .members = .of(ids),
+            .joined = epoch.began.joined,
+            .left = .of(epoch.began.left),
+        };
+    }
+
+    /// Tells a member that the epoch has begun.
+    pub fn announce(epoch: *Epoch, rank: u16) Allocator.Error!void {
+        const ids = try epoch.gpa.alloc(PeerId, epoch.members.len);
+        defer epoch.gpa.free(ids);
+        for (ids, epoch.members) |*id, *member| id.* = member.id;
+        const peer = epoch.members[rank].peer orelse return;
+        peer.send(epoch.group, .{ .activate = epoch.activation(ids) });
     }
 
     pub fn starved(epoch: *const Epoch) bool {
@@ -161,8 +212,8 @@ pub const Epoch = struct {
         return null;
     }
 
-    fn is_aborted(epoch: *const Epoch, id: OpId) bool {
-        for (epoch.aborted.items) |entry| if (entry.id.eql(id)) return true;
+    fn is_decided(epoch: *const Epoch, id: OpId) bool {
+        for (epoch.decided.items) |*entry| if (entry.id.eql(id)) return true;
         return false;
     }
 
@@ -211,7 +262,7 @@ pub const Epoch = struct {
         if (message.attempt > epoch.attempt) return error.Unexpected;
         // A vote of a passed attempt is given again after the resume.
         if (message.attempt < epoch.attempt or !epoch.running) return;
-        if (epoch.is_aborted(message.op)) return;
+        if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         if (known.done.is_empty()) {
             known.digest = message.digest;
@@ -230,54 +281,68 @@ pub const Epoch = struct {
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
         if (!epoch.running or !known.done.covers(&epoch.alive)) return;
         if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
-        if (known.descriptor.kind == .sync) try epoch.synced.append(epoch.gpa, .{
-            .id = known.id,
-            .decision = epoch.decisions + 1,
-        });
-        epoch.decisions += 1;
-        epoch.committed += 1;
-        epoch.broadcast(.{ .commit = .{
-            .group = epoch.group,
-            .epoch = epoch.number,
-            .op = known.id,
-            .attempt = epoch.attempt,
-            .digest = known.digest,
-            .decision = epoch.decisions,
-        } });
-        epoch.record_free(epoch.find(known.id).?);
+        try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
 
-    /// Decides against an operation, once; nothing happens if it is decided already. A `maker` has
-    /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
-    /// that member, and error.Unexpected when that is more than any honest one can have caused.
-    pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
-        if (epoch.is_aborted(id) or epoch.is_synced(id)) return;
-        if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
-            return error.Unexpected;
-        try epoch.aborted.append(epoch.gpa, .{
+    fn commit(epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
+        try epoch.decide(id, .{ .commit = committed }, null);
+        epoch.committed += 1;
+    }
+
+    fn decide(epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) ProtocolError!void {
+        try epoch.decided.append(epoch.gpa, .{
+            .number = epoch.decisions + 1,
             .id = id,
-            .decision = epoch.decisions + 1,
             .maker = maker,
+            .outcome = outcome,
         });
         epoch.decisions += 1;
+        epoch.broadcast(epoch.message_of(&epoch.decided.items[epoch.decided.items.len - 1]));
+        if (epoch.find(id)) |index| epoch.record_free(index);
+    }
+
+    fn message_of(epoch: *const Epoch, decision: *const Decision) control.Message {
         const blank = std.mem.zeroInit(Descriptor, .{
             .kind = .all_reduce,
             .dtype = .f32,
             .op = .sum,
             .recovery = .raise,
         });
-        epoch.broadcast(.{ .abort = .{
-            .group = epoch.group,
-            .epoch = epoch.number,
-            .op = id,
-            .reason = verdict.reason,
-            .peer = verdict.peer,
-            .other = verdict.other,
-            .descriptor = verdict.descriptor orelse blank,
-            .other_descriptor = verdict.other_descriptor orelse blank,
-            .decision = epoch.decisions,
-        } });
-        if (epoch.find(id)) |index| epoch.record_free(index);
+        return switch (decision.outcome) {
+            .commit => |committed| .{ .commit = .{
+                .group = epoch.group,
+                .epoch = epoch.number,
+                .op = decision.id,
+                .attempt = committed.attempt,
+                .digest = committed.digest,
+                .decision = decision.number,
+                .acknowledged = epoch.acknowledged,
+            } },
+            .abort => |verdict| .{ .abort = .{
+                .group = epoch.group,
+                .epoch = epoch.number,
+                .op = decision.id,
+                .reason = verdict.reason,
+                .peer = verdict.peer,
+                .other = verdict.other,
+                .descriptor = verdict.descriptor orelse blank,
+                .other_descriptor = verdict.other_descriptor orelse blank,
+                .decision = decision.number,
+                .acknowledged = epoch.acknowledged,
+            } },
+        };
+    }
+
+    /// Decides against an operation, once; nothing happens if it is decided already. A `maker` has
+    /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
+    /// that member, and error.Unexpected when that is more than any honest one can have caused.
+    pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
+        if (epoch.is_decided(id)) return;
+        // Numbers are not known yet, and somebody may know that it was committed.
+        if (epoch.recovering) return epoch.claim(maker orelse 0, id, .{ .abort = verdict });
+        if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
+            return error.Unexpected;
+        try epoch.decide(id, .{ .abort = verdict }, maker);
     }
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
@@ -315,14 +380,14 @@ pub const Epoch = struct {
     /// Aborts of this member that some other has not seen yet.
     fn caused_by(epoch: *const Epoch, rank: u16) usize {
         var count: usize = 0;
-        for (epoch.aborted.items) |entry| count += @intFromBool(entry.maker == rank);
+        for (epoch.decided.items) |*entry| count += @intFromBool(entry.maker == rank);
         return count;
     }
 
     /// Who is the maker when two members contradict each other: nobody, because either may be the
     /// honest one. Only beyond what honest members can reach (accomplices, then) is it the later.
     fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
-        return if (epoch.aborted.items.len < base.limits.contradictions_kept_max) null else rank;
+        return if (epoch.decided.items.len < base.limits.contradictions_kept_max) null else rank;
     }
 
     /// A member must say what it has seen within the silence limit: else what is kept for it grows,
@@ -331,11 +396,12 @@ pub const Epoch = struct {
         for (epoch.members) |*member| {
             const peer = member.peer orelse continue;
             if (member.closed) continue;
-            if (late or member.decisions_seen >= member.seen_wanted) {
+            const away = !peer.is_present(epoch.group);
+            if (late or away or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
                 member.seen_wanted_at = now;
             } else if (now -| member.seen_wanted_at >= silence_ns) {
-                peer.connection.doomed = "it does not say which decisions it has seen";
+                peer.doom("it does not say which decisions it has seen");
             }
         }
     }
@@ -348,25 +414,97 @@ pub const Epoch = struct {
         for (epoch.members) |*other| if (other.peer != null and !other.closed) {
             all = @min(all, other.decisions_seen);
         };
-        var kept: usize = 0;
-        for (epoch.aborted.items) |entry| {
-            if (entry.decision <= all) continue;
-            epoch.aborted.items[kept] = entry;
-            kept += 1;
-        }
-        epoch.aborted.shrinkRetainingCapacity(kept);
-        kept = 0;
-        for (epoch.synced.items) |entry| {
-            if (entry.decision <= all) continue;
-            epoch.synced.items[kept] = entry;
-            kept += 1;
-        }
-        epoch.synced.shrinkRetainingCapacity(kept);
+        epoch.acknowledged = all;
+        var known: usize = 0;
+        while (known < epoch.decided.items.len and epoch.decided.items[known].number <= all)
+            known += 1;
+        epoch.decided.replaceRangeAssumeCapacity(0, known, &.{});
     }
 
-    fn is_synced(epoch: *const Epoch, id: OpId) bool {
-        for (epoch.synced.items) |entry| if (entry.id.eql(id)) return true;
-        return false;
+    // ---- members that come back
+
+    /// A member tells of this epoch at the beginning of a connection.
+    pub fn on_report(
+        epoch: *Epoch,
+        rank: u16,
+        report: *const control.EpochReport,
+    ) ProtocolError!void {
+        const member = &epoch.members[rank];
+        if (member.named or member.closed) return error.Unexpected;
+        if (report.members.count != epoch.members.len) return error.Unexpected;
+        var it = report.members.iterator();
+        for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
+        if (report.attempt > epoch.attempt) return error.Unexpected;
+        try epoch.acknowledge(rank, report.decisions_seen);
+        member.named = true;
+        member.activated = member.activated or report.entered;
+    }
+
+    pub const Known = union(enum) { commit: *const control.Commit, abort: *const control.Abort };
+
+    /// A member tells of a decision. Only a coordinator that has started again does not know it.
+    pub fn on_known(
+        epoch: *Epoch,
+        rank: u16,
+        message: Known,
+    ) ProtocolError!void {
+        if (!epoch.recovering) return;
+        switch (message) {
+            .commit => |body| try epoch.claim(rank, body.op, .{ .commit = .{
+                .attempt = body.attempt,
+                .digest = body.digest,
+            } }),
+            .abort => |body| {
+                const differ = body.reason == .mismatch;
+                try epoch.claim(rank, body.op, .{ .abort = .{
+                    .reason = body.reason,
+                    .peer = body.peer,
+                    .other = body.other,
+                    .descriptor = if (differ) body.descriptor else null,
+                    .other_descriptor = if (differ) body.other_descriptor else null,
+                } });
+            },
+        }
+    }
+
+    fn claim(epoch: *Epoch, rank: u16, id: OpId, outcome: Outcome) ProtocolError!void {
+        var by_rank: usize = 0;
+        for (epoch.claims.items) |*known| {
+            const same = std.meta.activeTag(known.outcome) == std.meta.activeTag(outcome);
+            if (same and known.id.eql(id)) return;
+            by_rank += @intFromBool(known.rank == rank);
+        }
+        if (by_rank >= 2 * base.limits.decisions_kept_max) return error.Unexpected;
+        try epoch.claims.append(epoch.gpa, .{ .id = id, .rank = rank, .outcome = outcome });
+    }
+
+    /// All have reported: what any of them knows is decided again, under a number of its own. That
+    /// something was committed is not believed of an operation for which somebody has not voted.
+    fn settle_claims(epoch: *Epoch) ProtocolError!void {
+        for (epoch.claims.items) |*known| {
+            const committed = switch (known.outcome) {
+                .commit => |committed| committed,
+                .abort => continue,
+            };
+            const record = epoch.records.items[epoch.find(known.id) orelse continue];
+            if (!record.done_reported.eql(&record.reported)) continue;
+            try epoch.commit(known.id, committed);
+        }
+        for (epoch.claims.items) |*known| switch (known.outcome) {
+            .commit => {},
+            .abort => |verdict| try epoch.abort(known.id, verdict, known.rank),
+        };
+        epoch.claims.clearAndFree(epoch.gpa);
+    }
+
+    /// What was decided while the member was away.
+    pub fn tell_missed(epoch: *Epoch, rank: u16) void {
+        const member = &epoch.members[rank];
+        const peer = member.peer orelse return;
+        for (epoch.decided.items) |*decision| {
+            if (decision.number <= member.decisions_seen) continue;
+            peer.send(epoch.group, epoch.message_of(decision));
+        }
     }
 
     // ---- syncs
@@ -381,7 +519,7 @@ pub const Epoch = struct {
             return error.Unexpected;
         if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
-        if (epoch.is_aborted(message.op)) return;
+        if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         const election = known.election orelse try Election.create(epoch.gpa, epoch.members.len);
         known.election = election;
@@ -404,7 +542,7 @@ pub const Epoch = struct {
         const verdict = election.decide(.{
             .ids = ids,
             .alive = &epoch.alive,
-            .incumbents = epoch.incumbents,
+            .incumbents = epoch.members.len - epoch.began.joined,
         }) orelse return;
         switch (verdict) {
             .equal => |digest| {
@@ -455,7 +593,7 @@ pub const Epoch = struct {
         switch (structures.next()) {
             .wait => {},
             // Whoever is asked has offered in this attempt, so it is alive.
-            .ask => |ask| epoch.members[ask.rank].peer.?.send(.{ .state_ask = .{
+            .ask => |ask| epoch.members[ask.rank].peer.?.send(epoch.group, .{ .state_ask = .{
                 .group = epoch.group,
                 .epoch = epoch.number,
                 .attempt = epoch.attempt,
@@ -480,39 +618,53 @@ pub const Epoch = struct {
 
     // ---- losses
 
-    /// A member is gone: nothing is sent to it any more. `after_loss` draws the consequences.
-    pub fn detach(epoch: *Epoch, rank: u16) void {
+    /// A member is gone: nothing is sent to it any more. Attempt `from` must follow.
+    pub fn detach(epoch: *Epoch, rank: u16, from: u32) void {
         epoch.members[rank].peer = null;
         epoch.alive.unset(rank);
-        epoch.lost = true;
-        epoch.lost_peer = epoch.members[rank].id;
+        epoch.history.note(from, &epoch.alive);
     }
 
-    /// Operations that all others have voted for are committed; the rest goes on in a new attempt.
-    pub fn after_loss(epoch: *Epoch) ProtocolError!void {
+    /// It was made from a journal. Attempts and decisions go on where no coordinator before this
+    /// one can have been, so it matters not what members say of theirs.
+    pub fn restored(epoch: *Epoch, starts: u32) void {
+        epoch.recovering = true;
+        epoch.forgetful = true;
+        epoch.running = false;
+        epoch.attempt = @as(u32, @min(starts, starts_max)) << 16;
+        epoch.decisions = @as(u64, starts) << 40;
+        for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
+    }
+
+    /// After that many, attempts of different starts are not told apart any more.
+    const starts_max = std.math.maxInt(u32) >> 17;
+
+    /// After a loss: what all others have voted for is committed.
+    pub fn commit_voted(epoch: *Epoch) ProtocolError!void {
         if (epoch.alive.is_empty()) return;
         var index = epoch.records.items.len;
         while (index > 0) {
             index -= 1;
-            if (index >= epoch.records.items.len) continue;
             const known = epoch.records.items[index];
             if (!known.done.is_empty()) try epoch.evaluate(known);
         }
-        try epoch.new_attempt();
     }
 
     /// Everybody stops, reports, and goes on with what the reports say.
     pub fn new_attempt(epoch: *Epoch) ProtocolError!void {
+        if (epoch.alive.is_empty() or epoch.recovering) return;
         epoch.attempt += 1;
         epoch.running = false;
         epoch.replan_at = base.never;
-        epoch.history.note(epoch.attempt, &epoch.alive);
         for (epoch.members) |*member| member.reported = false;
         for (epoch.records.items) |known| {
             known.done = .empty;
             known.reported = .empty;
             known.done_reported = .empty;
             if (known.election) |election| election.reset();
+            known.begun_attempt = std.math.maxInt(u32);
+            known.vote = null;
+            known.votes_differ = false;
             for (known.chunks) |*chunk| chunk.* = .{ .reduced_attempt = 0, .holders = .empty };
         }
         epoch.broadcast(.{ .view = .{
@@ -532,8 +684,12 @@ pub const Epoch = struct {
         if (message.attempt != epoch.attempt or epoch.running) return; // of a passed attempt
         if (epoch.members[rank].reported) return error.Unexpected;
         if (message.chunks > base.limits.chunks_max) return error.Unexpected;
+        if (message.begun_attempt == 0 or message.begun_attempt > epoch.attempt)
+            return error.Unexpected;
+        if (message.voted_attempt > epoch.attempt) return error.Unexpected;
+        if ((message.state == .done) != (message.voted_attempt > 0)) return error.Unexpected;
         try epoch.check_settled(message);
-        if (epoch.is_aborted(message.op)) return;
+        if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         if (known.chunks_from == null) {
             known.chunks = try epoch.gpa.alloc(Record.Chunk, message.chunks);
@@ -551,7 +707,17 @@ pub const Epoch = struct {
             }, epoch.spendthrift(rank));
         }
         known.reported.set(rank);
-        if (message.state == .done) known.done_reported.set(rank);
+        known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
+        if (message.state == .done) {
+            known.done_reported.set(rank);
+            const vote: Record.Vote = .{
+                .attempt = message.voted_attempt,
+                .digest = message.digest,
+            };
+            if (known.vote) |first| {
+                if (!std.meta.eql(first, vote)) known.votes_differ = true;
+            } else known.vote = vote;
+        }
         var it = message.settled.iterator();
         while (it.next()) |range| {
             for (known.chunks[range.begin..range.end]) |*chunk| {
@@ -610,7 +776,7 @@ pub const Epoch = struct {
     }
 
     fn check_reported(epoch: *Epoch) ProtocolError!void {
-        if (epoch.running) return;
+        if (epoch.running or epoch.recovering) return;
         for (epoch.members) |*member| {
             if (member.peer != null and !member.closed and !member.reported) return;
         }
@@ -619,18 +785,23 @@ pub const Epoch = struct {
 
     /// All have reported: say what is kept, and let everybody move again.
     fn go_on(epoch: *Epoch) ProtocolError!void {
+        try epoch.settle_claims();
         var index = epoch.records.items.len;
         while (index > 0) {
             index -= 1;
             const known = epoch.records.items[index];
             if (known.reported.is_empty()) {
                 epoch.record_free(index); // only those who are lost had called it
+            } else if (epoch.forgetful and epoch.is_unanimous(known)) {
+                // Somebody who is lost may have been told so by the coordinator before this one.
+                const vote = known.vote.?;
+                try epoch.commit(known.id, .{ .attempt = vote.attempt, .digest = vote.digest });
             } else if (epoch.verdict_on(known)) |verdict| {
                 try epoch.abort(known.id, verdict, null);
             } else try epoch.send_kept(known);
         }
         epoch.running = true;
-        epoch.lost = false;
+        epoch.forgetful = false;
         epoch.broadcast(.{ .resume_all = .{
             .group = epoch.group,
             .epoch = epoch.number,
@@ -641,11 +812,31 @@ pub const Epoch = struct {
     /// Why an operation cannot go on; null if it can.
     fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
         if (epoch.starved()) return .{ .reason = .too_few_peers };
-        if (epoch.lost and known.descriptor.recovery == .raise)
-            return .{ .reason = .peer_lost, .peer = epoch.lost_peer };
+        if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
+            return .{ .reason = .peer_lost, .peer = lost };
         if (known.descriptor.kind == .broadcast and !epoch.root_alive(known)) {
             for (known.chunks) |*chunk| if (chunk.holders.is_empty())
                 return .{ .reason = .root_lost, .peer = known.descriptor.root };
+        }
+        return null;
+    }
+
+    /// Every member has voted, in one attempt, for one result.
+    fn is_unanimous(epoch: *const Epoch, known: *const Record) bool {
+        if (known.votes_differ) return false;
+        const vote = known.vote orelse return false;
+        for (epoch.members, 0..) |*member, rank| {
+            if (member.peer == null or member.closed) continue;
+            if (!known.done_reported.has(rank)) return false;
+        }
+        return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
+    }
+
+    /// A member of that attempt that is not alive any more.
+    fn lost_since(epoch: *const Epoch, attempt: u32) ?PeerId {
+        const then = epoch.history.members(attempt);
+        for (epoch.members, 0..) |*member, rank| {
+            if (then.has(rank) and !epoch.alive.has(rank)) return member.id;
         }
         return null;
     }

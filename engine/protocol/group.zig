@@ -11,7 +11,9 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const journal = @import("journal.zig");
 const Epoch = @import("epoch.zig").Epoch;
+const ProtocolError = @import("epoch.zig").ProtocolError;
 const Peer = @import("coordinator.zig").Peer;
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
@@ -21,10 +23,20 @@ const PeerId = base.PeerId;
 pub const Newcomer = struct {
     peer: *Peer,
     in_round: bool = false,
+    /// It has its lanes.
     prepared: bool = false,
+    /// Its user waits to enter.
+    entering: bool = false,
+    /// Others would not wait for it any more: it is left out until its user comes, or it is alone.
+    dawdles: bool = false,
     /// After a preparation that failed because of it, it waits before the next one.
     not_before: base.Instant = 0,
     failures: u6 = 0,
+
+    /// `prompt`: dawdlers do not count.
+    fn is_ready(newcomer: *const Newcomer, now: base.Instant, prompt: bool) bool {
+        return newcomer.not_before <= now and !(prompt and newcomer.dawdles);
+    }
 };
 
 /// Some peers in a line of the log.
@@ -61,11 +73,23 @@ pub const Group = struct {
     /// Never used again, so that late answers are told apart.
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
+    /// Its deadline is that of users who dawdle.
+    hurries: bool = false,
     /// A step of the round waits for memory.
     out_of_memory: bool = false,
+    /// From a restart until all members are back or lost.
+    recovering: bool = false,
+    /// Members that are back already, and are answered when all are.
+    returned: std.ArrayList(Returned) = .empty,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const back_off_ns: u64 = std.time.ns_per_s;
+    /// How long those who could enter wait for newcomers whose users are not ready.
+    const dawdle_ns: u64 = std.time.ns_per_s;
+
+    /// Rounds whose end a member waits for; 0: none.
+    pub const Rounds = struct { preparing: u64, stopping: u64 };
+    const Returned = struct { peer: *Peer, rounds: Rounds };
 
     pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Group {
         const group = try gpa.create(Group);
@@ -78,6 +102,7 @@ pub const Group = struct {
             .initial_world_size = options.initial_world_size,
             .min_world_size = options.min_world_size,
             .prepare_ns = options.prepare_ns,
+            .round = @as(u64, options.coordinator.incarnation) << 32,
         };
         return group;
     }
@@ -95,6 +120,7 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| epoch.destroy();
         group.epochs.deinit(group.gpa);
         group.newcomers.deinit(group.gpa);
+        group.returned.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -108,15 +134,35 @@ pub const Group = struct {
         return null;
     }
 
-    fn newcomer_of(group: *Group, peer: *const Peer) ?*Newcomer {
+    fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
         for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
         return null;
     }
 
-    pub fn contains(group: *Group, peer: *const Peer) bool {
+    pub fn contains(group: *const Group, peer: *const Peer) bool {
         if (group.newcomer_of(peer) != null) return true;
         for (group.epochs.items) |epoch| if (epoch.rank_of(peer) != null) return true;
         return false;
+    }
+
+    // ---- restarts
+
+    /// What a journal keeps of it.
+    pub fn record(group: *const Group) journal.GroupMade {
+        return .{
+            .id = group.id,
+            .name = .of(group.name),
+            .initial_world_size = group.initial_world_size,
+            .last_epoch = group.last_epoch,
+        };
+    }
+
+    /// It was made from a journal: whoever is a member has to come back first.
+    pub fn restored(group: *Group) void {
+        group.round = @as(u64, group.coordinator.incarnation) << 32;
+        group.drop_empty();
+        group.recovering = group.epochs.items.len > 0;
+        for (group.epochs.items) |epoch| epoch.restored(group.coordinator.incarnation - 1);
     }
 
     // ---- rounds
@@ -124,6 +170,8 @@ pub const Group = struct {
     pub fn add(group: *Group, now: base.Instant, peer: *Peer, initial: u32) Allocator.Error!void {
         if (initial > 0) group.initial_world_size = initial;
         try group.newcomers.append(group.gpa, .{ .peer = peer });
+        // A round that only waits for users lets it in.
+        if (group.is_linked()) group.release(now, false);
         group.advance(now);
     }
 
@@ -142,23 +190,26 @@ pub const Group = struct {
 
     /// Starts a round if nothing is under way and somebody waits, or a rank is empty.
     fn start_round(group: *Group, now: base.Instant) Allocator.Error!void {
-        if (group.phase != .idle or group.epochs.items.len > 1) return;
-        var ready: u32 = 0;
-        for (group.newcomers.items) |*newcomer| ready += @intFromBool(newcomer.not_before <= now);
+        if (group.phase != .idle or group.epochs.items.len > 1 or group.recovering) return;
+        const all = group.ready(now, false);
+        const prompt = group.ready(now, true);
         const incumbents = if (group.current()) |epoch| epoch.alive.count() else 0;
-        const gaps = incumbents > 0 and incumbents < group.current().?.members.len;
-        if (ready == 0 and !gaps) return;
-        if (incumbents == 0 and ready < @max(
+        const gaps = group.has_gaps();
+        const least = if (incumbents > 0) 1 else @max(
             group.initial_world_size,
             group.min_world_size,
-        )) return;
+        );
+        // Dawdlers come along only where there is nothing else to do.
+        const with_dawdlers = prompt < least and !gaps;
+        if (with_dawdlers and all < least) return;
 
         group.round += 1;
         const room = base.limits.peers_max - incumbents;
         var taken: u32 = 0;
         for (group.newcomers.items) |*newcomer| {
-            newcomer.in_round = newcomer.not_before <= now and taken < room;
+            newcomer.in_round = newcomer.is_ready(now, !with_dawdlers) and taken < room;
             newcomer.prepared = false;
+            newcomer.entering = false;
             taken += @intFromBool(newcomer.in_round);
         }
         if (group.current()) |epoch| for (epoch.members) |*member| {
@@ -168,6 +219,41 @@ pub const Group = struct {
         try group.send_prepare();
         group.phase = .prepare;
         group.round_deadline = now +| group.prepare_ns;
+        group.hurries = false;
+    }
+
+    /// A rank is empty, and somebody is left.
+    fn has_gaps(group: *const Group) bool {
+        const epoch = group.current() orelse return false;
+        return !epoch.alive.is_empty() and epoch.alive.count() < epoch.members.len;
+    }
+
+    fn ready(group: *const Group, now: base.Instant, prompt: bool) u32 {
+        var count: u32 = 0;
+        for (group.newcomers.items) |*newcomer| {
+            count += @intFromBool(newcomer.is_ready(now, prompt));
+        }
+        return count;
+    }
+
+    /// All lanes of the round are open, and it waits for users.
+    fn is_linked(group: *const Group) bool {
+        if (group.phase != .prepare) return false;
+        for (group.newcomers.items) |*newcomer| {
+            if (newcomer.in_round and !newcomer.prepared) return false;
+        }
+        if (group.current()) |epoch| for (epoch.members) |*member| {
+            if (member.peer != null and !member.prepared) return false;
+        };
+        return true;
+    }
+
+    fn entering(group: *const Group) u32 {
+        var count: u32 = 0;
+        for (group.newcomers.items) |*newcomer| {
+            count += @intFromBool(newcomer.in_round and newcomer.entering);
+        }
+        return count;
     }
 
     fn send_prepare(group: *Group) Allocator.Error!void {
@@ -178,7 +264,7 @@ pub const Group = struct {
         for (peers) |peer| {
             try entries.append(group.gpa, .{ .id = peer.id, .address = .of(peer.address) });
         }
-        for (peers) |peer| peer.send(.{ .prepare = .{
+        for (peers) |peer| peer.send(group.id, .{ .prepare = .{
             .group = group.id,
             .round = group.round,
             .members = .of(entries.items),
@@ -207,9 +293,22 @@ pub const Group = struct {
         return false;
     }
 
-    pub fn on_prepared(group: *Group, now: base.Instant, peer: *Peer, round: u64) !void {
+    pub fn on_prepared(
+        group: *Group,
+        now: base.Instant,
+        peer: *Peer,
+        round: u64,
+        enters: bool,
+    ) !void {
+        const newcomer = group.newcomer_of(peer);
+        if (newcomer) |item| if (enters) {
+            item.dawdles = false;
+        };
         if (round != group.round or group.phase != .prepare) return;
-        if (group.newcomer_of(peer)) |newcomer| newcomer.prepared = true;
+        if (newcomer) |item| {
+            item.prepared = true;
+            item.entering = enters;
+        }
         if (group.current()) |epoch| if (epoch.rank_of(peer)) |rank| {
             epoch.members[rank].prepared = true;
         };
@@ -234,12 +333,22 @@ pub const Group = struct {
     /// Moves the round on if everybody it waits for has answered.
     fn evaluate(group: *Group, now: base.Instant) Allocator.Error!void {
         if (group.phase == .prepare) {
-            for (group.newcomers.items) |*newcomer| {
-                if (newcomer.in_round and !newcomer.prepared) return;
+            if (!group.is_linked()) return;
+            var taken: u32 = 0;
+            for (group.newcomers.items) |*newcomer| taken += @intFromBool(newcomer.in_round);
+            const some = group.entering();
+            if (some < taken) {
+                // Lanes are open: from here on it is their users who take their time. Others wait
+                // a little for them.
+                const waiting = some > 0 or group.has_gaps();
+                if (!waiting) {
+                    group.round_deadline = base.never;
+                } else if (!group.hurries) {
+                    group.hurries = true;
+                    group.round_deadline = now +| dawdle_ns;
+                }
+                return;
             }
-            if (group.current()) |epoch| for (epoch.members) |*member| {
-                if (member.peer != null and !member.prepared) return;
-            };
             group.phase = .ask;
             if (group.current()) |epoch| epoch.broadcast(.{ .ask_safe_points = .{
                 .group = group.id,
@@ -276,9 +385,14 @@ pub const Group = struct {
             if (member.peer == null) try left.append(group.gpa, member.id) else incumbents += 1;
         };
         try group.epochs.ensureUnusedCapacity(group.gpa, 1);
-        const number = group.last_epoch + 1;
-        const epoch = try Epoch.create(group.gpa, group.id, number, peers, group.min_world_size);
-        epoch.incumbents = incumbents;
+        const number = @max(group.last_epoch + 1, group.coordinator.first_epoch());
+        const epoch = try Epoch.create(group.gpa, group.id, number, peers, group.min_world_size, .{
+            .round = group.round,
+            .safe_point = safe_point,
+            .joined = @intCast(peers.len - incumbents),
+            .left = left.items,
+        });
+        group.coordinator.record(.{ .activation = epoch.activation(ids.items) });
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
         group.phase = .activate;
@@ -290,15 +404,7 @@ pub const Group = struct {
             kept += 1;
         }
         group.newcomers.shrinkRetainingCapacity(kept);
-        epoch.broadcast(.{ .activate = .{
-            .group = group.id,
-            .round = group.round,
-            .epoch = number,
-            .safe_point = safe_point,
-            .members = .of(ids.items),
-            .joined = @intCast(peers.len - incumbents),
-            .left = .of(left.items),
-        } });
+        epoch.broadcast(.{ .activate = epoch.activation(ids.items) });
         // The name comes last: it may be long, and the end of a long line is cut.
         const begins = "epoch {d} begins with world size {d} (joined: {f}; left: {f}) in group {s}";
         group.coordinator.log(.info, begins, .{
@@ -350,9 +456,13 @@ pub const Group = struct {
         if (group.current()) |epoch| epoch.broadcast(message);
         for (group.newcomers.items) |*newcomer| {
             if (!newcomer.in_round) continue;
-            newcomer.peer.send(message);
+            newcomer.peer.send(group.id, message);
             newcomer.in_round = false;
-            if (!blame or newcomer.prepared) continue;
+            if (!blame) continue;
+            if (newcomer.prepared) {
+                newcomer.dawdles = !newcomer.entering;
+                continue;
+            }
             newcomer.not_before = now + (back_off_ns << @min(newcomer.failures, 5));
             newcomer.failures +|= 1;
         }
@@ -362,49 +472,158 @@ pub const Group = struct {
 
     // ---- losses
 
+    /// The peer's connection ended: it is told nothing more until it comes back.
+    pub fn gone_away(group: *Group, now: base.Instant, peer: *const Peer, why: []const u8) void {
+        for (group.returned.items, 0..) |item, index| if (item.peer == peer) {
+            _ = group.returned.swapRemove(index);
+            break;
+        };
+        group.remove_newcomer(now, peer, why);
+    }
+
+    /// It waits no more to become a member.
+    fn remove_newcomer(
+        group: *Group,
+        now: base.Instant,
+        peer: *const Peer,
+        why: []const u8,
+    ) void {
+        const index = for (group.newcomers.items, 0..) |*newcomer, index| {
+            if (newcomer.peer == peer) break index;
+        } else return;
+        group.coordinator.log(.info, "peer {s} does not wait any more: {s}; group {s}", .{
+            peer.id.short(),
+            why,
+            group.name,
+        });
+        const gone = group.newcomers.orderedRemove(index);
+        if (gone.in_round) group.release(now, false);
+        group.advance(now);
+    }
+
     /// The peer is gone from this group: lost, or it left. `why`, for the log.
     pub fn remove(group: *Group, now: base.Instant, peer: *Peer, why: []const u8) !void {
-        if (group.newcomer_of(peer)) |newcomer| {
-            group.coordinator.log(.info, "peer {s} does not wait any more: {s}; group {s}", .{
-                peer.id.short(),
-                why,
-                group.name,
-            });
-            const in_round = newcomer.in_round;
-            for (group.newcomers.items, 0..) |*other, index| if (other.peer == peer) {
-                _ = group.newcomers.orderedRemove(index);
-                break;
-            };
-            if (in_round) group.release(now, false);
-        }
+        group.gone_away(now, peer, why);
         var lost: [2]*Epoch = undefined;
+        var from: [2]journal.From = undefined;
         var lost_count: usize = 0;
         // Everywhere at once, before anything that may fail: the peer's memory goes away.
         for (group.epochs.items) |epoch| if (epoch.rank_of(peer)) |rank| {
-            epoch.detach(rank);
+            from[lost_count] = .{ .epoch = epoch.number, .attempt = epoch.attempt + 1 };
+            epoch.detach(rank, epoch.attempt + 1);
             lost[lost_count] = epoch;
             lost_count += 1;
         };
-        if (lost_count > 0) {
-            const epoch = lost[lost_count - 1];
-            const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
-            group.coordinator.log(.info, out, .{
-                peer.id.short(),
-                epoch.number,
-                why,
-                epoch.alive.count(),
-                epoch.members.len,
-                group.name,
-            });
-        }
+        if (lost_count == 0) return;
+        group.coordinator.record(.{ .removal = .{
+            .group = group.id,
+            .peer = peer.id,
+            .epochs = .of(from[0..lost_count]),
+        } });
+        const epoch = lost[lost_count - 1];
+        const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
+        group.coordinator.log(.info, out, .{
+            peer.id.short(),
+            epoch.number,
+            why,
+            epoch.alive.count(),
+            epoch.members.len,
+            group.name,
+        });
         // Nobody can open lanes to who is gone: the round begins again, without it.
-        if (lost_count > 0 and group.phase == .prepare) group.release(now, false);
-        for (lost[0..lost_count]) |epoch| try epoch.after_loss();
+        if (group.phase == .prepare) group.release(now, false);
+        for (lost[0..lost_count]) |item| {
+            try item.commit_voted();
+            try item.new_attempt();
+        }
+        try group.check_recovered(now);
         group.drop_empty();
         if (group.phase != .idle and !group.has_candidates()) {
             group.phase = .idle;
             group.round_deadline = base.never;
         }
+        group.advance(now);
+    }
+
+    // ---- members that come back
+
+    /// A peer begins to tell what it is a member of.
+    pub fn begin_report(group: *Group, peer: *const Peer) void {
+        for (group.epochs.items) |epoch| {
+            if (epoch.rank_of(peer)) |rank| epoch.members[rank].named = false;
+        }
+    }
+
+    /// A member has told everything. A coordinator that has started again answers when all have,
+    /// because what one knows may change the answer to another.
+    pub fn come_back(
+        group: *Group,
+        now: base.Instant,
+        peer: *Peer,
+        rounds: Rounds,
+    ) ProtocolError!void {
+        if (group.recovering) {
+            try group.returned.append(group.gpa, .{ .peer = peer, .rounds = rounds });
+            return group.check_recovered(now);
+        }
+        // The round under way asked it on a connection that is gone.
+        group.release(now, false);
+        try group.answer(peer, rounds);
+        for (group.epochs.items) |epoch| {
+            const rank = epoch.rank_of(peer) orelse continue;
+            if (!epoch.members[rank].closed) try epoch.new_attempt();
+        }
+        group.drop_empty();
+        group.advance(now);
+    }
+
+    /// Tells a member what it does not know.
+    fn answer(group: *Group, peer: *Peer, rounds: Rounds) ProtocolError!void {
+        var told = false;
+        var newer_named = false;
+        var index = group.epochs.items.len;
+        while (index > 0) {
+            index -= 1;
+            const epoch = group.epochs.items[index];
+            const rank = epoch.rank_of(peer) orelse continue;
+            const member = &epoch.members[rank];
+            if (member.named) {
+                newer_named = true;
+            } else if (newer_named) {
+                try epoch.on_closed(rank); // it is in a later one, and not in this
+            } else if (member.activated) {
+                return peer.doom("it has forgotten what it is a member of");
+            } else {
+                try epoch.announce(rank);
+                told = true;
+            }
+        }
+        // Whatever it waits for will not come. Who is let into an epoch stays where it stopped.
+        if (!told) for ([_]u64{ rounds.preparing, rounds.stopping }) |round| {
+            if (round == 0) continue;
+            peer.send(group.id, .{ .release = .{ .group = group.id, .round = round } });
+        };
+        for (group.epochs.items) |epoch| {
+            const rank = epoch.rank_of(peer) orelse continue;
+            if (!epoch.members[rank].closed) epoch.tell_missed(rank);
+        }
+    }
+
+    /// After a restart: goes on when every member is back or lost.
+    pub fn check_recovered(group: *Group, now: base.Instant) ProtocolError!void {
+        if (!group.recovering) return;
+        for (group.epochs.items) |epoch| for (epoch.members) |*member| {
+            const peer = member.peer orelse continue;
+            if (!peer.is_present(group.id)) return;
+        };
+        group.recovering = false;
+        for (group.epochs.items) |epoch| epoch.recovering = false;
+        for (group.returned.items) |item| try group.answer(item.peer, item.rounds);
+        group.returned.clearAndFree(group.gpa);
+        for (group.epochs.items) |epoch| try epoch.new_attempt();
+        group.drop_empty();
+        if (group.current() != null) group.phase = .activate; // until all have entered
+        group.coordinator.log(.info, "group {s} goes on after a restart", .{group.name});
         group.advance(now);
     }
 

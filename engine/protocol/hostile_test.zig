@@ -86,6 +86,7 @@ const Court = struct {
         for (0..peers_max) |index| try court.say(index, .{ .prepared = .{
             .group = 0,
             .round = court.round,
+            .entering = true,
         } });
         try court.listen();
         for (0..peers_max) |index| try court.enter(index);
@@ -104,7 +105,11 @@ const Court = struct {
             .name = .of("g"),
             .address = .of("a:1"),
             .initial_world_size = 0,
+            .again = false,
+            .round = 0,
+            .stop_round = 0,
         } });
+        try court.say(index, .{ .join_end = .{} });
     }
 
     fn enter(court: *Court, index: usize) !void {
@@ -184,6 +189,7 @@ const Court = struct {
             .prepare => |body| try court.say(index, .{ .prepared = .{
                 .group = 0,
                 .round = body.round,
+                .entering = true,
             } }),
             .ask_safe_points => |body| try court.say(index, .{ .safe_points = .{
                 .group = 0,
@@ -243,7 +249,7 @@ const Court = struct {
             .group = 0,
             .epoch = court.epoch,
             .attempt = court.attempt,
-            .down = false,
+            .state = .broken,
         } });
         const before = court.attempt;
         try court.pass(500 * ms);
@@ -259,6 +265,9 @@ const Court = struct {
             .op = .{ .tag = tag, .sequence = 0 },
             .descriptor = descriptor,
             .state = .running,
+            .begun_attempt = 1,
+            .voted_attempt = 0,
+            .digest = 0,
             .chunks = chunks,
             .settled = .of(&.{}),
         } });
@@ -284,8 +293,15 @@ test "the log says who entered an epoch, who is out of it, and why" {
     const lost = court.peers[2].?;
     court.peers[2] = null;
     court.c.closed(court.now, lost);
-    try court.expect_said("info peer 03000000 is out of epoch 1: its connection to the " ++
-        "coordinator closed; 2 of 3 members remain in group g");
+    try court.say(0, .{ .link_lost = .{
+        .other = id_of(2),
+        .group = 0,
+        .epoch = 1,
+        .attempt = 1,
+        .state = .closed,
+    } });
+    try court.expect_said("info peer 03000000 is out of epoch 1: it is away, and its lanes to " ++
+        "another member are closed; 2 of 3 members remain in group g");
     try recover(&court);
     try court.expect_said("info epoch 2 begins with world size 2 (joined: nobody; left: " ++
         "03000000) in group g");
@@ -353,6 +369,9 @@ test "one that calls the same operation twice, differently, is let go" {
             break :other other;
         },
         .state = .running,
+        .begun_attempt = 1,
+        .voted_attempt = 0,
+        .digest = 0,
         .chunks = 1,
         .settled = .of(&.{}),
     } });
@@ -397,6 +416,9 @@ test "a range beyond the chunks of its own report is a lie of its sender" {
         .op = .{ .tag = 5, .sequence = 0 },
         .descriptor = descriptor,
         .state = .running,
+        .begun_attempt = 1,
+        .voted_attempt = 0,
+        .digest = 0,
         .chunks = 4,
         .settled = .of(&.{.{ .begin = 0, .end = 5, .reduced_attempt = 1 }}),
     } });
@@ -432,7 +454,11 @@ fn hurdles(court: *Court, failing: *std.testing.FailingAllocator) !bool {
     if (failing.has_induced_failure) return true;
     try court.listen();
     for (0..peers_max) |index| {
-        try try_say(court, index, .{ .prepared = .{ .group = 0, .round = court.round } });
+        try try_say(court, index, .{ .prepared = .{
+            .group = 0,
+            .round = court.round,
+            .entering = true,
+        } });
         if (failing.has_induced_failure) return true;
     }
     try court.listen();
@@ -445,7 +471,7 @@ fn hurdles(court: *Court, failing: *std.testing.FailingAllocator) !bool {
         .group = 0,
         .epoch = court.epoch,
         .attempt = court.attempt,
-        .down = false,
+        .state = .broken,
     } });
     court.now += 500 * ms;
     court.c.tick(court.now);
@@ -535,6 +561,9 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
             .name = .of(pair[0]),
             .address = .of(pair[1]),
             .initial_world_size = 1,
+            .again = false,
+            .round = 0,
+            .stop_round = 0,
         } });
         try court.listen();
         try expect(court.refused);
@@ -619,6 +648,7 @@ const Witness = struct {
             .descriptor = descriptor,
             .other_descriptor = descriptor,
             .decision = decision,
+            .acknowledged = 0,
         });
     }
 

@@ -34,22 +34,21 @@ pub const Settings = struct {
 /// A coordinator began to use this journal; the first one is 1.
 pub const Start = struct { incarnation: u32 };
 
-pub const GroupMade = struct { id: u16, name: Bytes, initial_world_size: u32 };
-
-/// What `activate` tells the members, before it is told.
-pub const Activation = struct {
-    group: u16,
-    round: u64,
-    epoch: u64,
-    safe_point: u64,
-    /// In rank order; the last `joined` of them are new.
-    members: List(PeerId),
-    joined: u32,
-    left: List(PeerId),
+pub const GroupMade = struct {
+    id: u16,
+    name: Bytes,
+    initial_world_size: u32,
+    /// No epoch has this number or a smaller one again.
+    last_epoch: u64,
 };
 
-/// A peer is out of all epochs of the group so far.
-pub const Removal = struct { group: u16, peer: PeerId };
+/// What the members are told, before they are told.
+pub const Activation = wire.control.Activate;
+
+/// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
+/// write may end anywhere.
+pub const Removal = struct { group: u16, peer: PeerId, epochs: List(From) };
+pub const From = struct { epoch: u64, attempt: u32 };
 
 pub const Record = union(enum(u16)) {
     settings: Settings = 1,
@@ -67,10 +66,13 @@ pub const Journal = struct {
     vtable: *const VTable,
 
     pub const VTable = struct {
-        /// Written and synced when it returns. After a failure every later call fails.
+        /// Written and synced when it returns. After a failure every later one fails too, until
+        /// a `replace` has succeeded.
         append: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
         /// These bytes are all of it from now on, atomically: the beginning, and compaction.
         replace: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+        /// After a failure: what failed, for people.
+        why: *const fn (ctx: *anyopaque) []const u8 = untold,
     };
 
     pub fn append(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
@@ -79,6 +81,14 @@ pub const Journal = struct {
 
     pub fn replace(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
         return journal.vtable.replace(journal.ctx, bytes);
+    }
+
+    pub fn why(journal: Journal) []const u8 {
+        return journal.vtable.why(journal.ctx);
+    }
+
+    fn untold(_: *anyopaque) []const u8 {
+        return "it cannot be written";
     }
 };
 
@@ -336,7 +346,7 @@ fn within_limits(record: *const Record) bool {
         .activation => |*it| it.group < limits.groups_max and it.members.count > 0 and
             it.members.count <= limits.peers_max and it.joined <= it.members.count and
             it.left.count <= limits.peers_max,
-        .removal => |removal| removal.group < limits.groups_max,
+        .removal => |*removal| removal.group < limits.groups_max and removal.epochs.count <= 2,
     };
 }
 
@@ -379,10 +389,18 @@ const Sample = struct {
         try sample.add(.{ .settings = test_settings });
         try sample.add(.{ .start = .{ .incarnation = 1 } });
         const long_name: Bytes = .of("train" ** 50);
-        try sample.add(.{ .group = .{ .id = 0, .name = long_name, .initial_world_size = 0 } });
-        try sample.add(.{ .group = .{ .id = 1, .name = long_name, .initial_world_size = 4 } });
+        for ([_]u16{ 0, 1 }) |id| try sample.add(.{ .group = .{
+            .id = id,
+            .name = long_name,
+            .initial_world_size = 4 * @as(u32, id),
+            .last_epoch = 9 * @as(u64, id),
+        } });
         try sample.add(.{ .activation = activation(sample.members[0..3], &.{}) });
-        try sample.add(.{ .removal = .{ .group = 0, .peer = sample.members[1] } });
+        try sample.add(.{ .removal = .{
+            .group = 0,
+            .peer = sample.members[1],
+            .epochs = .of(&.{.{ .epoch = 1, .attempt = 2 }}),
+        } });
         try sample.add(.{ .activation = activation(&sample.members, sample.members[1..2]) });
     }
 
@@ -499,6 +517,7 @@ test "sectors of the last record that were not written cut it off, wherever it b
         for (0..3) |part| {
             const length = (shift + part) / 3 + 1;
             const group: GroupMade = .{
+                .last_epoch = 0,
                 .id = 1,
                 .name = .of(name[0..length]),
                 .initial_world_size = 0,

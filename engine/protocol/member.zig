@@ -7,6 +7,8 @@
 //!     giving up.
 //!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.
 //!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
+//!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
+//!     one. While there is none, data moves on and no vote is cast.
 //! The other side: coordinator.zig. Who drives it: session/session.zig.
 
 const std = @import("std");
@@ -58,6 +60,8 @@ pub const Op = struct {
     digest: u128 = 0,
     /// The attempt in which `done` was last sent; 0 before the vote.
     voted_attempt: u32 = 0,
+    /// The attempt of the call.
+    begun_attempt: u32 = 0,
     attempts: u32 = 0,
     /// A sync that was given up after its vote: why the coordinator was asked to abort it.
     abort_asked: ?control.AbortReason = null,
@@ -238,6 +242,32 @@ pub const Member = struct {
     current: ?*Epoch = null,
     /// Newcomers of the round under way, for information.
     pending: u32 = 0,
+    /// The round for which `prepared` was said; 0 if none.
+    linked_round: u64 = 0,
+    /// Whether the coordinator is there to be told anything.
+    connected: bool = true,
+    /// Decisions that some member may not know: a coordinator that starts again asks for them.
+    decided: std.ArrayList(Decided) = .empty,
+    /// Operations that this peer gave up and that are not aborted yet; room for all in flight.
+    withdrawn: std.ArrayList(Withdrawn) = .empty,
+
+    const Decided = union(enum) {
+        commit: control.Commit,
+        abort: control.Abort,
+
+        fn epoch(decided: *const Decided) u64 {
+            return switch (decided.*) {
+                inline else => |*message| message.epoch,
+            };
+        }
+
+        fn decision(decided: *const Decided) u64 {
+            return switch (decided.*) {
+                inline else => |*message| message.decision,
+            };
+        }
+    };
+    const Withdrawn = struct { epoch: u64, id: OpId, reason: control.AbortReason };
 
     pub const ActionsTable = Actions.VTable;
     pub const State = enum { joining, ready, active, gone };
@@ -248,6 +278,8 @@ pub const Member = struct {
 
     pub fn deinit(m: *Member) void {
         for (&m.epochs) |*slot| m.epoch_free(slot);
+        m.decided.deinit(m.gpa);
+        m.withdrawn.deinit(m.gpa);
     }
 
     fn epoch_free(m: *Member, slot: *?*Epoch) void {
@@ -276,6 +308,42 @@ pub const Member = struct {
         m.actions.vtable.send(m.actions.ctx, message);
     }
 
+    // ---- connections
+
+    /// The connection to the coordinator is gone; another one will come.
+    pub fn disconnected(m: *Member) void {
+        m.connected = false;
+    }
+
+    /// A connection is there, and the group was named on it: what this peer is a member of, and
+    /// what it knows.
+    pub fn present(m: *Member) void {
+        m.connected = true;
+        for (m.epochs) |slot| if (slot) |epoch| m.send(.{ .epoch_report = .{
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .entered = epoch.entered,
+            .decisions_seen = epoch.decisions_seen,
+            .alive = epoch.alive,
+            .members = .of(epoch.ids),
+        } });
+        for (m.decided.items) |known| m.send(switch (known) {
+            .commit => |message| .{ .knows_commit = message },
+            .abort => |message| .{ .knows_abort = message },
+        });
+        m.send(.{ .join_end = .{} });
+        for (m.withdrawn.items) |given_up| m.send_gave_up(&given_up);
+    }
+
+    fn send_gave_up(m: *Member, given_up: *const Withdrawn) void {
+        m.send(.{ .gave_up = .{
+            .group = m.group,
+            .epoch = given_up.epoch,
+            .op = given_up.id,
+            .reason = given_up.reason,
+        } });
+    }
+
     // ---- joining
 
     /// The coordinator wants lanes to the members of this round; the session is opening them.
@@ -287,13 +355,25 @@ pub const Member = struct {
     /// All lanes that the round asked for are open.
     pub fn links_ready(m: *Member) void {
         if (m.round == 0) return;
-        m.send(.{ .prepared = .{ .group = m.group, .round = m.round } });
+        m.linked_round = m.round;
         m.round = 0;
         if (m.state == .joining) m.state = .ready;
+        m.send_prepared();
+    }
+
+    /// A newcomer says it again when its user comes to enter: until then the others need not wait.
+    fn send_prepared(m: *Member) void {
+        if (m.linked_round == 0) return;
+        m.send(.{ .prepared = .{
+            .group = m.group,
+            .round = m.linked_round,
+            .entering = m.current != null or m.admitting,
+        } });
     }
 
     pub fn on_release(m: *Member, round: u64) void {
         if (m.round == round) m.round = 0;
+        if (m.linked_round == round) m.linked_round = 0;
         m.pending = 0;
         if (m.stop_round != round) return;
         m.stop_round = 0;
@@ -314,9 +394,11 @@ pub const Member = struct {
             if (slot.* == null) break slot;
         } else return error.Unexpected;
         const epoch = try epoch_create(m, message);
+        m.forget_older();
         slot.* = epoch;
         m.stop_round = 0;
         m.round = 0;
+        m.linked_round = 0;
         m.pending = 0;
         m.admit_continue();
     }
@@ -348,6 +430,23 @@ pub const Member = struct {
         return epoch;
     }
 
+    /// A new epoch begins when everybody has closed the one before the last: what is known of it
+    /// interests nobody any more.
+    fn forget_older(m: *Member) void {
+        var kept: usize = 0;
+        for (m.decided.items) |known| if (m.epoch_of(known.epoch()) != null) {
+            m.decided.items[kept] = known;
+            kept += 1;
+        };
+        m.decided.shrinkRetainingCapacity(kept);
+        kept = 0;
+        for (m.withdrawn.items) |given_up| if (m.epoch_of(given_up.epoch) != null) {
+            m.withdrawn.items[kept] = given_up;
+            kept += 1;
+        };
+        m.withdrawn.shrinkRetainingCapacity(kept);
+    }
+
     fn ids_copy(gpa: Allocator, list: *const wire.codec.List(PeerId)) ![]PeerId {
         const ids = try gpa.alloc(PeerId, list.count);
         var it = list.iterator();
@@ -361,12 +460,14 @@ pub const Member = struct {
     pub fn admit(m: *Member) void {
         assert(!m.admitting);
         m.admitting = true;
+        if (m.current == null) m.send_prepared();
         m.admit_continue();
     }
 
     /// The user's admit() has run out of time. The safe point was not passed.
     pub fn admit_give_up(m: *Member) void {
         m.admitting = false;
+        if (m.current == null) m.send_prepared();
     }
 
     fn admit_continue(m: *Member) void {
@@ -438,6 +539,11 @@ pub const Member = struct {
             !epoch.sequences.contains(tag)) return error.TooManyTags;
         try epoch.sequences.ensureUnusedCapacity(m.gpa, 1);
         try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
+        var in_flight: usize = 1;
+        for (m.epochs) |slot| if (slot) |item| {
+            in_flight += item.ops.items.len;
+        };
+        try m.withdrawn.ensureUnusedCapacity(m.gpa, in_flight);
     }
 
     /// Starts a checked call: gives it its sequence number and joins what is known of it already.
@@ -448,6 +554,7 @@ pub const Member = struct {
         op.id = .{ .tag = tag, .sequence = entry.value_ptr.* };
         entry.value_ptr.* += 1;
         op.epoch = epoch.number;
+        op.begun_attempt = epoch.attempt;
         op.state = .running;
         if (epoch.recall(op.id)) |failure| {
             op.state = .finished;
@@ -484,15 +591,11 @@ pub const Member = struct {
         reason: control.AbortReason,
         peer: PeerId,
     ) void {
-        m.send(.{ .gave_up = .{
-            .group = m.group,
-            .epoch = op.epoch,
-            .op = op.id,
-            .reason = reason,
-        } });
+        m.withdrawn.appendAssumeCapacity(.{ .epoch = op.epoch, .id = op.id, .reason = reason });
+        m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
         m.forget(epoch, op);
         const status: Status = switch (reason) {
-            .deadline => .deadline_exceeded,
+            .deadline => if (m.connected) .deadline_exceeded else .coordinator_unreachable,
             .cancelled => .cancelled,
             .root_lost => .aborted,
             .state_unavailable => .state_unavailable,
@@ -518,7 +621,8 @@ pub const Member = struct {
         if (op.state == .finished or !epoch.running) return;
         op.complete = true;
         op.digest = digest;
-        if (op.voted_attempt == epoch.attempt) return;
+        // Nobody would hear the vote. The coordinator that comes back begins a new attempt.
+        if (!m.connected or op.voted_attempt == epoch.attempt) return;
         op.voted_attempt = epoch.attempt;
         if (op.state == .running) op.state = .voted;
         m.send(.{ .done = .{
@@ -570,6 +674,8 @@ pub const Member = struct {
     pub fn offer(m: *Member, op: *Op, what: Offer) void {
         const epoch = m.epoch_of(op.epoch) orelse return;
         if (!epoch.running) return;
+        // Nobody would hear it. The coordinator that comes back begins a new attempt.
+        if (!m.connected) return;
         // What is never taken is no vote either, whatever the others hold.
         const votes = what.strategy != .receive_only or what.voted;
         switch (op.state) {
@@ -687,6 +793,7 @@ pub const Member = struct {
     // ---- decisions
 
     pub fn on_commit(m: *Member, message: *const control.Commit) EpochError!void {
+        try m.learn(.{ .commit = message.* }, message.acknowledged);
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
         const op = epoch.find(message.op) orelse return;
@@ -703,6 +810,8 @@ pub const Member = struct {
     }
 
     pub fn on_abort(m: *Member, message: *const control.Abort) EpochError!void {
+        try m.learn(.{ .abort = message.* }, message.acknowledged);
+        m.withdrawal_answered(message);
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
         var failure = failure_from(message);
@@ -720,6 +829,27 @@ pub const Member = struct {
         const next = epoch.sequences.get(message.op.tag) orelse 0;
         if (message.op.sequence < next) return; // this peer gave up itself
         try epoch.store(m.gpa, message.op, failure);
+    }
+
+    /// Keeps a decision until every member has it.
+    fn learn(m: *Member, decided: Decided, acknowledged: u64) EpochError!void {
+        var kept: usize = 0;
+        for (m.decided.items) |known| {
+            if (known.epoch() == decided.epoch() and known.decision() <= acknowledged) continue;
+            m.decided.items[kept] = known;
+            kept += 1;
+        }
+        m.decided.shrinkRetainingCapacity(kept);
+        if (kept >= base.limits.decisions_known_max) return error.Unexpected;
+        try m.decided.append(m.gpa, decided);
+    }
+
+    fn withdrawal_answered(m: *Member, message: *const control.Abort) void {
+        for (m.withdrawn.items, 0..) |*given_up, index| {
+            if (given_up.epoch != message.epoch or !given_up.id.eql(message.op)) continue;
+            _ = m.withdrawn.swapRemove(index);
+            return;
+        }
     }
 
     /// Votes and reports say what was seen; without one, it is said now and then.
@@ -797,6 +927,9 @@ pub const Member = struct {
             .op = op.id,
             .descriptor = op.descriptor,
             .state = if (op.state == .running) .running else .done,
+            .begun_attempt = op.begun_attempt,
+            .voted_attempt = if (op.state == .running) 0 else op.voted_attempt,
+            .digest = op.digest,
             .chunks = op.chunks,
             .settled = .of(ranges.items),
         } });
@@ -832,7 +965,7 @@ pub const Member = struct {
 
     // ---- the end
 
-    /// No coordinator any more: what is not voted fails, what is voted is in doubt.
+    /// No coordinator will come any more: what is not voted fails, what is voted is in doubt.
     pub fn coordinator_lost(m: *Member) void {
         m.end(.coordinator_unreachable, .in_doubt);
     }
@@ -851,6 +984,8 @@ pub const Member = struct {
     fn end(m: *Member, status: Status, voted: Status) void {
         if (m.state == .gone) return;
         m.state = .gone;
+        m.decided.clearRetainingCapacity();
+        m.withdrawn.clearRetainingCapacity();
         for (m.epochs) |slot| {
             const epoch = slot orelse continue;
             m.actions.vtable.stop(m.actions.ctx, epoch.number);

@@ -28,6 +28,9 @@ fn write_run(json: *std.json.Stringify, c: *const Coordinator, now: base.Instant
     try field(json, "run_id", &std.fmt.bytesToHex(c.options.run_id, .lower));
     try field(json, "address", c.options.address);
     try field(json, "uptime_ns", now -| c.started_at);
+    try field(json, "incarnation", c.incarnation);
+    try field(json, "journal", @tagName(c.journal_state));
+    if (c.journal_state == .failed) try field(json, "journal_failure", c.options.journal.?.why());
     try field(json, "min_world_size", c.options.min_world_size);
     try field(json, "peers", c.peers.items.len);
     try field(json, "strangers_refused", c.strangers_refused);

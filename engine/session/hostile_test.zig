@@ -85,13 +85,13 @@ test "data ahead of time is kept only from members of a known epoch or the next"
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early_bytes);
 
-    // In a round, the next epoch may have begun elsewhere; one after that can not.
+    // In a round, the next epoch may have begun elsewhere; an older one can not.
     try group.round_members.append(node.s.gpa, .from_int(2));
     header = data(group, 5, 64);
-    header.epoch += 2;
+    header.epoch -= 1;
     try expect(try inject(node, lane, header));
     try expectEqual(0, link.early.count());
-    header.epoch -= 1;
+    header.epoch += 2;
     try expect(try inject(node, lane, header));
     try expectEqual(1, link.early.count());
     // A peer that the round does not name can not be in it.
@@ -315,7 +315,7 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
             .group = node.group.id.?,
             .epoch = epoch.number,
             .attempt = epoch.attempt,
-            .down = false,
+            .state = .broken,
         } });
         try w.settle();
         w.now += 30 * std.time.ns_per_ms;

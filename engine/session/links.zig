@@ -7,6 +7,7 @@ const wire = @import("wire");
 const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
+const Group = @import("group.zig").Group;
 const prefetch = @import("prefetch.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -77,8 +78,13 @@ fn want(s: *Session, id: PeerId) void {
     link.wanted = true;
 }
 
+/// The settings of the run are known; lanes need no coordinator.
+fn is_in_run(s: *const Session) bool {
+    return s.knows_settings() and s.control_state != .lost;
+}
+
 fn dial_missing(s: *Session) void {
-    if (s.control_state != .open) return;
+    if (!is_in_run(s)) return;
     for (s.links.items) |link| {
         if (!link.wanted or !link.dials or link.retry_at > s.now) continue;
         const address = s.addresses.get(link.peer.bytes) orelse continue;
@@ -138,7 +144,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     };
     if (!std.mem.eql(u8, &hello.run_id, &s.run_id)) return refuse(s, lane, .wrong_run);
     const expected = hello.purpose == .lane and hello.to.eql(s.self) and
-        s.self.less_than(hello.from) and s.control_state == .open and
+        s.self.less_than(hello.from) and is_in_run(s) and
         hello.lane < s.settings.lanes;
     if (!expected) return refuse(s, lane, .wrong_peer);
     const room = s.links.items.len < 2 * limits.peers_max;
@@ -216,11 +222,12 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     if (lane.state != .open) return;
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
-    report_broken(s, link, false);
+    for (s.groups.items) |group| {
+        report(s, group, link, if (link.open_count == 0) .closed else .broken);
+    }
     prefetch.lane_gone(s, link.peer);
 }
 
-/// What was in the air on a link is lost: operations that use it need a new attempt.
 /// Closes the lanes that broke while somebody was using them.
 pub fn close_broken(s: *Session) void {
     for (s.links.items) |link| for (link.lanes) |place| {
@@ -229,26 +236,33 @@ pub fn close_broken(s: *Session) void {
     };
 }
 
-fn report_broken(s: *Session, link: *Link, down: bool) void {
-    for (s.groups.items) |group| {
-        if (group.state != .joined) continue;
-        for (group.member.epochs) |slot| {
-            const epoch = slot orelse continue;
-            if (!down and !in_use(s, link, group, epoch.number)) continue;
-            const rank = epoch.rank_of(link.peer) orelse continue;
-            if (!epoch.alive.has(rank)) continue;
-            s.send(.{ .link_lost = .{
-                .other = link.peer,
-                .group = group.id.?,
-                .epoch = epoch.number,
-                .attempt = epoch.attempt,
-                .down = down,
-            } });
-        }
+/// A lane that breaks takes along what was in the air on it, so operations that use it need a new
+/// attempt; one that was the last says that the other peer may be dead.
+fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.LinkState) void {
+    if (group.state != .joined) return;
+    for (group.member.epochs) |slot| {
+        const epoch = slot orelse continue;
+        if (state == .broken and !in_use(s, link, group, epoch.number)) continue;
+        const rank = epoch.rank_of(link.peer) orelse continue;
+        if (!epoch.alive.has(rank)) continue;
+        s.send(.{ .link_lost = .{
+            .other = link.peer,
+            .group = group.id.?,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .state = state,
+        } });
     }
 }
 
-fn in_use(s: *const Session, link: *const Link, group: anytype, epoch: u64) bool {
+/// What a coordinator must hear that was away when these lanes closed.
+pub fn report_closed(s: *Session, group: *Group) void {
+    for (s.links.items) |link| {
+        if (link.wanted and link.open_count == 0) report(s, group, link, .closed);
+    }
+}
+
+fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
         if (operation.predecessor == link or operation.successor == link) return true;
@@ -313,7 +327,7 @@ pub fn tick(s: *Session, late: bool) void {
             free(s, link);
         } else if (is_down(s, link)) {
             link.down_since = s.now;
-            report_broken(s, link, true);
+            for (s.groups.items) |group| report(s, group, link, .down);
         }
     }
     dial_missing(s);
@@ -351,7 +365,7 @@ pub fn next_deadline(s: *const Session) base.Instant {
         if (link.open_count == 0) next = @min(next, link.down_since +| s.settings.silence_ns);
         for (link.lanes[0..s.settings.lanes]) |place| {
             const lane = place orelse {
-                const dialable = link.dials and s.control_state == .open and
+                const dialable = link.dials and is_in_run(s) and
                     s.addresses.contains(link.peer.bytes);
                 if (dialable) next = @min(next, @max(link.retry_at, s.last_tick + 1));
                 continue;

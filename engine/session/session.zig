@@ -68,6 +68,8 @@ pub const Host = struct {
         lane_close: *const fn (ctx: *anyopaque, lane: *Lane) void,
         /// There may be something to send on this lane: ask lane_send_slices soon, not from here.
         lane_wake: *const fn (ctx: *anyopaque, lane: *Lane) void,
+        /// Start connecting to the coordinator; answer later with control_opened or control_closed.
+        control_dial: *const fn (ctx: *anyopaque) void,
         /// Close the coordinator connection; do not call control_closed.
         control_close: *const fn (ctx: *anyopaque) void,
         group_event: *const fn (ctx: *anyopaque, group: *Group, event: GroupEvent) void,
@@ -97,8 +99,15 @@ pub const Session = struct {
 
     control: wire.Stream,
     control_state: ControlState = .closed,
-    /// What the coordinator said of the run; valid once control_state is .open.
+    /// What the coordinator said of the run, at the first connection and at each one since.
     settings: control.Welcome = std.mem.zeroes(control.Welcome),
+    /// It has been said on this connection.
+    welcomed: bool = false,
+    /// When the next connection is tried, and how often that has failed.
+    reconnect_at: Instant = base.never,
+    reconnects: u6 = 0,
+    /// Which process of this id connects.
+    instance: u64,
     last_heard: Instant = 0,
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
@@ -131,7 +140,21 @@ pub const Session = struct {
 
     const sink_bytes = 64 * limits.KiB;
 
-    pub const ControlState = enum { closed, greeting, open, lost };
+    pub const ControlState = enum {
+        /// There was no connection yet.
+        closed,
+        greeting,
+        open,
+        /// The connection is gone; another one is tried at `reconnect_at`.
+        away,
+        /// The driver tries.
+        dialing,
+        /// It refuses this peer for good.
+        lost,
+    };
+
+    const reconnect_ns_min: u64 = 10 * std.time.ns_per_ms;
+    const reconnect_ns_max: u64 = 400 * std.time.ns_per_ms;
 
     pub const Options = struct {
         peer_id: PeerId,
@@ -150,7 +173,9 @@ pub const Session = struct {
             .prng = .init(options.seed),
             .pool = .init(gpa),
             .control = .init(gpa),
+            .instance = undefined,
         };
+        s.instance = s.prng.next() | 1;
         return s;
     }
 
@@ -192,15 +217,18 @@ pub const Session = struct {
         s.now = now;
         s.control.reset();
         s.control_state = .greeting;
-        s.settings = std.mem.zeroes(control.Welcome);
+        s.welcomed = false;
+        s.control_failed = false;
+        s.refusal = null;
         s.last_heard = now;
         s.last_tick = now;
         const hello = wire.hello.encode(.{
             .purpose = .control,
             .run_id = s.run_id,
             .from = s.self,
+            .instance = s.instance,
         });
-        s.control.send_raw(&hello) catch s.lose_coordinator("out of memory");
+        s.control.send_raw(&hello) catch s.hang_up("out of memory");
     }
 
     /// Bytes were appended to `control`.
@@ -211,20 +239,21 @@ pub const Session = struct {
         while (s.control_state == .open) {
             const message = s.control.take() catch |err| {
                 s.log(.err, "the coordinator sent bytes that make no sense: {t}", .{err});
-                s.lose_coordinator("the coordinator sent bytes that make no sense");
+                s.hang_up("the coordinator sent bytes that make no sense");
                 break;
             } orelse break;
             s.dispatch(&message) catch |err| {
                 s.log(.err, "the coordinator broke the protocol: {t}", .{err});
-                s.lose_coordinator("the coordinator broke the protocol");
+                s.hang_up("the coordinator broke the protocol");
             };
         }
         s.run_deferred();
     }
 
+    /// The connection ended, or could not be made.
     pub fn control_closed(s: *Session, now: Instant) void {
         s.now = now;
-        s.coordinator_gone("the connection to the coordinator closed");
+        s.coordinator_away("the connection to the coordinator closed");
         s.run_deferred();
     }
 
@@ -233,15 +262,20 @@ pub const Session = struct {
         const verdict = wire.hello.decode_answer(bytes) catch |err| {
             s.not_pccl = err == error.NotPccl;
             s.refusal = .version_mismatch;
-            return s.lose_coordinator("it does not speak this version of PCCL");
+            return s.hang_up("what answers does not speak this version of PCCL");
         };
         if (verdict != .welcome) {
             s.refusal = verdict;
-            return s.lose_coordinator("the coordinator refused this peer");
+            const of_another_run = verdict == .wrong_run or verdict == .version_mismatch;
+            if (s.knows_settings() and of_another_run)
+                return s.lose_coordinator("its address belongs to another run now");
+            return s.hang_up("the coordinator refused this peer");
         }
         s.control_state = .open;
+        s.reconnects = 0;
         s.heartbeat_at = s.now;
-        for (s.groups.items) |group| s.ask_to_join(group);
+        if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
+        for (s.groups.items) |group| s.present(group);
     }
 
     pub fn send(s: *Session, message: control.Message) void {
@@ -253,15 +287,41 @@ pub const Session = struct {
         };
     }
 
-    fn lose_coordinator(s: *Session, why: []const u8) void {
+    /// Ends the connection; another one is tried.
+    fn hang_up(s: *Session, why: []const u8) void {
         s.host.vtable.control_close(s.host.ctx);
-        s.coordinator_gone(why);
+        s.coordinator_away(why);
     }
 
-    fn coordinator_gone(s: *Session, why: []const u8) void {
-        if (s.control_state == .lost) return;
-        s.control_state = .lost;
+    /// Data moves on without the coordinator; only decisions wait.
+    fn coordinator_away(s: *Session, why: []const u8) void {
+        if (s.control_state == .lost or s.control_state == .away) return;
+        if (s.control_state == .open) {
+            s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
+            for (s.groups.items) |group| group.member.disconnected();
+        }
+        s.control_state = .away;
+        const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
+        s.reconnect_at = s.now + back_off / 2 + s.prng.below(back_off / 2 + 1);
+        s.reconnects +|= 1;
+    }
+
+    /// There will be no other connection.
+    fn lose_coordinator(s: *Session, why: []const u8) void {
+        s.host.vtable.control_close(s.host.ctx);
         s.log(.warning, "the coordinator is lost: {s}", .{why});
+        s.end_groups(why);
+    }
+
+    /// The driver ends: what still waits for the coordinator waits in vain.
+    pub fn abandon(s: *Session, now: Instant) void {
+        s.now = now;
+        if (s.control_state != .lost) s.end_groups("this peer ends");
+        s.run_deferred();
+    }
+
+    fn end_groups(s: *Session, why: []const u8) void {
+        s.control_state = .lost;
         const status: Status = .coordinator_unreachable;
         for (s.groups.items) |group| {
             group.member.coordinator_lost();
@@ -291,7 +351,7 @@ pub const Session = struct {
 
     fn dispatch(s: *Session, message: *const control.Message) protocol_error!void {
         // Everything else relies on the settings of the run, which never change.
-        if ((message.* == .welcome) == s.is_welcome()) return error.Unexpected;
+        if ((message.* == .welcome) == s.welcomed) return error.Unexpected;
         switch (message.*) {
             .welcome => |body| try s.on_welcome(body),
             .joined => |*body| try s.on_joined(body),
@@ -347,6 +407,10 @@ pub const Session = struct {
             },
             // What only a peer says.
             .join,
+            .epoch_report,
+            .knows_commit,
+            .knows_abort,
+            .join_end,
             .leave,
             .heartbeat,
             .prepared,
@@ -383,12 +447,22 @@ pub const Session = struct {
             body.window_bytes >= 1 and body.window_bytes <= limits.window_bytes_max and
             body.heartbeat_ns > 0 and body.silence_ns >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
+        s.welcomed = true;
+        if (s.knows_settings() and !std.meta.eql(s.settings, body))
+            return s.lose_coordinator("it has other settings than before");
         s.settings = body;
+    }
+
+    /// A coordinator has been there.
+    pub fn knows_settings(s: *const Session) bool {
+        return s.settings.heartbeat_ns > 0;
     }
 
     fn on_joined(s: *Session, body: *const control.Joined) protocol_error!void {
         for (s.groups.items) |group| {
-            if (group.state != .joining or !std.mem.eql(u8, group.name, body.name.data)) continue;
+            if (group.state == .left or !std.mem.eql(u8, group.name, body.name.data)) continue;
+            // Only a newcomer's group may have got another number since.
+            if (group.member.newest() > 0 and group.id != body.group) return error.Unexpected;
             group.state = .joined;
             group.id = body.group;
             group.member.group = body.group;
@@ -509,16 +583,25 @@ pub const Session = struct {
             .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
         };
         s.groups.appendAssumeCapacity(group);
-        if (s.control_state == .open) s.ask_to_join(group);
+        group.member.connected = false;
+        if (s.control_state == .open) s.present(group);
         return group;
     }
 
-    fn ask_to_join(s: *Session, group: *Group) void {
+    /// What opens a group on a connection: a newcomer's wish, or all that a member knows.
+    fn present(s: *Session, group: *Group) void {
+        if (group.state == .left) return;
+        const member = &group.member;
         s.send(.{ .join = .{
             .name = .of(group.name),
             .address = .of(s.address),
             .initial_world_size = group.initial_world_size,
+            .again = group.state == .joined,
+            .round = if (member.round != 0) member.round else member.linked_round,
+            .stop_round = member.stop_round,
         } });
+        member.present();
+        links.report_closed(s, group);
     }
 
     /// Leaves gracefully: the others go on without this peer, operations in flight here are
@@ -951,11 +1034,15 @@ pub const Session = struct {
         s.now = now;
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers
         // first.
-        const late = s.is_welcome() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
+        const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
         switch (s.control_state) {
             .greeting, .open => s.tick_control(late),
-            .closed, .lost => {},
+            .away => if (now >= s.reconnect_at) {
+                s.control_state = .dialing;
+                s.host.vtable.control_dial(s.host.ctx);
+            },
+            .closed, .dialing, .lost => {},
         }
         for (s.groups.items) |group| {
             if (group.admit_deadline > now) continue;
@@ -980,9 +1067,8 @@ pub const Session = struct {
 
     fn tick_control(s: *Session, late: bool) void {
         if (late) s.last_heard = s.now;
-        if (s.control_failed) return s.lose_coordinator("out of memory for a control message");
-        if (s.now >= s.silent_at())
-            return s.lose_coordinator("the coordinator was silent for too long");
+        if (s.control_failed) return s.hang_up("out of memory for a control message");
+        if (s.now >= s.silent_at()) return s.hang_up("the coordinator was silent for too long");
         if (!s.is_welcome() or s.now < s.heartbeat_at) return;
         s.heartbeats += 1;
         s.heartbeat_at = s.now +| s.settings.heartbeat_ns;
@@ -995,22 +1081,29 @@ pub const Session = struct {
 
     /// Whether the coordinator has said how this run beats.
     fn is_welcome(s: *const Session) bool {
-        return s.control_state == .open and s.settings.heartbeat_ns > 0;
+        return s.control_state == .open and s.welcomed;
     }
 
     /// When a coordinator that says nothing more is given up.
     fn silent_at(s: *const Session) Instant {
-        const silence_ns = if (s.is_welcome()) s.settings.silence_ns else limits.stranger_ns_max;
+        const silence_ns = if (s.knows_settings())
+            s.settings.silence_ns
+        else
+            limits.stranger_ns_max;
         return s.last_heard +| silence_ns;
     }
 
-    /// Once the coordinator is there, never later than a heartbeat from the last tick.
+    /// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick
+    /// that is later than that means something.
     pub fn next_deadline(s: *const Session) Instant {
         var next: Instant = switch (s.control_state) {
-            .closed, .lost => base.never,
+            .closed, .dialing, .lost => base.never,
+            .away => s.reconnect_at,
             .greeting => s.silent_at(),
             .open => if (s.is_welcome()) @max(s.heartbeat_at, s.last_tick) else s.silent_at(),
         };
+        if (s.knows_settings() and s.control_state != .lost)
+            next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);

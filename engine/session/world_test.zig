@@ -25,6 +25,7 @@ pub const Node = struct {
     s: *Session,
     group: *Group = undefined,
     connection: ?*protocol.Connection = null,
+    dials_control: bool = false,
     ready: bool = false,
     admitted: u32 = 0,
     finished: u32 = 0,
@@ -72,11 +73,16 @@ pub const World = struct {
         });
         var address: [8]u8 = undefined;
         try node.s.set_address(try std.fmt.bufPrint(&address, "{d}", .{node.index}));
+        w.connect(node);
+        node.group = try node.s.join(w.now, "g", 0);
+        return node;
+    }
+
+    fn connect(w: *World, node: *Node) void {
+        node.dials_control = false;
         node.connection = w.coordinator.accept(w.now).?;
         node.connection.?.driver = node.index;
         node.s.control_opened(w.now);
-        node.group = try node.s.join(w.now, "g", 0);
-        return node;
     }
 
     pub fn deinit(w: *World) void {
@@ -97,6 +103,7 @@ pub const World = struct {
         w.now += 1;
         for (w.nodes[0..w.count]) |*node| {
             if (!node.alive) continue;
+            if (node.dials_control) w.connect(node);
             const connection = node.connection orelse continue;
             if (try pump(&node.s.control, &connection.stream)) {
                 moved = true;
@@ -188,6 +195,7 @@ pub const World = struct {
         .dial = dial_lane,
         .lane_close = lane_close,
         .lane_wake = lane_wake,
+        .control_dial = control_dial,
         .control_close = control_close,
         .group_event = group_event,
         .operation_finished = operation_finished,
@@ -217,7 +225,14 @@ pub const World = struct {
         }
     }
     fn lane_wake(_: *anyopaque, _: *Lane) void {}
-    fn control_close(_: *anyopaque) void {}
+    fn control_dial(ctx: *anyopaque) void {
+        node_from(ctx).dials_control = true;
+    }
+    fn control_close(ctx: *anyopaque) void {
+        const node = node_from(ctx);
+        if (node.connection) |connection| node.world.coordinator.closed(node.world.now, connection);
+        node.connection = null;
+    }
     fn group_event(ctx: *anyopaque, _: *Group, event: session.GroupEvent) void {
         const node = node_from(ctx);
         switch (event) {
@@ -236,10 +251,17 @@ pub const World = struct {
     }
 
     pub fn admit_all(w: *World) !void {
-        for (w.nodes[0..w.count]) |*node| {
-            if (node.alive and node.ready) try node.s.admit(w.now, node.group, base.never);
+        // Newcomers first: the others do not wait for one whose user has not come.
+        var came: [peers_max]bool = @splat(false);
+        for ([_]bool{ true, false }) |newcomers| {
+            for (w.nodes[0..w.count]) |*node| {
+                if (!node.alive or !node.ready or came[node.index]) continue;
+                if ((node.group.epoch() == 0) != newcomers) continue;
+                came[node.index] = true;
+                try node.s.admit(w.now, node.group, base.never);
+            }
+            try w.settle();
         }
-        try w.settle();
     }
 };
 

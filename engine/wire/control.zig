@@ -68,6 +68,15 @@ pub const AbortReason = enum(u8) {
     state_unavailable = 11,
 };
 
+pub const LinkState = enum(u8) {
+    /// A lane broke while an operation used it.
+    broken = 0,
+    /// No lane is open any more: the other may be dead.
+    closed = 1,
+    /// No lane could be opened for the silence limit.
+    down = 2,
+};
+
 pub const OpState = enum(u8) { running = 0, done = 1 };
 
 /// Chunks [begin, end), settled, reduced by the members of that attempt.
@@ -99,11 +108,38 @@ pub const StateTensor = struct {
 };
 
 // ---- peer to coordinator
-pub const Join = struct { name: Bytes, address: Bytes, initial_world_size: u32 };
+/// Opens every connection, once per group: a newcomer's wish, or the return of a member. What the
+/// peer is a member of follows (epoch_report, knows_commit, knows_abort), then join_end.
+pub const Join = struct {
+    name: Bytes,
+    address: Bytes,
+    initial_world_size: u32,
+    /// Said `joined` to on an earlier connection; else it knows nothing of being a member.
+    again: bool,
+    /// Rounds whose end it still waits for; 0: none.
+    round: u64,
+    stop_round: u64,
+};
+/// An epoch that the peer is in.
+pub const EpochReport = struct {
+    epoch: u64,
+    attempt: u32,
+    /// It has passed the safe point at which the epoch begins.
+    entered: bool,
+    decisions_seen: u64,
+    alive: Mask,
+    members: List(PeerId),
+};
+pub const JoinEnd = struct {};
 pub const Leave = struct { group: u16 };
 pub const Heartbeat = struct { number: u64, bytes_sent: u64, bytes_received: u64 };
 pub const HeartbeatAck = struct { number: u64 };
-pub const Prepared = struct { group: u16, round: u64 };
+pub const Prepared = struct {
+    group: u16,
+    round: u64,
+    /// The user waits to enter; of a newcomer it may come later than the lanes.
+    entering: bool,
+};
 pub const SafePoints = struct { group: u16, round: u64, count: u64 };
 pub const Activated = struct { group: u16, epoch: u64 };
 pub const EpochClosed = struct { group: u16, epoch: u64 };
@@ -132,6 +168,10 @@ pub const ReportOp = struct {
     op: OpId,
     descriptor: Descriptor,
     state: OpState,
+    /// The attempt of its call, and that of its last vote; 0 before the vote.
+    begun_attempt: u32,
+    voted_attempt: u32,
+    digest: u128,
     chunks: u32,
     settled: List(SettledRange),
 };
@@ -143,8 +183,7 @@ pub const LinkLost = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
-    /// No lane could be opened for longer than the silence limit.
-    down: bool,
+    state: LinkState,
 };
 pub const StatusRequest = struct {};
 /// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
@@ -216,6 +255,8 @@ pub const Commit = struct {
     attempt: u32,
     digest: u128,
     decision: u64,
+    /// Decisions up to this one are known to all members.
+    acknowledged: u64,
 };
 pub const Abort = struct {
     group: u16,
@@ -229,6 +270,7 @@ pub const Abort = struct {
     descriptor: Descriptor,
     other_descriptor: Descriptor,
     decision: u64,
+    acknowledged: u64,
 };
 pub const Expelled = struct { group: u16, why: Bytes };
 /// The offers differ: everybody gets the content with this root from the holders.
@@ -249,6 +291,10 @@ pub const StatusReply = struct { json: Bytes };
 
 pub const Message = union(enum(u16)) {
     join: Join = 1,
+    epoch_report: EpochReport,
+    knows_commit: Commit,
+    knows_abort: Abort,
+    join_end: JoinEnd,
     leave: Leave,
     heartbeat: Heartbeat,
     heartbeat_ack: HeartbeatAck,

@@ -25,6 +25,9 @@ pub const Hello = struct {
     from: base.PeerId,
     /// The peer that is meant, for lanes: a reused address is noticed.
     to: base.PeerId = .none,
+    /// Tells one process from another under the same id, for control: a connection made again from
+    /// a second process. Drawn at its start.
+    instance: u64 = 0,
 };
 
 pub const Verdict = enum(u8) {
@@ -47,6 +50,7 @@ pub fn encode(hello: Hello) [hello_bytes]u8 {
     bytes[16..32].* = hello.run_id;
     bytes[32..48].* = hello.from.bytes;
     bytes[48..64].* = hello.to.bytes;
+    std.mem.writeInt(u64, bytes[64..72], hello.instance, .little);
     return bytes;
 }
 
@@ -54,13 +58,14 @@ pub fn decode(bytes: *const [hello_bytes]u8) Error!Hello {
     if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
     if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
     for (bytes[12..16]) |byte| if (byte != 0) return error.BadValue;
-    for (bytes[64..96]) |byte| if (byte != 0) return error.BadValue;
+    for (bytes[72..96]) |byte| if (byte != 0) return error.BadValue;
     return .{
         .purpose = std.enums.fromInt(Purpose, bytes[10]) orelse return error.BadValue,
         .lane = bytes[11],
         .run_id = bytes[16..32].*,
         .from = .{ .bytes = bytes[32..48].* },
         .to = .{ .bytes = bytes[48..64].* },
+        .instance = std.mem.readInt(u64, bytes[64..72], .little),
     };
 }
 
@@ -87,6 +92,7 @@ test "a hello survives the round trip, and a stranger's bytes are named errors" 
         .run_id = @splat(7),
         .from = .from_int(1),
         .to = .from_int(2),
+        .instance = 1 << 63 | 5,
     };
     const bytes = encode(hello);
     try std.testing.expectEqual(hello, try decode(&bytes));

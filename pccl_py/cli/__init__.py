@@ -6,6 +6,7 @@ status.py. Whatever a command does, a program can do through pccl_py.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -102,11 +103,23 @@ def coordinator(
         str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
     ] = None,
     token_file: TokenFile = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the run in this directory. A coordinator started again with it, on the same "
+            "address, goes on with the run; options left out are those of the run.",
+        ),
+    ] = None,
     run_id: RunId = None,
-    min_world_size: MinWorldSize = 1,
+    min_world_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="A group that falls below fails. " + _default("1")),
+    ] = None,
     initial_world_size: Annotated[
-        int, typer.Option(min=1, help="Peers the first epoch of a group waits for.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Peers the first epoch of a group waits for. " + _default("1")),
+    ] = None,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
     window_bytes: WindowBytes = None,
@@ -114,9 +127,11 @@ def coordinator(
     silence: Silence = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a coordinator until SIGINT or SIGTERM. Prints its token, and nothing else, on stdout."""
-    if verbose:
-        log.to_stderr()
+    """Run a coordinator until SIGINT or SIGTERM. Prints its token, and nothing else, on stdout.
+
+    Warnings go to stderr, with --verbose all events do.
+    """
+    log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     stop = threading.Event()
     _on_stop_signals(lambda number: stop.set())
     with pccl_py.Coordinator(
@@ -130,6 +145,7 @@ def coordinator(
         window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        state=state,
     ) as running:
         if token_file is not None:
             _write_secret(token_file, running.token)
@@ -184,7 +200,7 @@ exit with 0 (with --on-failure stop: if all do).
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
     if verbose:
-        log.to_stderr()
+        log.to_stderr(logging.DEBUG)
     with pccl_py.Coordinator(
         bind=bind,
         min_world_size=min_world_size,

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 
-def to_stderr() -> None:
-    """Shows everything that `logging.getLogger("pccl")` gets."""
+def to_stderr(level: int) -> None:
+    """Shows what `logging.getLogger("pccl")` gets from this level on."""
     console = Console(stderr=True)
     handler: logging.Handler
     if console.is_terminal:
@@ -19,4 +19,4 @@ def to_stderr() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     logger = logging.getLogger("pccl")
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+    logger.setLevel(level)

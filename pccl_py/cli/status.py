@@ -85,6 +85,17 @@ def render(status: dict[str, Any]) -> RenderableType:
         str(status["strangers_refused"]),
     )
     parts: list[RenderableType] = [head]
+    # A coordinator of an earlier release does not say.
+    if status.get("incarnation", 1) > 1:
+        head.append("  restarts ", "dim").append(str(status["incarnation"] - 1))
+    if status.get("journal") == "failed":
+        parts.append(
+            Text(
+                f"the journal has failed: {status['journal_failure']}; the run goes on, and ends "
+                "with this coordinator",
+                style="bold red",
+            )
+        )
     if not status["groups"]:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:

@@ -8,6 +8,7 @@ through pccl_py; here it is the contract of the calls.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -90,14 +91,18 @@ def together(calls: list[Any]) -> list[Any]:
     return [results[index] for index in range(len(calls))]
 
 
+def admit(comm: Any) -> None:
+    check(lib.pccl_comm_admit(comm, 0, options("admission")))
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Any, Any]]:
     """Two communicators of one group, admitted; the first has rank 0."""
     with coordinator(initial_world_size=2) as running:
         token = lib.pccl_coordinator_token(running)
         comms = together([lambda: connect(token, deadline_ns=30 * SECOND)] * 2)
-        for comm in comms:
-            check(lib.pccl_comm_admit(comm, 0, options("admission")))
+        # The first epoch begins when all of its members have come.
+        together([functools.partial(admit, comm) for comm in comms])
         info = options("comm_info")
         check(lib.pccl_comm_info(comms[0], info))
         yield (comms[0], comms[1]) if info.rank == 0 else (comms[1], comms[0])
@@ -144,7 +149,7 @@ LAYOUTS = {
     "peer_id": (16, {"bytes": 0}),
     "token_info": (280, {"size": 0, "address": 8, "run_id": 264}),
     "coordinator_options": (
-        80,
+        88,
         {
             "size": 0,
             "bind": 8,
@@ -158,6 +163,7 @@ LAYOUTS = {
             "heartbeat_ns": 56,
             "silence_ns": 64,
             "prepare_ns": 72,
+            "state_dir": 80,
         },
     ),
     "comm_options": (
@@ -573,6 +579,22 @@ def test_a_coordinator_says_its_port_and_token() -> None:
         address = ffi.new("char[]", ffi.string(info.address))
         taken = lib.pccl_coordinator_create(options("coordinator_options", bind=address), second)
         assert text(info.address) in refused(taken, "PCCL_SYSTEM_ERROR")
+
+
+def test_a_coordinator_goes_on_with_the_run_of_its_state_dir(tmp_path: Path) -> None:
+    state = ffi.new("char[]", bytes(tmp_path / "state"))
+    with coordinator(state_dir=state, heartbeat_ns=SECOND // 4) as first:
+        token = text(lib.pccl_coordinator_token(first))
+        second = ffi.new("pccl_coordinator_t **")
+        same = options("coordinator_options", state_dir=state)
+        shared = lib.pccl_coordinator_create(same, second)
+        assert "another coordinator" in refused(shared, "PCCL_SYSTEM_ERROR")
+    other = options("coordinator_options", state_dir=state, heartbeat_ns=SECOND)
+    said = refused(lib.pccl_coordinator_create(other, second))
+    assert "heartbeat is 1 s" in said
+    assert "0.25 s" in said
+    with coordinator(state_dir=state) as again:
+        assert text(lib.pccl_coordinator_token(again)) == token
 
 
 def test_the_status_of_a_run_tells_how_much_room_it_needs(pair: tuple[Any, Any]) -> None:

@@ -33,6 +33,7 @@ const striking = [_]Class{
     .vanish,
     .freeze,
     .freeze_coordinator,
+    .crash_coordinator,
     .late_join,
     .leave,
 };
@@ -63,6 +64,7 @@ pub const Faults = struct {
         const scale: u64 = switch (class) {
             // They cost a peer, or everybody's time.
             .crash, .vanish, .reset_control, .leave, .freeze_coordinator, .cut_pair => 3,
+            .crash_coordinator => 2,
             else => 1,
         };
         const index = @intFromEnum(class);
@@ -114,6 +116,9 @@ fn strike_chosen(world: *World, chosen: swarm.Strike) void {
     if (node.index == world_file.coordinator_index) switch (chosen.how) {
         .freeze => return freeze_for(world, node, heartbeat_ns),
         .freeze_long => return freeze_for(world, node, 2 * world.config.silence_ns),
+        .kill => return world.take_down_coordinator(.killed, world.config.heartbeat_ns / 2),
+        .reset => return world.take_down_coordinator(.reset, 0),
+        .vanish => return world.take_down_coordinator(.vanished, world.config.heartbeat_ns),
         else => return,
     };
     switch (chosen.how) {
@@ -143,6 +148,13 @@ fn strike_chosen(world: *World, chosen: swarm.Strike) void {
         },
         .leave => users.leave(&node.users[0]),
     }
+}
+
+/// It comes back at once, or only after a while.
+pub fn crash_coordinator(world: *World, prng: *Prng) void {
+    const hows = [_]world_file.EndOfNode{ .killed, .reset, .vanished };
+    const how = hows[prng.below(hows.len)];
+    world.take_down_coordinator(how, draw_time(prng, 3000));
 }
 
 /// False if there was nobody to strike.
@@ -189,7 +201,14 @@ fn strike(world: *World, class: Class) bool {
             replace(world, prng);
         },
         .freeze => freeze(world, pick_peer(world, prng) orelse return false, prng),
-        .freeze_coordinator => freeze(world, &world.nodes[0], prng),
+        .freeze_coordinator => {
+            if (world.nodes[0].state != .up) return false;
+            freeze(world, &world.nodes[0], prng);
+        },
+        .crash_coordinator => {
+            if (world.nodes[0].state != .up) return false;
+            crash_coordinator(world, prng);
+        },
         .late_join => {
             if (world.peers_started >= world.config.peers_max) return false;
             _ = world.add_peer(draw_time(prng, 100)) orelse return false;
@@ -356,7 +375,8 @@ pub fn draw_shape(world: *World) [2]network.Shape {
     });
     const prng = &world.prng_network;
     const delay_ns = prng.below(config.delay_ns_max);
-    const slow = config.has(.slow_links) and
+    // Links that are made when all is well are well.
+    const slow = config.has(.slow_links) and world.phase == .safety and
         world.faults.stream(.slow_links).chance(
             if (config.levels.get(.slow_links) == .heavy) 2 else 8,
         );
@@ -441,6 +461,10 @@ pub fn at_point(
 }
 
 pub fn died_at_point(world: *World, node: *Node) void {
+    if (node.index == world_file.coordinator_index) {
+        const prng = world.faults.stream(.torn_journal);
+        return world.take_down_coordinator(.killed, draw_time(prng, 3000));
+    }
     world.take_down(node, node.dies_how);
     if (world.scripted) return;
     world.statistics.fault(.crash_at_point);
@@ -478,6 +502,7 @@ pub fn heal(world: *World) void {
     };
     world.pair_cuts.clearRetainingCapacity();
     var up: u32 = 0;
+    if (world.nodes[0].state == .down) well_at += 3000 * ms; // it starts again by then
     for (&world.nodes) |*node| {
         if (node.state != .up) continue;
         well_at = @max(well_at, node.frozen_until);

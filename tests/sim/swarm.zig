@@ -27,6 +27,9 @@ pub const Class = enum {
     crash_at_point,
     freeze,
     freeze_coordinator,
+    crash_coordinator,
+    torn_journal,
+    full_journal,
     late_tick,
     drift,
     // Users.
@@ -49,7 +52,7 @@ pub const Levels = std.EnumArray(Class, Level);
 /// One fault at one event of the world, chosen and not drawn (sweep.zig).
 pub const Strike = struct {
     how: How,
-    /// The peer; the coordinator is 0 and can only freeze.
+    /// The peer; the coordinator is 0 and can only freeze, or die and come back.
     node: u8,
     step: u64,
 
@@ -63,7 +66,22 @@ pub const Strike = struct {
         swallow_lanes,
         reset_control,
         leave,
+
+        pub fn strikes_coordinator(how: How) bool {
+            return switch (how) {
+                .kill, .reset, .vanish, .freeze, .freeze_long => true,
+                .reset_lanes, .swallow_lanes, .reset_control, .leave => false,
+            };
+        }
     };
+
+    /// Nobody's call may fail because of it.
+    fn goes_unnoticed(strike: Strike) bool {
+        return switch (strike.how) {
+            .kill, .reset, .vanish => strike.node == 0,
+            else => false,
+        };
+    }
 
     /// "kill:2@153"
     pub fn parse(text: []const u8) error{Usage}!Strike {
@@ -181,16 +199,23 @@ pub const Config = struct {
         }
     }
 
+    fn loses_coordinator(config: *const Config) bool {
+        return config.has(.crash_coordinator) or config.has(.torn_journal);
+    }
+
     pub fn has(config: *const Config, class: Class) bool {
         return config.levels.get(class) != .off;
     }
 
     /// True if nothing that can make a call fail is on.
     pub fn is_calm(config: *const Config) bool {
-        for (config.strikes) |strike| if (strike != null) return false;
+        for (config.strikes) |maybe| if (maybe) |strike| if (!strike.goes_unnoticed()) return false;
         for (std.enums.values(Class)) |class| {
             const harmless = switch (class) {
-                .tiny_segments, .slow_links, .late_tick, .late_join, .strangers, .drift => true,
+                .tiny_segments, .late_tick, .late_join, .strangers, .drift => true,
+                // Its members are back in time, unless their links are slow.
+                .crash_coordinator, .torn_journal => true,
+                .slow_links => !config.loses_coordinator(),
                 else => false,
             };
             if (!harmless and config.has(class)) return false;

@@ -39,7 +39,7 @@ pub fn run(gpa: std.mem.Allocator, rig: *Rig, start: u64, seeds: u64, doubles: u
         const steps = calm.events_of_safety;
         for (std.enums.values(Strike.How)) |how| {
             for (0..config.peers_start + 1) |node| {
-                if (node == 0 and how != .freeze and how != .freeze_long) continue;
+                if (node == 0 and !how.strikes_coordinator()) continue;
                 for (1..steps) |step| {
                     var struck = config;
                     struck.strikes[0] = .{ .how = how, .node = @intCast(node), .step = step };

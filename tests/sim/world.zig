@@ -13,6 +13,7 @@ const session_layer = @import("session");
 const Borrowed = @import("borrowed.zig").Borrowed;
 const Checkers = @import("checkers.zig").Checkers;
 const Config = @import("swarm.zig").Config;
+const Disk = @import("disk.zig").Disk;
 const Memory = @import("memory.zig").Memory;
 const Trace = @import("trace.zig").Trace;
 const Tap = @import("tap.zig").Tap;
@@ -85,7 +86,6 @@ pub const Node = struct {
     id: base.PeerId = .none,
     session: ?*Session = null,
     control: ?Ref = null,
-    dial_attempts: u6 = 0,
     /// Its own clock: offset + t * rate / 65536.
     clock_offset: u64 = 0,
     clock_rate: u64 = 65536,
@@ -154,6 +154,7 @@ pub const What = union(enum) {
     accepted: u32,
     ended: Ref,
     tick: struct { node: u8, version: u32 },
+    start_coordinator,
     dial_control: u8,
     start: u8,
     user: struct { node: u8, user: u8, version: u32 },
@@ -179,7 +180,7 @@ pub const What = union(enum) {
             .admit_watchdog => |body| body.node,
             .dial_control => |index| index,
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
-            .start, .stop, .heal, .check_progress, .ending, .over => null,
+            .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
         };
     }
 };
@@ -250,7 +251,11 @@ pub const World = struct {
     queue: Queue,
 
     nodes: [nodes_max]Node = undefined,
+    /// While its node is up.
     coordinator: *Coordinator = undefined,
+    disk: Disk,
+    /// Starts of the coordinator so far.
+    incarnations: u32 = 0,
     connections: std.ArrayList(*Connection) = .empty,
     works: std.ArrayList(*calls.Work) = .empty,
     calls_finished: u32 = 0,
@@ -291,6 +296,7 @@ pub const World = struct {
             .prng_network = swarm.stream(config.seed, "network"),
             .prng_users = swarm.stream(config.seed, "users"),
             .faults = .init(&config),
+            .disk = .{ .world = world },
         };
         options.borrowed.reset();
         for (&world.nodes, 0..) |*node, index| {
@@ -302,8 +308,14 @@ pub const World = struct {
     fn start_coordinator(world: *World) void {
         const config = &world.config;
         const node = &world.nodes[coordinator_index];
+        assert(node.state != .up);
         node.memory = .init(world.backing, node_bytes_max);
         node.state = .up;
+        node.dying = false;
+        node.dies = false;
+        node.tick_at = base.never;
+        node.tick_version += 1;
+        world.disk.full = false;
         world.draw_clock(node);
         world.coordinator = Coordinator.create(node.memory.allocator(), .{
             .run_id = run_id,
@@ -315,8 +327,48 @@ pub const World = struct {
             .heartbeat_ns = config.heartbeat_ns,
             .silence_ns = config.silence_ns,
             .prepare_ns = config.prepare_ns,
+            .journal = world.disk.journal_of(),
         }, .{ .ctx = node, .vtable = &coordinator_host }) catch @panic("out of memory");
+        world.incarnations += 1;
+        if (world.incarnations > 1) world.note("the coordinator starts again", .{});
+        const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
+        world.coordinator.restore(node.here(), journal) catch |err| {
+            if (err != error.JournalFailed) return world.checkers.fail(
+                .p8_restart,
+                "the coordinator cannot read its journal: {t}",
+                .{err},
+            );
+            return world.take_down_coordinator(.killed, 100 * ms); // until there is room again
+        };
         world.settle(node);
+    }
+
+    /// The coordinator's process ends; another one starts after a while.
+    pub fn take_down_coordinator(world: *World, how: EndOfNode, back_after_ns: u64) void {
+        const node = &world.nodes[coordinator_index];
+        if (node.state != .up) return;
+        world.note("the coordinator is {t}", .{how});
+        if (world.coordinator.journal_state == .failed) world.checkers.forgetful = true;
+        node.dying = true;
+        for (world.connections.items) |connection| for (&connection.ends, 0..) |*e, side| {
+            if (e.node != node.index or e.state == .closed) continue;
+            e.what = .nothing;
+            world.lose_end(connection, @intCast(side), how);
+        };
+        world.coordinator.destroy();
+        node.state = .down;
+        node.frozen_until = 0;
+        node.woken.clearRetainingCapacity();
+        world.check_memory(node);
+        world.after(back_after_ns, .start_coordinator);
+    }
+
+    fn check_memory(world: *World, node: *const Node) void {
+        if (node.memory.blocks != 0) world.checkers.fail(
+            .leak,
+            "node {d} ended and still holds {d} blocks, {d} bytes",
+            .{ node.index, node.memory.blocks, node.memory.bytes },
+        );
     }
 
     fn draw_clock(world: *World, node: *Node) void {
@@ -401,6 +453,7 @@ pub const World = struct {
             .ended => |ref| world.ended(ref),
             .tick => |body| world.tick(&world.nodes[body.node], body.version),
             .dial_control => |index| world.dial_control(&world.nodes[index]),
+            .start_coordinator => world.start_coordinator(),
             .start => |index| world.start_peer(&world.nodes[index]),
             .user => |body| users.woken(
                 &world.nodes[body.node].users[body.user],
@@ -491,11 +544,7 @@ pub const World = struct {
         node.state = .down;
         users.node_down(node);
         node.woken.clearRetainingCapacity();
-        if (node.memory.blocks != 0) world.checkers.fail(
-            .leak,
-            "p{d} ended and still holds {d} blocks, {d} bytes",
-            .{ node.index, node.memory.blocks, node.memory.bytes },
-        );
+        world.check_memory(node);
     }
 
     fn lose_end(world: *World, connection: *Connection, side: u1, how: EndOfNode) void {
@@ -593,6 +642,7 @@ pub const World = struct {
     fn dial_control(world: *World, node: *Node) void {
         if (node.state != .up or node.control != null) return;
         const connection = world.connect(node.index, coordinator_index, true);
+        world.note("p{d} dials the coordinator: connection {d}", .{ node.index, connection.index });
         connection.ends[0].what = .control;
         node.control = .{ .connection = connection.index, .side = 0 };
         faults.fate_of_dial(world, connection);
@@ -630,10 +680,7 @@ pub const World = struct {
         const ref: Ref = .{ .connection = index, .side = 0 };
         switch (e.what) {
             .lane => |lane| node.session.?.lane_opened(node.here(), lane),
-            .control => {
-                node.dial_attempts = 0;
-                node.session.?.control_opened(node.here());
-            },
+            .control => node.session.?.control_opened(node.here()),
             .nothing, .accepted, .stranger => unreachable,
         }
         world.schedule_delivery(connection, 1);
@@ -686,19 +733,11 @@ pub const World = struct {
             .control => {
                 node.control = null;
                 node.session.?.control_closed(now);
-                world.redial(node);
             },
             .accepted => |accepted_connection| world.coordinator.closed(now, accepted_connection),
             .nothing, .stranger => {},
         }
         world.settle(node);
-    }
-
-    /// Jittered back-off, at most 0.4 s, as engine/net does.
-    fn redial(world: *World, node: *Node) void {
-        const most = @min(400, @as(u64, 10) << @min(node.dial_attempts, 6));
-        node.dial_attempts +|= 1;
-        world.after(world.prng_network.between(1, most) * ms, .{ .dial_control = node.index });
     }
 
     /// This end sends nothing more; the other learns it after what is under way.
@@ -948,14 +987,12 @@ pub const World = struct {
         world.trace.text = .off;
         for (world.nodes[1..]) |*node| world.take_down(node, .killed);
         const node = &world.nodes[coordinator_index];
-        node.dying = true;
-        world.coordinator.destroy();
-        node.state = .down;
-        if (node.memory.blocks != 0) world.checkers.fail(
-            .leak,
-            "the coordinator ended and still holds {d} blocks, {d} bytes",
-            .{ node.memory.blocks, node.memory.bytes },
-        );
+        if (node.state == .up) {
+            node.dying = true;
+            world.coordinator.destroy();
+            node.state = .down;
+            world.check_memory(node);
+        }
         calls.check_borrowed(world);
     }
 };
@@ -966,6 +1003,7 @@ const session_host: session_layer.Host.VTable = .{
     .dial = host_dial,
     .lane_close = host_lane_close,
     .lane_wake = host_lane_wake,
+    .control_dial = host_control_dial,
     .control_close = host_control_close,
     .group_event = host_group_event,
     .operation_finished = host_operation_finished,
@@ -1031,7 +1069,12 @@ fn host_control_close(ctx: *anyopaque) void {
     e.state = .closed;
     e.what = .nothing;
     node.world.finish_pipe(ref);
-    node.world.redial(node);
+}
+
+fn host_control_dial(ctx: *anyopaque) void {
+    const node = node_of(ctx);
+    if (node.dying) return;
+    node.world.after(0, .{ .dial_control = node.index });
 }
 
 fn host_group_event(
@@ -1085,7 +1128,11 @@ fn host_connection_close(ctx: *anyopaque, connection: *protocol.Connection) void
             .{},
         );
     }
-    node.world.pump_stream(ref, &connection.stream);
+    if (node.dying) {
+        e.what = .nothing;
+        return;
+    }
+    if (!node.dies) node.world.pump_stream(ref, &connection.stream);
     node.world.note("the coordinator closes connection {d}", .{ref.connection});
     e.state = .closed;
     e.what = .nothing;
@@ -1094,6 +1141,7 @@ fn host_connection_close(ctx: *anyopaque, connection: *protocol.Connection) void
 
 fn host_connection_wake(ctx: *anyopaque, connection: *protocol.Connection) void {
     const node = node_of(ctx);
+    if (node.dying) return;
     node.world.wake(node, ref_of(connection.driver));
 }
 

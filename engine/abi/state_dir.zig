@@ -1,0 +1,105 @@
+//! state_dir: the directory of a coordinator's journal among its options: opens it, and lets the
+//! run that it holds decide what the caller left open. What the caller says otherwise than the run
+//! is an error: peers were told the one, and would meet the other. The file:
+//! net/journal_file.zig; sentences about it: failure.zig.
+
+const std = @import("std");
+const base = @import("base");
+const net = @import("net");
+const protocol = @import("protocol");
+const failure = @import("failure.zig");
+const status = @import("status.zig");
+const text = @import("text.zig");
+const CoordinatorOptions = @import("coordinator.zig").CoordinatorOptions;
+const JournalFile = net.JournalFile;
+const Settings = protocol.journal.Settings;
+
+const gpa = std.heap.c_allocator;
+
+pub const StateDir = struct {
+    path: [:0]const u8,
+    file: *JournalFile,
+    /// Of the run that is there already; they refer to bytes of the file.
+    settings: ?Settings,
+
+    /// Null if the options name none.
+    pub fn open(path: ?[*:0]const u8) status.Error!?StateDir {
+        const dir = try text.optional_path(path, "state_dir") orelse return null;
+        var trouble: net.journal_file.Trouble = undefined;
+        const file = JournalFile.open(gpa, dir, &trouble) catch |err|
+            return failure.open_journal(err, dir, &trouble);
+        return .{
+            .path = dir,
+            .file = file,
+            .settings = protocol.journal.settings_of(file.content()) catch unreachable, // open has
+        };
+    }
+
+    /// Fills in what the caller left open, and refuses what differs.
+    pub fn settle(
+        state: *const StateDir,
+        given: *CoordinatorOptions,
+        endpoint: *net.address.Endpoint,
+    ) status.Error!void {
+        const settings = &(state.settings orelse return);
+        inline for (.{
+            .{ "min_world_size", "min_world_size" },
+            .{ "initial_world_size", "initial_world_size" },
+            .{ "lanes_per_link", "lanes" },
+            .{ "chunk_bytes", "chunk_bytes" },
+            .{ "window_bytes", "window_bytes" },
+            .{ "heartbeat_ns", "heartbeat_ns" },
+            .{ "silence_ns", "silence_ns" },
+            .{ "prepare_ns", "prepare_ns" },
+        }) |pair| {
+            const option = &@field(given, pair[0]);
+            const decided = @field(settings, pair[1]);
+            if (option.* == 0) option.* = decided;
+            if (option.* != decided) return state.differs(pair[0], option.*, decided);
+        }
+        if (given.run_id) |id| if (!std.mem.eql(u8, id, &settings.run_id)) return status.fail(
+            .invalid_argument,
+            "run_id is {x}, but {s} holds the run {x}: leave run_id out to go on with that run, " ++
+                "or give another directory to begin a new one",
+            .{ id, state.path, &settings.run_id },
+        );
+        if (endpoint.port == 0) endpoint.port = settings.port;
+        if (endpoint.port != settings.port)
+            return state.differs("the port of bind", endpoint.port, settings.port);
+    }
+
+    fn differs(
+        state: *const StateDir,
+        comptime name: []const u8,
+        given: u64,
+        decided: u64,
+    ) status.Error {
+        const unit = "_ns";
+        if (comptime std.mem.endsWith(u8, name, unit)) return state.differs_by(
+            name[0 .. name.len - unit.len],
+            "{d} s",
+            in_seconds(given),
+            in_seconds(decided),
+        );
+        return state.differs_by(name, "{d}", given, decided);
+    }
+
+    fn differs_by(
+        state: *const StateDir,
+        comptime name: []const u8,
+        comptime value: []const u8,
+        given: anytype,
+        decided: @TypeOf(given),
+    ) status.Error {
+        return status.fail(
+            .invalid_argument,
+            name ++ " is " ++ value ++ ", but the run in {s} was begun with " ++ value ++
+                ": give the same, or leave it out; another directory begins a new run",
+            .{ given, state.path, decided },
+        );
+    }
+};
+
+fn in_seconds(duration_ns: u64) f64 {
+    return @as(f64, @floatFromInt(duration_ns)) / std.time.ns_per_s;
+}
