@@ -644,8 +644,12 @@ test "what another version wrote is named, and a stranger's file is none" {
     const at = image.bytes().len;
     @memcpy(file[0..at], image.bytes());
     const start: Record = .{ .start = .{ .incarnation = 1 } };
-    const removal: Record = .{ .removal = .{ .group = 1, .peer = .none } };
-    const outside: Record = .{ .removal = .{ .group = limits.groups_max, .peer = .none } };
+    const removal: Record = .{ .removal = .{ .group = 1, .peer = .none, .epochs = .{} } };
+    const outside: Record = .{ .removal = .{
+        .group = limits.groups_max,
+        .peer = .none,
+        .epochs = .{},
+    } };
     const Case = struct { written: Record, number: u16, wanted: Error };
     for ([_]Case{
         .{ .written = start, .number = 6, .wanted = error.UnknownRecord },
