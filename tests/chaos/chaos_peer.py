@@ -24,7 +24,7 @@ from told import number_of, outcome_fields, peer_id
 
 import pccl_py as pccl
 
-STATE_COUNT = 32 * 1024
+STATE_COUNT = 128 * 1024  # four leaves
 DEADLINE_SECONDS = 60.0
 RESOLVE_SECONDS = 30.0
 # How long a coordinator may stay away while this peer looks for it.
@@ -60,6 +60,8 @@ class ChaosPeer:
         self._epoch = self._round = self._in_flight = self._begun = 0
         self._finish = self._leave = self._rejoin = False
         self._state = np.zeros(STATE_COUNT, np.uint64)
+        self._revision = 0
+        self._shared: pccl.SharedState | None = None
         self._comm: pccl.Communicator | None = None
         self._carried: Pending | None = None
 
@@ -116,7 +118,7 @@ class ChaosPeer:
         carried, self._carried = self._carried, None
         if self._comm is not None:
             self._comm.close()
-            self._comm = None
+            self._comm = self._shared = None
         if carried is not None:
             error = carried.work.exception()
             kind = type(error).__name__
@@ -137,6 +139,11 @@ class ChaosPeer:
             initial_world_size=self._orders["initial_world_size"],
             deadline=DEADLINE_SECONDS,
             connect_timeout=CONNECT_SECONDS,
+        )
+        # Before the first safe point, so that some fetch it while the others work.
+        prefetch = self._number % 2 == 0
+        self._shared = self._comm.shared_state(
+            {"state": self._state}, revision=self._revision, prefetch=prefetch
         )
         self.enter(Phase.ENTERING)
         admission = self._comm.admit()
@@ -162,7 +169,7 @@ class ChaosPeer:
             "operations": [],
         }
         self.mark()
-        finish = self._compare_state(admission, report)
+        finish = self._sync(admission, report)
         calls = draw(self._orders["seed"], self._epoch, self._round, admission.world_size)
         lost = None
         pending = [] if self._carried is None else [self._carried]
@@ -269,44 +276,31 @@ class ChaosPeer:
         size = min(STATE_COUNT, pending.call.count)
         self._state[:size] += pending.recv[:size]
 
-    def _compare_state(self, admission: pccl.Admission, report: dict[str, Any]) -> bool:
+    def _sync(self, admission: pccl.Admission, report: dict[str, Any]) -> bool:
         """All members hold equal state, and newcomers get it. True: somebody wants to finish."""
-        assert self._comm is not None
-        joined = set(admission.joined) if admission.changed else set()
-        fresh = self._comm.peer_id in joined
-        mine = np.uint64(0 if fresh else self._digest())
-        told = np.array([mine, np.uint64(0) if fresh else ~mine, self._finish], np.uint64)
+        assert self._comm is not None and self._shared is not None
+        fresh = admission.changed and self._comm.peer_id in admission.joined
+        members = set(self._comm.members) if admission.changed else set()
+        before = self._digest()
+        outcome = self._shared.sync()
+        self._revision = outcome.revision
+        mine = self._digest()
+        # Newcomers alone may have anything, of which one content was elected.
+        if not fresh and (outcome.leaves_moved or mine != before):
+            self.violation(f"a sync moved {outcome} at a member whose state was that of all")
+        if members == set(admission.joined):
+            self.say("fresh", epoch=admission.epoch)
+        told = np.array([mine, ~np.uint64(mine), self._finish], np.uint64)
         self._comm.all_reduce(told, op="max", tag=STATE_TAG, recovery="restart")
-        wanted, inverse, finish = (int(value) for value in told)
-        report["state"] = f"{wanted:016x}"
-        somebody = (wanted, inverse) != (0, 0)
-        if somebody and wanted != int(~np.uint64(inverse)):
-            self.violation(f"states differ in {report['epoch']}/{report['round']}")
-        if joined:
-            self._share_state(joined, fresh, wanted if somebody else None)
-        return bool(finish)
-
-    def _share_state(self, joined: set[pccl.PeerId], fresh: bool, wanted: int | None) -> None:
-        assert self._comm is not None
-        if fresh:
-            self._state = np.zeros(STATE_COUNT, np.uint64)
-        for rank, member in enumerate(self._comm.members):
-            if member in joined:
-                continue
-            try:
-                self._comm.broadcast(self._state, rank, tag=STATE_TAG)
-            except pccl.Aborted:
-                continue  # that one was lost; the next has it too
-            if self._digest() != wanted:
-                self.violation(f"the state that rank {rank} gave is another")
-            return
-        if not fresh:
-            self.violation("a member of the last epoch is left, and nobody had the state")
+        if int(told[0]) != mine or int(told[1]) != int(~np.uint64(mine)):
+            self.violation(f"states differ after {outcome}")
+        report["state"] = f"{mine:016x}/{outcome.revision}"
+        report["moved"] = [outcome.leaves_moved, outcome.leaves_early, outcome.sources]
+        return bool(told[2])
 
     def _digest(self) -> int:
-        # Never 0 or all ones, which stand for newcomers.
         weights = np.arange(1, 2 * STATE_COUNT, 2, dtype=np.uint64)
-        return int((self._state * weights).sum()) >> 1 | 1
+        return int((self._state * weights).sum())
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ class Ledger:
         self.rounds = 0
         self.newest_epoch = 0
         self.outcomes: Counter[str] = Counter()
+        self.state: Counter[str] = Counter()
         self._operations: dict[Key, Operation] = {}
         self._rounds: dict[tuple[int, int], dict[str, Any]] = {}
         # Who failed where others succeeded, and must not be heard of again in this membership.
@@ -58,6 +59,9 @@ class Ledger:
         known = self._rounds.setdefault(where, said)
         if known != said:
             self._complain(f"{where}: peer {number} has {said}, others {known}")
+        moved, early, sources = report["moved"]
+        self.state += Counter(syncs=1, leaves_moved=moved, leaves_early=early)
+        self.state["sources_max"] = max(self.state["sources_max"], sources)
         if number not in said["members"]:
             self._complain(f"{where}: peer {number} works in an epoch of {said['members']}")
 

@@ -293,6 +293,7 @@ class Run:
             "rounds": self.ledger.rounds,
             "epochs": self.ledger.newest_epoch,
             "outcomes": dict(self.ledger.outcomes),
+            "state": dict(self.ledger.state),
             "kills": self.kills,
             "coordinator_kills": self.coordinator_kills,
             "joins": self.joins,

@@ -26,6 +26,7 @@ REPORT: dict[str, Any] = {
     "round": 7,
     "members": [0, 17],
     "state": "00ff",
+    "moved": [0, 0, 0],
     "operations": [
         {
             "key": [3, 7, 0],
@@ -52,7 +53,7 @@ def test_a_minute_of_faults_breaks_no_promise(record_property: Any) -> None:
     assert not report["violations"], told
     assert not report["complaints"], told
     assert report["operations"] > 100 and report["kills"] > 5, told
-    assert report["faults"]["points"], told
+    assert report["faults"]["points"] and report["state"]["leaves_moved"] > 0, told
 
 
 def test_a_seed_is_a_plan() -> None:

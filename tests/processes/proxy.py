@@ -53,6 +53,7 @@ class Rule:
     fate: Fate = Fate.PASS
     delay: float = 0.0
     rate: float | None = None  # bytes per second, of each connection
+    segment: int | None = None  # largest piece that is sent at once
     refuse: bool = False  # of new connections: they are reset
 
 
@@ -461,16 +462,22 @@ class Proxy:
         if flow.rule.fate is Fate.SWALLOW:
             flow.swallowed = True
             return
+        size = flow.rule.segment or len(data)
+        for begin in range(0, len(data), size):
+            piece = memoryview(data)[begin : begin + size]
+            flow.waiting.append((self._due(flow, len(piece)), piece))
+            flow.waiting_bytes += len(piece)
+        self._push(connection, flow)
+
+    def _due(self, flow: Flow, count: int) -> float:
+        """When so many bytes more have gone over the line."""
         now = time.monotonic()
         due = now + flow.rule.delay
         if flow.rule.rate is not None:
-            flow.free_at = max(now, flow.free_at) + len(data) / flow.rule.rate
-            due = flow.free_at + flow.rule.delay
-        elif flow.waiting:
-            due = max(due, flow.waiting[-1][0])  # none overtakes another
-        flow.waiting.append((due, memoryview(data)))
-        flow.waiting_bytes += len(data)
-        self._push(connection, flow)
+            flow.free_at = max(now, flow.free_at) + count / flow.rule.rate
+            return flow.free_at + flow.rule.delay
+        # None overtakes another.
+        return max(due, flow.waiting[-1][0]) if flow.waiting else due
 
     def _push(self, connection: Connection, flow: Flow) -> None:
         """Sends on what is due."""

@@ -146,6 +146,15 @@ def test_rate_is_kept_in_one_direction_only(pair: Pair, rate: float) -> None:
     assert time.monotonic() - began < 0.45
 
 
+def test_segments_come_one_by_one(pair: Pair) -> None:
+    pair.proxy.set_rule("1", "0", Rule(rate=500, segment=1))
+    pair.one.sendall(b"x" * 100)
+    reads: list[int] = []
+    while sum(reads) < 100:
+        reads.append(len(pair.zero.recv(1000)))
+    assert len(reads) > 50, reads  # a busy machine lets some wait together
+
+
 def test_a_direction_that_is_held_is_silent_while_the_other_works(pair: Pair) -> None:
     pair.proxy.set_rule("1", "0", Rule(fate=Fate.HOLD))
     pair.one.sendall(b"late")
