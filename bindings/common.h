@@ -99,8 +99,7 @@ struct Work {
 
   // Cancels if unfinished, frees, and only then lets go of the buffers. Idempotent.
   void destroy();
-  // pccl_work_wait in slices; throws when a signal handler raised. Leaves the group if what it
-  // raised is SystemExit.
+  // pccl_work_wait in slices; throws when a signal handler raised.
   pccl_status_t wait(uint64_t timeout_ns);
 };
 

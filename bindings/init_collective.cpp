@@ -7,8 +7,8 @@ namespace pccl_binding {
 
 namespace {
 
-// Waits for a work nobody else knows of yet. A signal handler that raises withdraws the operation
-// (or leaves the group, see Work::wait), and the buffers are free before its exception leaves.
+// Waits for a work nobody else knows of yet. A signal handler that raises withdraws the operation,
+// and the buffers are free before its exception leaves.
 void block_on(Work &work) {
   try {
     work.wait(UINT64_MAX);

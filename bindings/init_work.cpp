@@ -100,17 +100,7 @@ void Work::destroy() {
 }
 
 pccl_status_t Work::wait(uint64_t timeout_ns) {
-  try {
-    return sliced(timeout_ns, [&](uint64_t slice) { return pccl_work_wait(native, slice); });
-  } catch (nb::python_error &error) {
-    // This process is about to end. It leaves before anything of its is withdrawn, which would
-    // abort the operation for all: so the others finish it without this peer.
-    if (error.matches(PyExc_SystemExit)) {
-      Unlocked unlocked;
-      pccl_comm_close(comm->native);
-    }
-    throw;
-  }
+  return sliced(timeout_ns, [&](uint64_t slice) { return pccl_work_wait(native, slice); });
 }
 
 void init_work(nb::module_ &module) {

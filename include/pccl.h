@@ -197,9 +197,10 @@ typedef struct pccl_comm_options {
   uint64_t deadline_ns;        /* default deadline of collectives and admit on this communicator; 0: 10 min */
   uint64_t connect_ns;         /* how long create waits to reach the coordinator; 0: 30 s */
   const pccl_peer_id_t *peer_id; /* NULL: random. Two live peers with one id: the second is refused */
-  /* Asked about every 50 ms by a thread that blocks in create, join or admit of this communicator; non-zero
+  /* Asked about every 50 ms by a thread that blocks in create, join, admit or sync of this communicator; non-zero
    * withdraws that call, which ends with PCCL_CANCELLED (an admit withdrawn so has not passed the safe point; call
-   * it again). For Ctrl-C. Must not call this library. It runs on the blocked thread. NULL: never asked. */
+   * it again). For Ctrl-C. Of this library it may call pccl_comm_close and nothing else. It runs on the blocked
+   * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
 } pccl_comm_options_t;

@@ -31,6 +31,8 @@ class Handle(Protocol):
 
     def _fork(self) -> None: ...
 
+    def _leave(self) -> None: ...
+
 
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -64,16 +66,18 @@ def _at_exit() -> None:
 def exit_on_sigterm() -> None:
     """From now on SIGTERM ends this process as sys.exit does, so that it leaves its groups.
 
-    The others see it leave, as after `close`, and finish what is in flight without it: an
-    operation that this process waits for is not withdrawn. Without this call SIGTERM kills a
-    Python process, and the others see a loss. Raises SystemExit(143) in the main thread, within a
-    twentieth of a second also inside a call of PCCL; call it from the main thread, before `connect`
-    say. Nothing is installed unless you call it.
+    It leaves at once, as with `close`, and the others finish what is in flight without it; were it
+    withdrawn, as by Ctrl-C, it would be aborted for all. Then SystemExit(143) is raised in the
+    main thread, within a twentieth of a second also inside a call of PCCL. Without this SIGTERM
+    kills a Python process, and the others see a loss. Call it from the main thread, before
+    `connect` say; nothing is installed unless you do.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
+    for handle in list(_handles):
+        handle._leave()
     raise SystemExit(128 + number)
 
 

@@ -382,6 +382,9 @@ class Group:
     def _exit(self) -> None:
         self.close()
 
+    def _leave(self) -> None:
+        self.close()
+
     def _fork(self) -> None:
         self._forked = True
 

@@ -103,6 +103,9 @@ class Coordinator:
     def _exit(self) -> None:
         self.close()
 
+    def _leave(self) -> None:
+        """The peers of this process that leave need it to say so to."""
+
     def _fork(self) -> None:
         self._forked = True
 

@@ -66,5 +66,9 @@ class Marker:
             glance.incarnation,
         )
 
+    def clear(self) -> None:
+        """For the next process, which has not begun."""
+        self._map[:] = bytes(_LAYOUT.size)
+
     def close(self) -> None:
         self._map.close()

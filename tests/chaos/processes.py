@@ -200,6 +200,7 @@ class Slot:
         command = [sys.executable, str(HERE / "chaos_peer.py"), json.dumps({**orders, **own})]
         self.newest = None
         self.frozen = False
+        self.marker.clear()
         self.process = Process(command, environment, news)
         return self.process
 

@@ -359,8 +359,10 @@ print(comm.peer_id, flush=True)
 
 
 TERMINATED = {
-    "all_reduce": "comm.all_reduce(array)",
-    "wait": "comm.all_reduce(array, async_op=True).wait()",
+    "all_reduce": ("comm.all_reduce(array)", "in_flight"),
+    "wait": ("comm.all_reduce(array, async_op=True).wait()", "in_flight"),
+    "sync": ("comm.shared_state({'x': array}).sync()", "in_flight"),
+    "sleep": ("time.sleep(60)", "True"),
 }
 
 
@@ -369,18 +371,22 @@ def test_sigterm_leaves_and_the_others_finish_what_is_in_flight(
     start: Any, coordinator: pccl.Coordinator, call: str
 ) -> None:
     """Withdrawing it, as Ctrl-C does, would abort it for the others."""
-    source = """
+    what, begun = TERMINATED[call]
+    other = TERMINATED["all_reduce"][0] if call == "sleep" else what
+    begin = """
 comm = pccl.connect(bind=LOOPBACK, initial_world_size=3)
 comm.admit()
 array = np.ones(100_000)
-say_when(lambda: comm.info().operations_in_flight == 1)
 """
+    source = begin + "say_when(lambda: {})\n"
+    in_flight = "comm.info().operations_in_flight == 1"
+    begun = in_flight if begun == "in_flight" else begun
     leaver = start(
-        BLOCKED + "pccl.exit_on_sigterm()" + source + TERMINATED[call],
+        BLOCKED + "pccl.exit_on_sigterm()" + source.format(begun) + what,
         PCCL_TOKEN=coordinator.token,
     )
     stayer = start(
-        BLOCKED + source + "comm.all_reduce(array); print(array.max(), len(comm.admit().left))",
+        BLOCKED + source.format(in_flight) + other + "; print(len(comm.admit().left))",
         PCCL_TOKEN=coordinator.token,
     )
     loopback = "127.0.0.1:0"
@@ -392,10 +398,14 @@ say_when(lambda: comm.info().operations_in_flight == 1)
         assert leaver.end() == 128 + signal.SIGTERM, leaver.errors
         assert leaver.errors == ""
         array = np.ones(100_000)
-        outcome = comm.all_reduce(array)
-        assert (array == 2.0).all() and len(outcome.contributors) == 2
+        if call == "sync":
+            with comm.shared_state({"x": array}) as state:
+                assert state.sync().revision == 1
+        else:
+            outcome = comm.all_reduce(array)
+            assert (array == 2.0).all() and len(outcome.contributors) == 2
         assert len(comm.admit().left) == 1
-        stayer.expect("2.0 1")
+        stayer.expect("1")
         assert stayer.end() == 0, stayer.errors
 
 
