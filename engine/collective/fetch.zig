@@ -26,6 +26,8 @@ pub const Fetch = struct {
 
     const Source = struct {
         usable: bool = false,
+        /// What it sent was wrong.
+        discarded: bool = false,
         asked: [limits.state_asked_max]u32 = undefined,
         count: u32 = 0,
 
@@ -69,6 +71,18 @@ pub const Fetch = struct {
         fetch.leaves[leaf] = .missing;
         fetch.left += 1;
         fetch.cursor = @min(fetch.cursor, leaf);
+    }
+
+    /// Another member has everything by now.
+    pub fn add_source(fetch: *Fetch, rank: u16) void {
+        const source = &fetch.sources[rank];
+        if (!source.discarded) source.usable = true;
+    }
+
+    /// Nobody has been asked in vain: somebody may still come to have everything.
+    pub fn may_wait(fetch: *const Fetch) bool {
+        for (fetch.sources) |*source| if (source.discarded) return false;
+        return true;
     }
 
     pub fn is_usable(fetch: *const Fetch, rank: u16) bool {
@@ -153,6 +167,7 @@ pub const Fetch = struct {
     pub fn discard(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
         source.usable = false;
+        source.discarded = true;
         for (source.asked[0..source.count]) |leaf| switch (fetch.leaves[leaf]) {
             .asked_twice => fetch.leaves[leaf] = .asked,
             .asked => {
@@ -231,5 +246,6 @@ test "a discarded source gives back what it has not brought; nothing is asked of
         fetch.delivered(1, fetch.sources[1].asked[0]);
     }
     fetch.discard(1);
-    try std.testing.expect(!fetch.has_sources());
+    fetch.add_source(1); // no more than once
+    try std.testing.expect(!fetch.has_sources() and !fetch.may_wait());
 }

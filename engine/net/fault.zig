@@ -62,8 +62,9 @@ pub const Fault = struct {
     /// "all_reduce.settled" for .all_reduce_settled.
     fn point_named(wanted: []const u8) ?Point {
         inline for (comptime std.enums.values(Point)) |point| {
-            const collective = "all_reduce";
-            const name = collective ++ "." ++ @tagName(point)[collective.len + 1 ..];
+            const tag = @tagName(point);
+            const split = comptime std.mem.lastIndexOfScalar(u8, tag, '_').?;
+            const name = tag[0..split] ++ "." ++ tag[split + 1 ..];
             if (std.mem.eql(u8, wanted, name)) return point;
         }
         return null;
@@ -85,6 +86,7 @@ test "fault points are read, and a mistyped one is an error" {
     try std.testing.expectEqual(.STOP, any.signal);
     try std.testing.expect(any.matches(.all_reduce_called, 77, 0, 0));
     try std.testing.expectEqual(0.25, (try Fault.parse("all_reduce.partial::0.25")).fraction);
+    try std.testing.expectEqual(.sync_given, (try Fault.parse("sync.given::0.5")).point);
     const bad = [_][]const u8{
         "",                        "settled",                  "all_reduce",
         "all_reduce_settled",      "all_reduce.settled:x",     "all_reduce.settled:5:2",

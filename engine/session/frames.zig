@@ -249,7 +249,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (lane.state == .refusing) return links.fail(s, lane, "it was refused");
     const operation = lane.out_operation orelse return;
     lane.out_operation = null;
-    if (operation.sync != null) return sync.sent(operation, lane.out.payload.len);
+    if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
     if (lane.out.slot != collective.Executor.no_slot) wake(s, operation.predecessor.?);
@@ -491,7 +491,9 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
         return reject(s, lane, @errorName(err));
     switch (route(s, header, lane.link.?.peer)) {
         .stale => {},
-        .current => |operation| if (operation.successor == lane.link) {
+        .current => |operation| if (operation.sync != null) {
+            sync.on_open(s, lane.link.?, operation);
+        } else if (operation.successor == lane.link) {
             opened(s, operation, header.index, &descriptor);
         },
         .early => lane.link.?.remember(.of(header), header.attempt, .{

@@ -47,7 +47,7 @@ pub const GroupEvent = union(enum) {
     gone: Status,
 };
 
-/// Named points of an all_reduce at which tests may end the process (net/fault.zig).
+/// Named points of an all_reduce or a sync at which tests may end the process (net/fault.zig).
 pub const FaultPoint = enum {
     all_reduce_called,
     all_reduce_opened,
@@ -55,6 +55,13 @@ pub const FaultPoint = enum {
     all_reduce_settled,
     all_reduce_voted,
     all_reduce_committed,
+    sync_offered,
+    /// A leaf has gone to another member.
+    sync_given,
+    /// A leaf has come in, and is as it must be.
+    sync_taken,
+    sync_voted,
+    sync_committed,
 };
 
 pub const Host = struct {
@@ -874,6 +881,13 @@ pub const Session = struct {
         s.host.vtable.fault_point(s.host.ctx, point, sequence, x.chunks_settled, total);
     }
 
+    /// `done`: leaves, where that says something.
+    pub fn sync_point(s: *Session, operation: *Operation, point: FaultPoint, done: u64) void {
+        const state = operation.sync.?.state orelse return;
+        const sequence = operation.op.id.sequence;
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
+    }
+
     /// What could not be done inside a member's action is done now.
     pub fn run_deferred(s: *Session) void {
         while (s.deferred.pop()) |operation| {
@@ -933,7 +947,8 @@ pub const Session = struct {
         if (failure) |why| {
             operation.failure = why;
             operation.status = why.status;
-        } else s.fault_point(operation, .all_reduce_committed);
+        } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
+        else s.fault_point(operation, .all_reduce_committed);
         if (operation.status == .in_doubt and op.state == .in_doubt) {
             frames.set_aside(s, operation);
         } else {

@@ -43,6 +43,7 @@ pub const Sync = struct {
     /// What the attempt under way has elected.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
+    holders: Mask = .empty,
     fetch: collective.Fetch,
     /// Who is asked for the hashes of the leaves, and the next page.
     hashes_from: ?u16 = null,
@@ -53,6 +54,7 @@ pub const Sync = struct {
     /// Of all attempts.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+    leaves_given: u32 = 0,
     leaves_moved: u32 = 0,
     /// Leaves that differ and had been fetched before the call.
     leaves_early: u32 = 0,
@@ -78,6 +80,10 @@ pub const Sync = struct {
         wants: Queue = .{},
         /// What it has asked for.
         asked: Queue = .{},
+        /// It says that it has everything.
+        gives: bool = false,
+        /// It is to be told that this peer has everything.
+        tell: bool = false,
     };
 
     const class_leaf = prefetch.class_leaf;
@@ -192,12 +198,15 @@ pub fn step(s: *Session, operation: *Operation) void {
                 .strategy = sync.strategy,
                 .voted = sync.voted,
             });
+            s.sync_point(operation, .sync_offered, 0);
         },
         .offered => {},
         .hashes, .leaves => fetch_more(s, operation),
         .complete => {
             const digest = Sync.digest_of(&sync.root, sync.revision);
+            const voted = operation.op.voted_attempt;
             member.completed(&operation.op, digest);
+            if (operation.op.voted_attempt != voted) s.sync_point(operation, .sync_voted, 0);
         },
     }
 }
@@ -222,12 +231,16 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     if (sync.phase != .offered) return; // the offer of this attempt is still to be sent
     sync.elected_revision = message.revision;
     sync.elected_root = message.root;
+    sync.holders = message.holders;
     if (std.mem.eql(u8, &sync.root, &message.root)) {
-        completed(operation);
+        completed(s, operation);
         return step(s, operation);
     }
     var sources = message.holders;
-    for (sync.exchanges, 0..) |*exchange, rank| if (exchange.link == null) sources.unset(rank);
+    for (sync.exchanges, 0..) |*exchange, rank| {
+        if (exchange.gives) sources.set(rank);
+        if (exchange.link == null) sources.unset(rank);
+    }
     for (sync.exchanges.len..limits.peers_max) |rank| sources.unset(rank);
     sync.fetch.begin(&sources);
     const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
@@ -238,9 +251,16 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     step(s, operation);
 }
 
-/// This peer has what was elected: from now on it offers that, and nothing else.
-fn completed(operation: *Operation) void {
+/// This peer has what was elected: from now on it offers that, and nothing else. Others may have no
+/// link to any who had it before.
+fn completed(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
+    const held = std.mem.eql(u8, &sync.root, &sync.elected_root);
+    if (!held) for (sync.exchanges, 0..) |*exchange, rank| {
+        const link = exchange.link orelse continue;
+        exchange.tell = !sync.holders.has(rank);
+        frames.wake(s, link);
+    };
     sync.phase = .complete;
     sync.revision = sync.elected_revision;
     sync.root = sync.elected_root;
@@ -263,10 +283,12 @@ fn begin_leaves(operation: *Operation) void {
 fn fetch_more(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
     if (sync.phase == .leaves and sync.fetch.left == 0) {
-        completed(operation);
+        completed(s, operation);
         return step(s, operation);
     }
     if (!sync.fetch.has_sources()) {
+        // It has no link to those who hold it: in a large group only to neighbours, who will.
+        if (sync.fetch.may_wait()) return;
         s.log(.err, "no member gives the elected content of the shared state", .{});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
@@ -319,6 +341,12 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     const exchange = for (sync.exchanges) |*exchange| {
         if (exchange.link == link) break exchange;
     } else return false;
+    if (exchange.tell) {
+        exchange.tell = false;
+        const descriptor = control.encode_descriptor(operation.op.descriptor);
+        frames.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
+        return true;
+    }
     if (exchange.wants.pop()) |item| {
         frames.put(lane, operation, .{
             .kind = .want,
@@ -353,8 +381,13 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     return true;
 }
 
-pub fn sent(operation: *Operation, bytes: usize) void {
-    operation.sync.?.bytes_sent += bytes;
+/// A leaf or a page has gone.
+pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
+    const sync = operation.sync.?;
+    sync.bytes_sent += lane.out.payload.len;
+    if (lane.out.kind != .leaf) return;
+    sync.leaves_given += 1;
+    s.sync_point(operation, .sync_given, sync.leaves_given);
 }
 
 // ---- incoming
@@ -367,6 +400,19 @@ pub const Error = error{
     NotAsked,
     WrongPhase,
 };
+
+/// Another member has everything by now.
+pub fn on_open(s: *Session, link: *Link, operation: *Operation) void {
+    const sync = operation.sync.?;
+    const rank = sync.rank_of(link) orelse return;
+    sync.exchanges[rank].gives = true;
+    switch (sync.phase) {
+        .hashes, .leaves => {},
+        .idle, .offered, .complete => return, // `elected` looks at it
+    }
+    sync.fetch.add_source(rank);
+    frames.later(s, operation);
+}
 
 /// Another member wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const Header) Error!void {
@@ -439,6 +485,7 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
         sync.fetch.delivered(rank, leaf);
         sync.leaves_moved += 1;
         sync.sources.set(rank);
+        s.sync_point(operation, .sync_taken, sync.leaves_moved);
     }
     frames.later(s, operation);
 }

@@ -291,6 +291,28 @@ test "the only holder dies before anybody has everything: the rest agree on what
     }
 }
 
+test "a member without a link to any holder gets it from one that has got it before" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3, 4 }, &.{ 3, 0, 0, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    // As in a group of more than 32: links only to neighbours.
+    for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 }, .{ 1, 3 } }) |pair| {
+        case.held[pair[0]].operation.?.sync.?.exchanges[pair[1]].link = null;
+        case.held[pair[1]].operation.?.sync.?.exchanges[pair[0]].link = null;
+    }
+    try case.world.settle();
+    for (case.held[1..4], 0..) |*held, before| {
+        var source: base.Mask = .empty;
+        source.set(before);
+        try expect(held.operation.?.sync.?.sources.eql(&source));
+    }
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
 test "leaves that are not what they should be are asked of another" {
     var case: Case = undefined;
     try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import sys
@@ -41,6 +42,7 @@ class PeerProgram:
         self.admission: pccl.Admission | None = None
         self.arrays: dict[str, Any] = {}
         self.works: dict[str, pccl.Work] = {}
+        self.state: pccl.SharedState | None = None
         self.loop: Loop | None = None
 
     def become(self, number: int) -> None:
@@ -157,6 +159,20 @@ class PeerProgram:
             self.call("all_reduce", "in", "out", op=op)
             results.append(self.read("out"))
         return results
+
+    # ---- shared state
+
+    def share(self, leaves: int, value: int, **options: Any) -> None:
+        """A state of one array, of whole leaves."""
+        assert self.comm is not None
+        self.arrays["state"] = np.full(leaves * 256 * 1024, value, np.uint8)
+        self.state = self.comm.shared_state({"state": self.arrays["state"]}, **options)
+
+    def sync(self, strategy: str = "popular") -> dict[str, Any]:
+        """The outcome, and the values that the state has then."""
+        assert self.state is not None
+        outcome = dataclasses.asdict(self.state.sync(strategy))
+        return {**outcome, "values": np.unique(self.arrays["state"]).tolist()}
 
     # ---- load
 
