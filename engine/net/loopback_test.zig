@@ -686,3 +686,95 @@ test "an admit that waits for another peer can be interrupted, and has not passe
     var case: Case = .{ .coordinator = coordinator };
     try in_parallel(3, &case, Case.run);
 }
+
+/// A state of one tensor, and what becomes of it.
+const Shared = struct {
+    peer: *const Peer,
+    bytes: []u8,
+    state: *net.SharedState,
+
+    const leaves = 200;
+
+    fn init(shared: *Shared, peer: *const Peer, value: u8, prefetch: bool) !void {
+        const bytes = try gpa.alloc(u8, leaves * base.limits.state_leaf_bytes);
+        errdefer gpa.free(bytes);
+        @memset(bytes, value);
+        const shape = [_]u64{bytes.len};
+        var at: usize = 0;
+        shared.* = .{ .peer = peer, .bytes = bytes, .state = undefined };
+        shared.state = try net.SharedState.create(gpa, peer.membership, .{
+            .name = "state",
+            .tensors = &.{.{ .name = "x", .dtype = .u8, .shape = &shape, .data = bytes.ptr }},
+            .prefetch = prefetch,
+        }, &at);
+    }
+
+    fn deinit(shared: *Shared) void {
+        shared.state.destroy();
+        gpa.free(shared.bytes);
+    }
+
+    fn sync(shared: *Shared, deadline_ns: u64) !net.SharedState.Outcome {
+        const options: net.SharedState.Options = .{
+            .strategy = .popular,
+            .deadline = clock.after(deadline_ns),
+            .interrupt = .{},
+        };
+        return shared.state.sync(options, ignore);
+    }
+
+    fn ignore(_: *const session.Operation) void {}
+};
+
+test "three peers sync what differs, hashed on several threads, and once more without moving any" {
+    const coordinator = try start_coordinator(.default);
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 3 });
+            defer peer.leave();
+            const rank = (try peer.admit()).rank;
+            var shared: Shared = undefined;
+            try shared.init(&peer, if (rank < 2) 7 else 1, true);
+            defer shared.deinit();
+            const first = try shared.sync(patience_ns);
+            try std.testing.expectEqual(1, first.revision);
+            const differing: u32 = if (rank < 2) 0 else Shared.leaves;
+            try std.testing.expectEqual(differing, first.leaves_moved);
+            try std.testing.expect(std.mem.allEqual(u8, shared.bytes, 7));
+            const second = try shared.sync(patience_ns);
+            try std.testing.expectEqual(2, second.revision);
+            try std.testing.expectEqual(0, second.bytes_received + second.bytes_sent);
+        }
+    };
+    try in_parallel(3, coordinator, Case.run);
+}
+
+test "a state that is closed on another thread ends its sync, and nothing is left of it" {
+    const coordinator = try start_coordinator(.default);
+    defer coordinator.destroy();
+    const Case = struct {
+        fn run(at: *const CoordinatorEngine, _: usize) !void {
+            const peer = try Peer.join(at, .{ .world_size = 2 });
+            defer peer.leave();
+            const rank = (try peer.admit()).rank;
+            var shared: Shared = undefined;
+            try shared.init(&peer, 7, false);
+            defer shared.deinit();
+            if (rank == 0) {
+                // The other one never calls; whenever the close comes, it ends the call.
+                const closer = try std.Thread.spawn(.{}, net.SharedState.close, .{shared.state});
+                defer closer.join();
+                if (shared.sync(patience_ns)) |_| return error.TestUnexpectedResult else |err| {
+                    try std.testing.expect(err == error.Failed or err == error.Ended);
+                }
+            }
+            var values: [10]u64 = undefined;
+            digits(&values, rank);
+            const all: []u64 = &values;
+            try peer.all_reduce(all);
+            try expect_sum(&values, &.{ 0, 1 });
+        }
+    };
+    try in_parallel(2, coordinator, Case.run);
+}

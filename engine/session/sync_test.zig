@@ -384,6 +384,22 @@ test "a sync that is cancelled after its offer is in doubt, and aborted for the 
     try case.held[1].end(.aborted);
 }
 
+test "a holder that is cancelled while others fetch gives nothing more, and all are told" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    try run_until_moved(&case, &case.held[1], 5);
+    const holder = &case.held[0];
+    holder.node.s.cancel(case.world.now, holder.operation.?);
+    try holder.end(.in_doubt);
+    @memset(&holder.weights, 9); // its own again
+    try case.world.settle();
+    try case.held[1].end(.aborted);
+    try case.held[1].expect_value(2, 0);
+    try expectEqual(0, holder.node.s.operations.items.len);
+}
+
 test "a call that would use the memory of a sync is refused, and so is a reserved tag" {
     var case: Case = undefined;
     try case.init(&.{ 1, 1 }, &.{ 0, 0 });
