@@ -72,9 +72,7 @@ pub const PeerEngine = struct {
     const farewell_ns = std.time.ns_per_s;
     /// How long something that accepted our connection may take to answer as a coordinator does.
     const greeting_ns_max = base.limits.stranger_ns_max;
-    /// A coordinator that closes without an answer may have too many strangers at its door just
-    /// now.
-    const greetings_max = 8;
+    const greeting_pause_ms_max = 400;
 
     pub const Options = struct {
         coordinator: address.Endpoint,
@@ -141,14 +139,15 @@ pub const PeerEngine = struct {
 
     // ---- the coordinator's greeting, on the thread of the user
 
+    /// A coordinator that closes without an answer may have too many strangers at its door, or
+    /// be down behind a tunnel that is up; one that does not answer may be frozen. Both may pass,
+    /// as a closed port may open.
     fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
-        var greetings: u32 = 0;
         while (true) {
-            greetings += 1;
             return engine.greet(options) catch |err| {
-                if (err != error.Closed or greetings == greetings_max) return err;
-                const pause_ns = engine.session.prng.between(10, 200) * std.time.ns_per_ms;
-                const until = clock.after(pause_ns);
+                if (err != error.Closed and err != error.NoAnswer) return err;
+                const pause_ms = engine.session.prng.between(10, greeting_pause_ms_max);
+                const until = clock.after(pause_ms * std.time.ns_per_ms);
                 if (until >= options.connect_deadline) return err;
                 var nobody: lock.Signal = .{};
                 _ = try options.interrupt.wait(&nobody, until);
@@ -167,7 +166,7 @@ pub const PeerEngine = struct {
             errdefer socket.close(fd);
             try engine.name_address(fd, options);
             engine.session.control_opened(clock.now());
-            try engine.exchange_greetings(fd, options.interrupt);
+            try engine.exchange_greetings(fd, options);
         }
         engine.control = try engine.links.add(fd, control_owner);
     }
@@ -175,14 +174,15 @@ pub const PeerEngine = struct {
     fn exchange_greetings(
         engine: *PeerEngine,
         fd: socket.Fd,
-        interrupt: reach.Interrupt,
+        options: Options,
     ) Error!void {
         const s = engine.session;
-        const deadline = clock.after(greeting_ns_max);
+        const deadline = @min(options.connect_deadline, clock.after(greeting_ns_max));
         while (s.control_state == .greeting) {
             const bytes = s.control.send_slice();
             const direction: socket.Direction = if (bytes.len > 0) .write else .read;
-            if (!try reach.wait_socket(fd, direction, deadline, interrupt)) return error.NoAnswer;
+            if (!try reach.wait_socket(fd, direction, deadline, options.interrupt))
+                return error.NoAnswer;
             if (bytes.len > 0) {
                 const count = socket.send(fd, &.{bytes}) catch |err| switch (err) {
                     error.WouldBlock => continue,

@@ -100,11 +100,12 @@ class Run:
         self.expect_end(slot, 0)
         slot.process.say("leave")
 
-    def kill_coordinator(self, back_after: float) -> None:
+    def kill_coordinator(self, back_after: float, *, gate_closes: bool = True) -> None:
         process = self.coordinator.process
         assert process is not None
         self._expected[process.pid] = {-signal.SIGKILL}
-        self.proxy.close_gate(self.coordinator.gate)
+        if gate_closes:
+            self.proxy.close_gate(self.coordinator.gate)
         process.signal(signal.SIGKILL)
         self.coordinator_kills += 1
         self.later(back_after, self._start_coordinator)

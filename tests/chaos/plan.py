@@ -28,8 +28,10 @@ LINK_KINDS = (
     *("reset", "refuse", "crawl", "delay"),
 )
 CONTROL_KINDS = ("control_cut_short", "control_cut_long", "control_reset", "control_one_way")
-COORDINATOR_KINDS = ("coordinator_freeze_short",)
-RESTART_KINDS = ("coordinator_kill", "coordinator_freeze_long", "coordinator_kill_and_peer")
+COORDINATOR_KINDS = (
+    *("coordinator_freeze_short", "coordinator_freeze_long", "coordinator_kill"),
+    *("coordinator_kill_behind_gate", "coordinator_kill_and_peer"),
+)
 
 # Every kind of fault point once in so many, dying and stopping.
 STRIKES = tuple((point, stop) for point in POINTS for stop in (False, True))
@@ -71,12 +73,11 @@ def draw(
     slots: int | None = None,
     silence: float = 2.0,
     gap: float = 0.9,
-    restarts: bool = False,
 ) -> Plan:
-    """The plan of a seed. `restarts`: the coordinator may die."""
+    """The plan of a seed."""
     source = random.Random(f"chaos {seed}")
     drawn = source.randint(4, 8)
-    return _Drawing(source, seed, seconds, slots or drawn, silence, gap, restarts).plan()
+    return _Drawing(source, seed, seconds, slots or drawn, silence, gap).plan()
 
 
 class _Drawing:
@@ -88,11 +89,10 @@ class _Drawing:
         slots: int,
         silence: float,
         gap: float,
-        restarts: bool,
     ) -> None:
         self._source = source
         self._seed, self._seconds, self._slots = seed, seconds, slots
-        self._silence, self._gap, self._restarts = silence, gap, restarts
+        self._silence, self._gap = silence, gap
         self._free_at = [0.0] * slots
         self._coordinator_free_at = 0.0
         self._deck: list[str] = []
@@ -136,10 +136,10 @@ class _Drawing:
         if kind in LINK_KINDS:
             others = [slot for slot in range(self._slots) if slot not in slots]
             slots = (*slots, self._source.choice(others))
-        elif kind in COORDINATOR_KINDS or kind in ("coordinator_kill", "coordinator_freeze_long"):
-            slots = (COORDINATOR,)
-        elif about_coordinator:
+        elif kind in CONTROL_KINDS or kind == "coordinator_kill_and_peer":
             slots = (*slots, COORDINATOR)
+        elif kind in COORDINATOR_KINDS:
+            slots = (COORDINATOR,)
         if about_coordinator:
             self._coordinator_free_at = over
         return Fault(number, at, kind, slots, seconds, point)
@@ -147,8 +147,6 @@ class _Drawing:
     def _next_kind(self) -> str:
         if not self._deck:
             kinds = [*PROCESS_KINDS, *PAIR_KINDS, *LINK_KINDS, *CONTROL_KINDS, *COORDINATOR_KINDS]
-            if self._restarts:
-                kinds += [*RESTART_KINDS, "coordinator_kill"]
             self._deck = kinds + ["point"] * len(STRIKES)
             self._source.shuffle(self._deck)
         return self._deck.pop(0)
@@ -165,7 +163,7 @@ class _Drawing:
             return 0.0
         if kind.endswith("_short") or kind == "refuse":
             return self._source.uniform(0.1, 0.5) * self._silence
-        if kind == "coordinator_kill" or kind == "coordinator_kill_and_peer":
+        if kind.startswith("coordinator_kill"):
             return self._source.uniform(0.05, 0.8) * self._silence
         lasts = kind.endswith("_long") or kind in ("swallow", "control_one_way")
         if lasts or kind in ("crawl", "delay"):

@@ -227,7 +227,7 @@ class CoordinatorProcess:
         self._port = hold_port()
         self._options = options
         self._run_id = os.urandom(16)
-        self.folder = folder / "coordinator"
+        self._folder = folder / "coordinator"
         self.gate = proxy.gate(COORDINATOR, self._port.getsockname())
         self.token = pccl.token_create("{}:{}".format(*self.gate.address), self._run_id)
         # Past the faults of the run.
@@ -241,6 +241,7 @@ class CoordinatorProcess:
         advertise = "{}:{}".format(*self.gate.address)
         command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
         command += ["--bind", bind, "--advertise", advertise, "--run-id", self._run_id.hex()]
+        command += ["--state", str(self._folder)]
         for name, value in self._options.items():
             command += [f"--{name}", value]
         self.frozen = False

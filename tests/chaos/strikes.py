@@ -284,6 +284,11 @@ class Strikes:
         self._note_everybody(record)
         self._run.kill_coordinator(back_after=record.fault.seconds)
 
+    def _coordinator_kill_behind_gate(self, record: Record, slots: list[Slot]) -> None:
+        """As behind a load balancer: whoever dials is let in, and put out again."""
+        self._note_everybody(record)
+        self._run.kill_coordinator(back_after=record.fault.seconds, gate_closes=False)
+
     def _coordinator_kill_and_peer(self, record: Record, slots: list[Slot]) -> None:
         self._coordinator_kill(record, [])
         for slot in slots:
