@@ -11,7 +11,9 @@ before the next time.
                         coordinator_kill: from when it is back to everybody's next completed call
                         join: from the newcomer's connect to its first completed call
     undisturbed_steps   the same as a multiple of the median call when nothing happens
-    gap_seconds         join: the longest time an incumbent spent between two calls meanwhile;
+                        state: to its first sync, of a state of 256 MiB that three peers hold,
+                        or with _one_holder one; they let it be fetched while they work
+    gap_seconds         join, state: the longest time an incumbent spent between two calls then;
                         else: the longest that a call in flight took beyond an undisturbed one
 
 A row gives the median of the tries; metrics that end in _p90 and _max are of the same tries.
@@ -39,6 +41,7 @@ from bench.recovery_world import Peer, Step, World
 
 BENCH = "recovery"
 PEERS = 4
+STATE_SIZES = 4  # the state of a newcomer, in sizes of what is reduced
 UNITS = {"seconds": "s", "undisturbed_steps": "steps", "gap_seconds": "s"}
 
 
@@ -48,6 +51,7 @@ class Tries:
 
     case: str
     step: float  # seconds of an undisturbed call
+    suffix: str = ""
     failed_calls: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -60,9 +64,10 @@ class Tries:
 
     def rows(self) -> list[Row]:
         """As everywhere in this folder."""
-        made = [Row(BENCH, self.case, "failed_calls", float(self.failed_calls), "calls")]
-        for metric, values in self.values.items():
-            unit = UNITS[metric]
+        failed = f"failed_calls{self.suffix}"
+        made = [Row(BENCH, self.case, failed, float(self.failed_calls), "calls")]
+        for name, values in self.values.items():
+            unit, metric = UNITS[name], name + self.suffix
             made.append(Row(BENCH, self.case, metric, statistics.median(values), unit))
             made.append(Row(BENCH, self.case, f"{metric}_p90", quantile(values, 0.9), unit))
             made.append(Row(BENCH, self.case, f"{metric}_max", max(values), unit))
@@ -147,17 +152,24 @@ class Bench:
             self._world.settle(3)
         return tries
 
+    def state(self) -> Tries:
+        """A newcomer of a state of many leaves, as `join`; the time is that of its first sync."""
+        return self._newcomers("state", lambda newcomer: newcomer.said["synced"])
+
     def join(self) -> Tries:
         """A newcomer, which is killed when it is in, so that the next one finds four again."""
-        tries = Tries("join", self.step)
+        return self._newcomers("join", lambda newcomer: newcomer.steps[0].ended)
+
+    def _newcomers(self, name: str, when_in: Callable[[Peer], float]) -> Tries:
+        tries = Tries(name, self.step)
         for _ in range(self._tries):
             incumbents = list(self._world.peers)
-            newcomer = self._world.start_peer(self._source.randrange(PEERS))
+            newcomer = self._world.start_peer(self._source.randrange(len(incumbents)))
             newcomer.await_step(1)
             began, first = newcomer.said["connecting"], newcomer.steps[0]
             gap = max(longest_gap(peer, began, first.ended) for peer in incumbents)
             failed = sum(peer.failures_after(began) for peer in incumbents)
-            tries.add(first.ended - began, gap, failed)
+            tries.add(when_in(newcomer) - began, gap, failed)
             self._world.remove(newcomer)
             self._world.settle(3)
         return tries
@@ -171,10 +183,35 @@ def longest_gap(peer: Peer, since: float, until: float) -> float:
     return max(gaps, default=0.0)
 
 
-CASES: dict[str, Callable[[Bench], Tries]] = {
-    "kill": Bench.kill,
-    "freeze": Bench.freeze,
-    "join": Bench.join,
+@dataclass(frozen=True)
+class Setting:
+    """The world of a case. `suffix` goes to the names of its metrics."""
+
+    peers: int = PEERS
+    with_state: bool = False
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is done, and in which worlds."""
+
+    act: Callable[[Bench], Tries]
+    settings: tuple[Setting, ...] = (Setting(),)
+
+
+CASES = {
+    "kill": Case(Bench.kill),
+    "freeze": Case(Bench.freeze),
+    "coordinator_kill": Case(Bench.coordinator_kill),
+    "join": Case(Bench.join),
+    "state": Case(
+        Bench.state,
+        (
+            Setting(peers=3, with_state=True),
+            Setting(peers=1, with_state=True, suffix="_one_holder"),
+        ),
+    ),
 }
 
 
@@ -186,14 +223,16 @@ def run(
     warn_if_busy(status)
     rows: list[Row] = []
     measured: list[Tries] = []
-    for name in cases:
-        with World(PEERS, size, silence) as world:
-            case = CASES[name](Bench(world, tries, random.Random(name)))
-        measured.append(case)
-        status.print(f"{name}: measured, undisturbed {case.step:.3f} s", highlight=False)
-        rows += case.rows()
+    for name, setting in [(case, one) for case in cases for one in CASES[case].settings]:
+        state = STATE_SIZES * size if setting.with_state else 0
+        with World(setting.peers, size, silence, state) as world:
+            done = CASES[name].act(Bench(world, tries, random.Random(name)))
+        done.suffix = setting.suffix
+        measured.append(done)
+        status.print(f"{name}: measured, undisturbed {done.step:.3f} s", highlight=False)
+        rows += done.rows()
         if as_json:
-            print("\n".join(row.to_json() for row in case.rows()), flush=True)
+            print("\n".join(row.to_json() for row in done.rows()), flush=True)
     out.mkdir(parents=True, exist_ok=True)
     common.write_rows(rows, out / f"{BENCH}.jsonl")
     (status if as_json else Console()).print(table(measured, size))
@@ -216,5 +255,5 @@ def table(measured: list[Tries], size: int) -> Table:
         made.add_row("", "undisturbed call, s", "", f"{case.step:.3f}", "", "")
         for metric, values in case.values.items():
             told = (min(values), statistics.median(values), quantile(values, 0.9), max(values))
-            made.add_row("", metric, *(f"{value:.3f}" for value in told))
+            made.add_row("", metric + case.suffix, *(f"{value:.3f}" for value in told))
     return made

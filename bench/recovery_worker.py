@@ -5,6 +5,7 @@ times come to, is `recovery.py`'s. JSON lines on stdout, times of CLOCK_MONOTONI
 processes of a machine share:
 
     {"connecting": t}, {"entered": t, "epoch": ...}           once
+    {"synced": t, "early": n, "moved": n}                     of the first sync, with a state
     {"began": t, "ended": t, "world": n, "alive": n, "error": null}     for each call
     {"expelled": t}                                           at its end, if it was
 """
@@ -32,7 +33,9 @@ class Job:
     token: str
     place: int  # of the cores that the world shares
     world: int  # peers at first
-    size: int  # bytes
+    founder: bool
+    size: int  # bytes that are reduced
+    state: int = 0  # bytes that newcomers get first
 
     def to_json(self) -> str:
         """For the command line."""
@@ -50,12 +53,38 @@ def say(**what: object) -> None:
     sys.stdout.flush()
 
 
-def reduce_for_ever(comm: pccl.Communicator, size: int) -> None:
+class State:
+    """What a newcomer gets before it works. Founders have it; a newcomer knows by its digits."""
+
+    def __init__(self, comm: pccl.Communicator, size: int, founder: bool) -> None:
+        self._wanted = np.arange(size // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        self._array = self._wanted.copy() if founder else np.zeros_like(self._wanted)
+        self._shared = comm.shared_state(
+            {"state": self._array}, revision=int(founder), prefetch=True
+        )
+        self._told = False
+
+    def sync(self) -> None:
+        """Where somebody has entered."""
+        outcome = self._shared.sync()
+        if not self._told:
+            self._told = True
+            at = time.monotonic()
+            if not np.array_equal(self._array, self._wanted):
+                raise AssertionError("the state that came is another")
+            say(synced=at, early=outcome.leaves_early, moved=outcome.leaves_moved)
+
+
+def reduce_for_ever(comm: pccl.Communicator, job: Job) -> None:
     """The mean of ones is one, whoever contributes: the buffer needs no refill, and is checked."""
+    size = job.size
     array = np.ones(size // 4, np.float32)
+    state = State(comm, job.state, job.founder) if job.state else None
     admission = comm.admit()
     say(entered=time.monotonic(), epoch=admission.epoch)
     while True:
+        if admission.joined and state is not None:
+            state.sync()
         began = time.monotonic()
         error = None
         try:
@@ -77,7 +106,7 @@ def main() -> None:
     say(connecting=time.monotonic())
     with pccl.connect(job.token, bind=LOOPBACK, initial_world_size=job.world) as comm:
         try:
-            reduce_for_ever(comm, job.size)
+            reduce_for_ever(comm, job)
         except pccl.Expelled:
             say(expelled=time.monotonic())
 

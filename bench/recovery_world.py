@@ -149,8 +149,9 @@ class Peer(Process):
 class World:
     """A coordinator in a process of its own, and `n` peers that work."""
 
-    def __init__(self, n: int, size: int, silence: float) -> None:
-        self._size, self._n = size, n
+    def __init__(self, n: int, size: int, silence: float, state: int = 0) -> None:
+        self._size, self._n, self._state = size, n, state
+        self._founded = False
         self.silence = silence
         self.peers: list[Peer] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pccl-recovery-")
@@ -167,6 +168,7 @@ class World:
         try:
             for place in range(self._n):
                 self.start_peer(place)
+            self._founded = True
             self.settle(3)
         except BaseException:
             self.close()
@@ -184,7 +186,7 @@ class World:
     def _start_coordinator(self) -> Process:
         command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
         command += ["--bind", self._address, "--run-id", self._run_id.hex()]
-        command += ["--silence", str(self.silence)]
+        command += ["--silence", str(self.silence), "--state", f"{self._folder.name}/run"]
         process = Process(command)
         process.until(lambda: bool(process.lines), "its token")
         return process
@@ -198,7 +200,8 @@ class World:
 
     def start_peer(self, place: int) -> Peer:
         """One more."""
-        peer = Peer(Job(self.token, place, self._n, self._size))
+        job = Job(self.token, place, self._n, not self._founded, self._size, self._state)
+        peer = Peer(job)
         self.peers.append(peer)
         return peer
 

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import contributions
@@ -28,6 +29,7 @@ import numpy as np
 import oracle
 import psutil
 import pytest
+import test_processes_giving_up as giving_up
 import test_processes_losses as losses
 import test_processes_strangers as strangers
 from linked import COORDINATOR, LinkedWorld
@@ -85,14 +87,14 @@ def test_g2_ten_thousand_strangers_and_lengths_of_any_size_cost_no_memory() -> N
         hello = strangers.hello(strangers.CONTROL, run_id)
         greedy = hello + struct.pack("<IHH", 0xFFFFFFFF, 1, 0) + bytes(MIB)
         huge = struct.pack("<Q", 1 << 62) + bytes(1000)
-        for port in ports:  # buffers grow to their size, once
+        for salt, port in enumerate(ports):  # buffers grow to their size, once
             strangers.say(port, greedy, reset=False)
-        reduce(peers, 0)
+            strangers.reduce(peers, salt)
         before = strangers.resident_bytes([coordinator, *peers])
         for number in range(10_000):
             message = greedy if number % 500 == 0 else huge
             strangers.say(ports[number % 3], message, reset=True)
-        reduce(peers, 1)
+        strangers.reduce(peers, 3)
         after = strangers.resident_bytes([coordinator, *peers])
         grown = [now - then for now, then in zip(after, before, strict=True)]
         assert max(grown) < MIB, f"grown by {grown} bytes"
@@ -188,6 +190,26 @@ def test_g7_a_link_to_the_coordinator_that_dies_mixes_no_outcomes(fate: Fate) ->
         world.proxy.heal()
         with contextlib.suppress(Raised):
             victim.answer()
+
+
+def test_g8_a_coordinator_that_is_killed_again_and_again_ends_nothing(tmp_path: Path) -> None:
+    """The reference: "master crash = end of run"."""
+    with giving_up.killable_run(3, tmp_path) as (coordinator, peers):
+        ask_all(peers, "loop_begin", count=COUNT)
+        for peer in peers:
+            peer.event()
+        for _ in range(5):
+            coordinator.kill()
+            coordinator.start_again()
+        peers[0].ask("loop_end")
+        for peer in peers:
+            while peer.event() != "ended":
+                continue
+        logs = [peer.ask("loop_log") for peer in peers]
+        assert [entry["digest"] for entry in logs[0]] == [entry["digest"] for entry in logs[1]]
+        for log in logs:
+            assert all(entry["sum_is_right"] for entry in log)
+            assert all(sorted(entry["contributors"]) == [0, 1, 2] for entry in log)
 
 
 def test_g9_states_that_differ_in_one_bit_are_told_apart() -> None:

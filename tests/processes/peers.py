@@ -54,7 +54,7 @@ class Peer:
             env={**os.environ, **(environment or {})},
         )
         self._awaited = 0
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._events: queue.Queue[Any] = queue.Queue()
         self._errors: list[str] = []
         assert self.process.stderr is not None
@@ -82,8 +82,8 @@ class Peer:
             if "event" in said:
                 self._events.put(said["event"])
             else:
-                self._answers.put(said)
-        self._answers.put(None)
+                self.answers.put(said)
+        self.answers.put(None)
         self._events.put(None)
 
     def send(self, do: str, **arguments: Any) -> None:
@@ -95,7 +95,7 @@ class Peer:
 
     def answer(self, seconds: float = ANSWER_SECONDS_MAX) -> Any:
         """The next answer. Raises `Raised`; fails the test if none comes in time."""
-        said = self._next(self._answers, "answer", seconds)
+        said = self._next(self.answers, "answer", seconds)
         self._awaited -= 1
         if "error" in said:
             raise Raised(said["error"], said["message"])
@@ -129,8 +129,8 @@ class Peer:
 
     def silent(self) -> bool:
         """True if no answer has come that was not taken."""
-        with self._answers.mutex:
-            return all(said is None for said in self._answers.queue)
+        with self.answers.mutex:
+            return all(said is None for said in self.answers.queue)
 
     def read(self, name: str) -> np.ndarray:
         """An array of u64 that the peer holds."""
@@ -160,7 +160,7 @@ class Peer:
 
     def idle(self) -> bool:
         """It runs, and nothing that was asked or said is left over."""
-        left_over = self._awaited or not self._answers.empty() or not self._events.empty()
+        left_over = self._awaited or not self.answers.empty() or not self._events.empty()
         return self.process.poll() is None and not left_over
 
     def end(self) -> None:

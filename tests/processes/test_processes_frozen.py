@@ -6,6 +6,7 @@ is out, keeps its arrays, and may come back as a new one; the others never hear 
 
 from __future__ import annotations
 
+import queue
 import signal
 from typing import Any
 
@@ -96,6 +97,36 @@ def test_a_peer_frozen_after_an_operation_keeps_its_result_and_may_come_back() -
             assert victim.number in peer.answer()["joined"]
         make_and_run([*others, victim], 2)
         judge([*others, victim], 2, [[0, 1, victim.number]])
+
+
+@pytest.mark.parametrize("silences", [0.5, 2.5])
+def test_a_coordinator_that_is_frozen_and_thaws_loses_nobody(silences: float) -> None:
+    """Also after longer than the silence limit: it hears everybody out before it judges."""
+    coordinator = Peer()
+    peers = [Peer() for _ in range(3)]
+    try:
+        coordinator.become(99)
+        coordinator.answer()
+        token = coordinator.ask("coordinate", **SETTINGS)
+        for number, peer in enumerate(peers):
+            peer.become(number)
+            peer.answer()
+        ask_all(peers, "join", token=token, initial_world_size=3)
+        make_and_run(peers, 0)
+        judge(peers, 0, [[0, 1, 2]])
+        freeze(coordinator)
+        make_and_run(peers, 1)
+        with pytest.raises(queue.Empty):  # nothing is decided meanwhile
+            peers[0].answers.get(timeout=silences * SETTINGS["silence"])
+        coordinator.signal(signal.SIGCONT)
+        judge(peers, 1, [[0, 1, 2]])
+        assert not any(admission["changed"] for admission in ask_all(peers, "admit"))
+        make_and_run(peers, 2)
+        judge(peers, 2, [[0, 1, 2]])
+    finally:
+        coordinator.signal(signal.SIGCONT)
+        for peer in (coordinator, *peers):
+            peer.end()
 
 
 def test_all_but_one_are_frozen_and_it_goes_on_alone() -> None:

@@ -15,7 +15,7 @@ import contributions
 import numpy as np
 import oracle
 import pytest
-from linked import COORDINATOR, LinkedWorld
+from linked import COORDINATOR, LinkedWorld, await_condition
 from peers import Peer, Raised
 from proxy import Fate, Rule
 
@@ -194,6 +194,28 @@ def test_delay_is_no_loss(world: LinkedWorld) -> None:
         world.proxy.set_rules(str(one), COORDINATOR, Rule(delay=0.02))
     outcomes = [reduce(world.peers, salt) for salt in range(1, 4)]
     assert all(outcome["attempts"] == 1 for outcome in outcomes)
+
+
+def test_a_connection_to_the_coordinator_that_breaks_is_made_again_and_nobody_notices(
+    world: LinkedWorld,
+) -> None:
+    """Inside an operation, at one peer after the other and at all at once."""
+    begin_inside(world, 1)
+    for number in range(4):
+        assert world.proxy.reset(str(number), COORDINATOR) == 1
+        await_connections(world, number)
+    for number in range(4):
+        assert world.proxy.reset(str(number), COORDINATOR) == 1
+    world.proxy.heal()
+    outcome = judge(world.peers, 1)
+    oracle.check_contributors(outcome, [range(4)])
+    assert not any(admission["changed"] for admission in world.all("admit"))
+    reduce(world.peers, 2)
+
+
+def await_connections(world: LinkedWorld, number: int) -> None:
+    name = str(number)
+    await_condition(lambda: world.proxy.connections(name, COORDINATOR) == 1, f"{name} to be back")
 
 
 @dataclasses.dataclass(frozen=True)

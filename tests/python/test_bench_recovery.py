@@ -39,6 +39,7 @@ def test_a_small_run_prints_rows_for_every_case(tmp_path: Path) -> None:
         assert by_name[case, "seconds"] > 0
         assert by_name[case, "seconds_max"] >= by_name[case, "seconds"]
         assert by_name[case, "undisturbed_steps"] > 0 and (case, "gap_seconds") in by_name
+    assert by_name["state", "seconds_one_holder"] > 0
     assert by_name["freeze", "seconds"] > 1.0, "it cannot be known before the silence is over"
     assert "median" in done.stderr, "the distributions are for people"
 
