@@ -75,7 +75,6 @@ pub const Peer = struct {
         group: *Group,
         rounds: Group.Rounds,
         initial_world_size: u32,
-        again: bool,
         /// It names an epoch, so it is, or was, a member.
         named: bool = false,
         /// It has seen what the journal has lost: it belongs to another history.
@@ -677,7 +676,6 @@ pub const Coordinator = struct {
             .group = group,
             .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
             .initial_world_size = body.initial_world_size,
-            .again = body.again,
         };
         group.begin_report(peer);
     }
@@ -715,7 +713,8 @@ pub const Coordinator = struct {
         peer.telling = null;
         peer.present |= @as(u64, 1) << @intCast(group.id);
         peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
-        if (!telling.again) c.take_out(now, group, peer, "it left while it was away");
+        const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
+        if (!knows) c.take_out(now, group, peer, "it left while it was away");
         // The journal could not be written then, and the coordinator has died since.
         if (telling.beyond) c.take_out(now, group, peer, "it knows what the journal has lost");
         if (group.contains(peer)) return group.come_back(now, peer, telling.rounds);

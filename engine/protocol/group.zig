@@ -554,6 +554,14 @@ pub const Group = struct {
         }
     }
 
+    /// Whether this round, whose end the peer has not heard of, made it a member.
+    pub fn was_let_in(group: *const Group, peer: *const Peer, round: u64) bool {
+        for (group.epochs.items) |epoch| {
+            if (epoch.began.round == round and epoch.rank_of(peer) != null) return true;
+        }
+        return false;
+    }
+
     /// A member has told everything. A coordinator that has started again answers when all have,
     /// because what one knows may change the answer to another.
     pub fn come_back(

@@ -105,7 +105,6 @@ const Court = struct {
             .name = .of("g"),
             .address = .of("a:1"),
             .initial_world_size = 0,
-            .again = false,
             .round = 0,
             .stop_round = 0,
         } });
@@ -561,7 +560,6 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
             .name = .of(pair[0]),
             .address = .of(pair[1]),
             .initial_world_size = 1,
-            .again = false,
             .round = 0,
             .stop_round = 0,
         } });

@@ -111,17 +111,9 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
         .start => |body| last_incarnation = @max(last_incarnation, body.incarnation),
         .group => |*body| try restore_group(c, body),
         .activation => |*body| try restore_epoch(c, now, body),
-        .removal => |body| {
+        .removal => |*body| {
             if (body.group >= c.groups.items.len) return error.BadRecord;
-            var it = body.epochs.iterator();
-            while (it.next()) |from| {
-                // Of an epoch that is over it interests nobody any more.
-                const epoch = c.groups.items[body.group].epoch_of(from.epoch) orelse continue;
-                const peer = c.peer_of(body.peer) orelse return error.BadRecord;
-                const rank = epoch.rank_of(peer) orelse return error.BadRecord;
-                if (from.attempt <= 1) return error.BadRecord;
-                epoch.detach(rank, from.attempt);
-            }
+            try restore_removal(c, c.groups.items[body.group], body);
         },
     };
     if (last_incarnation == std.math.maxInt(u32)) return error.BadRecord;
@@ -175,4 +167,23 @@ fn restore_epoch(c: *Coordinator, now: base.Instant, body: *const journal.Activa
     });
     group.epochs.appendAssumeCapacity(epoch);
     group.last_epoch = @max(group.last_epoch, body.epoch);
+}
+
+fn restore_removal(c: *Coordinator, group: *Group, body: *const journal.Removal) Error!void {
+    const peer = c.peer_of(body.peer) orelse return error.BadRecord;
+    var it = body.epochs.iterator();
+    while (it.next()) |from| {
+        // Of an epoch that is over it interests nobody any more.
+        const epoch = group.epoch_of(from.epoch) orelse continue;
+        const rank = epoch.rank_of(peer) orelse return error.BadRecord;
+        if (from.attempt <= 1) return error.BadRecord;
+        epoch.detach(rank, from.attempt);
+    }
+    // It is out of every epoch that was alive: one that it still is in was over by then.
+    var index = group.epochs.items.len;
+    while (index > 0) {
+        index -= 1;
+        if (group.epochs.items[index].rank_of(peer) == null) continue;
+        group.epochs.orderedRemove(index).destroy();
+    }
 }

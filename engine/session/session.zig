@@ -603,7 +603,6 @@ pub const Session = struct {
             .name = .of(group.name),
             .address = .of(s.address),
             .initial_world_size = group.initial_world_size,
-            .again = group.state == .joined,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
         } });

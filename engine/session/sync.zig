@@ -84,6 +84,8 @@ pub const Sync = struct {
         gives: bool = false,
         /// It is to be told that this peer has everything.
         tell: bool = false,
+        /// Something was sent to it, and may still be in the air.
+        served: bool = false,
     };
 
     const class_leaf = prefetch.class_leaf;
@@ -141,7 +143,7 @@ pub const Sync = struct {
         if (sync.phase == .idle) return false;
         const rank = sync.rank_of(link) orelse return false;
         const exchange = &sync.exchanges[rank];
-        return exchange.wants.count > 0 or exchange.asked.count > 0 or
+        return exchange.wants.count > 0 or exchange.asked.count > 0 or exchange.served or
             sync.hashes_from == rank or sync.fetch.is_asked(rank);
     }
 
@@ -356,6 +358,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         return true;
     }
     const item = exchange.asked.pop() orelse return false;
+    exchange.served = true;
     const state = sync.state.?;
     const staged = sync.offers_staged();
     const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;

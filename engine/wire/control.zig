@@ -114,9 +114,8 @@ pub const Join = struct {
     name: Bytes,
     address: Bytes,
     initial_world_size: u32,
-    /// Said `joined` to on an earlier connection; else it knows nothing of being a member.
-    again: bool,
-    /// Rounds whose end it still waits for; 0: none.
+    /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
+    /// none. Who names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
 };
