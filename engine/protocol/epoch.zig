@@ -106,6 +106,9 @@ pub const Epoch = struct {
     /// Decisions up to this one are known to all members.
     acknowledged: u64 = 0,
     committed: u64 = 0,
+    /// After a restart: the last of the decisions that were told again. Members forget those of the
+    /// coordinator before only when all have seen this one.
+    retold: u64 = 0,
     /// What members know of decisions of the coordinator before this one.
     claims: std.ArrayList(Claim) = .empty,
     /// When a new attempt with the same members is due, because lanes broke.
@@ -414,7 +417,7 @@ pub const Epoch = struct {
         for (epoch.members) |*other| if (other.peer != null and !other.closed) {
             all = @min(all, other.decisions_seen);
         };
-        epoch.acknowledged = all;
+        if (all >= epoch.retold) epoch.acknowledged = all;
         var known: usize = 0;
         while (known < epoch.decided.items.len and epoch.decided.items[known].number <= all)
             known += 1;
@@ -495,6 +498,7 @@ pub const Epoch = struct {
             .abort => |verdict| try epoch.abort(known.id, verdict, known.rank),
         };
         epoch.claims.clearAndFree(epoch.gpa);
+        if (epoch.forgetful) epoch.retold = epoch.decisions;
     }
 
     /// What was decided while the member was away.
@@ -633,6 +637,7 @@ pub const Epoch = struct {
         epoch.running = false;
         epoch.attempt = @as(u32, @min(starts, starts_max)) << 16;
         epoch.decisions = @as(u64, starts) << 40;
+        epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
     }
 

@@ -628,8 +628,8 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| epoch.recovering = false;
         for (group.returned.items) |item| try group.answer(item.peer, item.rounds);
         group.returned.clearAndFree(group.gpa);
-        for (group.epochs.items) |epoch| try epoch.new_attempt();
         group.drop_empty();
+        for (group.epochs.items) |epoch| try epoch.new_attempt();
         if (group.current() != null) group.phase = .activate; // until all have entered
         group.coordinator.log(.info, "group {s} goes on after a restart", .{group.name});
         group.advance(now);

@@ -244,8 +244,8 @@ pub const Member = struct {
     pending: u32 = 0,
     /// The round for which `prepared` was said; 0 if none.
     linked_round: u64 = 0,
-    /// Whether the coordinator is there to be told anything.
-    connected: bool = true,
+    /// Whether the coordinator is there, and knows of this group.
+    connected: bool = false,
     /// Decisions that some member may not know: a coordinator that starts again asks for them.
     decided: std.ArrayList(Decided) = .empty,
     /// Operations that this peer gave up and that are not aborted yet; room for all in flight.
@@ -318,7 +318,6 @@ pub const Member = struct {
     /// A connection is there, and the group was named on it: what this peer is a member of, and
     /// what it knows.
     pub fn present(m: *Member) void {
-        m.connected = true;
         for (m.epochs) |slot| if (slot) |epoch| m.send(.{ .epoch_report = .{
             .epoch = epoch.number,
             .attempt = epoch.attempt,
@@ -332,7 +331,13 @@ pub const Member = struct {
             .abort => |message| .{ .knows_abort = message },
         });
         m.send(.{ .join_end = .{} });
-        for (m.withdrawn.items) |given_up| m.send_gave_up(&given_up);
+    }
+
+    /// The coordinator answers, and says which number it has for the group.
+    pub fn welcomed(m: *Member, group: u16) void {
+        m.group = group;
+        m.connected = true;
+        for (m.withdrawn.items) |*given_up| m.send_gave_up(given_up);
     }
 
     fn send_gave_up(m: *Member, given_up: *const Withdrawn) void {

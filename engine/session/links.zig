@@ -239,7 +239,7 @@ pub fn close_broken(s: *Session) void {
 /// A lane that breaks takes along what was in the air on it, so operations that use it need a new
 /// attempt; one that was the last says that the other peer may be dead.
 fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.LinkState) void {
-    if (group.state != .joined) return;
+    if (group.state != .joined or !group.member.connected) return;
     for (group.member.epochs) |slot| {
         const epoch = slot orelse continue;
         if (state == .broken and !in_use(s, link, group, epoch.number)) continue;

@@ -468,12 +468,10 @@ pub const Session = struct {
     fn on_joined(s: *Session, body: *const control.Joined) protocol_error!void {
         for (s.groups.items) |group| {
             if (group.state == .left or !std.mem.eql(u8, group.name, body.name.data)) continue;
-            // Only a newcomer's group may have got another number since.
-            if (group.member.newest() > 0 and group.id != body.group) return error.Unexpected;
             group.state = .joined;
             group.id = body.group;
-            group.member.group = body.group;
-            return;
+            group.member.welcomed(body.group);
+            return links.report_closed(s, group);
         }
         // The user left before the answer came, when the number to leave was not known yet.
         s.send(.{ .leave = .{ .group = body.group } });
@@ -590,7 +588,6 @@ pub const Session = struct {
             .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
         };
         s.groups.appendAssumeCapacity(group);
-        group.member.connected = false;
         if (s.control_state == .open) s.present(group);
         return group;
     }
@@ -607,7 +604,6 @@ pub const Session = struct {
             .stop_round = member.stop_round,
         } });
         member.present();
-        links.report_closed(s, group);
     }
 
     /// Leaves gracefully: the others go on without this peer, operations in flight here are
