@@ -245,6 +245,12 @@ pub fn place(s: *Session, lane: *Lane, header: *const Header) Error!?[]u8 {
         if (index != prefetch.pages_got or index >= state.page_count()) return error.NotAsked;
         const page = State.page_of(state.wanted, index);
         if (header.payload_bytes != page.len) return error.WrongLength;
+        // One at a time, as in a sync.
+        for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
+            const same = other != lane and other.into_state == state and
+                other.incoming.kind == .hashes;
+            if (same) other.drop_into();
+        };
         lane.into_state = state;
         return page;
     }
@@ -284,6 +290,7 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
         prefetch.leaves_kept += 1;
         return ask_more(s, prefetch);
     }
+    if (prefetch.hashes_from != source or index != prefetch.pages_got) return;
     prefetch.pages_got += 1;
     if (prefetch.pages_got < state.page_count()) return ask(s, prefetch, source, .{
         .class = class_hashes,

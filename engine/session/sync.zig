@@ -448,6 +448,12 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
         if (header.index != sync.pages_got) return error.UnknownPage;
         const page = State.page_of(state.wanted, @intCast(header.index));
         if (header.payload_bytes != page.len) return error.WrongLength;
+        // One at a time: nobody may write to a page that has been checked.
+        for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
+            const same = other != lane and other.into_operation == operation and
+                other.incoming.kind == .hashes;
+            if (same) other.detach(operation);
+        };
         return page;
     }
     if (index >= state.leaf_count()) return error.UnknownLeaf;
@@ -480,7 +486,9 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     const rank = sync.rank_of(lane.link.?) orelse return;
     sync.bytes_received += header.payload_bytes;
     if (header.kind == .hashes) {
-        page_arrived(s, operation, rank);
+        const wanted = sync.phase == .hashes and sync.hashes_from == rank and
+            header.index == sync.pages_got;
+        if (wanted) page_arrived(s, operation, rank);
     } else {
         const leaf: u32 = @intCast(header.index);
         if (!state.check_staged(leaf)) return discard(s, operation, rank, "bytes");
