@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -65,7 +66,8 @@ class Processes:
         self, source: str, command: list[str], environment: dict[str, str], **fields: int
     ) -> None:
         """Starts a process: its standard output is reports, its standard error goes to a log."""
-        with self.log_path(source).open("w") as log:
+        mode = "a" if source in self._running else "w"  # a second start goes on in the first's
+        with self.log_path(source).open(mode) as log:
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
@@ -83,6 +85,10 @@ class Processes:
         )
         self._readers.append(reader)
         reader.start()
+
+    def kill(self, source: str) -> None:
+        """Ends a process without a warning."""
+        self._running[source].kill()
 
     def stop(self, source: str) -> None:
         """Asks a process to end, and ends it if it does not within its time."""
@@ -129,15 +135,17 @@ class Orchestrator:
         self._seconds_max = seconds_max
         self._token = ""
         self._started: set[int] = set()
+        self._coordinator_killed = False
+        self._state = ""  # where the coordinator keeps what it must know after it was killed
 
     def run(self) -> Story:
         """Runs to the end, or until that cannot be reached: then `story.failure` says why."""
-        with Processes(self._folder, time.time()) as processes:
-            command = [sys.executable, "-m", "pccl_py.cli", "coordinator", "--bind", "127.0.0.1:0"]
-            command += ["--initial-world-size", str(self._settings.peers)]
-            command += ["--chunk-bytes", str(self._settings.chunk_bytes)]
-            command += ["--window-bytes", str(self._settings.window_bytes)]
-            processes.start(COORDINATOR, command, {})
+        with (
+            tempfile.TemporaryDirectory(prefix="pccl-demo-") as state,
+            Processes(self._folder, time.time()) as processes,
+        ):
+            self._state = state
+            self._start_coordinator(processes)
             while not self._over():
                 try:
                     event = processes.events.get(timeout=TICK_SECONDS)
@@ -157,9 +165,17 @@ class Orchestrator:
         self.story.take(event)
         self._view.take(self.story, event)
         if token is not None:
-            self._token = token
-            for index in range(settings.peers):
+            again, self._token = self._token, token
+            if again and again != token:
+                self.story.fail(event["seconds"], "the coordinator came back with another token")
+            for index in range(0 if again else settings.peers):
                 self._start_peer(index, processes)
+        elif event["kind"] == "reducing" and event["round"] == settings.restart_round:
+            if not self._coordinator_killed:
+                self._coordinator_killed = True
+                processes.kill(COORDINATOR)
+        elif event["source"] == COORDINATOR and self._expected(event):
+            self._start_coordinator(processes)
         elif event["kind"] == "round" and event["round"] >= settings.join_round:
             if settings.newcomer not in self._started:
                 self._start_peer(settings.newcomer, processes)
@@ -172,6 +188,15 @@ class Orchestrator:
             if newcomer is None or not newcomer.admissions:
                 reason = f"{peer_name(settings.newcomer)} came too late: the others were done"
                 self.story.fail(event["seconds"], f"{reason}; take more rounds, or more steps")
+
+    def _start_coordinator(self, processes: Processes) -> None:
+        """The first and the second start are the same: the state directory tells the rest."""
+        command = [sys.executable, "-m", "pccl_py.cli", "coordinator", "--bind", "127.0.0.1:0"]
+        command += ["--state", self._state]
+        command += ["--initial-world-size", str(self._settings.peers)]
+        command += ["--chunk-bytes", str(self._settings.chunk_bytes)]
+        command += ["--window-bytes", str(self._settings.window_bytes)]
+        processes.start(COORDINATOR, command, {})
 
     def _start_peer(self, index: int, processes: Processes) -> None:
         environment = {
@@ -188,9 +213,13 @@ class Orchestrator:
         self._started.add(index)
 
     def _expected(self, event: Event) -> bool:
+        if event["kind"] != "exited":
+            return False
+        if event["source"] == COORDINATOR:
+            first = self.story.coordinator_starts == 1
+            return first and self._coordinator_killed and event["exit_code"] == -signal.SIGKILL
         victim = event.get("index") == self._settings.victim
-        expected = -signal.SIGKILL if victim else 0
-        return event["source"] != COORDINATOR and int(event["exit_code"]) == expected
+        return int(event["exit_code"]) == (-signal.SIGKILL if victim else 0)
 
     def _over(self) -> bool:
         ended = {peer.index for peer in self.story.peers.values() if peer.exit_code is not None}

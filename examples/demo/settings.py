@@ -31,6 +31,7 @@ class Settings:
     peers: int = 4  # at the start; one of them is lost, and one more comes later
     victim: int = 2
     kill_round: int = 9
+    restart_round: int = 12  # the coordinator is killed in this round, and started again
     join_round: int = 15  # the newcomer starts when this round is over
     chunk_bytes: int = 16 * 1024
     # Few chunks in flight: with a window as large as the whole all_reduce, its first phase may be
@@ -39,7 +40,8 @@ class Settings:
     model: Model = field(default_factory=Model)
 
     def __post_init__(self) -> None:
-        if not 1 < self.kill_round < self.join_round < self.rounds - 1:
+        in_order = 1 < self.kill_round < self.restart_round <= self.join_round < self.rounds - 1
+        if not in_order:
             raise ValueError(
                 f"{self.rounds} rounds leave no room to lose a peer in round {self.kill_round}, "
                 f"start one after round {self.join_round} and train on; take 5 rounds at least"
@@ -47,14 +49,19 @@ class Settings:
 
     @classmethod
     def paced(cls, rounds: int, steps: int, seed: int) -> Settings:
-        """Settings with the loss after a third of the rounds and the join after another quarter."""
+        """Settings with the loss after a third of the rounds and the join after another quarter.
+
+        The coordinator is killed half way between the two.
+        """
         kill_round = rounds // 3 + 1
+        pause = rounds // 4
         return cls(
             seed=seed,
             rounds=rounds,
             steps=steps,
             kill_round=kill_round,
-            join_round=kill_round + rounds // 4,
+            restart_round=kill_round + (pause + 1) // 2,
+            join_round=kill_round + pause,
         )
 
     @property

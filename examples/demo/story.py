@@ -66,7 +66,8 @@ class Story:
     timeline: list[Moment] = field(default_factory=list)
     held_out: dict[int, float] = field(default_factory=dict)  # rounds done -> nats per byte
     coordinator_pid: int | None = None
-    coordinator_exit_code: int | None = None
+    coordinator_starts: int = 0
+    coordinator_exit_code: int | None = None  # of its last process that has ended
     failure: str | None = None  # why the run was stopped before its end
 
     def take(self, event: Event) -> None:
@@ -111,10 +112,20 @@ class Story:
         match event["kind"]:
             case "started":
                 self.coordinator_pid = event["pid"]
+                self.coordinator_starts += 1
+                self.coordinator_exit_code = None
             case "listening":
-                self._tell(event["seconds"], f"coordinator (pid {self.coordinator_pid}) is ready")
+                name = f"coordinator (pid {self.coordinator_pid})"
+                again = self.coordinator_starts > 1
+                sentence = f"{name} goes on with the run" if again else f"{name} is ready"
+                self._tell(event["seconds"], sentence, "join" if again else "plain")
             case "exited":
                 self.coordinator_exit_code = event["exit_code"]
+                if event["exit_code"] == -signal.SIGKILL:
+                    name = f"coordinator (pid {self.coordinator_pid})"
+                    rounds = self.settings.restart_round
+                    sentence = f"{name} is killed with SIGKILL in round {rounds}; peers work on"
+                    self._tell(event["seconds"], sentence, "loss")
 
     def _on_started(self, peer: Peer, event: Event) -> None:
         if peer.index == self.settings.newcomer:
@@ -161,9 +172,12 @@ class Story:
             peer.bandwidth = event["reduce_bytes_sent"] / event["reduce_seconds"]
         if first:
             self.held_out[event["round"]] = event["held_out_loss"]
-            if event["attempts"] > 1:
+            if len(event["ranges"]) > 1:
                 sentence = f"the all_reduce of round {event['round']} goes on without it: "
                 self._tell(event["seconds"], sentence + shares(event["ranges"]), "loss")
+            elif event["attempts"] > 1:
+                sentence = f"the all_reduce of round {event['round']} finishes, for all its peers"
+                self._tell(event["seconds"], sentence, "join")
 
     def _on_finished(self, peer: Peer, event: Event) -> None:
         peer.state, peer.digest, peer.text = "finished", event["digest"], event["text"]

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from examples.demo.story import Event, Peer, Story, names, shares
+from examples.demo.story import COORDINATOR, Event, Peer, Story, names, shares
 
 LOSS_RATIO_MAX = (
     0.75  # last held-out loss over first; untrained is 5.55 nats, the frequencies of bytes give 3.3
@@ -32,6 +32,7 @@ def judge(story: Story) -> list[Check]:
         loss_fell,
         victim_died_inside,
         operation_went_on,
+        coordinator_came_back,
         newcomer_got_state,
         equal_bytes_in_every_round,
         equal_bytes_at_the_end,
@@ -110,6 +111,38 @@ def operation_went_on(story: Story) -> Check:
     if not known:
         evidence += "; but a range lists other contributors than these"
     return Check(claim, complete and split and known, evidence)
+
+
+def coordinator_came_back(story: Story) -> Check:
+    """It was killed while they trained, went on with the run, and cost nobody a call or a place."""
+    settings = story.settings
+    claim = f"the coordinator died in round {settings.restart_round}, came back, nobody noticed"
+    told = [event for event in story.events if event["source"] == COORDINATOR]
+    ends = [event["exit_code"] for event in told if event["kind"] == "exited"]
+    ready = [event["seconds"] for event in told if event["kind"] == "listening"]
+    if len(ready) != 2 or not ends or ends[0] != -signal.SIGKILL:
+        return Check(claim, False, f"{len(ready)} starts, exit statuses {ends}")
+    killed = next(event["seconds"] for event in told if event["kind"] == "exited")
+    survivors = [peer for peer in starters(story) if peer.index != settings.victim]
+    after = [
+        peer.name
+        for peer in survivors
+        if any(event["seconds"] > ready[1] for event in peer.rounds)
+    ]
+    lost = {
+        peer_id
+        for peer in story.peers.values()
+        for event in peer.admissions
+        for peer_id in event["left"]
+    }
+    others = {peer.peer_id for peer in survivors} & lost
+    holds = len(after) == len(survivors) and not others
+    return Check(
+        claim,
+        holds,
+        f"back after {ready[1] - killed:.1f} s; {names(after)} finished rounds after that"
+        + (f"; but lost: {names([story.name_of(other) for other in others])}" if others else ""),
+    )
 
 
 def newcomer_got_state(story: Story) -> Check:

@@ -23,7 +23,11 @@ from examples.demo.story import COORDINATOR, Event, Story, names, peer_name, sha
 from examples.demo.verdict import Check, covers, judge
 
 SETTINGS = Settings(
-    rounds=6, kill_round=3, join_round=4, model=Model(context=2, embedding=2, hidden=2)
+    rounds=6,
+    kill_round=3,
+    restart_round=4,
+    join_round=4,
+    model=Model(context=2, embedding=2, hidden=2),
 )
 ELEMENTS = SETTINGS.model.size
 IDS = [f"{index:032x}" for index in range(5)]
@@ -115,7 +119,15 @@ def good_events() -> list[Event]:
         events += one_round(number, [0, 1, 2, 3])
     left = {"rounds_done": 3, "held_out_loss": 3.5, "left": [IDS[2]]}
     events += [admitted(index, 2, [0, 1, 3], 3.6, **left) for index in (0, 1, 3)]
-    events += one_round(4, [0, 1, 3])
+    training, reducing, *rest = one_round(4, [0, 1, 3])
+    events += [
+        training,
+        reducing,
+        {"source": COORDINATOR, "kind": "exited", "seconds": 3.7, "exit_code": -signal.SIGKILL},
+        {"source": COORDINATOR, "kind": "started", "seconds": 3.7, "pid": 101},
+        {"source": COORDINATOR, "kind": "listening", "seconds": 3.9},
+        *rest,
+    ]
     events.append(of_peer(4, "started", 4.6, pid=204))
     events.append(of_peer(4, "connected", 4.7, peer_id=IDS[4]))
     joined = {"rounds_done": 4, "held_out_loss": 3.0, "joined": [IDS[4]]}
@@ -145,7 +157,7 @@ def failed(checks: list[Check]) -> list[str]:
 def test_a_good_run_holds_all_claims() -> None:
     checks = judge(told(good_events()))
     assert failed(checks) == [], checks
-    assert len(checks) == 7
+    assert len(checks) == 8
 
 
 def spoil(
@@ -183,6 +195,7 @@ def halves(first: list[int], second: list[int], gap: int = 0) -> list[Event]:
 LOSS = "the loss on held-out text fell"
 DIED = "peer 2 died inside the all_reduce of round 3"
 WENT_ON = "that all_reduce kept the finished part and redid the rest"
+BACK = "the coordinator died in round 4, came back, nobody noticed"
 JOINED = "peer 4 joined and got the state"
 EVERY_ROUND = "in every round all peers held the same bytes"
 END = "at the end all peers hold the same bytes"
@@ -235,9 +248,22 @@ SPOILT = {
     "the end differs": (spoil(lambda e: {**e, "digest": "x"}, 3, "finished"), END),
     "a peer does not finish": (spoil(lambda e: None, 3, "finished"), END),
     "a survivor fails": (spoil(lambda e: {**e, "exit_code": 1}, 0, "exited"), NOBODY),
-    "the coordinator fails": (
-        spoil(lambda e: {**e, "exit_code": 1} if e["source"] == COORDINATOR else e, kind="exited"),
-        NOBODY,
+    "the coordinator fails": ([*good_events()[:-1], {**good_events()[-1], "exit_code": 1}], NOBODY),
+    "the coordinator is never killed": (
+        [event for event in good_events() if event.get("exit_code") != -signal.SIGKILL],
+        BACK,
+    ),
+    "the coordinator does not come back": (
+        [event for event in good_events() if event.get("pid") != 101 and event["seconds"] != 3.9],
+        BACK,
+    ),
+    "a survivor ends with it": (
+        spoil(lambda event: None if event["round"] >= 4 else event, 3, "round"),
+        BACK,
+    ),
+    "a survivor is lost with it": (
+        spoil(lambda e: {**e, "left": [IDS[3]]} if e["epoch"] == 3 else e, 0, "admitted"),
+        BACK,
     ),
 }
 
@@ -280,12 +306,16 @@ class Started(Processes):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, 0.0)
         self.environments: dict[str, dict[str, str]] = {}
+        self.killed: list[str] = []
 
     def start(
         self, source: str, command: list[str], environment: dict[str, str], **fields: int
     ) -> None:
         assert source not in self.environments, f"{source} is started twice"
         self.environments[source] = environment
+
+    def kill(self, source: str) -> None:
+        self.killed.append(source)
 
 
 def orchestrated(events: list[Event], folder: Path) -> tuple[Story, Started]:
@@ -300,7 +330,10 @@ def orchestrated(events: list[Event], folder: Path) -> tuple[Story, Started]:
 def test_the_orchestrator_starts_each_peer_once_and_faults_only_the_victim(tmp_path: Path) -> None:
     story, processes = orchestrated(good_events()[:-1], tmp_path)
     assert story.failure is None
-    assert list(processes.environments) == [peer_name(index) for index in range(5)]
+    started = [peer_name(0), peer_name(1), peer_name(2), peer_name(3), COORDINATOR, peer_name(4)]
+    assert list(processes.environments) == started
+    assert processes.killed == [COORDINATOR]
+    del processes.environments[COORDINATOR]
     for source, environment in processes.environments.items():
         assert environment["PCCL_TOKEN"] == "secret"
         fault = "all_reduce.settled:2:0.5" if source == "peer 2" else None
