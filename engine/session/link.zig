@@ -35,6 +35,8 @@ pub const Link = struct {
     early_bytes: usize = 0,
     /// What the peer, a newcomer, has asked for in the background.
     asked: Queue = .{},
+    /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
+    asks_in: ?u16 = null,
 
     pub const Key = struct {
         group: u16,

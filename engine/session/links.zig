@@ -16,7 +16,7 @@ const limits = base.limits;
 /// A connection must be made and greeted within this time.
 const greet_ns_max = limits.stranger_ns_max;
 /// An unwanted link is kept this long: the other side may have been told of this peer first.
-const linger_ns = 10 * std.time.ns_per_s;
+pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
 
@@ -58,6 +58,10 @@ pub fn review(s: *Session) void {
     for (s.groups.items) |group| {
         if (group.state != .joined) continue;
         for (group.round_peers.items) |id| want(s, id);
+        for (group.states.items) |state| {
+            const fetching = state.prefetch orelse continue;
+            for (fetching.sources) |*source| want(s, source.peer);
+        }
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;
             const count = epoch.alive.count();

@@ -315,6 +315,12 @@ pub fn on_lack(s: *Session, link: *Link, header: *const Header) void {
 /// A newcomer wants a leaf, or a page of hashes.
 pub fn on_want(s: *Session, link: *Link, header: *const Header) Error!void {
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
+    for (s.groups.items) |group| {
+        if (group.state != .joined or group.id != header.group) continue;
+        if (group.knows(link.peer)) link.asks_in = header.group;
+    }
+    // Nothing else may keep the link, when others have entered before the one that asks.
+    if (!link.wanted) link.expires_at = s.now + links.linger_ns;
     if (!link.asked.push(.{
         .class = header.class,
         .index = index,
@@ -360,7 +366,7 @@ pub fn next(s: *Session, lane: *Lane, link: *Link) bool {
 /// The state that answers: of a member that has opted in, and of the structure that is asked for.
 fn giver(s: *const Session, link: *const Link, item: *const Queue.Item) ?*State {
     const state = find_state(s, item.group, item.tag) orelse return null;
-    if (!state.group.knows(link.peer)) return null; // not of a round that this peer was told of
+    if (link.asks_in != item.group) return null; // it was in no round that this peer was told of
     if (!state.serves or state.group.member.current == null) return null;
     if (fingerprint(state) != item.fingerprint) return null;
     const count = switch (item.class) {

@@ -527,6 +527,27 @@ test "a newcomer enters once it has fetched, and what it holds already is not fe
     try admit_all(&case);
 }
 
+test "a newcomer whose round goes on without it fetches on" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    for (0..8) |_| try expect(try case.world.step());
+    for (case.all()) |*held| {
+        for (&held.node.group.member.epochs) |slot| if (slot) |epoch| {
+            if (epoch.entered) continue;
+            for (epoch.ids) |*id| if (id.eql(late.node.s.self)) {
+                id.* = .from_int(99); // as if others had entered instead
+            };
+        };
+        held.node.group.round_members.clearRetainingCapacity();
+        if (held == late) continue;
+        try expect(!held.node.group.knows(late.node.s.self));
+    }
+    try case.world.settle();
+    try expect(!late.node.group.is_fetching());
+    for (late.state.staged) |place| try expectEqual(1, place.?[0]);
+}
+
 test "a source that dies, closes its state or has not opted in is done without" {
     for (0..3) |how| {
         var case: Case = undefined;
