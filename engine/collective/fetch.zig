@@ -159,15 +159,16 @@ pub const Fetch = struct {
         fetch.leaves[leaf] = .asked;
     }
 
-    pub fn is_asked(fetch: *const Fetch, rank: u16) bool {
-        return fetch.sources[rank].count > 0;
-    }
-
     /// It is not asked again in this attempt; what it has not brought is asked of others.
     pub fn discard(fetch: *Fetch, rank: u16) void {
+        fetch.sources[rank].usable = false;
+        fetch.sources[rank].discarded = true;
+        fetch.take_back(rank);
+    }
+
+    /// What it was asked for may be lost on its way: it is asked for again, of whom it may be.
+    pub fn take_back(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
-        source.usable = false;
-        source.discarded = true;
         for (source.asked[0..source.count]) |leaf| switch (fetch.leaves[leaf]) {
             .asked_twice => fetch.leaves[leaf] = .asked,
             .asked => {
@@ -233,6 +234,17 @@ test "what a frozen source holds back at the end is asked of another" {
     try std.testing.expect(!fetch.wants(1, late));
     fetch.delivered(1, late);
     try std.testing.expectEqual(0, fetch.left);
+}
+
+test "what was lost on its way is asked for again, of the same source as well" {
+    var fetch = try test_fetch(10, 1);
+    defer fetch.deinit();
+    while (fetch.next()) |_| {}
+    fetch.take_back(0);
+    try std.testing.expect(!fetch.wants(0, 3));
+    var asked: u32 = 0;
+    while (fetch.next()) |_| asked += 1;
+    try std.testing.expectEqual(10, asked);
 }
 
 test "a discarded source gives back what it has not brought; nothing is asked of it again" {

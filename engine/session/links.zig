@@ -184,6 +184,7 @@ fn opened(s: *Session, lane: *Lane) void {
     link.open_count += 1;
     link.retries = 0;
     s.host.vtable.lane_wake(s.host.ctx, lane);
+    prefetch.lane_back(s, link.peer);
     check_ready(s);
 }
 

@@ -216,6 +216,19 @@ pub fn lane_gone(s: *Session, peer: PeerId) void {
     };
 }
 
+/// A lane to this peer is open again: on the one before, which only the other may have missed, an
+/// answer may have been lost.
+pub fn lane_back(s: *Session, peer: PeerId) void {
+    for (s.groups.items) |group| for (group.states.items) |state| {
+        const prefetch = state.prefetch orelse continue;
+        const source = prefetch.find(peer) orelse continue;
+        prefetch.sources[source].wants = .{};
+        prefetch.fetch.take_back(source);
+        if (prefetch.hashes_from == source) ask_for_hashes(s, prefetch, source);
+        ask_more(s, prefetch);
+    };
+}
+
 pub const Error = error{ UnknownLeaf, WrongLength, NotAsked, TooManyRequests };
 
 fn find_state(s: *const Session, group_id: u16, tag: u64) ?*State {
@@ -242,7 +255,8 @@ pub fn place(s: *Session, lane: *Lane, header: *const Header) Error!?[]u8 {
     if (prefetch.sources[source].wants.has(class, index)) return error.NotAsked;
     if (header.kind == .hashes) {
         if (prefetch.hashes_from != source) return null;
-        if (index != prefetch.pages_got or index >= state.page_count()) return error.NotAsked;
+        if (index >= state.page_count()) return error.UnknownLeaf;
+        if (index != prefetch.pages_got) return null; // of an earlier request
         const page = State.page_of(state.wanted, index);
         if (header.payload_bytes != page.len) return error.WrongLength;
         // One at a time, as in a sync.

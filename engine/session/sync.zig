@@ -80,12 +80,13 @@ pub const Sync = struct {
         wants: Queue = .{},
         /// What it has asked for.
         asked: Queue = .{},
+        /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
+        /// a lane that the other has left already is the only one to notice that it is lost.
+        used: bool = false,
         /// It says that it has everything.
         gives: bool = false,
         /// It is to be told that this peer has everything.
         tell: bool = false,
-        /// Something was sent to it, and may still be in the air.
-        served: bool = false,
     };
 
     const class_leaf = prefetch.class_leaf;
@@ -142,9 +143,7 @@ pub const Sync = struct {
     pub fn uses(sync: *const Sync, link: *const Link) bool {
         if (sync.phase == .idle) return false;
         const rank = sync.rank_of(link) orelse return false;
-        const exchange = &sync.exchanges[rank];
-        return exchange.wants.count > 0 or exchange.asked.count > 0 or exchange.served or
-            sync.hashes_from == rank or sync.fetch.is_asked(rank);
+        return sync.exchanges[rank].used;
     }
 
     fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
@@ -319,6 +318,7 @@ fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
     const exchange = &sync.exchanges[rank];
     // At most a page and the leaves that Fetch allows are on request.
     assert(exchange.wants.push(item));
+    exchange.used = true;
     frames.wake(s, exchange.link.?);
 }
 
@@ -345,6 +345,7 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
     } else return false;
     if (exchange.tell) {
         exchange.tell = false;
+        exchange.used = true;
         const descriptor = control.encode_descriptor(operation.op.descriptor);
         frames.put(lane, operation, .{ .kind = .open, .index = 0 }, &descriptor);
         return true;
@@ -358,7 +359,6 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         return true;
     }
     const item = exchange.asked.pop() orelse return false;
-    exchange.served = true;
     const state = sync.state.?;
     const staged = sync.offers_staged();
     const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;
@@ -430,6 +430,7 @@ pub fn on_want(s: *Session, link: *Link, operation: *Operation, header: *const H
     if (!known) return error.UnknownLeaf;
     const item: Queue.Item = .{ .class = header.class, .index = @intCast(header.index) };
     if (!sync.exchanges[rank].asked.push(item)) return error.TooManyRequests;
+    sync.exchanges[rank].used = true;
     frames.wake(s, link);
 }
 

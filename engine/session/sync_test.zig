@@ -291,6 +291,38 @@ test "the only holder dies before anybody has everything: the rest agree on what
     }
 }
 
+test "an answer that is lost on a lane which only its sender believes in is asked for again" {
+    // Found by the simulator: the one that asked had closed the lane before, so it missed nothing.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const w = &case.world;
+    const pipe = w.pipes.orderedRemove(0);
+    const here, const there = if (pipe.node_a == case.held[0].node) //
+        .{ pipe.a, pipe.b }
+    else
+        .{ pipe.b, pipe.a };
+    case.held[1].node.s.lane_closed(w.now, there);
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    var slices: [2][]const u8 = undefined;
+    for (0..40) |_| { // what goes there is never heard of again
+        _ = try w.step();
+        const count = case.held[0].node.s.lane_send_slices(w.now, here, &slices);
+        for (slices[0..count]) |slice| case.held[0].node.s.lane_sent(w.now, here, slice.len);
+    }
+    try w.settle();
+    try expect(!case.held[1].operation.?.finished);
+    case.held[0].node.s.lane_closed(w.now, here);
+    try w.settle();
+    w.now += std.time.ns_per_s / 10;
+    w.coordinator.tick(w.now);
+    try w.settle();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
 test "a member without a link to any holder gets it from one that has got it before" {
     var case: Case = undefined;
     try case.init(&.{ 1, 2, 3, 4 }, &.{ 3, 0, 0, 0 });
