@@ -27,6 +27,18 @@ pub const Canary = enum {
     trust_staged,
     /// A leaf goes to the user's memory as it arrives.
     write_before_commit,
+    /// A coordinator that has started again commits what any member says was committed.
+    believe_any_commit,
+    /// It asks nobody what the coordinator before it decided.
+    forget_claims,
+    /// It answers those who are back before all are.
+    answer_early,
+    /// A view leaves before the removal that it relies on is in the journal.
+    view_before_removal,
+    /// Epochs are, as far as the journal goes: a coordinator whose journal failed is forgotten.
+    reuse_epochs,
+    /// A member that has voted, and has no coordinator, takes its vote back.
+    withdraw_vote,
 };
 
 pub var active: Canary = .none;

@@ -515,11 +515,12 @@ pub const Group = struct {
             lost_count += 1;
         };
         if (lost_count == 0) return;
-        group.coordinator.record(.{ .removal = .{
+        const removal: journal.Record = .{ .removal = .{
             .group = group.id,
             .peer = peer.id,
             .epochs = .of(from[0..lost_count]),
-        } });
+        } };
+        if (!base.canary.on(.view_before_removal)) group.coordinator.record(removal);
         const epoch = lost[lost_count - 1];
         const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
         group.coordinator.log(.info, out, .{
@@ -536,6 +537,7 @@ pub const Group = struct {
             try item.commit_voted();
             try item.new_attempt();
         }
+        if (base.canary.on(.view_before_removal)) group.coordinator.record(removal);
         try group.check_recovered(now);
         group.drop_empty();
         if (group.phase != .idle and !group.has_candidates()) {
@@ -622,7 +624,8 @@ pub const Group = struct {
         if (!group.recovering) return;
         for (group.epochs.items) |epoch| for (epoch.members) |*member| {
             const peer = member.peer orelse continue;
-            if (!peer.is_present(group.id)) return;
+            const waits = !base.canary.on(.answer_early) or group.returned.items.len == 0;
+            if (!peer.is_present(group.id) and waits) return;
         };
         group.recovering = false;
         for (group.epochs.items) |epoch| epoch.recovering = false;

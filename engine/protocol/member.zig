@@ -654,7 +654,10 @@ pub const Member = struct {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            .voted => if (op.descriptor.kind == .sync) m.give_up_sync(op, reason) else m.doubt(
+            .voted => if (base.canary.on(.withdraw_vote) and !m.connected) {
+                m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
+                m.close_drained();
+            } else if (op.descriptor.kind == .sync) m.give_up_sync(op, reason) else m.doubt(
                 op,
                 reason,
             ),

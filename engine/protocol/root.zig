@@ -4,6 +4,7 @@
 //! these rules: docs/PROMISE.md; the messages: wire/control.zig. Next: session/root.zig.
 
 pub const Coordinator = @import("coordinator.zig").Coordinator;
+pub const Phase = @import("group.zig").Group.Phase;
 pub const Connection = @import("coordinator.zig").Connection;
 pub const Member = @import("member.zig").Member;
 pub const Op = @import("member.zig").Op;

@@ -1,7 +1,8 @@
 //! Disk: what survives the coordinator of a world: the bytes of its journal, written by appending
 //! and by replacing all of them at once. A crash may fall into a write: then a part of what is
-//! appended is there, or either the old or the new of what is replaced, and nothing that the
-//! coordinator says afterwards is heard. A disk may be full. Who runs on it: world.zig.
+//! appended is there, or either the old or the new of what is replaced. What the coordinator has
+//! said before is heard, and nothing of what it says afterwards. A disk may be full. Who runs on
+//! it: world.zig.
 
 const std = @import("std");
 const protocol = @import("protocol");
@@ -49,16 +50,22 @@ pub const Disk = struct {
         if (disk.dies_after) |*writes| {
             if (writes.* == 0) {
                 disk.dies_after = null;
-                node.dies = true;
+                disk.die();
                 return length / 2;
             }
             writes.* -= 1;
         }
         if (!faults.chance(world, .torn_journal, 6)) return null;
         world.statistics.fault(.torn_journal);
-        node.dies = true;
+        disk.die();
         const part = world.faults.stream(.torn_journal).below(length + 1);
         world.note("the coordinator dies with {d} of {d} bytes written", .{ part, length });
         return part;
+    }
+
+    /// Whatever was to be on disk before it was said is a lie from now on.
+    fn die(disk: *Disk) void {
+        disk.world.flush_coordinator();
+        disk.world.nodes[world_file.coordinator_index].dies = true;
     }
 };

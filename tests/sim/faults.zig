@@ -270,7 +270,7 @@ fn freeze(world: *World, node: *Node, prng: *Prng) void {
     freeze_for(world, node, draw_time(prng, 4000));
 }
 
-fn freeze_for(world: *World, node: *Node, length: u64) void {
+pub fn freeze_for(world: *World, node: *Node, length: u64) void {
     node.frozen_until = world.now + length;
     node.thawed_at = node.frozen_until;
     world.note("node {d} freezes for {d} ms", .{ node.index, length / ms });
@@ -462,6 +462,7 @@ pub fn at_point(
 
 pub fn died_at_point(world: *World, node: *Node) void {
     if (node.index == world_file.coordinator_index) {
+        if (world.scripted) return world.take_down_coordinator(.killed, null);
         const prng = world.faults.stream(.torn_journal);
         return world.take_down_coordinator(.killed, draw_time(prng, 3000));
     }
@@ -480,8 +481,9 @@ pub fn cut(world: *World, connection: *Connection, bytes: usize) bool {
             item.bytes -= bytes;
             continue;
         }
-        _ = world.cuts.swapRemove(index);
+        const fallen = world.cuts.swapRemove(index);
         world.note("connection {d} is cut", .{connection.index});
+        if (fallen.dies) world.take_down(&world.nodes[fallen.nodes[0]], .reset);
         world.reset(connection);
         return true;
     }

@@ -12,6 +12,7 @@ const Config = @import("swarm.zig").Config;
 const Statistics = @import("statistics.zig").Statistics;
 const Trace = @import("trace.zig").Trace;
 const calls = @import("calls.zig");
+const faults = @import("faults.zig");
 const program = @import("program.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
@@ -19,27 +20,44 @@ const World = world_file.World;
 const ms = world_file.ms;
 
 pub const all = .{
+    "activate_reaches_one",
     "barrier",
     "broadcast_root_lost",
-    "credit_overtakes_open",
+    "claim_without_votes",
+    "commit_known_by_one",
+    "commit_to_one_then_both_lost",
+    "coordinator_frozen",
     "coordinator_never_answers",
+    "coordinator_restarts_in_a_round",
+    "credit_overtakes_open",
+    "deadline_after_the_vote",
     "decided_before_the_call",
+    "dies_writing_a_removal",
+    "dies_writing_an_activation",
     "doubt_then_expelled",
+    "doubt_while_the_coordinator_is_away",
     "give_up_races_done",
     "half_open_lane",
     "join_during_operation",
+    "journal_flipped",
     "lane_reset",
     "last_one_leaves_in_a_round",
+    "late_vote_of_an_older_attempt",
     "leave",
     "leave_before_the_answer",
     "loss_during_recovery",
+    "loss_in_the_next_epoch",
     "mismatch",
     "mismatch_then_dies",
+    "newcomer_never_prepared",
     "one_never_calls",
     "opposite_order",
     "peer_dies",
     "raise",
     "restart",
+    "root_dies_as_ranks_shift",
+    "sender_dies_in_a_frame",
+    "withdrawn_unheard",
 };
 
 pub fn text_of(comptime name: []const u8) []const u8 {
@@ -201,10 +219,15 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         call,
         cancel,
         crash,
+        start,
+        flip,
+        claim,
         freeze,
         leave,
         reset,
         swallow,
+        stall,
+        cut,
         run,
         expect,
     };
@@ -233,19 +256,17 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
             calls.cancel(work);
         },
         .crash => try crash(script, words),
+        .start => try start_coordinator(script, words),
+        .flip => try flip(script, words),
+        .claim => try claim(script, words),
         .freeze => {
-            const node = (try user_of(script, words)).node;
-            if (!std.mem.eql(
-                u8,
-                try take_word(script, words),
-                "for",
-            )) return script.syntax("freeze");
-            node.frozen_until = world.now + try duration(script, words);
-            node.thawed_at = node.frozen_until;
+            const node = try any_node_of(script, words);
+            faults.freeze_for(world, node, try duration_after(script, words, "for"));
         },
         .leave => users.leave(try user_of(script, words)),
         .reset => try reset(script, words),
-        .swallow => try swallow(script, words),
+        .swallow, .stall => try impede(script, verb, words),
+        .cut => try cut(script, words),
         .run => try run_directive(script, words),
         .expect => try expect(script, words),
     }
@@ -291,6 +312,24 @@ fn node_of(script: *Script, text: []const u8) Error!*world_file.Node {
     const index = std.fmt.parseInt(u8, text, 10) catch return script.syntax(text);
     if (index < 1 or index > script.peers) return script.syntax(text);
     return &script.world.nodes[index];
+}
+
+/// A peer, or "coordinator".
+fn any_node_of(script: *Script, words: *Words) Error!*world_file.Node {
+    const text = try take_word(script, words);
+    if (!std.mem.eql(u8, text, "coordinator")) return node_of(script, text);
+    return &script.world.nodes[world_file.coordinator_index];
+}
+
+fn expect_word(script: *Script, words: *Words, wanted: []const u8) Error!void {
+    const text = try take_word(script, words);
+    if (!std.mem.eql(u8, text, wanted)) return script.syntax(text);
+}
+
+/// "for 20ms"
+fn duration_after(script: *Script, words: *Words, wanted: []const u8) Error!u64 {
+    try expect_word(script, words, wanted);
+    return duration(script, words);
 }
 
 fn user_of(script: *Script, words: *Words) Error!*users.User {
@@ -434,15 +473,29 @@ fn call(script: *Script, words: *Words) Error!void {
 }
 
 /// crash PEER [killed|reset|vanished] [at POINT [CHUNKS]]
+/// crash PEER after BYTES PEER: when so many bytes have passed between the two, in either direction
+/// crash coordinator [killed|reset|vanished] | in write N
 fn crash(script: *Script, words: *Words) Error!void {
-    const node = (try user_of(script, words)).node;
+    const node = try any_node_of(script, words);
     var how: world_file.EndOfNode = .killed;
     var next = words.next();
     if (next) |text| if (std.meta.stringToEnum(world_file.EndOfNode, text)) |given| {
         how = given;
         next = words.next();
     };
+    if (node.index == world_file.coordinator_index) {
+        return crash_coordinator(script, words, how, next);
+    }
     const at = next orelse return script.world.take_down(node, how);
+    if (std.mem.eql(u8, at, "after")) {
+        const bytes = try number(script, words);
+        const other = (try user_of(script, words)).node.index;
+        return script.world.cuts.append(script.gpa, .{
+            .nodes = .{ node.index, other },
+            .bytes = bytes,
+            .dies = true,
+        });
+    }
     if (!std.mem.eql(u8, at, "at")) return script.syntax(at);
     const point_text = try take_word(script, words);
     var name_bytes: [64]u8 = undefined;
@@ -462,12 +515,69 @@ fn crash(script: *Script, words: *Words) Error!void {
     });
 }
 
-/// reset PEER PEER [after BYTES]: all lanes between the two, or one of them once so many bytes have
-/// passed.
+/// It stays away until it is started again.
+fn crash_coordinator(
+    script: *Script,
+    words: *Words,
+    how: world_file.EndOfNode,
+    next: ?[]const u8,
+) Error!void {
+    const in = next orelse return script.world.take_down_coordinator(how, null);
+    if (!std.mem.eql(u8, in, "in")) return script.syntax(in);
+    try expect_word(script, words, "write");
+    const write = try number(script, words);
+    if (write == 0) return script.syntax("0");
+    script.world.disk.dies_after = write - 1;
+}
+
+/// start coordinator [refused]: it goes on with its journal, or says that it cannot.
+fn start_coordinator(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    try expect_word(script, words, "coordinator");
+    const refused = words.next() != null;
+    if (world.nodes[world_file.coordinator_index].state == .up) {
+        return script.fail("the coordinator is up", .{});
+    }
+    world.open_coordinator() catch |err| {
+        world.note("the coordinator does not start: {t}", .{err});
+        return if (refused) {} else script.fail("the coordinator does not start: {t}", .{err});
+    };
+    if (refused) return script.fail("the coordinator has started", .{});
+}
+
+/// flip journal OFFSET: one bit of that byte. The second time mends it.
+fn flip(script: *Script, words: *Words) Error!void {
+    try expect_word(script, words, "journal");
+    const offset = try number(script, words);
+    const bytes = script.world.disk.bytes.items;
+    if (offset >= bytes.len) return script.fail("it has {d} bytes", .{bytes.len});
+    bytes[offset] ^= 0x10;
+}
+
+/// claim LABEL PEER: when a coordinator has started again, this peer will say that its call was
+/// committed, which is a lie.
+fn claim(script: *Script, words: *Words) Error!void {
+    const work = try work_of(script, words);
+    const node = work.node;
+    const group = node.users[0].group orelse return script.fail("p{d} is gone", .{node.index});
+    const op = &(work.op orelse return script.fail("its call has returned", .{})).op;
+    try group.member.decided.append(node.memory.allocator(), .{ .commit = .{
+        .group = group.member.group,
+        .epoch = op.epoch,
+        .op = op.id,
+        .attempt = 1,
+        .digest = 0,
+        .decision = 1,
+        .acknowledged = 0,
+    } });
+}
+
+/// reset A B [after BYTES]: all connections between the two, or one of their lanes once so many
+/// bytes have passed.
 fn reset(script: *Script, words: *Words) Error!void {
     const world = script.world;
-    const a = (try user_of(script, words)).node.index;
-    const b = (try user_of(script, words)).node.index;
+    const a = (try any_node_of(script, words)).index;
+    const b = (try any_node_of(script, words)).index;
     if (words.next()) |text| {
         if (!std.mem.eql(u8, text, "after")) return script.syntax(text);
         const bytes = try number(script, words);
@@ -475,36 +585,48 @@ fn reset(script: *Script, words: *Words) Error!void {
     }
     var any = false;
     for (world.connections.items) |connection| {
-        if (connection.is_control or connection.ends[0].state != .open) continue;
+        if (connection.ends[0].state != .open) continue;
         const from, const to = .{ connection.ends[0].node, connection.ends[1].node };
         if (!(from == a and to == b) and !(from == b and to == a)) continue;
         world.reset(connection);
         any = true;
     }
-    if (!any) return script.fail("there is no lane between p{d} and p{d}", .{ a, b });
+    if (!any) return script.fail("nothing connects {d} and {d}", .{ a, b });
 }
 
-/// swallow PEER PEER|coordinator: what the first sends to the second vanishes from now on, on the
-/// connections that they have.
-fn swallow(script: *Script, words: *Words) Error!void {
+/// swallow A B: what the first sends to the second vanishes from now on, on the connections that
+/// they have. stall A B for D: it arrives only after that.
+fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     const world = script.world;
-    const from = (try node_of(script, try take_word(script, words))).index;
-    const to_text = try take_word(script, words);
-    const to = if (std.mem.eql(u8, to_text, "coordinator"))
-        world_file.coordinator_index
-    else
-        (try node_of(script, to_text)).index;
+    const from = (try any_node_of(script, words)).index;
+    const to = (try any_node_of(script, words)).index;
+    const stalls = std.mem.eql(u8, verb, "stall");
+    const until = world.now + if (stalls) try duration_after(script, words, "for") else 0;
     var any = false;
     for (world.connections.items) |connection| {
         for (&connection.ends, 0..) |*end, side| {
             if (end.node != from or connection.ends[1 - side].node != to) continue;
             if (end.state == .closed) continue;
-            connection.pipes[side].swallows = true;
-            connection.pipes[side].discard();
+            const pipe = &connection.pipes[side];
             any = true;
+            if (stalls) {
+                pipe.stalled_until = until;
+                continue;
+            }
+            pipe.swallows = true;
+            pipe.discard();
         }
     }
-    if (!any) return script.fail("there is no connection from p{d} to {s}", .{ from, to_text });
+    if (!any) return script.fail("there is no connection from {d} to {d}", .{ from, to });
+}
+
+/// cut P P for D: the two cannot dial each other so long. What connects them stays.
+fn cut(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const a = (try any_node_of(script, words)).index;
+    const b = (try any_node_of(script, words)).index;
+    const until = world.now + try duration_after(script, words, "for");
+    try world.pair_cuts.append(script.gpa, .{ .nodes = .{ a, b }, .until = until });
 }
 
 const Until = union(enum) {
@@ -514,7 +636,11 @@ const Until = union(enum) {
     voted: *calls.Work,
     settled: struct { work: *calls.Work, chunks: u64 },
     attempt: struct { node: u8, attempt: u32 },
+    epoch: struct { node: u8, epoch: u64 },
+    round: Phase,
+    down: *const world_file.Node,
 };
+const Phase = protocol.Phase;
 
 /// run DURATION | run until CONDITION
 fn run_directive(script: *Script, words: *Words) Error!void {
@@ -529,23 +655,36 @@ fn run_directive(script: *Script, words: *Words) Error!void {
         world.now = end;
         return;
     }
+    try run_until(script, 100_000 * ms, try condition(script, words));
+}
+
+fn condition(script: *Script, words: *Words) Error!Until {
     const what = try take_word(script, words);
-    const until: Until = if (std.mem.eql(u8, what, "admitted"))
-        .all_between
-    else if (std.mem.eql(u8, what, "ready"))
-        .{ .between = (try node_of(script, try take_word(script, words))).index }
-    else if (std.mem.eql(u8, what, "done"))
-        .{ .finished = try work_of(script, words) }
-    else if (std.mem.eql(u8, what, "voted"))
-        .{ .voted = try work_of(script, words) }
-    else if (std.mem.eql(u8, what, "settled")) .{ .settled = .{
-        .work = try work_of(script, words),
-        .chunks = try number(script, words),
-    } } else if (std.mem.eql(u8, what, "attempt")) .{ .attempt = .{
-        .node = (try user_of(script, words)).node.index,
-        .attempt = try number(script, words),
-    } } else return script.syntax(what);
-    try run_until(script, 100_000 * ms, until);
+    const Word = enum { admitted, ready, done, voted, settled, attempt, epoch, round, down };
+    return switch (std.meta.stringToEnum(Word, what) orelse return script.syntax(what)) {
+        .admitted => .all_between,
+        .ready => .{ .between = (try node_of(script, try take_word(script, words))).index },
+        .done => .{ .finished = try work_of(script, words) },
+        .voted => .{ .voted = try work_of(script, words) },
+        .settled => .{ .settled = .{
+            .work = try work_of(script, words),
+            .chunks = try number(script, words),
+        } },
+        .attempt => .{ .attempt = .{
+            .node = (try user_of(script, words)).node.index,
+            .attempt = try number(script, words),
+        } },
+        .epoch => .{ .epoch = .{
+            .node = (try user_of(script, words)).node.index,
+            .epoch = try number(script, words),
+        } },
+        .round => {
+            const text = try take_word(script, words);
+            return .{ .round = std.meta.stringToEnum(Phase, text) orelse
+                return script.syntax(text) };
+        },
+        .down => .{ .down = try any_node_of(script, words) },
+    };
 }
 
 fn run_until(script: *Script, most_ns: u64, until: Until) Error!void {
@@ -577,6 +716,14 @@ fn holds(world: *const World, until: Until) bool {
             group.attempt() >= body.attempt
         else
             false,
+        .epoch => |body| if (world.nodes[body.node].users[0].group) |group|
+            group.epoch() >= body.epoch
+        else
+            false,
+        .round => |phase| world.nodes[world_file.coordinator_index].state == .up and
+            world.coordinator.groups.items.len > 0 and
+            world.coordinator.groups.items[0].phase == phase,
+        .down => |node| node.state == .down,
     };
 }
 

@@ -199,7 +199,7 @@ pub const Config = struct {
         }
     }
 
-    fn loses_coordinator(config: *const Config) bool {
+    pub fn loses_coordinator(config: *const Config) bool {
         return config.has(.crash_coordinator) or config.has(.torn_journal);
     }
 

@@ -206,8 +206,9 @@ pub const Trap = struct {
 
 pub const PairCut = struct { nodes: [2]u8, until: Instant };
 
-/// A scenario's: lanes between two peers are reset when so many more bytes have passed.
-pub const Cut = struct { nodes: [2]u8, bytes: u64 };
+/// A scenario's: a lane between two peers is reset when so many more bytes have passed, or the
+/// first of them dies.
+pub const Cut = struct { nodes: [2]u8, bytes: u64, dies: bool = false };
 
 pub const Phase = enum {
     /// Everything goes; only safety is asked for.
@@ -306,6 +307,19 @@ pub const World = struct {
     }
 
     fn start_coordinator(world: *World) void {
+        world.open_coordinator() catch |err| switch (err) {
+            // Until there is room again.
+            error.JournalFailed => world.after(100 * ms, .start_coordinator),
+            else => world.checkers.fail(
+                .p8_restart,
+                "the coordinator cannot read its journal: {t}",
+                .{err},
+            ),
+        };
+    }
+
+    /// Starts the coordinator with the journal that is there. It is down again if it fails.
+    pub fn open_coordinator(world: *World) !void {
         const config = &world.config;
         const node = &world.nodes[coordinator_index];
         assert(node.state != .up);
@@ -332,19 +346,13 @@ pub const World = struct {
         world.incarnations += 1;
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
         const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
-        world.coordinator.restore(node.here(), journal) catch |err| {
-            if (err != error.JournalFailed) return world.checkers.fail(
-                .p8_restart,
-                "the coordinator cannot read its journal: {t}",
-                .{err},
-            );
-            return world.take_down_coordinator(.killed, 100 * ms); // until there is room again
-        };
+        errdefer world.take_down_coordinator(.killed, null);
+        try world.coordinator.restore(node.here(), journal);
         world.settle(node);
     }
 
-    /// The coordinator's process ends; another one starts after a while.
-    pub fn take_down_coordinator(world: *World, how: EndOfNode, back_after_ns: u64) void {
+    /// The coordinator's process ends; another one starts after a while. Null: when somebody says.
+    pub fn take_down_coordinator(world: *World, how: EndOfNode, back_after_ns: ?u64) void {
         const node = &world.nodes[coordinator_index];
         if (node.state != .up) return;
         world.note("the coordinator is {t}", .{how});
@@ -360,7 +368,7 @@ pub const World = struct {
         node.frozen_until = 0;
         node.woken.clearRetainingCapacity();
         world.check_memory(node);
-        world.after(back_after_ns, .start_coordinator);
+        if (back_after_ns) |ns| world.after(ns, .start_coordinator);
     }
 
     fn check_memory(world: *World, node: *const Node) void {
@@ -966,6 +974,17 @@ pub const World = struct {
             s.lane_sent(node.here(), lane, total);
         }
         world.schedule_delivery(world.connections.items[ref.connection], ref.side);
+    }
+
+    /// What the coordinator has said so far leaves before it goes on.
+    pub fn flush_coordinator(world: *World) void {
+        const node = &world.nodes[coordinator_index];
+        for (node.woken.items) |ref| {
+            const e = world.end(ref);
+            if (e.state == .open and e.what == .accepted) {
+                world.pump_stream(ref, &e.what.accepted.stream);
+            }
+        }
     }
 
     fn push_bytes(world: *World, ref: Ref, bytes_given: []const u8) u32 {
