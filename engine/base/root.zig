@@ -8,6 +8,7 @@ pub const ids = @import("ids.zig");
 pub const canary = @import("canary.zig");
 pub const dtype = @import("dtype.zig");
 pub const BitSet = @import("bit_set.zig").BitSet;
+pub const Order = @import("order.zig").Order;
 pub const Prng = @import("prng.zig").Prng;
 
 pub const PeerId = ids.PeerId;
@@ -23,5 +24,6 @@ pub const never: Instant = std.math.maxInt(u64);
 test {
     std.testing.refAllDecls(@This());
     _ = @import("bit_set.zig");
+    _ = @import("order.zig");
     _ = @import("prng.zig");
 }

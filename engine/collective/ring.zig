@@ -1,10 +1,11 @@
 //! Executor: the moves of one operation over a chunked, pipelined ring, one attempt at a time.
 //!
-//! Positions 0..n-1 are the members that are alive, in rank order; each sends to the next. Chunk c
-//! is owned by position c mod n. Its partial sum starts behind the owner, travels all the way round
-//! to it while everybody adds its own part, and is finished there; the final bytes travel on from
-//! the owner until everybody has them. A broadcast is the second half alone: all chunks are final
-//! at the root. After a loss, chunks that some survivors hold travel on from them in the same way.
+//! Positions 0..n-1 are the members that are alive, in rank order unless broken links demand another
+//! (protocol/plan.zig); each sends to the next. Chunk c is owned by position c mod n. Its partial
+//! sum starts behind the owner, travels all the way round to it while everybody adds its own part,
+//! and is finished there; the final bytes travel on from the owner until everybody has them. A
+//! broadcast is the second half alone: all chunks are final at the root. After a loss, chunks that
+//! some survivors hold travel on from them in the same way.
 //!
 //! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
 //! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
@@ -251,8 +252,8 @@ pub const Executor = struct {
 
     pub const Begin = struct {
         attempt: u32,
-        /// Members alive, and the rank of this peer.
-        alive: *const base.Mask,
+        /// Members alive, in the order of the ring, and the rank of this peer.
+        order: *const base.Order,
         rank: u16,
         /// Ranges that some members hold; null for a first attempt.
         kept: []const KeptRange,
@@ -263,10 +264,10 @@ pub const Executor = struct {
     /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
     pub fn begin(x: *Executor, options: Begin) void {
         assert(x.members == 0);
-        const n = options.alive.count();
+        const n = options.order.count;
         x.attempt = options.attempt;
-        x.members = @intCast(n);
-        x.position = @intCast(options.alive.position(options.rank));
+        x.members = n;
+        x.position = options.order.position(options.rank);
         x.successor_open = false;
         x.eager_bytes = 0;
         x.reset_movement();
@@ -274,7 +275,7 @@ pub const Executor = struct {
         // peer.
         for (x.credits) |*credit| credit.allowed = x.slots_per_owner();
 
-        const successor = options.alive.at((x.position + 1) % n);
+        const successor = options.order.at(x.position + 1);
         x.kept.clear();
         x.successor_holds.clear();
         for (options.kept) |range| {
@@ -788,13 +789,16 @@ pub const Executor = struct {
 const Bench = struct {
     executors: []Executor,
     alive: base.Mask,
+    /// Of the attempt under way.
+    order: base.Order = .{},
+    /// Draws another order for each attempt; null: rank order.
+    shuffles: ?*base.Prng = null,
 
     fn step(bench: *Bench) !bool {
         var moved = false;
-        const n = bench.alive.count();
-        for (0..n) |position| {
-            const x = &bench.executors[bench.alive.at(position)];
-            const to = &bench.executors[bench.alive.at((position + 1) % n)];
+        for (0..bench.order.count) |position| {
+            const x = &bench.executors[bench.order.at(position)];
+            const to = &bench.executors[bench.order.at(position + 1)];
             while (to.next_grant()) |grant| try x.credited(grant.class, grant.allowed);
             const out = x.next() orelse continue;
             moved = true;
@@ -824,30 +828,32 @@ const Bench = struct {
 
     /// A frame of some member comes half, and the rest of it never.
     fn step_half(bench: *Bench, position: usize) !void {
-        const n = bench.alive.count();
-        if (n < 2) return;
-        const x = &bench.executors[bench.alive.at(position % n)];
-        const to = &bench.executors[bench.alive.at((position + 1) % n)];
+        if (bench.order.count < 2) return;
+        const x = &bench.executors[bench.order.at(position)];
+        const to = &bench.executors[bench.order.at(position + 1)];
         const out = x.next() orelse return;
         const spot = try to.place(&header_of(x, &out));
         @memset(spot.bytes[0 .. spot.bytes.len / 2], 0xee);
     }
 
     fn begin(bench: *Bench, attempt: u32, kept: []const KeptRange) void {
-        const n = bench.alive.count();
-        for (0..n) |position| {
-            const rank = bench.alive.at(position);
+        bench.order = .of(&bench.alive);
+        if (bench.shuffles) |prng| for (0..bench.order.count) |position| {
+            const ranks = &bench.order.ranks;
+            std.mem.swap(u16, &ranks[position], &ranks[prng.below(bench.order.count)]);
+        };
+        for (bench.order.slice()) |rank| {
             bench.executors[rank].begin(.{
                 .attempt = attempt,
-                .alive = &bench.alive,
+                .order = &bench.order,
                 .rank = rank,
                 .kept = kept,
                 .root = 0,
             });
         }
-        for (0..n) |position| {
-            const to = &bench.executors[bench.alive.at((position + 1) % n)];
-            bench.executors[bench.alive.at(position)].successor_opened(to.initial_credit());
+        for (bench.order.slice(), 1..) |rank, after| {
+            const to = &bench.executors[bench.order.at(after)];
+            bench.executors[rank].successor_opened(to.initial_credit());
         }
     }
 };
@@ -969,8 +975,8 @@ test "a large world of one is worked off in steps" {
         .is_root = true,
     });
     defer x.deinit();
-    const alive: base.Mask = .full(1);
-    x.begin(.{ .attempt = 1, .alive = &alive, .rank = 0, .kept = &.{}, .root = 0 });
+    const order: base.Order = .of(&.full(1));
+    x.begin(.{ .attempt = 1, .order = &order, .rank = 0, .kept = &.{}, .root = 0 });
     for (0..2) |_| {
         try std.testing.expect(x.is_alone());
         x.work_alone();
@@ -995,12 +1001,12 @@ test "a kept range of chunks that the operation does not have is ignored" {
     });
     defer x.deinit();
     const chunks = x.partition.chunks;
-    const alive: base.Mask = .full(2);
+    const order: base.Order = .of(&.full(2));
     const kept = [_]KeptRange{
         .{ .begin = chunks - 1, .end = chunks + 5, .reduced_attempt = 1, .holders = .full(2) },
         .{ .begin = chunks + 2, .end = chunks + 3, .reduced_attempt = 1, .holders = .full(2) },
     };
-    x.begin(.{ .attempt = 2, .alive = &alive, .rank = 0, .kept = &kept, .root = 0 });
+    x.begin(.{ .attempt = 2, .order = &order, .rank = 0, .kept = &kept, .root = 0 });
     try std.testing.expectEqual(1, x.kept.count);
 }
 
@@ -1022,8 +1028,8 @@ test "widened contributions on their way out leave the slots that were promised"
         .is_root = true,
     });
     defer x.deinit();
-    const alive: base.Mask = .full(2);
-    x.begin(.{ .attempt = 1, .alive = &alive, .rank = 0, .kept = &.{}, .root = 0 });
+    const order: base.Order = .of(&.full(2));
+    x.begin(.{ .attempt = 1, .order = &order, .rank = 0, .kept = &.{}, .root = 0 });
     x.successor_opened(x.initial_credit());
     var out: [Executor.origin_slots]Executor.Out = undefined;
     for (&out) |*item| item.* = x.next().?;
@@ -1049,6 +1055,8 @@ const Life = struct {
     kind: wire.control.OpKind,
     /// One set of contributors for the whole result.
     restart: bool,
+    /// The ring has another order in each attempt.
+    reorders: bool,
     executors: [5]Executor = undefined,
     send: [5][]u64 = undefined,
     recv: [5][]u64 = undefined,
@@ -1089,7 +1097,11 @@ const Life = struct {
     }
 
     fn run(life: *Life, arena: Allocator) !void {
-        var bench: Bench = .{ .executors = life.executors[0..life.n], .alive = .full(life.n) };
+        var bench: Bench = .{
+            .executors = life.executors[0..life.n],
+            .alive = .full(life.n),
+            .shuffles = if (life.reorders) &life.prng else null,
+        };
         const last = life.prng.between(1, 4);
         var kept: []const KeptRange = &.{};
         for (1..last + 1) |attempt| {
@@ -1221,6 +1233,7 @@ fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
         .count = count,
         .kind = if (prng.chance(4)) .broadcast else .all_reduce,
         .restart = prng.chance(2),
+        .reorders = prng.chance(2),
         .prng = prng,
     };
     try life.init(arena.allocator(), &pool, chunk_bytes);

@@ -574,6 +574,7 @@ pub const Coordinator = struct {
                 try (try c.group_of(peer, body.group)).on_closed(now, peer, body.epoch);
             },
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
+            .link_told => |body| try c.on_link_told(now, peer, body),
             inline .done,
             .gave_up,
             .mismatch_seen,
@@ -728,7 +729,7 @@ pub const Coordinator = struct {
     }
 
     /// Lanes between two members broke: a new attempt with the same members, unless one of the two
-    /// turns out to be dead. A link that stays down costs the later rank its place.
+    /// turns out to be dead.
     fn on_link_lost(
         c: *Coordinator,
         now: Instant,
@@ -737,32 +738,56 @@ pub const Coordinator = struct {
     ) !void {
         const group = try c.group_of(peer, body.group);
         const epoch = group.epoch_of(body.epoch) orelse return;
-        const rank = epoch.rank_of(peer) orelse return;
-        const other = for (epoch.members, 0..) |*member, index| {
-            if (member.peer != null and member.id.eql(body.other)) break index;
+        if (epoch.rank_of(peer) == null) return;
+        const other = for (epoch.members) |*member| {
+            if (member.id.eql(body.other)) break member.peer orelse return;
         } else return;
-        if (body.state != .broken) {
-            const unreachable_peer = epoch.members[other].peer.?;
-            unreachable_peer.unreachable_at = now;
-            if (unreachable_peer.connection == null) return c.lose(
+        if (body.state == .closed) {
+            other.unreachable_at = now;
+            if (other.connection == null) return c.lose(
                 now,
-                unreachable_peer,
+                other,
                 "it is away, and its lanes to another member are closed",
             );
         }
-        if (body.state == .down) {
-            const loser = epoch.members[@max(rank, other)].peer.?;
-            c.log(.warning, "peers {s} and {s} cannot reach each other; {s} is removed", .{
-                peer.id.short(),
-                body.other.short(),
-                loser.id.short(),
-            });
-            const why = "another member could not reach it for longer than the silence limit";
-            loser.send(group.id, .{ .expelled = .{ .group = body.group, .why = .of(why) } });
-            return c.remove_from(now, group, loser, why);
-        }
         if (body.attempt != epoch.attempt or !epoch.running) return;
         if (epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;
+    }
+
+    /// How a link of this peer is: the ring goes around those that are broken, and who is left with
+    /// too few of them for any ring leaves the group.
+    fn on_link_told(
+        c: *Coordinator,
+        now: Instant,
+        peer: *Peer,
+        body: control.LinkTold,
+    ) ProtocolError!void {
+        const group = try c.group_of(peer, body.group);
+        const other = c.peer_of(body.other) orelse return;
+        if (other == peer) return error.Unexpected;
+        if (!group.contains(peer) or !group.contains(other)) return;
+        try group.broken.tell(c.gpa, peer.id, other.id, body.health);
+        c.log(.info, "peer {s} says of its link to peer {s}: {t}", .{
+            peer.id.short(),
+            other.id.short(),
+            body.health,
+        });
+        group.go_around(now + replan_ns);
+        c.let_go_stranded(now);
+    }
+
+    fn let_go_stranded(c: *Coordinator, now: Instant) void {
+        for (c.groups.items) |group| while (group.stranded()) |peer| {
+            const why = "other members could not reach it for longer than the silence limit, and " ++
+                "no ring goes around that";
+            c.log(.warning, "peer {s} must leave group {s}: {s}", .{
+                peer.id.short(),
+                group.name,
+                why,
+            });
+            peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
+            c.remove_from(now, group, peer, why);
+        };
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
@@ -802,6 +827,7 @@ pub const Coordinator = struct {
         }
         c.sweep(now);
         c.judge_absent(now, late);
+        c.let_go_stranded(now);
         for (c.groups.items) |group| {
             group.tick(now, c.options.silence_ns, late) catch |err| {
                 c.log(.err, "group {s}: {t}", .{ group.name, err });

@@ -98,6 +98,8 @@ pub const Epoch = struct {
     /// How it began, for members that have not been told.
     began: Began,
     alive: Mask,
+    /// Of the ring in the current attempt (plan.zig).
+    order: base.Order,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
     /// Decisions that some member may not have seen yet, oldest first.
@@ -111,7 +113,8 @@ pub const Epoch = struct {
     retold: u64 = 0,
     /// What members know of decisions of the coordinator before this one.
     claims: std.ArrayList(Claim) = .empty,
-    /// When a new attempt with the same members is due, because lanes broke.
+    /// When a new attempt with the same members is due, because lanes broke or the ring must go
+    /// around a link.
     replan_at: base.Instant = base.never,
 
     const Decision = struct {
@@ -151,6 +154,7 @@ pub const Epoch = struct {
             .members = members,
             .began = began,
             .alive = .full(peers.len),
+            .order = .of(&.full(peers.len)),
         };
         epoch.began.left = left;
         // Members only go, so this is all that it will ever hold: a loss needs no memory.
@@ -202,6 +206,12 @@ pub const Epoch = struct {
         for (ids, epoch.members) |*id, *member| id.* = member.id;
         const peer = epoch.members[rank].peer orelse return;
         peer.send(epoch.group, .{ .activate = epoch.activation(ids) });
+    }
+
+    /// The members in rank order, lost ones included.
+    pub fn member_ids(epoch: *const Epoch, buffer: *[base.limits.peers_max]PeerId) []const PeerId {
+        for (buffer[0..epoch.members.len], epoch.members) |*id, *member| id.* = member.id;
+        return buffer[0..epoch.members.len];
     }
 
     pub fn starved(epoch: *const Epoch) bool {
@@ -657,10 +667,11 @@ pub const Epoch = struct {
         }
     }
 
-    /// Everybody stops, reports, and goes on with what the reports say.
-    pub fn new_attempt(epoch: *Epoch) ProtocolError!void {
+    /// Everybody stops, reports, and goes on in this order with what the reports say.
+    pub fn new_attempt(epoch: *Epoch, order: base.Order) ProtocolError!void {
         if (epoch.alive.is_empty() or epoch.recovering) return;
         epoch.attempt += 1;
+        epoch.order = order;
         epoch.running = false;
         epoch.replan_at = base.never;
         for (epoch.members) |*member| member.reported = false;
@@ -679,6 +690,7 @@ pub const Epoch = struct {
             .epoch = epoch.number,
             .attempt = epoch.attempt,
             .alive = epoch.alive,
+            .order = .of(if (order.is_rank_order()) &.{} else order.slice()),
         } });
         try epoch.check_reported();
     }

@@ -12,6 +12,8 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
+const plan = @import("plan.zig");
+const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Peer = @import("coordinator.zig").Peer;
@@ -32,6 +34,12 @@ pub const Newcomer = struct {
     /// After a preparation that failed because of it, it waits before the next one.
     not_before: base.Instant = 0,
     failures: u6 = 0,
+
+    /// It is tried again after a while, twice as long each time.
+    fn wait(newcomer: *Newcomer, now: base.Instant) void {
+        newcomer.not_before = now + (Group.back_off_ns << @min(newcomer.failures, 5));
+        newcomer.failures +|= 1;
+    }
 
     /// `prompt`: dawdlers do not count.
     fn is_ready(newcomer: *const Newcomer, now: base.Instant, prompt: bool) bool {
@@ -81,6 +89,8 @@ pub const Group = struct {
     recovering: bool = false,
     /// Members that are back already, and are answered when all are.
     returned: std.ArrayList(Returned) = .empty,
+    /// Links between its peers that do not work.
+    broken: Broken = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const back_off_ns: u64 = std.time.ns_per_s;
@@ -121,6 +131,7 @@ pub const Group = struct {
         group.epochs.deinit(group.gpa);
         group.newcomers.deinit(group.gpa);
         group.returned.deinit(group.gpa);
+        group.broken.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -349,6 +360,7 @@ pub const Group = struct {
                 }
                 return;
             }
+            if (try group.leave_out_unreachable(now)) return group.start_round(now);
             group.phase = .ask;
             if (group.current()) |epoch| epoch.broadcast(.{ .ask_safe_points = .{
                 .group = group.id,
@@ -361,7 +373,7 @@ pub const Group = struct {
                 if (member.peer == null) continue;
                 safe_point = @max(safe_point, member.safe_points orelse return);
             };
-            try group.activate(safe_point + 1);
+            try group.activate(now, safe_point + 1);
         }
         if (group.phase == .activate) {
             for (group.current().?.members) |*member| {
@@ -372,7 +384,7 @@ pub const Group = struct {
         }
     }
 
-    fn activate(group: *Group, safe_point: u64) Allocator.Error!void {
+    fn activate(group: *Group, now: base.Instant, safe_point: u64) Allocator.Error!void {
         const peers = try group.future_members();
         defer group.gpa.free(peers);
         var ids: std.ArrayList(PeerId) = .empty;
@@ -415,6 +427,7 @@ pub const Group = struct {
             group.name,
         });
         group.drop_empty();
+        group.go_around(now);
     }
 
     pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
@@ -463,8 +476,7 @@ pub const Group = struct {
                 newcomer.dawdles = !newcomer.entering;
                 continue;
             }
-            newcomer.not_before = now + (back_off_ns << @min(newcomer.failures, 5));
-            newcomer.failures +|= 1;
+            newcomer.wait(now);
         }
         group.phase = .idle;
         group.round_deadline = base.never;
@@ -496,6 +508,7 @@ pub const Group = struct {
             why,
             group.name,
         });
+        group.broken.forget(peer.id);
         const gone = group.newcomers.orderedRemove(index);
         if (gone.in_round) group.release(now, false);
         group.advance(now);
@@ -515,6 +528,7 @@ pub const Group = struct {
             lost_count += 1;
         };
         if (lost_count == 0) return;
+        group.broken.forget(peer.id);
         const removal: journal.Record = .{ .removal = .{
             .group = group.id,
             .peer = peer.id,
@@ -535,7 +549,7 @@ pub const Group = struct {
         if (group.phase == .prepare) group.release(now, false);
         for (lost[0..lost_count]) |item| {
             try item.commit_voted();
-            try item.new_attempt();
+            try group.new_attempt(item);
         }
         if (base.canary.on(.view_before_removal)) group.coordinator.record(removal);
         try group.check_recovered(now);
@@ -547,10 +561,81 @@ pub const Group = struct {
         group.advance(now);
     }
 
+    // ---- broken links
+
+    /// Members of an epoch stop, and go on around the links that are broken.
+    fn new_attempt(group: *Group, epoch: *Epoch) ProtocolError!void {
+        try epoch.new_attempt(group.order_for(epoch));
+    }
+
+    /// A ring that uses no broken link; else none that has been broken for long; else that of the
+    /// ranks, until somebody leaves.
+    fn order_for(group: *const Group, epoch: *const Epoch) base.Order {
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        const ids = epoch.member_ids(&buffer);
+        for ([_]bool{ false, true }) |lasting| {
+            const edges = group.broken.edges(ids, lasting);
+            if (plan.search(&epoch.alive, &edges)) |order| return order;
+        }
+        return .of(&epoch.alive);
+    }
+
+    /// An epoch whose ring uses a broken link gets a new attempt at that time, if there is another
+    /// ring.
+    pub fn go_around(group: *Group, at: base.Instant) void {
+        if (group.broken.claims.items.len == 0) return;
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        for (group.epochs.items) |epoch| {
+            if (epoch.alive.is_empty() or epoch.recovering) continue;
+            const edges = group.broken.edges(epoch.member_ids(&buffer), false);
+            if (!plan.crosses(&epoch.order, &edges)) continue;
+            if (group.order_for(epoch).eql(&epoch.order)) continue;
+            epoch.replan_at = @min(epoch.replan_at, at);
+        }
+    }
+
+    /// Who must leave because no ring goes around the links that have been broken for long.
+    pub fn stranded(group: *const Group) ?*Peer {
+        if (group.broken.claims.items.len == 0) return null;
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        for (group.epochs.items) |epoch| {
+            if (epoch.recovering) continue;
+            const edges = group.broken.edges(epoch.member_ids(&buffer), true);
+            if (plan.search(&epoch.alive, &edges) != null) continue;
+            const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
+            return epoch.members[rank].peer;
+        }
+        return null;
+    }
+
+    /// With all newcomers of the round there would be no ring: the one that reaches fewest is not
+    /// let in now.
+    fn leave_out_unreachable(group: *Group, now: base.Instant) Allocator.Error!bool {
+        if (group.broken.claims.items.len == 0) return false;
+        const peers = try group.future_members();
+        defer group.gpa.free(peers);
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        var newcomers: base.Mask = .empty;
+        for (peers, 0..) |peer, index| {
+            buffer[index] = peer.id;
+            if (group.newcomer_of(peer) != null) newcomers.set(index);
+        }
+        const edges = group.broken.edges(buffer[0..peers.len], true);
+        const all: base.Mask = .full(peers.len);
+        if (plan.search(&all, &edges) != null) return false;
+        const index = edges.worst(&all, &newcomers) orelse return false;
+        group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
+            "cannot reach each other", .{ peers[index].id.short(), group.name });
+        group.newcomer_of(peers[index]).?.wait(now);
+        group.release(now, false);
+        return true;
+    }
+
     // ---- members that come back
 
     /// A peer begins to tell what it is a member of.
     pub fn begin_report(group: *Group, peer: *const Peer) void {
+        group.broken.forget_from(peer.id);
         for (group.epochs.items) |epoch| {
             if (epoch.rank_of(peer)) |rank| epoch.members[rank].named = false;
         }
@@ -581,7 +666,7 @@ pub const Group = struct {
         try group.answer(peer, rounds);
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
-            if (!epoch.members[rank].closed) try epoch.new_attempt();
+            if (!epoch.members[rank].closed) try group.new_attempt(epoch);
         }
         group.drop_empty();
         group.advance(now);
@@ -632,7 +717,7 @@ pub const Group = struct {
         for (group.returned.items) |item| try group.answer(item.peer, item.rounds);
         group.returned.clearAndFree(group.gpa);
         group.drop_empty();
-        for (group.epochs.items) |epoch| try epoch.new_attempt();
+        for (group.epochs.items) |epoch| try group.new_attempt(epoch);
         if (group.current() != null) group.phase = .activate; // until all have entered
         group.coordinator.log(.info, "group {s} goes on after a restart", .{group.name});
         group.advance(now);
@@ -643,8 +728,9 @@ pub const Group = struct {
     /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
     pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
         if (group.round_deadline <= now) group.release(now, true);
+        group.go_around(now);
         for (group.epochs.items) |epoch| {
-            if (epoch.replan_at <= now and epoch.running) try epoch.new_attempt();
+            if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
         }
         group.advance(now);
@@ -652,7 +738,9 @@ pub const Group = struct {
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {
         var next = group.round_deadline;
-        for (group.epochs.items) |epoch| next = @min(next, epoch.replan_at);
+        for (group.epochs.items) |epoch| if (epoch.running) {
+            next = @min(next, epoch.replan_at);
+        };
         for (group.newcomers.items) |*newcomer| {
             // Those whose time has come wait for company, and company is an event.
             if (newcomer.not_before > now) next = @min(next, newcomer.not_before);

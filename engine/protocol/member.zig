@@ -118,6 +118,8 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
+    /// Of the ring in the current attempt.
+    order: base.Order,
     ops: std.ArrayList(*Op) = .empty,
     sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
     /// Aborts of operations that were not called yet, oldest first.
@@ -431,6 +433,7 @@ pub const Member = struct {
             .left = left,
             .safe_point = message.safe_point,
             .alive = .full(ids.len),
+            .order = .of(&.full(ids.len)),
         };
         return epoch;
     }
@@ -897,9 +900,11 @@ pub const Member = struct {
         if (message.attempt <= epoch.attempt) return;
         if (!epoch.alive.covers(&message.alive)) return error.Unexpected;
         if (!message.alive.has(epoch.rank)) return error.Unexpected;
+        const order = try order_of(message);
         m.actions.vtable.stop(m.actions.ctx, epoch.number);
         epoch.attempt = message.attempt;
         epoch.alive = message.alive;
+        epoch.order = order;
         epoch.running = false;
         epoch.resumes_clear(m.gpa);
         for (epoch.ops.items) |op| try m.report(epoch, op);
@@ -910,6 +915,21 @@ pub const Member = struct {
             .decisions_seen = epoch.decisions_seen,
         } });
         epoch.decisions_told = epoch.decisions_seen;
+    }
+
+    /// The order of a view: everybody who is alive, once.
+    fn order_of(message: *const control.View) error{Unexpected}!base.Order {
+        if (message.order.count == 0) return .of(&message.alive);
+        if (message.order.count != message.alive.count()) return error.Unexpected;
+        var order: base.Order = .{};
+        var left = message.alive;
+        var it = message.order.iterator();
+        while (it.next()) |rank| {
+            if (rank >= base.limits.peers_max or !left.has(rank)) return error.Unexpected;
+            left.unset(rank);
+            order.append(rank);
+        }
+        return order;
     }
 
     fn report(m: *Member, epoch: *Epoch, op: *Op) EpochError!void {

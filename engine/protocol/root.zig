@@ -19,6 +19,8 @@ test {
     _ = @import("group.zig");
     _ = @import("epoch.zig");
     _ = @import("election.zig");
+    _ = @import("plan.zig");
+    _ = @import("broken.zig");
     _ = @import("structure.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");

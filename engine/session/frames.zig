@@ -31,7 +31,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     operation.history.note(epoch.attempt, &epoch.alive);
     x.begin(.{
         .attempt = epoch.attempt,
-        .alive = &epoch.alive,
+        .order = &epoch.order,
         .rank = epoch.rank,
         .kept = kept,
         .root = operation.root_rank,
@@ -39,8 +39,8 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     if (operation.sync != null) return sync.start(s, operation);
     if (x.members < 2) return;
     const n = x.members;
-    const before = epoch.ids[epoch.alive.at((x.position + n - 1) % n)];
-    const after = epoch.ids[epoch.alive.at((x.position + 1) % n)];
+    const before = epoch.ids[epoch.order.at(x.position + n - 1)];
+    const after = epoch.ids[epoch.order.at(x.position + 1)];
     operation.predecessor = links.obtain(s, before) catch return give_up(s, operation);
     operation.successor = links.obtain(s, after) catch return give_up(s, operation);
     operation.open_pending = true;
@@ -336,6 +336,8 @@ fn on_frame(s: *Session, lane: *Lane) bool {
     lane.incoming = wire.frame.decode(lane.head[0..wire.frame.header_bytes]) catch |err|
         return reject(s, lane, @errorName(err));
     const header = &lane.incoming;
+    // The other end knows that it works, too.
+    links.tell(s, lane.link.?, .up);
     switch (header.kind) {
         .open => {
             if (header.payload_bytes != control.descriptor_bytes)

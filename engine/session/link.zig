@@ -27,6 +27,8 @@ pub const Link = struct {
     retries: u6 = 0,
     /// Since when no lane is open.
     down_since: base.Instant,
+    /// What coordinators were told of it, or will be when one is there.
+    told: wire.control.LinkHealth = .up,
     /// Where round robin goes on.
     turn: usize = 0,
     /// What the peer has said of operations that this one has not reached yet.

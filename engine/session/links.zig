@@ -64,10 +64,12 @@ pub fn review(s: *Session) void {
         }
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;
-            const count = epoch.alive.count();
-            const own = epoch.alive.position(epoch.rank);
-            for (0..count) |position| {
-                if (reaches(own, position, count)) want(s, epoch.ids[epoch.alive.at(position)]);
+            // Those of rank order are kept as well: they serve again once broken links are well.
+            for ([_]base.Order{ epoch.order, .of(&epoch.alive) }) |order| {
+                const own = order.position(epoch.rank);
+                for (order.slice(), 0..) |rank, position| {
+                    if (reaches(own, position, order.count)) want(s, epoch.ids[rank]);
+                }
             }
         }
     }
@@ -260,11 +262,33 @@ fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.Lin
     }
 }
 
-/// What a coordinator must hear that was away when these lanes closed.
+/// What a coordinator must hear that was away when these lanes closed. What it may know already is
+/// no sign that the other is dead.
 pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
-        if (link.wanted and link.open_count == 0) report(s, group, link, .closed);
+        if (link.told == .up and link.wanted and link.open_count == 0)
+            report(s, group, link, .closed);
     }
+    say_broken(s, group);
+}
+
+/// What the coordinator does not know of a group, or may have forgotten.
+pub fn say_broken(s: *Session, group: *const Group) void {
+    for (s.links.items) |link| if (link.told != .up) say(s, group, link);
+}
+
+/// Tells all groups of both how the link is, if that is news.
+pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
+    const news = link.told != health;
+    link.told = health;
+    if (!news) return;
+    for (s.groups.items) |group| say(s, group, link);
+    check_ready(s);
+}
+
+fn say(s: *Session, group: *const Group, link: *const Link) void {
+    if (group.state != .joined or !group.knows(link.peer)) return;
+    s.send(.{ .link_told = .{ .other = link.peer, .group = group.id.?, .health = link.told } });
 }
 
 fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
@@ -301,7 +325,8 @@ pub fn check_ready(s: *Session) void {
         const ready = for (group.round_peers.items) |id| {
             if (id.eql(s.self)) continue;
             const link = find(s, id) orelse break false;
-            if (link.open_count < s.settings.lanes) break false;
+            // One that is down may stay so: the ring goes around it.
+            if (link.open_count < s.settings.lanes and link.told != .down) break false;
         } else true;
         if (!ready) continue;
         group.member.links_ready();
@@ -328,30 +353,44 @@ pub fn tick(s: *Session, late: bool) void {
         for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
         if (!link.wanted and link.expires_at <= s.now) {
             close(s, link);
+            tell(s, link, .up); // nobody asks any more
             _ = s.links.orderedRemove(index);
             free(s, link);
         } else if (is_down(s, link)) {
-            link.down_since = s.now;
-            for (s.groups.items) |group| report(s, group, link, .down);
+            tell(s, link, .down);
         }
     }
     dial_missing(s);
 }
 
-/// An open lane says something every heartbeat, so that one whose bytes are swallowed is noticed.
+/// An open lane says something every heartbeat, so that one whose bytes are swallowed is noticed,
+/// and one that takes none any more.
 fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     if (lane.deadline <= s.now) return fail(s, lane, "it was not greeted in time");
     if (lane.state != .open) return;
-    if (late) lane.heard_at = s.now;
+    if (late) {
+        lane.heard_at = s.now;
+        lane.spoke_at = s.now;
+    }
     if (s.now -| lane.heard_at >= s.settings.silence_ns)
-        return fail(s, lane, "nothing was heard on it for the silence limit");
+        return fail_still(s, lane, "nothing was heard on it for the silence limit");
+    if (s.now -| lane.spoke_at >= s.settings.silence_ns)
+        return fail_still(s, lane, "it has taken nothing for the silence limit");
     if (s.now -| lane.spoke_at < s.settings.heartbeat_ns / 2 or lane.out_busy) return;
     lane.ping_due = true;
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
+/// Nothing moves on a lane. If it was the last, others need not wait until it is known whether a new
+/// one works.
+fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
+    const link = lane.link.?;
+    fail(s, lane, why);
+    if (link.open_count == 0 and link.told == .up) tell(s, link, .silent);
+}
+
 fn is_down(s: *const Session, link: *const Link) bool {
-    return link.wanted and link.open_count == 0 and s.settings.silence_ns > 0 and
+    return link.wanted and link.told != .down and link.open_count == 0 and s.knows_settings() and
         s.now -| link.down_since >= s.settings.silence_ns;
 }
 
@@ -367,7 +406,8 @@ pub fn next_deadline(s: *const Session) base.Instant {
             next = @min(next, link.expires_at);
             continue;
         }
-        if (link.open_count == 0) next = @min(next, link.down_since +| s.settings.silence_ns);
+        if (link.open_count == 0 and link.told != .down)
+            next = @min(next, link.down_since +| s.settings.silence_ns);
         for (link.lanes[0..s.settings.lanes]) |place| {
             const lane = place orelse {
                 const dialable = link.dials and is_in_run(s) and

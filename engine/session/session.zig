@@ -431,6 +431,7 @@ pub const Session = struct {
             .report_end,
             .decisions_seen,
             .link_lost,
+            .link_told,
             .status_request,
             .status_reply,
             .state_offer,
@@ -517,6 +518,7 @@ pub const Session = struct {
         }
         group.round_peers.shrinkRetainingCapacity(kept);
         links.review(s);
+        links.say_broken(s, group);
         links.check_ready(s);
     }
 

@@ -73,7 +73,15 @@ pub const LinkState = enum(u8) {
     broken = 0,
     /// No lane is open any more: the other may be dead.
     closed = 1,
-    /// No lane could be opened for the silence limit.
+};
+
+/// What a member says of its link to another one, whatever they are doing.
+pub const LinkHealth = enum(u8) {
+    /// A lane works again.
+    up = 0,
+    /// Nothing moved on its last lane for the silence limit; a new one may work.
+    silent = 1,
+    /// No lane worked for the silence limit.
     down = 2,
 };
 
@@ -184,6 +192,7 @@ pub const LinkLost = struct {
     attempt: u32,
     state: LinkState,
 };
+pub const LinkTold = struct { other: PeerId, group: u16, health: LinkHealth };
 pub const StatusRequest = struct {};
 /// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
 pub const StateOffer = struct {
@@ -238,7 +247,14 @@ pub const Activate = struct {
     left: List(PeerId),
 };
 /// A new attempt of an epoch: stop, report, wait for resume.
-pub const View = struct { group: u16, epoch: u64, attempt: u32, alive: Mask };
+pub const View = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    alive: Mask,
+    /// Ranks in the order of the ring; nothing: rank order.
+    order: List(u16),
+};
 pub const ResumeOp = struct {
     group: u16,
     epoch: u64,
@@ -308,6 +324,7 @@ pub const Message = union(enum(u16)) {
     report_end: ReportEnd,
     decisions_seen: DecisionsSeen,
     link_lost: LinkLost,
+    link_told: LinkTold,
     status_request: StatusRequest,
     welcome: Welcome,
     joined: Joined,

@@ -1,0 +1,64 @@
+//! Order: the members of an attempt in the order of their ring: who is at each position. Rank order
+//! unless links are broken; who decides: protocol/plan.zig, who moves data in it:
+//! collective/ring.zig.
+
+const std = @import("std");
+const limits = @import("limits.zig");
+const Mask = @import("ids.zig").Mask;
+const assert = std.debug.assert;
+
+pub const Order = struct {
+    ranks: [limits.peers_max]u16 = undefined,
+    count: u16 = 0,
+
+    /// Rank order.
+    pub fn of(alive: *const Mask) Order {
+        var order: Order = .{};
+        for (0..limits.peers_max) |rank| if (alive.has(rank)) order.append(@intCast(rank));
+        return order;
+    }
+
+    pub fn append(order: *Order, rank: u16) void {
+        assert(order.count < limits.peers_max);
+        order.ranks[order.count] = rank;
+        order.count += 1;
+    }
+
+    pub fn slice(order: *const Order) []const u16 {
+        return order.ranks[0..order.count];
+    }
+
+    /// The rank at this position, counted round the ring.
+    pub fn at(order: *const Order, wanted: usize) u16 {
+        return order.ranks[wanted % order.count];
+    }
+
+    /// Asserts that the rank is in it.
+    pub fn position(order: *const Order, rank: usize) u16 {
+        for (order.slice(), 0..) |other, index| if (other == rank) return @intCast(index);
+        unreachable;
+    }
+
+    /// Of ranks that rise it is what `of` makes.
+    pub fn is_rank_order(order: *const Order) bool {
+        return std.sort.isSorted(u16, order.slice(), {}, std.sort.asc(u16));
+    }
+
+    pub fn eql(a: *const Order, b: *const Order) bool {
+        return std.mem.eql(u16, a.slice(), b.slice());
+    }
+};
+
+test "an order counts round the ring, and knows whether it is that of the ranks" {
+    var mask: Mask = .empty;
+    for ([_]usize{ 1, 4, 200 }) |rank| mask.set(rank);
+    const order: Order = .of(&mask);
+    try std.testing.expectEqualSlices(u16, &.{ 1, 4, 200 }, order.slice());
+    try std.testing.expectEqual(1, order.at(3));
+    try std.testing.expectEqual(2, order.position(200));
+    try std.testing.expect(order.is_rank_order());
+    var other: Order = .{};
+    for ([_]u16{ 1, 200, 4 }) |rank| other.append(rank);
+    try std.testing.expect(!other.is_rank_order());
+    try std.testing.expect(!other.eql(&order));
+}

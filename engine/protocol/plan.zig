@@ -1,0 +1,254 @@
+//! plan: the order of the ring, from who is alive and which links are broken, and who must leave
+//! when no order does without them. Pure, and the same everywhere. The coordinator keeps what
+//! members say of their links (links.zig) and asks this; who moves data in the order is
+//! collective/ring.zig.
+//!
+//! Up to 12 members the search is exact. Above that, an edge of the ring that is broken is taken
+//! out by turning round a part of it, which mends at least one edge each time and breaks none. That
+//! always succeeds while any two members whose link is broken have, together, as many good links as
+//! there are members (Ore's theorem), so in particular while nobody has lost half of its links.
+
+const std = @import("std");
+const base = @import("base");
+const Mask = base.Mask;
+const Order = base.Order;
+const assert = std.debug.assert;
+
+/// Broken links between ranks.
+pub const Edges = struct {
+    /// By rank: whom it cannot reach.
+    of: [base.limits.peers_max]Mask = @splat(.empty),
+
+    pub fn add(edges: *Edges, a: usize, b: usize) void {
+        assert(a != b);
+        edges.of[a].set(b);
+        edges.of[b].set(a);
+    }
+
+    pub fn has(edges: *const Edges, a: usize, b: usize) bool {
+        return edges.of[a].has(b);
+    }
+
+    /// Of the candidates, the one that has lost most links to members; on a tie the highest rank.
+    /// Null if none has lost any.
+    pub fn worst(edges: *const Edges, members: *const Mask, candidates: *const Mask) ?u16 {
+        var found: ?u16 = null;
+        var most: u32 = 1;
+        for (0..base.limits.peers_max) |rank| {
+            if (!candidates.has(rank)) continue;
+            var lost: u32 = 0;
+            for (edges.of[rank].words, members.words) |a, b| lost += @popCount(a & b);
+            if (lost < most) continue;
+            most = lost;
+            found = @intCast(rank);
+        }
+        return found;
+    }
+};
+
+/// Whether the ring uses a broken link.
+pub fn crosses(order: *const Order, edges: *const Edges) bool {
+    if (order.count < 2) return false;
+    for (order.slice(), 1..) |rank, next| if (edges.has(rank, order.at(next))) return true;
+    return false;
+}
+
+/// A ring without broken links, rank order if that is one; null if there is none.
+pub fn search(alive: *const Mask, edges: *const Edges) ?Order {
+    const ranks: Order = .of(alive);
+    if (!crosses(&ranks, edges)) return ranks;
+    if (ranks.count > exact_max) return mend(ranks, edges);
+    var exact: Exact = .{ .ranks = ranks, .edges = edges };
+    exact.found.append(ranks.at(0));
+    return if (exact.extend(1, 0)) exact.found else null;
+}
+
+const exact_max = 12;
+
+/// Depth first, with a note of what has led nowhere: the first order that is found is the one with
+/// the lowest ranks first.
+const Exact = struct {
+    ranks: Order,
+    edges: *const Edges,
+    found: Order = .{},
+    /// By set of positions that are used: those last ones from which there is no way home.
+    dead: [1 << exact_max]u16 = @splat(0),
+
+    fn extend(x: *Exact, used: u16, last: u4) bool {
+        const here = x.ranks.at(last);
+        if (@popCount(used) == x.ranks.count) return !x.edges.has(here, x.ranks.at(0));
+        if (x.dead[used] >> last & 1 == 1) return false;
+        for (1..x.ranks.count) |next| {
+            const bit = @as(u16, 1) << @intCast(next);
+            if (used & bit != 0 or x.edges.has(here, x.ranks.at(next))) continue;
+            x.found.append(x.ranks.at(next));
+            if (x.extend(used | bit, @intCast(next))) return true;
+            x.found.count -= 1;
+        }
+        x.dead[used] |= @as(u16, 1) << last;
+        return false;
+    }
+};
+
+/// Turns round parts of the ring until no edge of it is broken; null if that leads nowhere.
+fn mend(start: Order, edges: *const Edges) ?Order {
+    var order = start;
+    while (crosses(&order, edges)) {
+        const turn = find_turn(&order, edges) orelse return null;
+        // Positions count round the ring, so the broken edge may be that from the last to the
+        // first.
+        std.mem.rotate(u16, order.ranks[0..order.count], turn.first);
+        std.mem.reverse(u16, order.ranks[0..turn.length]);
+    }
+    // The same ring, from the lowest rank on, so that little changes its place.
+    const lowest = std.mem.findMin(u16, order.slice());
+    std.mem.rotate(u16, order.ranks[0..order.count], lowest);
+    return order;
+}
+
+const Turn = struct { first: usize, length: usize };
+
+/// A part of the ring that begins behind a broken edge, and whose turn puts two good ones in place
+/// of that and of the edge at its end. The shortest one.
+fn find_turn(order: *const Order, edges: *const Edges) ?Turn {
+    const n: usize = order.count;
+    for (0..n) |before| {
+        const a = order.at(before);
+        const b = order.at(before + 1);
+        if (!edges.has(a, b)) continue;
+        for (2..n - 1) |length| {
+            const c = order.at(before + length);
+            const d = order.at(before + length + 1);
+            if (edges.has(a, c) or edges.has(b, d)) continue;
+            return .{ .first = (before + 1) % n, .length = length };
+        }
+    }
+    return null;
+}
+
+// ---- tests
+
+/// Whether there is a ring, by trying all.
+fn test_any(order: *Order, fixed: usize, edges: *const Edges) bool {
+    if (fixed == order.count) return !crosses(order, edges);
+    for (fixed..order.count) |index| {
+        std.mem.swap(u16, &order.ranks[fixed], &order.ranks[index]);
+        defer std.mem.swap(u16, &order.ranks[fixed], &order.ranks[index]);
+        if (test_any(order, fixed + 1, edges)) return true;
+    }
+    return false;
+}
+
+fn test_found(order: *const Order, alive: *const Mask, edges: *const Edges) !void {
+    try std.testing.expect(!crosses(order, edges));
+    var left = alive.*;
+    for (order.slice()) |rank| {
+        try std.testing.expect(left.has(rank));
+        left.unset(rank);
+    }
+    try std.testing.expect(left.is_empty());
+}
+
+fn test_search(alive: *const Mask, edges: *const Edges) !void {
+    var any: Order = .of(alive);
+    const exists = test_any(&any, 1, edges);
+    const found = search(alive, edges) orelse return std.testing.expect(!exists);
+    try std.testing.expect(exists);
+    try test_found(&found, alive, edges);
+}
+
+/// Of `count` members, the pairs whose bit is set are broken.
+fn test_edges(alive: *const Mask, count: usize, pairs: u64) Edges {
+    var edges: Edges = .{};
+    var bit: u6 = 0;
+    for (0..count) |a| for (a + 1..count) |b| {
+        if (pairs >> bit & 1 == 1) edges.add(alive.at(a), alive.at(b));
+        bit += 1;
+    };
+    return edges;
+}
+
+test "an order is found whenever there is one, for up to 8 members" {
+    // Goal: a broken link costs nobody its place that it need not cost. Method: all graphs of up to
+    // five members and random ones of more, against all permutations.
+    var alive: Mask = .empty;
+    for (1..9) |count| {
+        alive.set(count * 3);
+        const pairs = count * (count - 1) / 2;
+        if (count <= 5) {
+            for (0..@as(usize, 1) << @intCast(pairs)) |bits| {
+                try test_search(&alive, &test_edges(&alive, count, bits));
+            }
+            continue;
+        }
+        var prng: base.Prng = .init(count);
+        for (0..300) |_| {
+            // Dense ones and thin ones: around half of the links, rings are rare.
+            var bits = prng.next();
+            if (prng.chance(2)) bits &= prng.next();
+            try test_search(&alive, &test_edges(&alive, count, bits));
+        }
+    }
+}
+
+test "rank order stays where it can, and else the lowest ranks come first" {
+    const alive: Mask = .full(5);
+    var edges: Edges = .{};
+    edges.add(1, 3);
+    try std.testing.expect(search(&alive, &edges).?.is_rank_order());
+    edges.add(2, 3);
+    try std.testing.expectEqualSlices(u16, &.{ 0, 1, 2, 4, 3 }, search(&alive, &edges).?.slice());
+    edges.add(0, 3);
+    try std.testing.expectEqual(null, search(&alive, &edges));
+    try std.testing.expectEqual(3, edges.worst(&alive, &alive));
+}
+
+test "two members need their link, and who has lost most or has the higher rank leaves" {
+    const alive: Mask = .full(2);
+    var edges: Edges = .{};
+    try std.testing.expectEqual(null, edges.worst(&alive, &alive));
+    try std.testing.expect(search(&alive, &edges) != null);
+    edges.add(0, 1);
+    try std.testing.expectEqual(null, search(&alive, &edges));
+    try std.testing.expectEqual(1, edges.worst(&alive, &alive));
+    edges.add(0, 7); // not alive
+    try std.testing.expectEqual(1, edges.worst(&alive, &alive));
+    edges.add(0, 5);
+    try std.testing.expectEqual(0, edges.worst(&.full(6), &.full(6)));
+    var late: Mask = .empty;
+    late.set(5);
+    try std.testing.expectEqual(5, edges.worst(&.full(6), &late));
+}
+
+test "large worlds do without any links, as long as nobody has lost half of its own" {
+    // Goal: the theorem at the head of this file. Method: break random links while both ends keep
+    // more than half of theirs.
+    var prng: base.Prng = .init(7);
+    for ([_]usize{ 13, 14, 33, 100, 512 }) |count| for (0..4) |_| {
+        const alive: Mask = .full(count);
+        var edges: Edges = .{};
+        for (0..count * count) |_| {
+            const a = prng.below(count);
+            const b = prng.below(count);
+            const most = (count - 1) - (count + 1) / 2;
+            const full = edges.of[a].count() >= most or edges.of[b].count() >= most;
+            if (a != b and !full) edges.add(a, b);
+        }
+        // The ring of rank order, above all.
+        for (0..count / 4) |index| {
+            const full = edges.of[4 * index].count() >= (count - 1) / 2 or
+                edges.of[4 * index + 1].count() >= (count - 1) / 2;
+            if (!full) edges.add(4 * index, 4 * index + 1);
+        }
+        const found = search(&alive, &edges) orelse return error.NotFound;
+        try test_found(&found, &alive, &edges);
+    };
+}
+
+test "a member of a large world that reaches only two others is between them" {
+    const alive: Mask = .full(64);
+    var edges: Edges = .{};
+    for (0..64) |rank| if (rank != 9 and rank != 30 and rank != 50) edges.add(9, rank);
+    const found = search(&alive, &edges) orelse return error.NotFound;
+    try test_found(&found, &alive, &edges);
+}
