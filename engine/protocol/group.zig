@@ -228,6 +228,10 @@ pub const Group = struct {
             member.safe_points = null;
         };
         try group.send_prepare();
+        // They open lanes anew, and what comes of that is said then.
+        for (group.newcomers.items) |*newcomer| {
+            if (newcomer.in_round) group.broken.forget(newcomer.peer.id);
+        }
         group.phase = .prepare;
         group.round_deadline = now +| group.prepare_ns;
         group.hurries = false;

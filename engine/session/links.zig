@@ -73,6 +73,8 @@ pub fn review(s: *Session) void {
             }
         }
     }
+    // Of those that nobody uses nothing is said, and what comes of them next time is not known.
+    for (s.links.items) |link| if (!link.wanted) tell(s, link, .up);
     dial_missing(s);
 }
 
@@ -353,7 +355,6 @@ pub fn tick(s: *Session, late: bool) void {
         for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
         if (!link.wanted and link.expires_at <= s.now) {
             close(s, link);
-            tell(s, link, .up); // nobody asks any more
             _ = s.links.orderedRemove(index);
             free(s, link);
         } else if (is_down(s, link)) {
