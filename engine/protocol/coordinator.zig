@@ -773,9 +773,9 @@ pub const Coordinator = struct {
             body.health,
         });
         group.go_around(now + replan_ns);
-        c.let_go_stranded(now);
     }
 
+    /// At a tick, so that it is known by then what others say of the same links.
     fn let_go_stranded(c: *Coordinator, now: Instant) void {
         for (c.groups.items) |group| while (group.stranded()) |peer| {
             const why = "other members could not reach it for longer than the silence limit, and " ++

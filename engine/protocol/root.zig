@@ -13,6 +13,7 @@ pub const Status = @import("member.zig").Status;
 pub const LogLevel = @import("coordinator.zig").LogLevel;
 pub const History = @import("history.zig").History;
 pub const journal = @import("journal.zig");
+pub const plan = @import("plan.zig");
 
 test {
     _ = @import("coordinator.zig");

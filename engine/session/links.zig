@@ -289,7 +289,8 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
 }
 
 fn say(s: *Session, group: *const Group, link: *const Link) void {
-    if (group.state != .joined or !group.knows(link.peer)) return;
+    if (group.state != .joined or !group.member.connected) return;
+    if (!group.knows(link.peer)) return;
     s.send(.{ .link_told = .{ .other = link.peer, .group = group.id.?, .health = link.told } });
 }
 

@@ -240,7 +240,9 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     var sources = message.holders;
     for (sync.exchanges, 0..) |*exchange, rank| {
         if (exchange.gives) sources.set(rank);
-        if (exchange.link == null) sources.unset(rank);
+        // Links may be broken while the members are well: then the others give.
+        const works = if (exchange.link) |link| link.open_count > 0 else false;
+        if (!works) sources.unset(rank);
     }
     for (sync.exchanges.len..limits.peers_max) |rank| sources.unset(rank);
     sync.fetch.begin(&sources);

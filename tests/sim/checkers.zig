@@ -35,6 +35,8 @@ pub const Check = enum {
     election,
     /// Epochs and views are the same to everybody.
     views,
+    /// A link costs nobody its place while there is a ring without it.
+    place,
     /// A failure that nothing in this world explains.
     spurious,
     /// Memory, operations and connections are given back.

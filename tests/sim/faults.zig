@@ -8,6 +8,7 @@ const session_layer = @import("session");
 const wire = @import("wire");
 const ending = @import("ending.zig");
 const network = @import("network.zig");
+const protocol = @import("protocol");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
@@ -231,20 +232,46 @@ fn cut_pair(world: *World, prng: *Prng) bool {
     const a = (pick_peer(world, prng) orelse return false).index;
     const b = (pick_peer(world, prng) orelse return false).index;
     if (a == b) return false;
-    const until = world.now + draw_time(prng, 4000);
+    if (world.config.only_cuts and !is_ring_left(world, .{ a, b })) return false;
+    const until = world.now + if (world.config.only_cuts)
+        prng.between(1, 8000 * ms)
+    else
+        draw_time(prng, 4000);
     const lasts = (until - world.now) / ms;
     world.note("p{d} and p{d} cannot reach each other for {d} ms", .{ a, b, lasts });
     world.pair_cuts.append(world.gpa, .{ .nodes = .{ a, b }, .until = until }) catch
         @panic("out of memory");
-    const silently = prng.chance(2);
+    break_lanes(world, .{ a, b }, prng.chance(2));
+    return true;
+}
+
+/// Whether all who are up could still form a ring without this pair, and without those that have
+/// found together again only just now.
+fn is_ring_left(world: *const World, pair: [2]u8) bool {
+    var edges: protocol.plan.Edges = .{};
+    edges.add(pair[0], pair[1]);
+    const lasting_ns = 4 * world.config.silence_ns;
+    for (world.pair_cuts.items) |item| {
+        if (item.until + lasting_ns > world.now) edges.add(item.nodes[0], item.nodes[1]);
+    }
+    var up: base.Mask = .empty;
+    for (world.nodes[1..]) |*node| if (node.state == .up) up.set(node.index);
+    return protocol.plan.search(&up, &edges) != null;
+}
+
+/// The lanes between two peers are reset, or take everything and deliver nothing.
+pub fn break_lanes(world: *World, pair: [2]u8, silently: bool) void {
     for (world.connections.items) |connection| {
-        if (connection.is_control or !joins(connection, .{ a, b })) continue;
-        if (silently) for (&connection.pipes) |*pipe| {
+        if (connection.is_control or !joins(connection, pair)) continue;
+        if (!silently) {
+            world.reset(connection);
+            continue;
+        }
+        for (&connection.pipes) |*pipe| {
             pipe.swallows = true;
             pipe.discard();
-        } else world.reset(connection);
+        }
     }
-    return true;
 }
 
 fn joins(connection: *const Connection, nodes: [2]u8) bool {

@@ -27,6 +27,10 @@ pub const all = .{
     "commit_known_by_one",
     "commit_to_one_then_both_lost",
     "coordinator_frozen",
+    "cut_inside_an_operation",
+    "cut_two_at_one_peer",
+    "cut_the_only_link",
+    "cut_of_three",
     "coordinator_never_answers",
     "coordinator_restarts_in_a_round",
     "credit_overtakes_open",
@@ -222,8 +226,10 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         start,
         flip,
         claim,
+        cut,
         freeze,
         leave,
+        mend,
         reset,
         swallow,
         stall,
@@ -259,6 +265,19 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .start => try start_coordinator(script, words),
         .flip => try flip(script, words),
         .claim => try claim(script, words),
+        .cut => try cut(script, words),
+        .mend => {
+            const a = (try user_of(script, words)).node.index;
+            const b = (try user_of(script, words)).node.index;
+            var index = world.pair_cuts.items.len;
+            while (index > 0) {
+                index -= 1;
+                const nodes = world.pair_cuts.items[index].nodes;
+                const same = std.mem.eql(u8, &nodes, &.{ a, b }) or
+                    std.mem.eql(u8, &nodes, &.{ b, a });
+                if (same) _ = world.pair_cuts.swapRemove(index);
+            }
+        },
         .freeze => {
             const node = try any_node_of(script, words);
             faults.freeze_for(world, node, try duration_after(script, words, "for"));
@@ -570,6 +589,20 @@ fn claim(script: *Script, words: *Words) Error!void {
         .decision = 1,
         .acknowledged = 0,
     } });
+}
+
+/// cut PEER PEER [silently]: they cannot reach each other any more; lanes that they have are reset,
+/// or deliver nothing.
+fn cut(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const a = (try user_of(script, words)).node.index;
+    const b = (try user_of(script, words)).node.index;
+    const silently = if (words.next()) |text|
+        std.mem.eql(u8, text, "silently") or return script.syntax(text)
+    else
+        false;
+    try world.pair_cuts.append(script.gpa, .{ .nodes = .{ a, b }, .until = base.never });
+    faults.break_lanes(world, .{ a, b }, silently);
 }
 
 /// reset A B [after BYTES]: all connections between the two, or one of their lanes once so many

@@ -126,6 +126,9 @@ pub const Config = struct {
     /// Several operations at once.
     tags: u8,
     delay_ns_max: u64,
+    /// Worlds of four and more in which nothing goes wrong but links between peers, and always some
+    /// ring is left: nobody may notice.
+    only_cuts: bool,
     /// States outlive their calls, members give them to newcomers in the background, and those
     /// fetch before they enter. Else each call makes its own.
     keeps_state: bool,
@@ -153,6 +156,7 @@ pub const Config = struct {
             .safety_ns = 30 * std.time.ns_per_s,
             .tags = @intCast(prng.between(1, 4)),
             .delay_ns_max = @as(u64, 1) << @intCast(prng.between(10, 24)),
+            .only_cuts = false,
             .keeps_state = false,
         };
         if (prng.chance(3)) config.initial_world_size = @intCast(prng.between(1, peers_start));
@@ -160,7 +164,19 @@ pub const Config = struct {
         config.keeps_state = prng.chance(2);
         // One seed in eight is calm: every call must then succeed.
         if (!prng.chance(8)) config.draw_levels();
+        var cuts = stream(seed, "only_cuts");
+        if (cuts.chance(24)) config.cut_only(&cuts);
         return config;
+    }
+
+    fn cut_only(config: *Config, prng: *Prng) void {
+        config.only_cuts = true;
+        config.levels = .initFill(.off);
+        config.levels.set(.cut_pair, .heavy);
+        config.peers_start = @max(config.peers_start, @as(u8, @intCast(prng.between(4, 6))));
+        config.initial_world_size = config.peers_start;
+        config.peers_max = config.peers_start;
+        config.calls = @as(u32, config.peers_start) * 30;
     }
 
     /// Nothing drawn: what scenarios start from.
@@ -183,6 +199,7 @@ pub const Config = struct {
             .safety_ns = std.math.maxInt(u64),
             .tags = 4,
             .delay_ns_max = 0,
+            .only_cuts = false,
             .keeps_state = false,
         };
     }
@@ -216,6 +233,7 @@ pub const Config = struct {
                 // Its members are back in time, unless their links are slow.
                 .crash_coordinator, .torn_journal => true,
                 .slow_links => !config.loses_coordinator(),
+                .cut_pair => config.only_cuts,
                 else => false,
             };
             if (!harmless and config.has(class)) return false;
@@ -241,6 +259,7 @@ pub const Config = struct {
             any = true;
             try writer.print(" {t}={t}", .{ class, config.levels.get(class) });
         }
+        if (config.only_cuts) try writer.writeAll(" (and a ring is always left)");
         for (config.strikes) |maybe| if (maybe) |strike| {
             any = true;
             try writer.print(" {f}", .{strike});

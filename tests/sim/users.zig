@@ -409,7 +409,15 @@ pub fn listen(node: *Node) bool {
                     if (!world.scripted) wake_after(user, think_ns(world));
                 },
                 .admitted => admitted(user),
-                .join_failed, .gone => come_again(user),
+                .join_failed => come_again(user),
+                .gone => {
+                    if (world.config.only_cuts and world.phase == .safety) world.checkers.fail(
+                        .place,
+                        "p{d} group {d} has lost its place, and a ring was left",
+                        .{ node.index, user.index },
+                    );
+                    come_again(user);
+                },
                 .admit_failed => |status| admit_failed(user, status),
             }
         }
