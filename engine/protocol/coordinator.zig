@@ -778,8 +778,8 @@ pub const Coordinator = struct {
     /// At a tick, so that it is known by then what others say of the same links.
     fn let_go_stranded(c: *Coordinator, now: Instant) void {
         for (c.groups.items) |group| while (group.stranded()) |peer| {
-            const why = "other members could not reach it for longer than the silence limit, and " ++
-                "no ring goes around that";
+            const why = "other members could not reach it for longer than the silence limit, " ++
+                "and no ring goes around that";
             c.log(.warning, "peer {s} must leave group {s}: {s}", .{
                 peer.id.short(),
                 group.name,

@@ -55,6 +55,16 @@ fn write_group(json: *std.json.Stringify, group: *Group, now: base.Instant) !voi
         try json.endObject();
     }
     try json.endArray();
+    try json.objectField("broken_links");
+    try json.beginArray();
+    for (group.broken.claims.items) |*claim| {
+        try json.beginObject();
+        try field(json, "peer_id", &claim.from.hex());
+        try field(json, "other", &claim.to.hex());
+        try field(json, "state", @tagName(claim.health));
+        try json.endObject();
+    }
+    try json.endArray();
     try json.objectField("epochs");
     try json.beginArray();
     for (group.epochs.items) |epoch| try write_epoch(json, epoch, now);
@@ -68,6 +78,7 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
     try field(json, "attempt", epoch.attempt);
     try field(json, "running", epoch.running);
     try field(json, "committed", epoch.committed);
+    try field(json, "order", epoch.order.slice());
     try json.objectField("members");
     try json.beginArray();
     for (epoch.members, 0..) |*member, rank| {

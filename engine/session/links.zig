@@ -383,8 +383,8 @@ fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
 
-/// Nothing moves on a lane. If it was the last, others need not wait until it is known whether a new
-/// one works.
+/// Nothing moves on a lane. If it was the last, others need not wait until it is known whether a
+/// new one works.
 fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
     const link = lane.link.?;
     fail(s, lane, why);
@@ -392,7 +392,8 @@ fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
 }
 
 fn is_down(s: *const Session, link: *const Link) bool {
-    return link.wanted and link.told != .down and link.open_count == 0 and s.knows_settings() and
+    const may_be = link.wanted and link.told != .down and link.open_count == 0;
+    return may_be and s.knows_settings() and
         s.now -| link.down_since >= s.settings.silence_ns;
 }
 

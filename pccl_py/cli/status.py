@@ -100,6 +100,8 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:
         parts += [Text(), Text.assemble(("group ", "dim"), (group["name"], "bold"))]
+        # A coordinator of an earlier release does not say.
+        parts += [_broken(link) for link in group.get("broken_links", [])]
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch)]
             if epoch["operations"]:
@@ -119,6 +121,11 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
         str(epoch["committed"]),
         ("  running", "green") if running else ("  recovering", "yellow"),
     )
+
+
+def _broken(link: dict[str, Any]) -> Text:
+    says = f"{link['peer_id'][:8]} cannot reach {link['other'][:8]}: the link is {link['state']}"
+    return Text(says, style="yellow")
 
 
 def _newcomer(newcomer: dict[str, Any]) -> Text:

@@ -233,7 +233,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         reset,
         swallow,
         stall,
-        cut,
+        sever,
         run,
         expect,
     };
@@ -265,7 +265,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .start => try start_coordinator(script, words),
         .flip => try flip(script, words),
         .claim => try claim(script, words),
-        .cut => try cut(script, words),
+        .sever => try sever(script, words),
         .mend => {
             const a = (try user_of(script, words)).node.index;
             const b = (try user_of(script, words)).node.index;
@@ -591,9 +591,9 @@ fn claim(script: *Script, words: *Words) Error!void {
     } });
 }
 
-/// cut PEER PEER [silently]: they cannot reach each other any more; lanes that they have are reset,
+/// sever PEER PEER [silently]: they cannot reach each other any more; lanes that they have are reset,
 /// or deliver nothing.
-fn cut(script: *Script, words: *Words) Error!void {
+fn sever(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try user_of(script, words)).node.index;
     const b = (try user_of(script, words)).node.index;
