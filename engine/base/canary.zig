@@ -39,6 +39,8 @@ pub const Canary = enum {
     reuse_epochs,
     /// A member that has voted, and has no coordinator, takes its vote back.
     withdraw_vote,
+    /// A link that stays broken costs a member its place, whether or not a ring goes around it.
+    leave_for_a_link,
 };
 
 pub var active: Canary = .none;

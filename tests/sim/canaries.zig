@@ -31,6 +31,7 @@ fn catcher(canary: Canary) ?Check {
         .skip_leaf_hash => .election,
         .trust_staged => .election,
         .write_before_commit => .p3_input_kept,
+        .leave_for_a_link => .place,
         // Only a member that lies makes a difference, and members of seeds do not.
         .believe_any_commit => null,
         .forget_claims => .p6_progress,
@@ -49,6 +50,7 @@ fn transcript(canary: Canary) ?[]const u8 {
         .forget_claims => scenario.text_of("withdrawn_unheard"),
         .answer_early => scenario.text_of("commit_known_by_one"),
         .view_before_removal => scenario.text_of("dies_writing_a_removal"),
+        .leave_for_a_link => scenario.text_of("cut_inside_an_operation"),
         .withdraw_vote => scenario.text_of("doubt_while_the_coordinator_is_away"),
         else => null,
     };
