@@ -1,7 +1,8 @@
 //! Executor: the moves of one operation over a chunked, pipelined ring, one attempt at a time.
 //!
 //! Positions 0..n-1 are the members that are alive, in rank order unless broken links demand
-//! another (protocol/plan.zig); each sends to the next. Chunk c is owned by position c mod n. Its partial
+//! another (protocol/plan.zig); each sends to the next.
+//! Chunk c is owned by position c mod n. Its partial
 //! sum starts behind the owner, travels all the way round to it while everybody adds its own part,
 //! and is finished there; the final bytes travel on from the owner until everybody has them. A
 //! broadcast is the second half alone: all chunks are final at the root. After a loss, chunks that

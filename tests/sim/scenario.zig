@@ -591,8 +591,8 @@ fn claim(script: *Script, words: *Words) Error!void {
     } });
 }
 
-/// sever PEER PEER [silently]: they cannot reach each other any more; lanes that they have are reset,
-/// or deliver nothing.
+/// sever PEER PEER [silently]: they cannot reach each other any more; lanes that they have are
+/// reset, or deliver nothing.
 fn sever(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try user_of(script, words)).node.index;
