@@ -158,7 +158,7 @@ pub const Epoch = struct {
         };
         epoch.began.left = left;
         // Members only go, so this is all that it will ever hold: a loss needs no memory.
-        try epoch.history.reserve(gpa, peers.len);
+        try epoch.history.reserve(gpa, peers.len + 1); // in the end nobody is left
         epoch.history.note(1, &epoch.alive);
         return epoch;
     }
@@ -447,7 +447,12 @@ pub const Epoch = struct {
         if (report.members.count != epoch.members.len) return error.Unexpected;
         var it = report.members.iterator();
         for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
-        if (report.attempt > epoch.attempt) return error.Unexpected;
+        if (report.attempt > epoch.attempt) {
+            // Under the coordinator before this one there were more attempts than are set aside for
+            // a start. Those who are alive tell the last of them.
+            if (!epoch.recovering or report.attempt > attempts_max) return error.Unexpected;
+            epoch.attempt = report.attempt;
+        }
         try epoch.acknowledge(rank, report.decisions_seen);
         member.named = true;
         member.activated = member.activated or report.entered;
@@ -507,7 +512,9 @@ pub const Epoch = struct {
         }
         for (epoch.claims.items) |*known| switch (known.outcome) {
             .commit => {},
-            .abort => |verdict| try epoch.abort(known.id, verdict, known.rank),
+            // Nobody is the maker: who tells of it need not have caused it, and whoever reports last
+            // must not pay for what others tell.
+            .abort => |verdict| try epoch.abort(known.id, verdict, null),
         };
         epoch.claims.clearAndFree(epoch.gpa);
         if (epoch.forgetful) epoch.retold = epoch.decisions;
@@ -655,6 +662,8 @@ pub const Epoch = struct {
 
     /// After that many, attempts of different starts are not told apart any more.
     const starts_max = std.math.maxInt(u32) >> 17;
+    /// Only a liar tells of more.
+    const attempts_max = std.math.maxInt(u32) >> 1;
 
     /// After a loss: what all others have voted for is committed.
     pub fn commit_voted(epoch: *Epoch) ProtocolError!void {
@@ -748,7 +757,9 @@ pub const Epoch = struct {
     /// Whether a report makes sense by itself.
     fn check_settled(epoch: *const Epoch, message: *const control.ReportOp) ProtocolError!void {
         var it = message.settled.iterator();
-        while (it.next()) |range| {
+        var after: u32 = 0; // in order, so that a report costs no more than its chunks
+        while (it.next()) |range| : (after = range.end) {
+            if (range.begin < after) return error.Unexpected;
             if (range.begin >= range.end or range.end > message.chunks) return error.Unexpected;
             if (range.reduced_attempt == 0 or range.reduced_attempt > epoch.attempt)
                 return error.Unexpected;

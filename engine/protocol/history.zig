@@ -16,13 +16,13 @@ pub const History = struct {
         history.entries.deinit(gpa);
     }
 
-    /// Makes room for every entry that an epoch of so many members can need.
-    pub fn reserve(history: *History, gpa: Allocator, members_max: usize) Allocator.Error!void {
-        try history.entries.ensureTotalCapacity(gpa, members_max);
+    /// Makes room for so many entries: one for each number of members that there may be.
+    pub fn reserve(history: *History, gpa: Allocator, entries_max: usize) Allocator.Error!void {
+        try history.entries.ensureTotalCapacityPrecise(gpa, entries_max);
     }
 
-    /// Attempts rise and members only go. Attempts with equal members share an entry, so there are
-    /// at most as many as members. Asserts that room was reserved.
+    /// Attempts rise and members only go; attempts with equal members share an entry. Asserts that
+    /// room was reserved.
     pub fn note(history: *History, attempt: u32, alive: *const Mask) void {
         if (history.entries.getLastOrNull()) |last| if (last.members.eql(alive)) return;
         history.entries.appendAssumeCapacity(.{ .attempt = attempt, .members = alive.* });

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const coordinator = @import("coordinator.zig");
+const journal_file = @import("journal.zig");
 const member_file = @import("member.zig");
 const status = @import("status.zig");
 const Coordinator = coordinator.Coordinator;
@@ -93,6 +94,12 @@ const Court = struct {
     }
 
     fn connect(court: *Court, index: usize) !void {
+        try court.open(index);
+        try court.say(index, .{ .join_end = .{} });
+    }
+
+    /// A connection, on which the group is named.
+    fn open(court: *Court, index: usize) !void {
         const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
         connection.driver = index;
         court.peers[index] = connection;
@@ -108,7 +115,20 @@ const Court = struct {
             .round = 0,
             .stop_round = 0,
         } });
-        try court.say(index, .{ .join_end = .{} });
+    }
+
+    /// A member has a connection again, and tells of its epoch; `join_end` is still to be said.
+    fn come_back(court: *Court, index: usize, attempt: u32) !void {
+        const ids = [peers_max]base.PeerId{ id_of(0), id_of(1), id_of(2) };
+        try court.open(index);
+        try court.say(index, .{ .epoch_report = .{
+            .epoch = court.epoch,
+            .attempt = attempt,
+            .entered = true,
+            .decisions_seen = 0,
+            .alive = .full(peers_max),
+            .members = .of(&ids),
+        } });
     }
 
     fn enter(court: *Court, index: usize) !void {
@@ -425,6 +445,121 @@ test "a range beyond the chunks of its own report is a lie of its sender" {
     try expect(court.peers[0] != null);
 }
 
+test "ranges of a report that go back are a lie: they would cost more than there are chunks" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.stumble();
+    try court.say(1, .{ .report_op = .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = court.attempt,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .descriptor = descriptor,
+        .state = .running,
+        .begun_attempt = 1,
+        .voted_attempt = 0,
+        .digest = 0,
+        .chunks = 8,
+        .settled = .of(&.{
+            .{ .begin = 0, .end = 8, .reduced_attempt = 1 },
+            .{ .begin = 7, .end = 8, .reduced_attempt = 1 },
+        }),
+    } });
+    try expectEqual(null, court.peers[1]);
+    try expect(court.peers[0] != null);
+}
+
+/// What is left of a coordinator that was killed.
+const Shelf = struct {
+    bytes: std.ArrayList(u8) = .empty,
+
+    fn journal(shelf: *Shelf) journal_file.Journal {
+        return .{ .ctx = shelf, .vtable = &.{ .append = append, .replace = replace } };
+    }
+    fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        shelf.bytes.appendSlice(gpa, bytes) catch return error.JournalFailed;
+    }
+    fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        shelf.bytes.clearRetainingCapacity();
+        return append(ctx, bytes);
+    }
+
+    /// The next coordinator, which has read it.
+    fn start(shelf: *Shelf, court: *Court) !void {
+        try court.init(gpa);
+        errdefer court.c.destroy();
+        court.c.options.journal = shelf.journal();
+        const bytes = try gpa.dupe(u8, shelf.bytes.items);
+        defer gpa.free(bytes);
+        try court.c.restore(court.now, bytes);
+    }
+};
+
+/// All are members of epoch 1 of a coordinator that was killed and started again.
+fn restart(shelf: *Shelf, court: *Court) !void {
+    {
+        try shelf.start(court);
+        defer court.c.destroy();
+        try court.form();
+    }
+    try shelf.start(court);
+    court.epoch = 1;
+}
+
+test "decisions that a member makes up for a coordinator that starts again cost nobody else" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart(&shelf, &court);
+    defer court.c.destroy();
+    for (0..peers_max) |index| {
+        try court.come_back(index, 1);
+        if (index == 0) for (0..limits.decisions_kept_max + 1) |made_up| {
+            try court.say(0, .{ .knows_abort = .{
+                .group = 0,
+                .epoch = 1,
+                .op = .{ .tag = made_up, .sequence = 0 },
+                .reason = .cancelled,
+                .peer = id_of(0),
+                .other = .none,
+                .descriptor = descriptor,
+                .other_descriptor = descriptor,
+                .decision = 1,
+                .acknowledged = 0,
+            } });
+        };
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try court.listen();
+    for (0..peers_max) |index| try court.report_end(index);
+    for (1..peers_max) |index| try expect(court.peers[index] != null);
+    try court.listen();
+    for (court.aborts) |count| try expectEqual(limits.decisions_kept_max + 1, count);
+    for (0..peers_max) |index| try court.done(index, limits.decisions_kept_max + 9, 0);
+    try court.listen();
+    for (court.commits) |count| try expectEqual(1, count);
+}
+
+test "attempts beyond those of one start go on behind the last that anybody has seen" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart(&shelf, &court);
+    defer court.c.destroy();
+    const last = (1 << 16) + 5;
+    for (0..peers_max) |index| {
+        try court.come_back(index, @intCast(last - index));
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try court.listen();
+    try expectEqual(last + 1, court.attempt);
+    for (court.peers) |peer| try expect(peer != null);
+}
+
 test "without memory at any step of a round and a loss, the group goes on once there is some" {
     // Goal: no failed allocation leaves a group stopped. Method: each allocation of the coordinator
     // fails in turn, for one call; afterwards there is memory and time, and those who are still
@@ -712,4 +847,15 @@ test "a peer that gives up again and again while another is away costs it one en
     }
     try expectEqual(0, w.member.current.?.aborts.items.len);
     try expectEqual(null, try w.call(&op, 7));
+}
+
+test "an abort of the last sequence there is, which a member makes up, is taken like any other" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    const last = std.math.maxInt(u64);
+    for ([_]u64{ last - 2, last - 1, last, last }, 1..) |sequence, decision| {
+        try w.abort(2, 7, sequence, decision);
+    }
+    try expectEqual(1, w.member.current.?.aborts.items.len);
 }

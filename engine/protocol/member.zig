@@ -183,7 +183,7 @@ pub const Epoch = struct {
             if (stored.has(id)) return;
             if (stored.tag != id.tag or stored.end != id.sequence) continue;
             if (!std.meta.eql(stored.failure, failure)) continue;
-            stored.end += 1;
+            stored.end +|= 1; // members name what they like, the last sequence too
             return;
         }
         if (epoch.aborts.items.len >= base.limits.decisions_kept_max) epoch.make_room();
