@@ -190,7 +190,7 @@ pub const SharedState = struct {
         const operation = work.operation;
         const moved = operation.sync.?;
         return .{
-            .revision = moved.revision + 1,
+            .revision = moved.revision_after(),
             .epoch = operation.op.epoch,
             .sequence = operation.op.id.sequence,
             .attempts = operation.op.attempts,

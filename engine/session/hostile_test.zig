@@ -23,7 +23,7 @@ fn form(w: *World, count: usize) !void {
     try w.admit_all();
 }
 
-fn link_to(node: *Node, other: *Node) *Link {
+pub fn link_to(node: *Node, other: *Node) *Link {
     for (node.s.links.items) |link| {
         if (link.peer.eql(.from_int(other.index + 1))) return link;
     }

@@ -20,6 +20,8 @@ pub const Link = struct {
     dials: bool,
     lanes: [base.limits.lanes_per_link_max]?*Lane = @splat(null),
     open_count: u32 = 0,
+    /// There was a lane at some time.
+    was_open: bool = false,
     wanted: bool = false,
     /// When an unwanted link is closed.
     expires_at: base.Instant,

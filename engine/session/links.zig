@@ -186,6 +186,7 @@ fn opened(s: *Session, lane: *Lane) void {
     const link = lane.link.?;
     lane.open(s.now);
     link.open_count += 1;
+    link.was_open = true;
     link.retries = 0;
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);
@@ -268,8 +269,9 @@ fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.Lin
 /// no sign that the other is dead.
 pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
-        if (link.told == .up and link.wanted and link.open_count == 0)
-            report(s, group, link, .closed);
+        // One that was never open says nothing of the other side either.
+        const closed = link.wanted and link.was_open and link.open_count == 0;
+        if (closed and link.told == .up) report(s, group, link, .closed);
     }
     say_broken(s, group);
 }

@@ -229,7 +229,7 @@ pub fn lane_back(s: *Session, peer: PeerId) void {
     };
 }
 
-pub const Error = error{ UnknownLeaf, WrongLength, NotAsked, TooManyRequests };
+pub const Error = error{ UnknownLeaf, WrongLength, TooManyRequests };
 
 fn find_state(s: *const Session, group_id: u16, tag: u64) ?*State {
     for (s.groups.items) |group| {
@@ -252,7 +252,8 @@ pub fn place(s: *Session, lane: *Lane, header: *const Header) Error!?[]u8 {
     const source = prefetch.find(lane.link.?.peer) orelse return null;
     const index = std.math.cast(u32, header.index) orelse return error.UnknownLeaf;
     const class: u16 = if (header.kind == .leaf) class_leaf else class_hashes;
-    if (prefetch.sources[source].wants.has(class, index)) return error.NotAsked;
+    // The answer to a request before this one (lane_back), on a lane that has stayed.
+    if (prefetch.sources[source].wants.has(class, index)) return null;
     if (header.kind == .hashes) {
         if (prefetch.hashes_from != source) return null;
         if (index >= state.page_count()) return error.UnknownLeaf;

@@ -128,6 +128,11 @@ pub const Sync = struct {
         return kernels.digest(root, revision);
     }
 
+    /// What the state has after the commit. One that a liar has brought to the limit stays there.
+    pub fn revision_after(sync: *const Sync) u64 {
+        return @min(sync.revision + 1, limits.state_revisions_max);
+    }
+
     /// Structures differ: how, in words.
     pub fn differs(sync: *const Sync) []const u8 {
         return sync.differs_storage[0..sync.differs_length];
@@ -155,7 +160,8 @@ pub const Sync = struct {
 
     /// This peer's offer rests on what it has staged, not on the user's memory alone.
     fn offers_staged(sync: *const Sync) bool {
-        return !std.mem.eql(u8, &sync.root, &sync.state.?.root);
+        const state = sync.state orelse return false; // it gives nothing any more
+    return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };
 
@@ -220,7 +226,7 @@ pub fn over(operation: *Operation, committed: bool) void {
     sync.state = null;
     state.operation = null;
     if (!committed) return; // what is staged serves the next call
-    state.revision = sync.revision + 1;
+    state.revision = sync.revision_after();
     // What differs is complete in `wanted` and `staged`, and applied by whoever called.
     if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
 }
@@ -360,9 +366,12 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
         }, "");
         return true;
     }
+    const staged = sync.offers_staged();
+    // Members lie about votes if another content is elected than the one that this peer has voted
+    // for. While that comes in, what is staged is neither the one nor the other.
+    if (staged and (sync.phase == .hashes or sync.phase == .leaves)) return false;
     const item = exchange.asked.pop() orelse return false;
     const state = sync.state.?;
-    const staged = sync.offers_staged();
     const kind: wire.frame.Kind = if (item.class == Sync.class_leaf) .leaf else .hashes;
     const payload = switch (item.class) {
         Sync.class_leaf => if (staged) state.wanted_leaf(item.index) else state.leaf(item.index),

@@ -6,6 +6,7 @@ const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
 const world_test = @import("world_test.zig");
+const hostile_test = @import("hostile_test.zig");
 const World = world_test.World;
 const Node = world_test.Node;
 const State = session.State;
@@ -358,6 +359,50 @@ test "leaves that are not what they should be are asked of another" {
     for (case.all()) |*held| try held.end(.ok);
     try late.expect_value(1, 4);
     try case.held[1].expect_value(1, 4);
+}
+
+test "who lies about a vote does not get leaves that are on their way to another content" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3, 1 }, &.{ 0, 3, 0, 0 });
+    defer case.deinit();
+    const liar = &case.held[0];
+    const honest = &case.held[2];
+    // What it need not fetch, and so does not stage.
+    @memset(honest.weights[(leaves - 1) * leaf_bytes ..], 2);
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    while (!honest.operation.?.sync.?.voted) try expect(try case.world.step());
+    case.world.kill(case.held[3].node);
+    const lie = liar.operation.?.sync.?;
+    lie.voted = true;
+    lie.root = liar.state.root;
+    const first = honest.operation.?.op.attempts;
+    const sync = honest.operation.?.sync.?;
+    while (honest.operation.?.op.attempts == first or sync.phase != .leaves or
+        sync.exchanges[0].wants.count > 0) try expect(try case.world.step());
+    try expectEqual(null, honest.state.staged[leaves]);
+    const link = hostile_test.link_to(honest.node, liar.node);
+    // It was asked for before.
+    try expect(sync.exchanges[0].asked.push(.{ .class = 0, .index = leaves }));
+    var slices: [2][]const u8 = undefined;
+    for (link.lanes) |place| if (place) |lane| {
+        _ = honest.node.s.lane_send_slices(case.world.now, lane, &slices);
+    };
+    try case.world.settle();
+    for (case.held[0..3]) |*held| try expect(held.operation.?.finished);
+}
+
+test "revisions end at their limit, and nobody is let go for it" {
+    var case: Case = undefined;
+    const last = base.limits.state_revisions_max;
+    try case.init(&.{ 7, 7 }, &.{ 0, last - 1 });
+    defer case.deinit();
+    for (0..3) |_| {
+        try case.sync_all();
+        for (case.all()) |*held| {
+            try held.end(.ok);
+            try held.expect_value(7, last);
+        }
+    }
 }
 
 test "a holder that is the only one and writes meanwhile makes the sync fail, and nothing changes" {
