@@ -512,8 +512,8 @@ pub const Epoch = struct {
         }
         for (epoch.claims.items) |*known| switch (known.outcome) {
             .commit => {},
-            // Nobody is the maker: who tells of it need not have caused it, and whoever reports last
-            // must not pay for what others tell.
+            // Nobody is the maker: who tells of it need not have caused it, and whoever reports
+            // last must not pay for what others tell.
             .abort => |verdict| try epoch.abort(known.id, verdict, null),
         };
         epoch.claims.clearAndFree(epoch.gpa);
