@@ -1098,11 +1098,11 @@ pub const Session = struct {
 
     /// When a coordinator that says nothing more is given up.
     fn silent_at(s: *const Session) Instant {
-        const silence_ns = if (s.knows_settings())
-            s.settings.silence_ns
-        else
-            limits.stranger_ns_max;
-        return s.last_heard +| silence_ns;
+        if (!s.knows_settings()) return s.last_heard +| limits.stranger_ns_max;
+        // Early enough to come back, on another connection, before the coordinator gives this peer
+        // up: if one that both believe in swallows what is said, both hear nothing.
+        const patience_ns = @max(s.settings.silence_ns / 2, 2 *| s.settings.heartbeat_ns);
+        return s.last_heard +| patience_ns;
     }
 
     /// Once a coordinator was there, never later than a heartbeat from the last tick: so a tick
