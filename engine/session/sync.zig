@@ -246,12 +246,17 @@ pub fn elected(s: *Session, operation: *Operation, message: *const control.State
     var sources = message.holders;
     for (sync.exchanges, 0..) |*exchange, rank| {
         if (exchange.gives) sources.set(rank);
-        // Links may be broken while the members are well: then the others give.
-        const works = if (exchange.link) |link| link.open_count > 0 else false;
-        if (!works) sources.unset(rank);
+        if (exchange.link == null) sources.unset(rank);
     }
     for (sync.exchanges.len..limits.peers_max) |rank| sources.unset(rank);
-    sync.fetch.begin(&sources);
+    // Links may be broken while the members are well: then the others give. If all are broken, what
+    // is asked for waits for the first that is open again.
+    var working = sources;
+    for (sync.exchanges, 0..) |*exchange, rank| {
+        const link = exchange.link orelse continue;
+        if (link.open_count == 0) working.unset(rank);
+    }
+    sync.fetch.begin(if (working.is_empty()) &sources else &working);
     const known = if (state.wanted_root) |*root| std.mem.eql(u8, root, &message.root) else false;
     if (known) begin_leaves(operation) else {
         state.wanted_root = null;
