@@ -125,9 +125,7 @@ def coordinator_came_back(story: Story) -> Check:
     killed = next(event["seconds"] for event in told if event["kind"] == "exited")
     survivors = [peer for peer in starters(story) if peer.index != settings.victim]
     after = [
-        peer.name
-        for peer in survivors
-        if any(event["seconds"] > ready[1] for event in peer.rounds)
+        peer.name for peer in survivors if any(event["seconds"] > ready[1] for event in peer.rounds)
     ]
     lost = {
         peer_id
