@@ -312,12 +312,8 @@ pub const Coordinator = struct {
                 disconnect(peer);
                 c.lose(now, peer, why);
             }
-            for (c.connections.items, 0..) |item, place| if (item == connection) {
-                _ = c.connections.swapRemove(place);
-                break;
-            };
             c.host.vtable.close(c.host.ctx, connection);
-            c.connection_free(connection);
+            c.forget(connection);
             index = 0; // a removal may doom others
         }
     }

@@ -200,12 +200,10 @@ pub const Epoch = struct {
     }
 
     /// Tells a member that the epoch has begun.
-    pub fn announce(epoch: *Epoch, rank: u16) Allocator.Error!void {
-        const ids = try epoch.gpa.alloc(PeerId, epoch.members.len);
-        defer epoch.gpa.free(ids);
-        for (ids, epoch.members) |*id, *member| id.* = member.id;
+    pub fn announce(epoch: *Epoch, rank: u16) void {
+        var buffer: [base.limits.peers_max]PeerId = undefined;
         const peer = epoch.members[rank].peer orelse return;
-        peer.send(epoch.group, .{ .activate = epoch.activation(ids) });
+        peer.send(epoch.group, .{ .activate = epoch.activation(epoch.member_ids(&buffer)) });
     }
 
     /// The members in rank order, lost ones included.
@@ -559,9 +557,8 @@ pub const Epoch = struct {
 
     fn elect(epoch: *Epoch, known: *Record) ProtocolError!void {
         const election = known.election.?;
-        const ids = try epoch.gpa.alloc(PeerId, epoch.members.len);
-        defer epoch.gpa.free(ids);
-        for (ids, epoch.members) |*id, *member| id.* = member.id;
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        const ids = epoch.member_ids(&buffer);
         const verdict = election.decide(.{
             .ids = ids,
             .alive = &epoch.alive,

@@ -694,7 +694,7 @@ pub const Group = struct {
             } else if (member.activated) {
                 return peer.doom("it has forgotten what it is a member of");
             } else {
-                try epoch.announce(rank);
+                epoch.announce(rank);
                 told = true;
             }
         }

@@ -81,9 +81,8 @@ fn write_all(c: *Coordinator, image: *journal.Image) !void {
     for (c.groups.items) |group| {
         try image.add(gpa, .{ .group = group.record() });
         for (group.epochs.items) |epoch| {
-            const ids = try gpa.alloc(PeerId, epoch.members.len);
-            defer gpa.free(ids);
-            for (ids, epoch.members) |*id, *member| id.* = member.id;
+            var buffer: [limits.peers_max]PeerId = undefined;
+            const ids = epoch.member_ids(&buffer);
             try image.add(gpa, .{ .activation = epoch.activation(ids) });
             // In the order in which it happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
