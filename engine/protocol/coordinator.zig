@@ -33,6 +33,8 @@ pub const Connection = struct {
     state: State = .stranger,
     accepted_at: Instant,
     peer: ?*Peer = null,
+    /// It said something after the answer to its hello, so it hears us.
+    has_answered: bool = false,
     /// Something went wrong with it inside a call; it is closed before that call returns, and its
     /// peer is out.
     doomed: ?[]const u8 = null,
@@ -60,7 +62,8 @@ pub const Peer = struct {
     /// Where other peers dial it.
     address: []u8 = &.{},
     last_heard: Instant,
-    /// When its last connection ended, or will have, as far as the peer knows.
+    /// When its last connection ended on which it had answered, or will have, as far as the peer
+    /// knows. Another one on which it answers nothing is no return: it may not hear us.
     away_since: Instant = 0,
     /// When another member said last that its lanes to this one are closed; 0: never.
     unreachable_at: Instant = 0,
@@ -268,6 +271,7 @@ pub const Coordinator = struct {
                 connection.doomed = fault_of(err);
                 break;
             } orelse break;
+            connection.has_answered = true;
             c.dispatch(now, connection, &message) catch |err| {
                 connection.doomed = fault_of(err);
             };
@@ -328,8 +332,8 @@ pub const Coordinator = struct {
     /// Its connection ended. A member may come back; who only waited to become one asks again.
     fn gone_away(c: *Coordinator, now: Instant, peer: *Peer) void {
         const why = "its connection to the coordinator closed";
+        if (peer.connection.?.has_answered) peer.away_since = now;
         disconnect(peer);
-        peer.away_since = now;
         for (c.groups.items) |group| group.gone_away(now, peer, why);
         if (!c.is_member(peer)) return c.lose(now, peer, why);
         // Its lanes broke just now as well: the process is dead.
@@ -502,8 +506,8 @@ pub const Coordinator = struct {
     ) void {
         if (peer.connection) |old| {
             const why = "its peer has another one";
+            if (old.has_answered) peer.away_since = now;
             disconnect(peer);
-            peer.away_since = now;
             for (c.groups.items) |group| group.gone_away(now, peer, why);
             old.doomed = why;
         }

@@ -161,7 +161,7 @@ pub const Sync = struct {
     /// This peer's offer rests on what it has staged, not on the user's memory alone.
     fn offers_staged(sync: *const Sync) bool {
         const state = sync.state orelse return false; // it gives nothing any more
-    return !std.mem.eql(u8, &sync.root, &state.root);
+        return !std.mem.eql(u8, &sync.root, &state.root);
     }
 };
 

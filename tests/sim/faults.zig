@@ -28,6 +28,7 @@ const striking = [_]Class{
     .reset_lane,
     .reset_control,
     .half_open,
+    .deafen,
     .cut_pair,
     .strangers,
     .crash,
@@ -64,7 +65,7 @@ pub const Faults = struct {
         };
         const scale: u64 = switch (class) {
             // They cost a peer, or everybody's time.
-            .crash, .vanish, .reset_control, .leave, .freeze_coordinator, .cut_pair => 3,
+            .crash, .vanish, .reset_control, .leave, .freeze_coordinator, .cut_pair, .deafen => 3,
             .crash_coordinator => 2,
             else => 1,
         };
@@ -189,6 +190,7 @@ fn strike(world: *World, class: Class) bool {
                 pipe.discard();
             };
         },
+        .deafen => return deafen_one(world, prng),
         .cut_pair => return cut_pair(world, prng),
         .strangers => stranger(world, prng),
         .crash => {
@@ -271,6 +273,33 @@ pub fn break_lanes(world: *World, pair: [2]u8, silently: bool) void {
             pipe.swallows = true;
             pipe.discard();
         }
+    }
+}
+
+/// A direction between a peer and another node is dead for a while, whoever connects.
+fn deafen_one(world: *World, prng: *Prng) bool {
+    const a = (pick_peer(world, prng) orelse return false).index;
+    const b = if (prng.chance(2)) (pick_peer(world, prng) orelse return false).index else 0;
+    if (a == b) return false;
+    const until = world.now + draw_time(prng, 8000);
+    const from, const to = if (prng.chance(2)) .{ a, b } else .{ b, a };
+    world.note("p{d} hears nothing of p{d} for {d} ms", .{ to, from, (until - world.now) / ms });
+    deafen(world, from, to, until);
+    return true;
+}
+
+pub fn deafen(world: *World, from: u8, to: u8, until: base.Instant) void {
+    world.deafness.append(world.gpa, .{ .from = from, .to = to, .until = until }) catch
+        @panic("out of memory");
+    for (world.connections.items) |connection| swallow(connection, from, to);
+}
+
+/// What is on its way from the one to the other vanishes, and all that follows.
+pub fn swallow(connection: *Connection, from: u8, to: u8) void {
+    for (&connection.pipes, 0..) |*pipe, side| {
+        if (connection.ends[side].node != from or connection.ends[1 - side].node != to) continue;
+        pipe.swallows = true;
+        pipe.discard();
     }
 }
 
@@ -530,6 +559,7 @@ pub fn heal(world: *World) void {
         pipe.shape.ns_per_byte = @min(pipe.shape.ns_per_byte, 200);
     };
     world.pair_cuts.clearRetainingCapacity();
+    world.deafness.clearRetainingCapacity();
     var up: u32 = 0;
     if (world.nodes[0].state == .down) well_at += 3000 * ms; // it starts again by then
     for (&world.nodes) |*node| {

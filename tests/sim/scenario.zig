@@ -42,6 +42,7 @@ pub const all = .{
     "doubt_while_the_coordinator_is_away",
     "give_up_races_done",
     "half_open_lane",
+    "hears_no_coordinator",
     "join_during_operation",
     "journal_flipped",
     "lane_reset",
@@ -627,14 +628,19 @@ fn reset(script: *Script, words: *Words) Error!void {
     if (!any) return script.fail("nothing connects {d} and {d}", .{ a, b });
 }
 
-/// swallow A B: what the first sends to the second vanishes from now on, on the connections that
-/// they have. stall A B for D: it arrives only after that.
+/// swallow A B [always]: what the first sends to the second vanishes from now on, on the
+/// connections that they have, or on all to come as well. stall A B for D: it arrives only after
+/// that.
 fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     const world = script.world;
     const from = (try any_node_of(script, words)).index;
     const to = (try any_node_of(script, words)).index;
     const stalls = std.mem.eql(u8, verb, "stall");
     const until = world.now + if (stalls) try duration_after(script, words, "for") else 0;
+    if (!stalls) if (words.next()) |text| {
+        if (!std.mem.eql(u8, text, "always")) return script.syntax(text);
+        return faults.deafen(world, from, to, base.never);
+    };
     var any = false;
     for (world.connections.items) |connection| {
         for (&connection.ends, 0..) |*end, side| {

@@ -17,6 +17,7 @@ pub const Class = enum {
     reset_lane,
     reset_control,
     half_open,
+    deafen,
     cut_pair,
     dial_fail,
     dial_stray,

@@ -206,6 +206,9 @@ pub const Trap = struct {
 
 pub const PairCut = struct { nodes: [2]u8, until: Instant };
 
+/// What one node sends to another vanishes, on connections to come as well.
+pub const Deafness = struct { from: u8, to: u8, until: Instant };
+
 /// A scenario's: a lane between two peers is reset when so many more bytes have passed, or the
 /// first of them dies.
 pub const Cut = struct { nodes: [2]u8, bytes: u64, dies: bool = false };
@@ -240,6 +243,7 @@ pub const World = struct {
     cuts: std.ArrayList(Cut) = .empty,
     /// Peers that cannot reach each other.
     pair_cuts: std.ArrayList(PairCut) = .empty,
+    deafness: std.ArrayList(Deafness) = .empty,
 
     now: Instant = std.time.ns_per_s,
     order: u64 = 0,
@@ -644,6 +648,9 @@ pub const World = struct {
             },
         };
         world.connections.append(world.gpa, connection) catch @panic("out of memory");
+        for (world.deafness.items) |item| {
+            if (item.until > world.now) faults.swallow(connection, item.from, item.to);
+        }
         return connection;
     }
 
