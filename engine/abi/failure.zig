@@ -498,6 +498,12 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
             "{d} operations are in flight in this group, which is the limit: wait for one of them",
             .{base.limits.operations_in_flight_max},
         ),
+        error.TooManyGivenUp => fail(
+            .coordinator_unreachable,
+            "{d} operations that this peer gave up wait for an answer of the coordinator, which " ++
+                "is the limit: call again when it is back",
+            .{base.limits.given_up_max},
+        ),
         error.TooManyTags => fail(
             .invalid_usage,
             "{d} different tags were used since the last new epoch, which is the limit: use " ++
@@ -607,6 +613,7 @@ pub fn sync(err: net.SharedState.SyncError) Error {
         ),
         error.OutOfMemory,
         error.TooManyOperations,
+        error.TooManyGivenUp,
         error.TooManyTags,
         error.NotAdmitted,
         error.Left,

@@ -49,6 +49,10 @@ pub const decisions_kept_max = 4096;
 /// The same for aborts of which nobody knows who caused them, because two members contradict each
 /// other.
 pub const contradictions_kept_max = 16 * decisions_kept_max;
+/// Operations that one peer may have given up and whose abort the coordinator has still to send, as
+/// while it is away: told all at once, they must not be more than it may cause. Enforced at the
+/// call.
+pub const given_up_max = decisions_kept_max / 2;
 /// Decisions that a member may have seen without having said so.
 pub const decisions_untold_max = 64;
 /// Decisions that a member keeps because some other may not know them: more come from a coordinator

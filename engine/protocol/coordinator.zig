@@ -130,11 +130,14 @@ pub const Coordinator = struct {
     journal_bytes: usize = 0,
     /// It is time for that.
     journal_due: bool = false,
+    /// When one that has failed is tried again.
+    journal_retry_at: Instant = 0,
 
     pub const JournalState = enum {
         off,
         ok,
-        /// It could not be written: the run goes on, and would not survive this coordinator.
+        /// It could not be written: the run goes on, and would not survive this coordinator until
+        /// a later try succeeds.
         failed,
     };
 
@@ -153,6 +156,8 @@ pub const Coordinator = struct {
         port: u16 = 0,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
+        /// How long a journal that could not be written is left alone.
+        journal_retry_ns: u64 = std.time.ns_per_min,
     };
 
     pub const Host = struct {
@@ -767,7 +772,9 @@ pub const Coordinator = struct {
         if (other == peer) return error.Unexpected;
         if (!group.contains(peer) or !group.contains(other)) return;
         try group.broken.tell(c.gpa, peer.id, other.id, body.health);
-        c.log(.info, "peer {s} says of its link to peer {s}: {t}", .{
+        // Whoever says it as often as it likes must not push other lines out of the log; what
+        // follows from it is a line of its own, and the status shows how links are now.
+        c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
             peer.id.short(),
             other.id.short(),
             body.health,
@@ -807,7 +814,7 @@ pub const Coordinator = struct {
 
     pub fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
-        if (c.journal_due) recovery.compact(c);
+        recovery.tend(c, now);
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
         // judges nobody.
         const late = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;

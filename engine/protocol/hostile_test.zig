@@ -370,6 +370,62 @@ test "who never says what it has seen is let go before what is kept for it costs
     try expectEqual(null, court.peers[2]);
 }
 
+test "what members say of their links, as often as they like, is no line of the log" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const before = court.said_bytes;
+    for (0..100) |turn| try court.say(2, .{ .link_told = .{
+        .other = id_of(0),
+        .group = 0,
+        .health = if (turn % 2 == 0) .silent else .up,
+    } });
+    var lines = std.mem.splitScalar(u8, court.said[before..court.said_bytes], '\n');
+    while (lines.next()) |line| try expect(line.len == 0 or std.mem.startsWith(u8, line, "debug "));
+}
+
+test "what members say of links that are none of theirs changes nothing, or ends them" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const group = court.c.groups.items[0];
+    // Of a stranger: others may have known it once.
+    try court.say(2, .{ .link_told = .{
+        .other = id_of(8),
+        .group = 0,
+        .health = .down,
+    } });
+    try expectEqual(0, group.broken.claims.items.len);
+    // The same again and again is kept once.
+    for (0..1000) |_| for (0..2) |other| try court.say(2, .{ .link_told = .{
+        .other = id_of(other),
+        .group = 0,
+        .health = .silent,
+    } });
+    try expectEqual(2, group.broken.claims.items.len);
+    // A link that is silent costs nobody its place, and while no ring goes around, no attempt.
+    try court.pass(2000 * ms);
+    try court.listen();
+    try expectEqual(1, court.attempt);
+    for (court.peers) |peer| try expect(peer != null);
+    // Who reaches nobody is who leaves, and what it has said goes with it.
+    for (0..2) |other| try court.say(2, .{ .link_told = .{
+        .other = id_of(other),
+        .group = 0,
+        .health = .down,
+    } });
+    try court.pass(500 * ms);
+    try expectEqual(0b011, group.current().?.alive.words[0]);
+    try expectEqual(0, group.broken.claims.items.len);
+    // Of itself: no honest one says that. Nor in a group that it is not in.
+    try court.say(1, .{ .link_told = .{ .other = id_of(1), .group = 0, .health = .down } });
+    try expectEqual(null, court.peers[1]);
+    try court.say(0, .{ .link_told = .{ .other = id_of(1), .group = 9, .health = .down } });
+    try expectEqual(null, court.peers[0]);
+}
+
 test "one that calls the same operation twice, differently, is let go" {
     var court: Court = undefined;
     try court.init(gpa);
@@ -474,16 +530,19 @@ test "ranges of a report that go back are a lie: they would cost more than there
 /// What is left of a coordinator that was killed.
 const Shelf = struct {
     bytes: std.ArrayList(u8) = .empty,
+    full: bool = false,
 
     fn journal(shelf: *Shelf) journal_file.Journal {
         return .{ .ctx = shelf, .vtable = &.{ .append = append, .replace = replace } };
     }
     fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
         shelf.bytes.appendSlice(gpa, bytes) catch return error.JournalFailed;
     }
     fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
         shelf.bytes.clearRetainingCapacity();
         return append(ctx, bytes);
     }
@@ -542,6 +601,37 @@ test "decisions that a member makes up for a coordinator that starts again cost 
     for (0..peers_max) |index| try court.done(index, limits.decisions_kept_max + 9, 0);
     try court.listen();
     for (court.commits) |count| try expectEqual(1, count);
+}
+
+test "a journal that could not be written is tried again, and then holds what it had missed" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        try court.form();
+        shelf.full = true;
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        try expectEqual(.failed, court.c.journal_state);
+        for (0..3) |_| {
+            try court.pass(court.c.options.journal_retry_ns);
+            try expectEqual(.failed, court.c.journal_state);
+        }
+        const json = try status.render(gpa, court.c, court.now);
+        defer gpa.free(json);
+        try expect(std.mem.indexOf(u8, json, "\"journal\":\"failed\"") != null);
+        shelf.full = false;
+        try court.pass(court.c.options.journal_retry_ns);
+        try expectEqual(.ok, court.c.journal_state);
+        try expectEqual(1, std.mem.count(u8, court.said[0..court.said_bytes], "err the run goes"));
+        try court.expect_said("warning the journal is written again: from now on the run " ++
+            "survives the end of this coordinator");
+    }
+    try shelf.start(&court);
+    defer court.c.destroy();
+    const epoch = court.c.groups.items[0].current().?;
+    try expect(epoch.alive.has(0) and epoch.alive.has(1) and !epoch.alive.has(2));
 }
 
 test "attempts beyond those of one start go on behind the last that anybody has seen" {
@@ -744,6 +834,7 @@ test "a status that is larger than a message is refused" {
 const Witness = struct {
     member: Member,
     sent: u32 = 0,
+    gave_up: u32 = 0,
     failure: ?member_file.Failure = null,
 
     fn init(w: *Witness) !void {
@@ -799,6 +890,7 @@ const Witness = struct {
     }
     fn send(ctx: *anyopaque, message: control.Message) void {
         if (message == .decisions_seen) from(ctx).sent += 1;
+        if (message == .gave_up) from(ctx).gave_up += 1;
     }
     fn finished(ctx: *anyopaque, _: *Op, failure: ?member_file.Failure) void {
         from(ctx).failure = failure;
@@ -847,6 +939,32 @@ test "a peer that gives up again and again while another is away costs it one en
     }
     try expectEqual(0, w.member.current.?.aborts.items.len);
     try expectEqual(null, try w.call(&op, 7));
+}
+
+test "what a peer gives up while the coordinator is away is not more than it may tell at once" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    var op: Op = undefined;
+    for (0..limits.given_up_max) |_| {
+        try expectEqual(null, try w.call(&op, 7));
+        w.member.give_up(&op, .cancelled);
+    }
+    try std.testing.expectError(error.TooManyGivenUp, w.call(&op, 7));
+    w.gave_up = 0;
+    w.member.welcomed(0);
+    try expectEqual(limits.given_up_max, w.gave_up);
+    // Told at once, with as many as the others have not seen from before, they cost it nothing.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (0..2 * w.gave_up) |tag| try court.give_up(2, tag);
+    try expect(court.peers[2] != null);
+    // The answers make room.
+    try w.abort(1, 7, 0, 1);
+    try expectEqual(null, try w.call(&op, 7));
+    w.member.give_up(&op, .cancelled);
 }
 
 test "an abort of the last sequence there is, which a member makes up, is taken like any other" {

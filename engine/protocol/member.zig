@@ -532,6 +532,8 @@ pub const Member = struct {
         OutOfMemory,
         TagInUse,
         TooManyOperations,
+        /// Many were given up, and the coordinator has not answered.
+        TooManyGivenUp,
         TooManyTags,
         NotAdmitted,
     };
@@ -541,6 +543,7 @@ pub const Member = struct {
         const epoch = m.current orelse return error.NotAdmitted;
         if (epoch.ops.items.len >= base.limits.operations_in_flight_max)
             return error.TooManyOperations;
+        if (m.withdrawn.items.len >= base.limits.given_up_max) return error.TooManyGivenUp;
         for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt)
             return error.TagInUse;
         if (epoch.sequences.count() >= base.limits.tags_per_epoch_max and

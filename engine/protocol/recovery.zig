@@ -34,16 +34,26 @@ pub fn record(c: *Coordinator, entry: journal.Record) void {
     const file = c.options.journal.?;
     var image: journal.Image = .{};
     defer image.deinit(c.gpa);
-    image.add(c.gpa, entry) catch return failed(c);
-    file.append(image.bytes()) catch return failed(c);
+    image.add(c.gpa, entry) catch return failed(c, c.last_tick);
+    file.append(image.bytes()) catch return failed(c, c.last_tick);
     c.journal_bytes += image.bytes().len;
     if (c.journal_bytes >= compact_bytes) c.journal_due = true;
 }
 
-/// The whole run as one file. Between two calls, when nothing is half done.
-pub fn compact(c: *Coordinator) void {
+/// Between two calls, when nothing is half done: writes the whole run as one file when much was
+/// appended, or when a journal that has failed may work again, because there is room on its disk.
+pub fn tend(c: *Coordinator, now: base.Instant) void {
+    const due = switch (c.journal_state) {
+        .off => false,
+        .ok => c.journal_due,
+        .failed => now >= c.journal_retry_at,
+    };
+    if (!due) return;
     c.journal_due = false;
-    if (c.journal_state == .ok) replace(c) catch failed(c);
+    replace(c) catch return failed(c, now);
+    if (c.journal_state == .failed) c.log(.warning, "the journal is written again: from now on " ++
+        "the run survives the end of this coordinator", .{});
+    c.journal_state = .ok;
 }
 
 fn replace(c: *Coordinator) !void {
@@ -54,10 +64,15 @@ fn replace(c: *Coordinator) !void {
     c.journal_bytes = 0;
 }
 
-fn failed(c: *Coordinator) void {
+fn failed(c: *Coordinator, now: base.Instant) void {
+    c.journal_retry_at = now +| c.options.journal_retry_ns;
+    if (c.journal_state == .failed) return; // it was said
     c.journal_state = .failed;
-    c.log(.err, "the run goes on, and will not survive the end of this coordinator, because its " ++
-        "journal has failed: {s}", .{c.options.journal.?.why()});
+    c.log(.err, "the run goes on, and does not survive the end of this coordinator before its " ++
+        "journal can be written again, which is tried every {d} s: {s}", .{
+        c.options.journal_retry_ns / std.time.ns_per_s,
+        c.options.journal.?.why(),
+    });
 }
 
 fn write_all(c: *Coordinator, image: *journal.Image) !void {

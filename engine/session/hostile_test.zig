@@ -342,3 +342,46 @@ fn broadcast(node: *Node, bytes: []u8) !*Operation {
         .deadline = base.never,
     });
 }
+
+test "the number of a group from before says nothing on a new connection to the coordinator" {
+    // Goal: a coordinator that has started without its journal numbers groups anew; what it says of
+    // one is never taken for another. Method: this peer is in two groups, and hears a coordinator
+    // that gives the second the number of the first.
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const first = node.group;
+    const second = try node.s.join(w.now, "h", 2);
+    try w.settle();
+    try expectEqual(0, first.id.?);
+    try expectEqual(1, second.id.?);
+    const settings = node.s.settings;
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    node.s.control_closed(w.now);
+    node.s.control_opened(w.now);
+    const welcome = wire.hello.encode_answer(.welcome);
+    try hear_bytes(node, &welcome);
+    try hear(node, .{ .welcome = settings });
+    try hear(node, .{ .expelled = .{ .group = 0, .why = .of("of another group") } });
+    try expectEqual(.joined, first.state);
+    try hear(node, .{ .joined = .{ .name = .of("h"), .group = 0 } });
+    try expectEqual(.left, first.state);
+    try expectEqual(.joined, second.state);
+    try expectEqual(0, second.id.?);
+    try hear(node, .{ .expelled = .{ .group = 0, .why = .of("it is another run") } });
+    try expectEqual(.left, second.state);
+}
+
+fn hear(node: *Node, message: wire.control.Message) !void {
+    var bytes: [4096]u8 = undefined;
+    try hear_bytes(node, try wire.control.encode(message, &bytes));
+}
+
+fn hear_bytes(node: *Node, bytes: []const u8) !void {
+    const room = try node.s.control.recv_slice();
+    @memcpy(room[0..bytes.len], bytes);
+    node.s.control.received(bytes.len);
+    node.s.control_received(node.world.now);
+}

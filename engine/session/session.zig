@@ -442,9 +442,12 @@ pub const Session = struct {
 
     const protocol_error = error{ OutOfMemory, Unexpected };
 
+    /// The group that the coordinator has given this number on this connection. One from before
+    /// means nothing: another coordinator may number them anew.
     fn group_of(s: *Session, id: u16) ?*Group {
         for (s.groups.items) |group| {
-            if (group.state == .joined and group.id == id) return group;
+            if (group.state != .joined or !group.member.connected) continue;
+            if (group.id == id) return group;
         }
         return null;
     }
@@ -469,6 +472,7 @@ pub const Session = struct {
     fn on_joined(s: *Session, body: *const control.Joined) protocol_error!void {
         for (s.groups.items) |group| {
             if (group.state == .left or !std.mem.eql(u8, group.name, body.name.data)) continue;
+            s.renumbered(body.group, group);
             group.state = .joined;
             group.id = body.group;
             group.member.welcomed(body.group);
@@ -476,6 +480,17 @@ pub const Session = struct {
         }
         // The user left before the answer came, when the number to leave was not known yet.
         s.send(.{ .leave = .{ .group = body.group } });
+    }
+
+    /// A coordinator that knows the groups from before never gives the number of one to another: it
+    /// is a new one, of which the other group is not a member. Frames must not be taken for its.
+    fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
+        for (s.groups.items) |group| {
+            if (group == now_of or group.state != .joined or group.id != number) continue;
+            s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
+            group.member.on_expelled();
+            s.group_gone(group, .expelled, "the coordinator has started without its journal");
+        }
     }
 
     fn on_refused(s: *Session, body: *const control.Refused) void {
@@ -558,7 +573,8 @@ pub const Session = struct {
         const everywhere = body.group == std.math.maxInt(u16);
         s.log(.warning, "the coordinator removed this peer: {s}", .{body.why.data});
         for (s.groups.items) |group| {
-            if (group.state != .joined or (!everywhere and group.id != body.group)) continue;
+            if (group.state != .joined) continue;
+            if (!everywhere and group != s.group_of(body.group)) continue;
             group.member.on_expelled();
             s.group_gone(group, .expelled, body.why.data);
         }

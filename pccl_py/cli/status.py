@@ -92,7 +92,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(
             Text(
                 f"the journal has failed: {status['journal_failure']}; the run goes on, and ends "
-                "with this coordinator",
+                "with this coordinator unless one of the tries that it makes every minute succeeds",
                 style="bold red",
             )
         )

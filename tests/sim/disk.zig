@@ -14,7 +14,8 @@ const journal = protocol.journal;
 pub const Disk = struct {
     world: *World,
     bytes: std.ArrayList(u8) = .empty,
-    /// It takes nothing more until the next start of the coordinator.
+    /// It takes nothing more until the next start of the coordinator, or until there is room for
+    /// what replaces all.
     full: bool = false,
     /// A scenario's: the coordinator dies in the write after so many more.
     dies_after: ?u32 = null,
@@ -31,6 +32,7 @@ pub const Disk = struct {
 
     fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
+        if (disk.full and !faults.chance(disk.world, .full_journal, 2)) disk.full = false;
         if (try disk.part_of(2)) |renamed| if (renamed == 0) return;
         disk.bytes.clearRetainingCapacity();
         disk.bytes.appendSlice(disk.world.gpa, bytes) catch @panic("out of memory");

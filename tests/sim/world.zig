@@ -346,6 +346,7 @@ pub const World = struct {
             .silence_ns = config.silence_ns,
             .prepare_ns = config.prepare_ns,
             .journal = world.disk.journal_of(),
+            .journal_retry_ns = config.silence_ns / 2,
         }, .{ .ctx = node, .vtable = &coordinator_host }) catch @panic("out of memory");
         world.incarnations += 1;
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
