@@ -65,14 +65,35 @@ pub const Peer = struct {
     /// When its last connection ended on which it had answered, or will have, as far as the peer
     /// knows. Another one on which it answers nothing is no return: it may not hear us.
     away_since: Instant = 0,
-    /// When another member said last that its lanes to this one are closed; 0: never.
-    unreachable_at: Instant = 0,
+    /// Other members that have said that their lanes to this one are closed, the last two.
+    witnesses: [2]Witness = @splat(.{}),
     /// Groups in which it has told, on this connection, what it is a member of; a bit each.
     present: u64 = 0,
     /// Of the group that it is telling about.
     telling: ?Telling = null,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+
+    const Witness = struct { id: PeerId = .none, at: Instant = 0 };
+
+    fn witness(peer: *Peer, by: PeerId, now: Instant) void {
+        const older = @intFromBool(peer.witnesses[1].at < peer.witnesses[0].at);
+        const place = for (&peer.witnesses) |*known| {
+            if (known.id.eql(by)) break known;
+        } else &peer.witnesses[older];
+        place.* = .{ .id = by, .at = now };
+    }
+
+    fn has_witness(peer: *const Peer) bool {
+        for (&peer.witnesses) |*known| if (!known.id.eql(.none)) return true;
+        return false;
+    }
+
+    fn forget_witnesses(peer: *Peer, before: Instant) void {
+        for (&peer.witnesses) |*known| if (known.at < before) {
+            known.* = .{};
+        };
+    }
 
     const Telling = struct {
         group: *Group,
@@ -177,6 +198,8 @@ pub const Coordinator = struct {
     /// Lanes that broke may mean that a peer died; its closed control connection tells within this
     /// time.
     const replan_ns = 20 * std.time.ns_per_ms;
+    /// The word of a second member on a machine that is busy.
+    const second_witness_ns = 100 * std.time.ns_per_ms;
 
     pub fn create(gpa: Allocator, options: Options, host: Host) Allocator.Error!*Coordinator {
         const coordinator = try gpa.create(Coordinator);
@@ -341,11 +364,41 @@ pub const Coordinator = struct {
         disconnect(peer);
         for (c.groups.items) |group| group.gone_away(now, peer, why);
         if (!c.is_member(peer)) return c.lose(now, peer, why);
-        // Its lanes broke just now as well: the process is dead.
-        const recently = peer.unreachable_at != 0 and
-            now -| peer.unreachable_at < c.options.heartbeat_ns;
-        if (recently) return c.lose(now, peer, why ++ ", and its lanes to another member");
         c.log(.info, "peer {s} is away: {s}", .{ peer.id.short(), why });
+        peer.forget_witnesses(now -| c.options.heartbeat_ns);
+        c.hear_witnesses(now, peer);
+    }
+
+    fn hear_witnesses(c: *Coordinator, now: Instant, peer: *Peer) void {
+        // If it is dead, another one will say so soon: an attempt with it would be in vain.
+        if (peer.connection == null and peer.has_witness()) {
+            for (c.groups.items) |group| for (group.epochs.items) |epoch| {
+                if (epoch.replan_at == base.never or epoch.rank_of(peer) == null) continue;
+                epoch.replan_at = @max(epoch.replan_at, now + second_witness_ns);
+            };
+        }
+        c.lose_abandoned(now);
+    }
+
+    /// Members that are away, and whose lanes are closed as well: their processes are dead. One
+    /// that is away cannot object, so where two others could have noticed, two must say so.
+    fn lose_abandoned(c: *Coordinator, now: Instant) void {
+        var index: usize = 0;
+        while (index < c.peers.items.len) {
+            const peer = c.peers.items[index];
+            index += 1;
+            if (peer.connection != null or !c.is_abandoned(peer)) continue;
+            c.lose(now, peer, "it is away, and its lanes to other members are closed");
+            index = 0; // with it, others may have one less who could notice
+        }
+    }
+
+    fn is_abandoned(c: *const Coordinator, peer: *const Peer) bool {
+        if (!peer.has_witness()) return false;
+        for (&peer.witnesses) |*known| if (known.id.eql(.none)) {
+            for (c.groups.items) |group| if (group.neighbours_of(peer) > 1) return false;
+        };
+        return true;
     }
 
     fn is_member(c: *const Coordinator, peer: *const Peer) bool {
@@ -519,7 +572,7 @@ pub const Coordinator = struct {
         peer.instance = instance;
         peer.connection = connection;
         peer.last_heard = now;
-        peer.unreachable_at = 0;
+        peer.forget_witnesses(std.math.maxInt(Instant));
         connection.peer = peer;
         connection.state = .peer;
         c.log(.info, "peer {s} is connected again", .{peer.id.short()});
@@ -747,16 +800,12 @@ pub const Coordinator = struct {
         const other = for (epoch.members) |*member| {
             if (member.id.eql(body.other)) break member.peer orelse return;
         } else return;
-        if (body.state == .closed) {
-            other.unreachable_at = now;
-            if (other.connection == null) return c.lose(
-                now,
-                other,
-                "it is away, and its lanes to another member are closed",
-            );
-        }
-        if (body.attempt != epoch.attempt or !epoch.running) return;
-        if (epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;
+        if (other == peer) return error.Unexpected;
+        const is_news = body.attempt == epoch.attempt and epoch.running;
+        if (is_news and epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;
+        if (body.state != .closed) return;
+        other.witness(peer.id, now);
+        c.hear_witnesses(now, other);
     }
 
     /// How a link of this peer is: the ring goes around those that are broken, and who is left with

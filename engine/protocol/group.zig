@@ -613,6 +613,25 @@ pub const Group = struct {
         return null;
     }
 
+    /// How many other members could notice that their lanes to this one close: those who are there
+    /// and whose links to it are well. After a restart nobody is there at first, so all count.
+    pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        var most: usize = 0;
+        for (group.epochs.items) |epoch| {
+            const rank = epoch.rank_of(peer) orelse continue;
+            const edges = group.broken.edges(epoch.member_ids(&buffer), false);
+            var count: usize = 0;
+            for (epoch.members, 0..) |*member, other| {
+                const neighbour = member.peer orelse continue;
+                if (neighbour == peer or edges.has(rank, other)) continue;
+                count += @intFromBool(neighbour.connection != null or group.recovering);
+            }
+            most = @max(most, count);
+        }
+        return most;
+    }
+
     /// With all newcomers of the round there would be no ring: the one that reaches fewest is not
     /// let in now.
     fn leave_out_unreachable(group: *Group, now: base.Instant) Allocator.Error!bool {

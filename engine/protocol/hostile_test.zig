@@ -188,6 +188,28 @@ const Court = struct {
         }
     }
 
+    /// The connection of a peer ends.
+    fn hang_up(court: *Court, index: usize) void {
+        const lost = court.peers[index].?;
+        court.peers[index] = null;
+        court.c.closed(court.now, lost);
+    }
+
+    /// A member says that its lanes to another are closed.
+    fn say_closed(court: *Court, index: usize, other: usize) !void {
+        try court.say(index, .{ .link_lost = .{
+            .other = id_of(other),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .state = .closed,
+        } });
+    }
+
+    fn members_alive(court: *const Court) u64 {
+        return court.c.groups.items[0].current().?.alive.words[0];
+    }
+
     /// Time passes, with everybody alive.
     fn pass(court: *Court, duration_ns: u64) !void {
         const until = court.now + duration_ns;
@@ -309,18 +331,11 @@ test "the log says who entered an epoch, who is out of it, and why" {
     try court.form();
     try court.expect_said("info epoch 1 begins with world size 3 (joined: 01000000, 02000000, " ++
         "03000000; left: nobody) in group g");
-    const lost = court.peers[2].?;
-    court.peers[2] = null;
-    court.c.closed(court.now, lost);
-    try court.say(0, .{ .link_lost = .{
-        .other = id_of(2),
-        .group = 0,
-        .epoch = 1,
-        .attempt = 1,
-        .state = .closed,
-    } });
+    court.hang_up(2);
+    try court.say_closed(0, 2);
+    try court.say_closed(1, 2);
     try court.expect_said("info peer 03000000 is out of epoch 1: it is away, and its lanes to " ++
-        "another member are closed; 2 of 3 members remain in group g");
+        "other members are closed; 2 of 3 members remain in group g");
     try recover(&court);
     try court.expect_said("info epoch 2 begins with world size 2 (joined: nobody; left: " ++
         "03000000) in group g");
@@ -417,13 +432,67 @@ test "what members say of links that are none of theirs changes nothing, or ends
         .health = .down,
     } });
     try court.pass(500 * ms);
-    try expectEqual(0b011, group.current().?.alive.words[0]);
+    try expectEqual(0b011, court.members_alive());
     try expectEqual(0, group.broken.claims.items.len);
     // Of itself: no honest one says that. Nor in a group that it is not in.
     try court.say(1, .{ .link_told = .{ .other = id_of(1), .group = 0, .health = .down } });
     try expectEqual(null, court.peers[1]);
     try court.say(0, .{ .link_told = .{ .other = id_of(1), .group = 9, .health = .down } });
     try expectEqual(null, court.peers[0]);
+}
+
+test "one member alone cannot have another lost that is away, unless nobody else could notice" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    // Peer 0 is away; the first word of peer 2 is not enough, and saying it again is no other.
+    court.hang_up(0);
+    for (0..3) |_| try court.say_closed(2, 0);
+    try expectEqual(0b111, court.members_alive());
+    // Said before it went away it does not count later, either.
+    try court.come_back(0, 1);
+    try court.say(0, .{ .join_end = .{} });
+    try court.say_closed(2, 0);
+    try court.pass(1000 * ms);
+    court.hang_up(0);
+    try court.say_closed(1, 0);
+    try expectEqual(0b111, court.members_alive());
+    try court.say_closed(2, 0);
+    try expectEqual(0b110, court.members_alive());
+    // Of two, the other one is the only witness.
+    court.hang_up(1);
+    try court.say_closed(2, 1);
+    try expectEqual(0b100, court.members_alive());
+    // Nobody is a witness of itself.
+    try court.say_closed(2, 2);
+    try expectEqual(null, court.peers[2]);
+}
+
+test "of members that die at once none waits for the word of another" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.hang_up(1);
+    try court.say_closed(0, 1);
+    try expectEqual(0b111, court.members_alive());
+    court.hang_up(2); // who could have objected
+    try expectEqual(0b101, court.members_alive());
+    try court.say_closed(0, 2);
+    try expectEqual(0b001, court.members_alive());
+}
+
+test "after a restart the first member that is back cannot have those lost that are still away" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart(&shelf, &court);
+    defer court.c.destroy();
+    try court.come_back(2, 1);
+    try court.say(2, .{ .join_end = .{} });
+    for (0..2) |other| try court.say_closed(2, other);
+    try expectEqual(0b111, court.members_alive());
 }
 
 test "one that calls the same operation twice, differently, is let go" {
@@ -701,9 +770,7 @@ fn hurdles(court: *Court, failing: *std.testing.FailingAllocator) !bool {
     court.c.tick(court.now);
     if (failing.has_induced_failure) return true;
     try court.listen();
-    const lost = court.peers[2].?;
-    court.peers[2] = null;
-    court.c.closed(court.now, lost);
+    court.hang_up(2);
     return failing.has_induced_failure;
 }
 
