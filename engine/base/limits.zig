@@ -33,6 +33,10 @@ pub const eager_bytes_max = 16 * KiB;
 pub const eager_operations_max = 128;
 /// Safe points of one group: only a liar gets there. Enforced where a count comes in.
 pub const safe_points_max = 1 << 62;
+/// How far a new epoch lies ahead of the last safe point that a second member, or a committed
+/// operation, vouches for: one member that claims to be further has the others wait for nobody.
+/// Also how often an honest program may pass a safe point while an operation is in flight.
+pub const safe_points_ahead_max = 4096;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
 /// "host:port" of a peer or a coordinator.

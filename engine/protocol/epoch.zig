@@ -108,6 +108,8 @@ pub const Epoch = struct {
     /// Decisions up to this one are known to all members.
     acknowledged: u64 = 0,
     committed: u64 = 0,
+    /// The last safe point after which something was called that is committed.
+    committed_at: u64 = 0,
     /// After a restart: the last of the decisions that were told again. Members forget those of the
     /// coordinator before only when all have seen this one.
     retold: u64 = 0,
@@ -296,8 +298,13 @@ pub const Epoch = struct {
     }
 
     fn commit(epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
+        const called = if (epoch.find(id)) |index|
+            epoch.records.items[index].descriptor.safe_points
+        else
+            0;
         try epoch.decide(id, .{ .commit = committed }, null);
         epoch.committed += 1;
+        epoch.committed_at = @max(epoch.committed_at, called);
     }
 
     fn decide(epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) ProtocolError!void {
@@ -430,6 +437,24 @@ pub const Epoch = struct {
         while (known < epoch.decided.items.len and epoch.decided.items[known].number <= all)
             known += 1;
         epoch.decided.replaceRangeAssumeCapacity(0, known, &.{});
+    }
+
+    // ---- the next epoch
+
+    /// The last safe point that members pass in this epoch, once all have said how many they have
+    /// passed: the largest count, as far as somebody else is near it, or something that was called
+    /// there was committed. Whoever is further ahead goes back to it: what it has passed since had
+    /// nothing in between.
+    pub fn last_safe_point(epoch: *const Epoch) ?u64 {
+        var largest: u64 = 0;
+        var vouched = @max(epoch.began.safe_point, epoch.committed_at);
+        for (epoch.members) |*member| {
+            if (member.peer == null) continue;
+            const count = member.safe_points orelse return null;
+            vouched = @max(vouched, @min(count, largest));
+            largest = @max(largest, count);
+        }
+        return @min(largest, vouched + base.limits.safe_points_ahead_max);
     }
 
     // ---- members that come back

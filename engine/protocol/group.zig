@@ -3,10 +3,10 @@
 //!
 //! A round has four phases. prepare: members and newcomers open lanes to each other while they
 //! work. ask: members tell how many safe points they have passed, and stop at their next one.
-//! activate: the epoch begins at the largest count plus one. Then every member says that it has
-//! entered, and the next round may start. A loss is followed by such a round too, without
-//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
-//! epoch.zig's.
+//! activate: the epoch begins at the largest count plus one, as far as that can be believed
+//! (epoch.zig: last_safe_point). Then every member says that it has entered, and the next round may
+//! start. A loss is followed by such a round too, without newcomers: ranks are dense again from the
+//! next safe point on. What happens inside an epoch is epoch.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -366,18 +366,15 @@ pub const Group = struct {
                 return;
             }
             group.phase = .ask;
+            group.round_deadline = now +| group.coordinator.options.silence_ns;
             if (group.current()) |epoch| epoch.broadcast(.{ .ask_safe_points = .{
                 .group = group.id,
                 .round = group.round,
             } });
         }
         if (group.phase == .ask) {
-            var safe_point: u64 = 0;
-            if (group.current()) |epoch| for (epoch.members) |*member| {
-                if (member.peer == null) continue;
-                safe_point = @max(safe_point, member.safe_points orelse return);
-            };
-            try group.activate(now, safe_point + 1);
+            const last = if (group.current()) |epoch| epoch.last_safe_point() orelse return else 0;
+            try group.activate(now, last + 1);
         }
         if (group.phase == .activate) {
             for (group.current().?.members) |*member| {
@@ -460,6 +457,16 @@ pub const Group = struct {
                 if (member.peer != null and !member.closed) break false;
             } else true;
             if (over) group.epochs.orderedRemove(index).destroy();
+        }
+    }
+
+    /// Safe points are told at once, whatever the user does: while they are not, all others stop.
+    fn let_go_mute(group: *Group) void {
+        const epoch = group.current() orelse return;
+        for (epoch.members) |*member| {
+            const peer = member.peer orelse continue;
+            if (member.safe_points != null or !peer.is_present(group.id)) continue;
+            peer.doom("it does not say how many safe points it has passed");
         }
     }
 
@@ -751,7 +758,11 @@ pub const Group = struct {
 
     /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
     pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
-        if (group.round_deadline <= now) group.release(now, true);
+        if (late and group.phase == .ask) group.round_deadline = now +| silence_ns;
+        if (group.round_deadline <= now) {
+            if (group.phase == .ask) group.let_go_mute();
+            group.release(now, true);
+        }
         group.go_around(now);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);

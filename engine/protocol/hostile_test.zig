@@ -47,6 +47,7 @@ const Court = struct {
     last_abort: ?control.Abort = null,
     attempt: u32 = 1,
     epoch: u64 = 0,
+    safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -176,7 +177,10 @@ const Court = struct {
     fn hear(court: *Court, index: usize, message: control.Message) void {
         switch (message) {
             .prepare => |body| court.round = body.round,
-            .activate => |body| court.epoch = body.epoch,
+            .activate => |body| {
+                court.epoch = body.epoch;
+                court.safe_point = body.safe_point;
+            },
             .view => |body| court.attempt = body.attempt,
             .abort => |body| {
                 court.aborts[index] += 1;
@@ -439,6 +443,77 @@ test "what members say of links that are none of theirs changes nothing, or ends
     try expectEqual(null, court.peers[1]);
     try court.say(0, .{ .link_told = .{ .other = id_of(1), .group = 9, .health = .down } });
     try expectEqual(null, court.peers[0]);
+}
+
+/// A member has left, and the others are asked for safe points; where they meet.
+fn meet(court: *Court, counts: [2]u64) !u64 {
+    try court.say(2, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for (0..2) |index| try court.report_end(index);
+    for (0..2) |index| try court.say(index, .{ .prepared = .{
+        .group = 0,
+        .round = court.round,
+        .entering = true,
+    } });
+    for (0..2, counts) |index, count| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = count,
+    } });
+    try court.listen();
+    try expectEqual(2, court.epoch);
+    return court.safe_point;
+}
+
+test "a member that claims to be far ahead of all others does not keep them waiting" {
+    const ahead = limits.safe_points_ahead_max;
+    const Case = struct { counts: [2]u64, committed_at: u64, meet: u64 };
+    for ([_]Case{
+        .{ .counts = .{ 12, 15 }, .committed_at = 12, .meet = 16 },
+        .{ .counts = .{ 12, limits.safe_points_max - 1 }, .committed_at = 11, .meet = 13 + ahead },
+        .{ .counts = .{ limits.safe_points_max - 1, 12 }, .committed_at = 11, .meet = 13 + ahead },
+        // One that says that it is behind does not pull the others back from what was committed.
+        .{ .counts = .{ 0, 20_000 }, .committed_at = 19_990, .meet = 20_001 },
+    }) |case| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        var last = descriptor;
+        last.safe_points = case.committed_at;
+        for (0..peers_max) |index| try court.say(index, .{ .done = .{
+            .group = 0,
+            .epoch = 1,
+            .attempt = 1,
+            .op = .{ .tag = 5, .sequence = 0 },
+            .descriptor = last,
+            .digest = 7,
+            .decisions_seen = 0,
+        } });
+        try expectEqual(case.meet, try meet(&court, case.counts));
+    }
+}
+
+test "who does not say how many safe points it has passed does not stop the others for long" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.say(2, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for (0..2) |index| try court.report_end(index);
+    for (0..2) |index| try court.say(index, .{ .prepared = .{
+        .group = 0,
+        .round = court.round,
+        .entering = true,
+    } });
+    try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
+    try court.pass(court.c.options.silence_ns - 500 * ms);
+    try expect(court.peers[1] != null);
+    try court.pass(1000 * ms);
+    try expect(court.peers[0] != null);
+    try expectEqual(null, court.peers[1]);
+    try expectEqual(.prepare, court.c.groups.items[0].phase); // of a round without it
 }
 
 test "one member alone cannot have another lost that is away, unless nobody else could notice" {
@@ -989,6 +1064,28 @@ test "aborts that a member makes up push out its own, never those of others" {
     try expect(last.peer.eql(.from_int(3)));
     var waits: Op = undefined;
     try expectEqual(null, try w.call(&waits, 1000));
+}
+
+test "a member that is ahead of where the others begin an epoch begins it at its next safe point" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    for (0..10) |_| w.member.admit();
+    try expectEqual(11, w.member.safe_points);
+    w.member.on_ask(2);
+    const ids = [_]base.PeerId{ .from_int(1), .from_int(2) };
+    try w.member.on_activate(&.{
+        .group = 0,
+        .round = 2,
+        .epoch = 2,
+        .safe_point = 5,
+        .members = .of(&ids),
+        .joined = 0,
+        .left = .of(&.{}),
+    });
+    w.member.admit();
+    try expectEqual(2, w.member.current.?.number);
+    try expectEqual(5, w.member.safe_points);
 }
 
 test "a peer that gives up again and again while another is away costs it one entry" {
