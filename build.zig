@@ -149,8 +149,9 @@ const Kernels = struct {
         const names = b.allocator.alloc([]const u8, levels.len) catch @panic("OOM");
         const objects = b.allocator.alloc(*std.Build.Step.Compile, levels.len) catch @panic("OOM");
 
-        // Only this file of base: an edit elsewhere in base must not recompile every level.
+        // Only these files of base: an edit elsewhere in base must not recompile every level.
         const dtype = b.createModule(.{ .root_source_file = b.path("engine/base/dtype.zig") });
+        const codec = b.createModule(.{ .root_source_file = b.path("engine/base/codec.zig") });
         for (names, objects, levels) |*name, *object, level| {
             const options = b.addOptions();
             options.addOption([]const u8, "level", level.name);
@@ -163,6 +164,7 @@ const Kernels = struct {
                 .omit_frame_pointer = true,
                 .imports = &.{
                     .{ .name = "dtype", .module = dtype },
+                    .{ .name = "codec", .module = codec },
                     .{ .name = "level_options", .module = options.createModule() },
                 },
             });

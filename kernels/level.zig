@@ -2,10 +2,15 @@
 //! one table. build.zig compiles it once per level; dispatch.zig chooses among the tables.
 
 const dtypes = @import("dtype");
+const codecs = @import("codec");
 const options = @import("level_options");
 const table = @import("table.zig");
 const reduce = @import("reduce.zig");
 const copy = @import("copy.zig");
+const block = @import("block.zig");
+const half = @import("half.zig");
+const range = @import("range.zig");
+const rotate = @import("rotate.zig");
 const digest = @import("digest.zig");
 const blake3 = @import("blake3.zig");
 
@@ -13,7 +18,7 @@ const DType = dtypes.DType;
 const ReduceOp = dtypes.ReduceOp;
 
 const kernels: table.Table = blk: {
-    @setEvalBranchQuota(10_000);
+    @setEvalBranchQuota(100_000);
     var t: table.Table = undefined;
     for (0..table.dtype_count) |number| {
         const d: DType = @enumFromInt(number);
@@ -33,8 +38,49 @@ const kernels: table.Table = blk: {
     t.digest = &digest.digest;
     t.blake3 = &blake3.blake3;
     t.copy_past = &copy.copy_past;
+    add_codecs(&t);
     break :blk t;
 };
+
+fn add_codecs(comptime t: *table.Table) void {
+    for (0..table.dtype_count) |number| {
+        const d: DType = @enumFromInt(number);
+        t.to_f32[number] = if (d.is_float()) half.to_f32(d) else null;
+        t.from_f32[number] = if (d.is_float()) half.from_f32(d) else null;
+    }
+    for (0..table.block_kind_count) |kind_number| {
+        const kind = nth(.int8, kind_number);
+        for (0..table.block_count) |block_number| {
+            const b: codecs.Block = @enumFromInt(block_number);
+            t.decode_blocks[kind_number][block_number] = block.decode(kind, b);
+            t.add_blocks[kind_number][block_number] = block.add(kind, b);
+            for (0..table.rounding_count) |rounding_number| {
+                const r: codecs.Rounding = @enumFromInt(rounding_number);
+                const encode = block.encode(kind, b, r);
+                t.encode_blocks[kind_number][block_number][rounding_number] = encode;
+            }
+        }
+    }
+    for (0..table.block_count) |number| {
+        t.rotate[number] = rotate.forward(@enumFromInt(number));
+        t.rotate_back[number] = rotate.backward(@enumFromInt(number));
+    }
+    for (0..table.half_count) |number| for (0..table.rounding_count) |rounding| {
+        const encode = half.encode(nth(.bf16, number), @enumFromInt(rounding));
+        t.encode_half[number][rounding] = encode;
+    };
+    for (0..table.range_count) |number| {
+        t.encode_range[number] = range.encode(nth(.min_max_u8, number));
+        t.decode_range[number] = range.decode(nth(.min_max_u8, number));
+    }
+    t.widen_range = &range.widen;
+    t.lost = &half.lost;
+}
+
+/// The kind so many after the first of its family.
+fn nth(first: codecs.Kind, number: usize) codecs.Kind {
+    return @enumFromInt(@intFromEnum(first) + number);
+}
 
 /// Where two hops give the same bits, one function serves both: the sum of an avg is a sum, and a
 /// wrapping sum or product has no sign.

@@ -9,6 +9,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const codec = @import("codec.zig");
 const dispatch = @import("dispatch.zig");
 const assert = std.debug.assert;
 
@@ -91,6 +92,14 @@ pub fn reduce_k(
     kernel(out, inputs.ptr, inputs.len, contributors, count);
 }
 
+/// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and that of an owner.
+pub const Piece = codec.Piece;
+pub const Residual = codec.Residual;
+pub const encode = codec.encode;
+pub const decode = codec.decode;
+pub const accumulate_encode = codec.accumulate_encode;
+pub const reduce_encode = codec.reduce_encode;
+
 /// Memory to memory, past the caches (copy.zig). The blocks do not overlap.
 pub fn copy_past(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
     dispatch.table().copy_past(out, input, bytes);
@@ -115,4 +124,5 @@ pub fn blake3(bytes: []const u8) [32]u8 {
 test {
     _ = @import("tests.zig");
     _ = @import("blake3_test.zig");
+    _ = @import("codec_test.zig");
 }

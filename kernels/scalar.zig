@@ -174,7 +174,7 @@ fn maximum(comptime F: type, x: F, y: F) F {
 }
 
 /// Element `index` as compute type. Exact: every compute type holds every value of its dtypes.
-fn load(comptime d: DType, comptime C: type, bytes: [*]const u8, index: usize) C {
+pub fn load(comptime d: DType, comptime C: type, bytes: [*]const u8, index: usize) C {
     const value = at(d, bytes, index).*;
     return switch (d) {
         .bf16 => @bitCast(@as(u32, value) << 16),
@@ -185,7 +185,7 @@ fn load(comptime d: DType, comptime C: type, bytes: [*]const u8, index: usize) C
 
 /// Stores a value of the compute type as `d`, rounded once, a NaN as the positive quiet NaN. The
 /// quotient of an avg fits `d`; were a forged partial to make it larger, it would wrap.
-fn store(comptime d: DType, comptime C: type, bytes: [*]u8, index: usize, value: C) void {
+pub fn store(comptime d: DType, comptime C: type, bytes: [*]u8, index: usize, value: C) void {
     const S = Stored(d);
     put(d, bytes, index).* = switch (d) {
         .bf16 => bf16_from_f32(value),
@@ -202,17 +202,17 @@ fn quiet_nan(comptime F: type) F {
 
 /// Round to nearest, ties to even: bf16 is the upper half of an f32, so rounding is an integer
 /// addition that may carry into the exponent, up to infinity.
-fn bf16_from_f32(value: f32) u16 {
+pub fn bf16_from_f32(value: f32) u16 {
     if (std.math.isNan(value)) return 0x7fc0;
     const bits: u32 = @bitCast(value);
     const odd = (bits >> 16) & 1;
     return @intCast((bits + 0x7fff + odd) >> 16);
 }
 
-fn at(comptime d: DType, bytes: [*]const u8, index: usize) *align(1) const Stored(d) {
+pub fn at(comptime d: DType, bytes: [*]const u8, index: usize) *align(1) const Stored(d) {
     return @ptrCast(bytes + index * @sizeOf(Stored(d)));
 }
 
-fn put(comptime d: DType, bytes: [*]u8, index: usize) *align(1) Stored(d) {
+pub fn put(comptime d: DType, bytes: [*]u8, index: usize) *align(1) Stored(d) {
     return @ptrCast(bytes + index * @sizeOf(Stored(d)));
 }

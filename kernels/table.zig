@@ -1,6 +1,6 @@
 //! The table of one CPU level: what a level object (level.zig) exports and dispatch.zig chooses
 //! from. It crosses between separately compiled objects, so it holds C function pointers only,
-//! and indexes by the numbers of DType and ReduceOp.
+//! and indexes by the numbers of DType and ReduceOp, and of a codec's kind, block and rounding.
 
 const builtin = @import("builtin");
 
@@ -21,6 +21,46 @@ pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) voi
 pub const Blake3 = *const fn (*[32]u8, [*]const u8, usize) callconv(.c) void;
 pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(.c) void;
 
+/// out, in scales, in codes ...: the pieces of memory; then blocks, a factor for what is encoded or
+/// decoded, and for random rounding its key and the number of the first element.
+pub const EncodeBlocks =
+    *const fn ([*]u8, [*]u8, [*]const u8, usize, f32, u64, u64) callconv(.c) void;
+pub const AddEncodeBlocks = *const fn (
+    [*]u8,
+    [*]u8,
+    [*]const u8,
+    [*]const u8,
+    [*]const u8,
+    usize,
+    f32,
+    u64,
+    u64,
+) callconv(.c) void;
+pub const DecodeBlocks =
+    *const fn ([*]u8, [*]const u8, [*]const u8, usize, f32) callconv(.c) void;
+pub const AddBlocks =
+    *const fn ([*]u8, [*]const u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
+pub const Rotate = *const fn ([*]u8, [*]const u8, *const [256]u32, usize) callconv(.c) void;
+pub const EncodeHalf =
+    *const fn ([*]u8, [*]const u8, usize, f32, u64, u64) callconv(.c) void;
+pub const Lost = *const fn ([*]u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
+
+/// `magnitude` is the greatest in bits, NaNs above all.
+pub const Range = extern struct { least: f32, greatest: f32, magnitude: u32 };
+/// An element's code is its distance from `least` times `inverse`, or itself times `inverse` and
+/// `zero` more.
+pub const Steps = extern struct { least: f32, inverse: f32, zero: i32 };
+pub const WidenRange = *const fn (*Range, [*]const u8, usize) callconv(.c) void;
+pub const EncodeRange = *const fn ([*]u8, [*]const u8, usize, *const Steps) callconv(.c) void;
+pub const DecodeRange = *const fn ([*]u8, [*]const u8, usize, *const [2]f32) callconv(.c) void;
+
+/// The kinds of a family follow each other in codec.Kind.
+pub const half_count = 2;
+pub const block_kind_count = 6;
+pub const block_count = 4;
+pub const range_count = 2;
+pub const rounding_count = 2;
+
 pub const Table = extern struct {
     /// Input to partial for avg of 8 to 32 bit integers; null for the others, where it is a copy.
     widen: [dtype_count]?Widen,
@@ -35,4 +75,17 @@ pub const Table = extern struct {
     digest: Digest,
     blake3: Blake3,
     copy_past: Copy,
+    /// Between floats and f32; null for integers.
+    to_f32: [dtype_count]?Widen,
+    from_f32: [dtype_count]?Widen,
+    encode_half: [half_count][rounding_count]EncodeHalf,
+    encode_blocks: [block_kind_count][block_count][rounding_count]EncodeBlocks,
+    decode_blocks: [block_kind_count][block_count]DecodeBlocks,
+    add_blocks: [block_kind_count][block_count]AddBlocks,
+    rotate: [block_count]Rotate,
+    rotate_back: [block_count]Rotate,
+    widen_range: WidenRange,
+    encode_range: [range_count]EncodeRange,
+    decode_range: [range_count]DecodeRange,
+    lost: Lost,
 };

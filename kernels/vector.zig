@@ -17,6 +17,14 @@ const has_f16 = switch (builtin.cpu.arch) {
     else => false,
 };
 
+/// A fused multiply-add is one instruction. Used only where the product is exact, so that the bits
+/// are those of two operations.
+pub const has_fma = switch (builtin.cpu.arch) {
+    .x86_64 => std.Target.x86.featureSetHas(builtin.cpu.features, .fma),
+    .aarch64 => true,
+    else => false,
+};
+
 /// The type in which `op` over `d` computes (scalar.zig has the same).
 pub fn Compute(comptime op: ReduceOp, comptime d: DType) type {
     return switch (d) {
@@ -62,6 +70,12 @@ pub inline fn load(comptime d: DType, comptime C: type, bytes: [*]const u8) Vect
     };
 }
 
+/// The vector as it is, to any address.
+pub inline fn put(bytes: [*]u8, value: anytype) void {
+    const pointer: *align(1) @TypeOf(value) = @ptrCast(bytes);
+    pointer.* = value;
+}
+
 /// Rounds once, and makes any NaN the positive quiet NaN.
 pub inline fn store(
     comptime d: DType,
@@ -80,23 +94,23 @@ pub inline fn store(
     };
 }
 
-inline fn canonical(comptime C: type, value: Vector(C)) Vector(C) {
+pub inline fn canonical(comptime C: type, value: Vector(C)) Vector(C) {
     return @select(C, value == value, value, @as(Vector(C), @splat(std.math.nan(C))));
 }
 
-inline fn bf16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
+pub inline fn bf16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
     const bits: @Vector(n, u32) = @bitCast(value);
     const odd = (bits >> @splat(16)) & @as(@Vector(n, u32), @splat(1));
     const rounded = bits + @as(@Vector(n, u32), @splat(0x7fff)) + odd;
     return @truncate(rounded >> @splat(16));
 }
 
-inline fn f32_from_f16(comptime n: comptime_int, bits: @Vector(n, u16)) @Vector(n, f32) {
+pub inline fn f32_from_f16(comptime n: comptime_int, bits: @Vector(n, u16)) @Vector(n, f32) {
     if (!has_f16) return f32_from_f16_by_integers(n, bits);
     return @floatCast(@as(@Vector(n, f16), @bitCast(bits)));
 }
 
-inline fn f16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
+pub inline fn f16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
     if (!has_f16) return f16_from_f32_by_integers(n, value);
     return @bitCast(@as(@Vector(n, f16), @floatCast(value)));
 }

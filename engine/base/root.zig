@@ -7,6 +7,7 @@ pub const limits = @import("limits.zig");
 pub const ids = @import("ids.zig");
 pub const canary = @import("canary.zig");
 pub const dtype = @import("dtype.zig");
+pub const codec = @import("codec.zig");
 pub const BitSet = @import("bit_set.zig").BitSet;
 pub const Order = @import("order.zig").Order;
 pub const Prng = @import("prng.zig").Prng;
@@ -16,6 +17,7 @@ pub const RunId = ids.RunId;
 pub const Mask = ids.Mask;
 pub const DType = dtype.DType;
 pub const ReduceOp = dtype.ReduceOp;
+pub const Codec = codec.Codec;
 
 /// Monotonic nanoseconds. The sans-I/O layers are told the time; they never ask for it.
 pub const Instant = u64;

@@ -1,0 +1,382 @@
+//! Encoded pieces: cuts them into tiles that stay in the first-level cache, and runs on each the
+//! kernels that it needs, of the table of the best CPU level. What comes out is written in
+//! codec_scalar.zig; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
+//!
+//! All tiles but the last have whole blocks. An f32 tile is read where it lies, and a block codec
+//! without rotation then takes all whole blocks as one tile; else a tile is first converted, given
+//! its residual and rotated, in memory of this call.
+
+const std = @import("std");
+const base = @import("base");
+const scalar = @import("codec_scalar.zig");
+const dispatch = @import("dispatch.zig");
+const table = @import("table.zig");
+const assert = std.debug.assert;
+
+const Codec = base.Codec;
+const Kind = base.codec.Kind;
+
+pub const Piece = scalar.Piece;
+pub const Residual = scalar.Residual;
+
+const tile_max = 2048;
+const Floats = [tile_max]f32;
+
+/// out := the encoded elements. `out` has `piece.bytes()`, and does not overlap the input.
+pub fn encode(piece: Piece, out: [*]u8, input: [*]const u8, residual: ?Residual) void {
+    var call: Call = undefined;
+    call.init(piece, .{ .own = input, .residual = residual });
+    call.run(out);
+}
+
+/// The step of a ring: out := the encoding of (partial + own) / divisor. `out` may be exactly
+/// `partial`. A residual is added to `own`, and is then zero.
+pub fn accumulate_encode(
+    piece: Piece,
+    out: [*]u8,
+    partial: [*]const u8,
+    own: [*]const u8,
+    residual: ?Residual,
+    divisor: u32,
+) void {
+    reduce_encode(piece, out, own, 1, &.{partial}, residual, divisor);
+}
+
+/// The step of an owner: out := the encoding of the sum of all inputs over `divisor`, where `own`,
+/// which was never encoded, is added after `position` of them. `out` may be exactly an input.
+pub fn reduce_encode(
+    piece: Piece,
+    out: [*]u8,
+    own: [*]const u8,
+    position: usize,
+    inputs: []const [*]const u8,
+    residual: ?Residual,
+    divisor: u32,
+) void {
+    assert(position <= inputs.len and divisor > 0);
+    var call: Call = undefined;
+    call.init(piece, .{
+        .own = own,
+        .position = position,
+        .inputs = inputs,
+        .residual = residual,
+        .keeps_residual = false,
+        .divisor = divisor,
+    });
+    call.run(out);
+}
+
+/// out := the elements of an encoded piece.
+pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
+    var call: Call = undefined;
+    call.init(piece, .{});
+    const size = piece.dtype.size();
+    const whole = piece.dtype == .f32 and !call.piece.codec.rotate;
+    var begin: usize = 0;
+    while (begin < piece.count) {
+        const tile = call.tile(begin, whole);
+        const to = out + begin * size;
+        if (piece.dtype == .f32 and tile.count == tile.padded) {
+            call.decode_tile(tile, to, encoded);
+        } else {
+            const values = bytes_of(&call.values);
+            call.decode_tile(tile, values, encoded);
+            call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, tile.count);
+        }
+        begin += tile.count;
+    }
+}
+
+/// Elements that are worked on together; `padded` are the elements of their whole blocks.
+const Tile = struct { begin: usize, count: usize, padded: usize };
+
+const Call = struct {
+    kernels: *const table.Table,
+    piece: Piece,
+    sources: Sources,
+    factor: f32,
+    key: u64,
+    signs: [base.codec.block_elements_max]u32,
+    /// Own elements as f32, with their residual.
+    own: Floats align(64),
+    values: Floats align(64),
+    others: Floats align(64),
+
+    const Sources = struct {
+        own: [*]const u8 = undefined,
+        position: usize = 0,
+        inputs: []const [*]const u8 = &.{},
+        residual: ?Residual = null,
+        /// The residual is what the encoding loses; else it is used up.
+        keeps_residual: bool = true,
+        divisor: u32 = 1,
+    };
+
+    /// Leaves the tiles as they are: they are as large as a small piece.
+    fn init(call: *Call, piece: Piece, sources: Sources) void {
+        assert(piece.first % piece.codec.granule() == 0);
+        assert(piece.dtype.is_float());
+        call.kernels = dispatch.table();
+        call.piece = piece;
+        call.sources = sources;
+        call.factor = 1 / @as(f32, @floatFromInt(sources.divisor));
+        call.key = scalar.noise_key(piece.seed, piece.operation, piece.origin);
+        if (!piece.codec.rotate) return;
+        const places = piece.codec.block.elements();
+        for (0..std.math.divCeil(usize, places, 64) catch unreachable) |index| {
+            const word = scalar.sign_word(piece.seed, piece.operation, index);
+            for (call.signs[index * 64 ..][0..64], 0..) |*sign, bit| {
+                sign.* = @as(u32, @truncate(word >> @intCast(bit))) << 31;
+            }
+        }
+    }
+
+    /// The tile that begins there: all whole blocks, where there is a limit of memory a few.
+    fn tile(call: *const Call, begin: usize, whole: bool) Tile {
+        const rest = call.piece.count - begin;
+        const block = switch (call.piece.codec.kind.family()) {
+            .none => unreachable,
+            .block => call.piece.codec.block.elements(),
+            .half, .range => 1,
+        };
+        const limit = if (whole) rest else @min(rest, tile_max);
+        const count = if (limit >= block) limit / block * block else limit;
+        const padded = std.mem.alignForward(usize, count, block);
+        return .{ .begin = begin, .count = count, .padded = padded };
+    }
+
+    fn run(call: *Call, out: [*]u8) void {
+        const piece = call.piece;
+        const sources = &call.sources;
+        const has_range = piece.codec.kind.family() == .range;
+        const steps: Steps = if (has_range) call.measured() else undefined;
+        const head = out[0..base.codec.range_bytes];
+        if (has_range and sources.inputs.len == 0) head.* = @bitCast(steps.head);
+        const direct = piece.dtype == .f32 and sources.residual == null and !piece.codec.rotate;
+        const whole = direct and sources.inputs.len == 0;
+        var begin: usize = 0;
+        while (begin < piece.count) {
+            const part = call.tile(begin, whole);
+            const values = call.sum(part);
+            call.encode_tile(part, values, out, &steps);
+            if (sources.residual) |residual| call.put_residual(part, out, residual);
+            begin += part.count;
+        }
+        // Last, since `out` may be an input.
+        if (has_range and sources.inputs.len > 0) head.* = @bitCast(steps.head);
+    }
+
+    const Steps = struct { head: [2]f32, codes: table.Steps };
+
+    /// The values of a tile that are to be encoded, padded with zeros.
+    fn sum(call: *Call, part: Tile) [*]const u8 {
+        const inputs = call.sources.inputs;
+        const mine = call.contribution(part);
+        if (inputs.len == 0) return mine;
+        const values = bytes_of(&call.values);
+        const position = call.sources.position;
+        if (position > 0) call.read_tile(part, values, inputs[0]);
+        for (inputs[@min(1, position)..position]) |input| {
+            call.add_tile(part, values, values, input);
+        }
+        if (position > 0) {
+            const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
+            add[@intFromEnum(base.DType.f32)](values, values, mine, part.padded);
+        }
+        for (inputs[position..], position..) |input, index| {
+            call.add_tile(part, values, if (index == 0) mine else values, input);
+        }
+        return values;
+    }
+
+    /// Own elements as f32, with their residual, rotated.
+    fn contribution(call: *Call, part: Tile) [*]const u8 {
+        const piece = call.piece;
+        const from = call.sources.own + part.begin * piece.dtype.size();
+        const own = bytes_of(&call.own);
+        const whole = part.count == part.padded;
+        var at: [*]const u8 = from;
+        if (piece.dtype != .f32 or !whole) {
+            call.kernels.to_f32[@intFromEnum(piece.dtype)].?(own, from, part.count);
+            if (!whole) @memset(call.own[part.count..part.padded], 0);
+            at = own;
+        }
+        if (call.sources.residual) |residual| {
+            const rest = residual.in + part.begin * 4;
+            const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
+            add[@intFromEnum(base.DType.f32)](own, at, rest, part.count);
+            at = own;
+        }
+        if (!piece.codec.rotate) return at;
+        const block = piece.codec.block;
+        const rotated = if (call.sources.inputs.len == 0) &call.values else &call.others;
+        const rotate = call.kernels.rotate[@intFromEnum(block)];
+        rotate(bytes_of(rotated), at, &call.signs, part.padded / block.elements());
+        return bytes_of(rotated);
+    }
+
+    fn put_residual(call: *Call, part: Tile, out: [*]const u8, residual: Residual) void {
+        const to = residual.out + part.begin * 4;
+        if (!call.sources.keeps_residual) return @memset(to[0 .. part.count * 4], 0);
+        const got = bytes_of(&call.others);
+        call.decode_tile(part, got, out);
+        const vectors = std.math.divCeil(usize, part.count, 16) catch unreachable;
+        call.kernels.lost(got, bytes_of(&call.own), got, vectors);
+        @memcpy(to[0 .. part.count * 4], got);
+    }
+
+    /// out := the padded tile, rotated back.
+    fn decode_tile(call: *Call, part: Tile, out: [*]u8, encoded: [*]const u8) void {
+        const codec = call.piece.codec;
+        if (codec.kind.family() != .block) return call.read_tile(part, out, encoded);
+        const blocks = part.padded / codec.block.elements();
+        const factor = 1 / @as(f32, @floatFromInt(codec.block.elements()));
+        const from = call.place(part, encoded);
+        const kernel = call.kernels.decode_blocks[block_number(codec)][@intFromEnum(codec.block)];
+        kernel(out, from.scales, from.codes, blocks, if (codec.rotate) factor else 1);
+        if (!codec.rotate) return;
+        const rotate_back = call.kernels.rotate_back[@intFromEnum(codec.block)];
+        rotate_back(out, out, &call.signs, blocks);
+    }
+
+    /// out := the padded tile as it was encoded.
+    fn read_tile(call: *Call, part: Tile, out: [*]u8, encoded: [*]const u8) void {
+        const codec = call.piece.codec;
+        switch (codec.kind.family()) {
+            .none => unreachable,
+            .half => {
+                const d: base.DType = if (codec.kind == .bf16) .bf16 else .f16;
+                const convert = call.kernels.to_f32[@intFromEnum(d)].?;
+                convert(out, encoded + part.begin * 2, part.count);
+            },
+            .block => {
+                const from = call.place(part, encoded);
+                const kernels = &call.kernels.decode_blocks[block_number(codec)];
+                const kernel = kernels[@intFromEnum(codec.block)];
+                const blocks = part.padded / codec.block.elements();
+                kernel(out, from.scales, from.codes, blocks, 1);
+            },
+            .range => {
+                const codes = encoded + base.codec.range_bytes + part.begin;
+                const head = head_of(encoded);
+                const kernel = call.kernels.decode_range[range_number(codec)];
+                kernel(out, codes, part.count, &head);
+            },
+        }
+    }
+
+    /// out := a + the tile as it was encoded.
+    fn add_tile(
+        call: *Call,
+        part: Tile,
+        out: [*]u8,
+        a: [*]const u8,
+        encoded: [*]const u8,
+    ) void {
+        const codec = call.piece.codec;
+        if (codec.kind.family() == .block) {
+            const from = call.place(part, encoded);
+            const kernels = &call.kernels.add_blocks[block_number(codec)];
+            const kernel = kernels[@intFromEnum(codec.block)];
+            const blocks = part.padded / codec.block.elements();
+            return kernel(out, a, from.scales, from.codes, blocks);
+        }
+        const other = bytes_of(&call.others);
+        call.read_tile(part, other, encoded);
+        const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
+        add[@intFromEnum(base.DType.f32)](out, a, other, part.count);
+    }
+
+    fn encode_tile(
+        call: *Call,
+        part: Tile,
+        values: [*]const u8,
+        out: [*]u8,
+        steps: *const Steps,
+    ) void {
+        const codec = call.piece.codec;
+        const first = call.piece.first + part.begin;
+        const rounding = @intFromEnum(codec.rounding);
+        switch (codec.kind.family()) {
+            .none => unreachable,
+            .half => {
+                const number = @intFromEnum(codec.kind) - @intFromEnum(Kind.bf16);
+                const kernel = call.kernels.encode_half[number][rounding];
+                const to = out + part.begin * 2;
+                kernel(to, values, part.count, call.factor, call.key, first);
+            },
+            .block => {
+                const to = call.place(part, out);
+                const kernels = &call.kernels.encode_blocks[block_number(codec)];
+                const kernel = kernels[@intFromEnum(codec.block)][rounding];
+                const blocks = part.padded / codec.block.elements();
+                const scales = @constCast(to.scales);
+                const codes = @constCast(to.codes);
+                kernel(scales, codes, values, blocks, call.factor, call.key, first);
+            },
+            .range => {
+                const codes = out + base.codec.range_bytes + part.begin;
+                if (steps.codes.inverse == 0) return @memset(codes[0..part.count], 0);
+                const kernel = call.kernels.encode_range[range_number(codec)];
+                kernel(codes, values, part.count, &steps.codes);
+            },
+        }
+    }
+
+    /// The first of two passes over a piece with a range: what its elements are measured by.
+    fn measured(call: *Call) Steps {
+        const zero_point = call.piece.codec.kind == .zero_point_u8;
+        var range: table.Range = .{ .least = 0, .greatest = 0, .magnitude = 0 };
+        var begin: usize = 0;
+        while (begin < call.piece.count) {
+            const part = call.tile(begin, false);
+            const values = call.sum(part);
+            if (begin == 0 and !zero_point) {
+                range.least = std.mem.bytesToValue(f32, values[0..4]);
+                range.greatest = range.least;
+            }
+            call.kernels.widen_range(&range, values, part.count);
+            begin += part.count;
+        }
+        var codes: table.Steps = .{ .least = 0, .inverse = 0, .zero = 0 };
+        if (range.magnitude >= scalar.escape_bits) {
+            return .{ .head = @splat(std.math.nan(f32)), .codes = codes };
+        }
+        codes.least = range.least + 0.0; // -0 is 0
+        const step = (range.greatest + 0.0 - codes.least) / 255;
+        const scale = step * call.factor;
+        if (step >= scalar.range_min) codes.inverse = 1 / step;
+        if (!zero_point) return .{ .head = .{ codes.least * call.factor, scale }, .codes = codes };
+        codes.zero = scalar.fixed_point(-codes.least * codes.inverse, 0);
+        return .{ .head = .{ scale, @floatFromInt(codes.zero) }, .codes = codes };
+    }
+
+    const Place = struct { scales: [*]const u8, codes: [*]const u8 };
+
+    /// Where the blocks of a tile lie in an encoded piece.
+    fn place(call: *const Call, part: Tile, encoded: [*]const u8) Place {
+        const codec = call.piece.codec;
+        const blocks_before = part.begin / codec.block.elements();
+        const head = codec.head_bytes(call.piece.count);
+        return .{
+            .scales = encoded + blocks_before * base.codec.scale_bytes,
+            .codes = encoded + head + part.begin * codec.kind.bits() / 8,
+        };
+    }
+};
+
+fn bytes_of(floats: *Floats) [*]u8 {
+    return std.mem.asBytes(floats);
+}
+
+fn head_of(encoded: [*]const u8) [2]f32 {
+    return std.mem.bytesToValue([2]f32, encoded[0..base.codec.range_bytes]);
+}
+
+fn block_number(codec: Codec) usize {
+    return @intFromEnum(codec.kind) - @intFromEnum(Kind.int8);
+}
+
+fn range_number(codec: Codec) usize {
+    return @intFromEnum(codec.kind) - @intFromEnum(Kind.min_max_u8);
+}
