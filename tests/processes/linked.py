@@ -6,7 +6,7 @@ Peer r is called "r" there, and the coordinator COORDINATOR. What the rules mean
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from peers import ANSWER_SECONDS_MAX, Peer, World
@@ -35,24 +35,14 @@ class LinkedWorld(World):
             self._close_links()
             raise
 
-    def join(self, peers: Iterable[Peer], **options: Any) -> list[Any]:
-        asked = list(peers)
-        for peer in asked:
-            self.begin_join(peer, **options)
-        return [peer.answer() for peer in asked]
-
-    def begin_join(self, peer: Peer, **options: Any) -> None:
-        """The answer is still to be taken."""
+    def _addresses(self, peer: Peer) -> dict[str, str]:
         port = hold_port()
         self._ports.append(port)
         gate = self.proxy.gate(str(peer.number), port.getsockname())
-        peer.send(
-            "join",
-            token=self.coordinator.token,
-            bind="{}:{}".format(*port.getsockname()),
-            advertise="{}:{}".format(*gate.address),
-            **{"deadline": self.deadline, **options},
-        )
+        return {
+            "bind": "{}:{}".format(*port.getsockname()),
+            "advertise": "{}:{}".format(*gate.address),
+        }
 
     def await_bytes(self, sender: int, receiver: int, more: int) -> None:
         """Until so many bytes more have gone this way: an operation is on its way there."""

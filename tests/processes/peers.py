@@ -17,7 +17,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,12 +41,17 @@ class Raised(Exception):
 
 
 class Peer:
-    """A peer program. `number`, set by `become`, also stands for it in outcomes."""
+    """A peer program. `number`, set by `become`, also stands for it in outcomes.
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    `prefix` is that of a command which becomes the program, as `ip netns exec NAME` does.
+    """
+
+    def __init__(
+        self, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         self.number = -1
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)],
+            [*prefix, sys.executable, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -176,13 +181,17 @@ class Peer:
 
 
 class Nursery:
-    """Processes that no test uses right now."""
+    """Processes that no test uses right now, all started with one prefix."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self._prefix = prefix
         self._idle: list[Peer] = []
 
-    def take(self) -> Peer:
-        return self._idle.pop() if self._idle else Peer()
+    def take(self, environment: dict[str, str] | None = None) -> Peer:
+        """One with an environment of its own is not for others: its test ends it."""
+        if environment is None and self._idle:
+            return self._idle.pop()
+        return Peer(environment, self._prefix)
 
     def give(self, peer: Peer) -> None:
         """Takes it back if its test left it in order, and ends it otherwise."""
@@ -223,7 +232,7 @@ class World:
         deadline: float = 60,
         **options: Any,
     ) -> None:
-        self.coordinator = pccl.Coordinator(**options)
+        self.coordinator = self._start_coordinator(**options)
         self.deadline = deadline
         self.peers: list[Peer] = []
         self._own: list[Peer] = []
@@ -238,13 +247,26 @@ class World:
 
     def start(self, number: int, environment: dict[str, str] | None = None) -> Peer:
         """One more peer; it does not join by itself."""
-        peer = nursery.take() if environment is None else Peer(environment)
+        peer = self._nursery(number).take(environment)
         self.peers.append(peer)
         if environment is not None:
             self._own.append(peer)
         peer.become(number)
         peer.answer()
         return peer
+
+    # ---- what another world does in another way
+
+    def _start_coordinator(self, **options: Any) -> pccl.Coordinator:
+        return pccl.Coordinator(**options)
+
+    def _nursery(self, number: int) -> Nursery:
+        """Where the processes of this peer come from, and go to."""
+        return nursery
+
+    def _addresses(self, peer: Peer) -> dict[str, str]:
+        """How it is reached: options of its `connect`."""
+        return {}
 
     def _end(self) -> None:
         for peer in self.peers:
@@ -254,15 +276,23 @@ class World:
     def _give_back(self) -> None:
         """Everybody leaves the run while its coordinator still answers."""
         for peer in [peer for peer in self.peers if peer not in self._own and peer.idle()]:
+            number = peer.number
             peer.become(-1)
             peer.answer()
-            nursery.give(peer)
+            self._nursery(number).give(peer)
             self.peers.remove(peer)
         self._end()
 
     def join(self, peers: Iterable[Peer], **options: Any) -> list[Any]:
-        token = self.coordinator.token
-        return ask_all(peers, "join", token=token, deadline=self.deadline, **options)
+        asked = list(peers)
+        for peer in asked:
+            self.begin_join(peer, **options)
+        return [peer.answer() for peer in asked]
+
+    def begin_join(self, peer: Peer, **options: Any) -> None:
+        """The answer is still to be taken."""
+        defaults = {"deadline": self.deadline, **self._addresses(peer)}
+        peer.send("join", token=self.coordinator.token, **{**defaults, **options})
 
     def _join_all(self) -> None:
         n = len(self.peers)

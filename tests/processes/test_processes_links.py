@@ -11,15 +11,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import contributions
-import numpy as np
 import oracle
 import pytest
 from linked import COORDINATOR, LinkedWorld, await_condition
-from peers import Peer, Raised
 from proxy import Fate, Rule
+from reductions import COUNT, begin, check_untouched, judge, judge_cut_off, reduce, rejoin
 
-COUNT = 200_003
 BYTES = 8 * COUNT
 SILENCE = 1.2
 SETTINGS: dict[str, Any] = {
@@ -41,50 +38,11 @@ def world() -> Iterator[LinkedWorld]:
         yield made
 
 
-def begin(peers: list[Peer], salt: int, **options: Any) -> None:
-    for peer in peers:
-        peer.ask("make", name="x", of="digits", count=COUNT, salt=salt)
-    for peer in peers:
-        peer.send("run", kind="all_reduce", array="x", **options)
-
-
-def judge(peers: list[Peer], salt: int) -> dict[str, Any]:
-    """All succeed, agree, and hold what their outcomes say."""
-    outcomes = [peer.answer() for peer in peers]
-    oracle.check_agreement(outcomes)
-    for peer, outcome in zip(peers, outcomes, strict=True):
-        oracle.check(outcome, peer.read("x"), salt)
-    return dict(outcomes[0])
-
-
-def reduce(peers: list[Peer], salt: int) -> dict[str, Any]:
-    begin(peers, salt)
-    outcome = judge(peers, salt)
-    oracle.check_contributors(outcome, [[peer.number for peer in peers]])
-    return outcome
-
-
-def check_untouched(peer: Peer, salt: int) -> None:
-    digits = contributions.digits(peer.number, COUNT, salt)
-    assert np.array_equal(peer.read("x"), digits), oracle.explain(peer.read("x"), digits)
-
-
 def begin_inside(world: LinkedWorld, salt: int, **options: Any) -> None:
     """An operation of all, of which a part has gone over the slow link from 1 to 2."""
     world.proxy.set_rule("1", "2", SLOW)
     begin(world.peers, salt, **options)
     world.await_bytes(1, 2, BYTES // 8)
-
-
-def rejoin(world: LinkedWorld, peer: Peer, others: list[Peer]) -> None:
-    """A peer that was expelled comes back, as a new one of its slot."""
-    peer.become(peer.number + contributions.SLOTS)
-    peer.answer()
-    world.begin_join(peer)
-    for other in others:
-        other.send("admit_until_joined", number=peer.number)
-    for one in (peer, *others):
-        assert peer.number in one.answer()["joined"]
 
 
 CUTS = {
@@ -272,17 +230,6 @@ def test_a_peer_that_cannot_reach_the_coordinator_is_lost_and_the_others_finish(
     oracle.check_contributors(outcome, [range(4), range(3)])
     reduce(others, 2)
     world.proxy.heal()
-    try:
-        victim.answer()
-    except Raised as raised:
-        kind = raised.kind
-    else:
-        kind = ""
-    if kind:
-        assert kind in ("Expelled", "CoordinatorUnreachable", "InDoubt")
-        check_untouched(victim, 1)
-    else:
-        assert 3 in {peer for part in outcome["ranges"] for peer in part["contributors"]}
-        oracle.check(outcome, victim.read("x"), 1)
+    judge_cut_off(victim, 1, outcome)
     rejoin(world, victim, others)
     assert reduce([*others, victim], 3)["attempts"] == 1
