@@ -26,7 +26,7 @@ pub const force = dispatch.force;
 pub const supported = dispatch.supported;
 
 /// Inputs that one pass of `reduce_k` can take.
-pub const reduce_inputs_max = 8;
+pub const reduce_inputs_max = 32;
 
 /// out := the partial of one contribution: a copy, widened for avg of narrow integers. A NaN keeps
 /// its bits. `out` and `input` do not overlap.
@@ -76,7 +76,7 @@ pub fn finish_one(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, co
     if (out != input) @memcpy(out[0 .. count * dtype.size()], input);
 }
 
-/// out := the result of ((in0 (+) in1) (+) in2) ... over 2 to 8 inputs, in one pass and without
+/// out := the result of ((in0 (+) in1) (+) in2) ... over 2 to 32 inputs, in one pass and without
 /// rounding to 16 bits in between; avg divides by `contributors`. `out` may be exactly an input.
 pub fn reduce_k(
     op: ReduceOp,

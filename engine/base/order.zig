@@ -1,6 +1,6 @@
 //! Order: the members of an attempt in the order of their ring: who is at each position. Rank order
-//! unless links are broken; who decides: protocol/plan.zig, who moves data in it:
-//! collective/ring.zig.
+//! unless links are broken. Paths: that, and who reaches everybody. Who decides: protocol/plan.zig;
+//! who moves data along them: collective/ring.zig and direct.zig.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -46,6 +46,34 @@ pub const Order = struct {
 
     pub fn eql(a: *const Order, b: *const Order) bool {
         return std.mem.eql(u16, a.slice(), b.slice());
+    }
+};
+
+/// How the data of an operation should move. Broken links may leave no choice.
+pub const Plan = enum(u8) {
+    /// By world size and codec.
+    auto = 0,
+    /// From each to the next (collective/ring.zig).
+    ring = 1,
+    /// From everybody to the owners, from the owners to everybody (collective/direct.zig).
+    direct = 2,
+};
+
+/// What the data of an attempt can take, as far as links are known to be broken.
+pub const Paths = struct {
+    /// Of the ring; that of the ranks if there is none.
+    order: Order,
+    has_ring: bool = true,
+    /// Ranks that reach all others. They may own chunks of a direct schedule.
+    hubs: Mask,
+
+    /// With all links.
+    pub fn all(alive: *const Mask) Paths {
+        return .{ .order = .of(alive), .hubs = alive.* };
+    }
+
+    pub fn eql(a: *const Paths, b: *const Paths) bool {
+        return a.has_ring == b.has_ring and a.order.eql(&b.order) and a.hubs.eql(&b.hubs);
     }
 };
 

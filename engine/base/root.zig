@@ -10,6 +10,8 @@ pub const dtype = @import("dtype.zig");
 pub const codec = @import("codec.zig");
 pub const BitSet = @import("bit_set.zig").BitSet;
 pub const Order = @import("order.zig").Order;
+pub const Paths = @import("order.zig").Paths;
+pub const Plan = @import("order.zig").Plan;
 pub const Prng = @import("prng.zig").Prng;
 
 pub const PeerId = ids.PeerId;

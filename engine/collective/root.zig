@@ -4,13 +4,15 @@
 //! which drives it.
 
 pub const Partition = @import("partition.zig").Partition;
-pub const Executor = @import("ring.zig").Executor;
+pub const Executor = @import("executor.zig").Executor;
+pub const Schedule = @import("executor.zig").Schedule;
+pub const direct_members_max = @import("direct.zig").members_max;
 pub const Pool = @import("pool.zig").Pool;
 pub const Fetch = @import("fetch.zig").Fetch;
 
 test {
     _ = @import("partition.zig");
-    _ = @import("ring.zig");
+    _ = @import("executor_test.zig");
     _ = @import("pool.zig");
     _ = @import("fetch.zig");
 }

@@ -835,7 +835,7 @@ pub const Coordinator = struct {
     fn let_go_stranded(c: *Coordinator, now: Instant) void {
         for (c.groups.items) |group| while (group.stranded()) |peer| {
             const why = "other members could not reach it for longer than the silence limit, " ++
-                "and no ring goes around that";
+                "and nothing goes around that";
             c.log(.warning, "peer {s} must leave group {s}: {s}", .{
                 peer.id.short(),
                 group.name,

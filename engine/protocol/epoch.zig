@@ -99,7 +99,7 @@ pub const Epoch = struct {
     began: Began,
     alive: Mask,
     /// Of the ring in the current attempt (plan.zig).
-    order: base.Order,
+    paths: base.Paths,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
     /// Decisions that some member may not have seen yet, oldest first.
@@ -156,7 +156,7 @@ pub const Epoch = struct {
             .members = members,
             .began = began,
             .alive = .full(peers.len),
-            .order = .of(&.full(peers.len)),
+            .paths = .all(&.full(peers.len)),
         };
         epoch.began.left = left;
         // Members only go, so this is all that it will ever hold: a loss needs no memory.
@@ -355,9 +355,14 @@ pub const Epoch = struct {
     /// caused it alone, perhaps for an operation that nobody will ever call: it is counted against
     /// that member, and error.Unexpected when that is more than any honest one can have caused.
     pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
+        // Not all have told what they know, and somebody may know that it was committed.
+        if (epoch.recovering or epoch.forgetful)
+            return epoch.claim(maker orelse 0, id, .{ .abort = verdict });
+        try epoch.abort_now(id, verdict, maker);
+    }
+
+    fn abort_now(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
         if (epoch.is_decided(id)) return;
-        // Numbers are not known yet, and somebody may know that it was committed.
-        if (epoch.recovering) return epoch.claim(maker orelse 0, id, .{ .abort = verdict });
         if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
             return error.Unexpected;
         try epoch.decide(id, .{ .abort = verdict }, maker);
@@ -537,7 +542,7 @@ pub const Epoch = struct {
             .commit => {},
             // Nobody is the maker: who tells of it need not have caused it, and whoever reports
             // last must not pay for what others tell.
-            .abort => |verdict| try epoch.abort(known.id, verdict, null),
+            .abort => |verdict| try epoch.abort_now(known.id, verdict, null),
         };
         epoch.claims.clearAndFree(epoch.gpa);
         if (epoch.forgetful) epoch.retold = epoch.decisions;
@@ -698,11 +703,11 @@ pub const Epoch = struct {
         }
     }
 
-    /// Everybody stops, reports, and goes on in this order with what the reports say.
-    pub fn new_attempt(epoch: *Epoch, order: base.Order) ProtocolError!void {
+    /// Everybody stops, reports, and goes on along these paths with what the reports say.
+    pub fn new_attempt(epoch: *Epoch, paths: base.Paths) ProtocolError!void {
         if (epoch.alive.is_empty() or epoch.recovering) return;
         epoch.attempt += 1;
-        epoch.order = order;
+        epoch.paths = paths;
         epoch.running = false;
         epoch.replan_at = base.never;
         for (epoch.members) |*member| member.reported = false;
@@ -721,7 +726,9 @@ pub const Epoch = struct {
             .epoch = epoch.number,
             .attempt = epoch.attempt,
             .alive = epoch.alive,
-            .order = .of(if (order.is_rank_order()) &.{} else order.slice()),
+            .order = .of(if (paths.order.is_rank_order()) &.{} else paths.order.slice()),
+            .has_ring = paths.has_ring,
+            .hubs = paths.hubs,
         } });
         try epoch.check_reported();
     }
@@ -849,7 +856,7 @@ pub const Epoch = struct {
                 const vote = known.vote.?;
                 try epoch.commit(known.id, .{ .attempt = vote.attempt, .digest = vote.digest });
             } else if (epoch.verdict_on(known)) |verdict| {
-                try epoch.abort(known.id, verdict, null);
+                try epoch.abort_now(known.id, verdict, null);
             } else try epoch.send_kept(known);
         }
         epoch.running = true;

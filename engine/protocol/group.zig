@@ -576,43 +576,44 @@ pub const Group = struct {
 
     /// Members of an epoch stop, and go on around the links that are broken.
     fn new_attempt(group: *Group, epoch: *Epoch) ProtocolError!void {
-        try epoch.new_attempt(group.order_for(epoch));
+        try epoch.new_attempt(group.paths_for(epoch));
     }
 
-    /// A ring that uses no broken link; else none that has been broken for long; else that of the
-    /// ranks, until somebody leaves.
-    fn order_for(group: *const Group, epoch: *const Epoch) base.Order {
+    /// Paths that use no broken link; else none that has been broken for long; else all, until
+    /// somebody leaves.
+    fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
         var buffer: [base.limits.peers_max]PeerId = undefined;
         const ids = epoch.member_ids(&buffer);
         for ([_]bool{ false, true }) |lasting| {
             const edges = group.broken.edges(ids, lasting);
-            if (plan.search(&epoch.alive, &edges)) |order| return order;
+            if (plan.paths(&epoch.alive, ids.len, &edges)) |paths| return paths;
         }
-        return .of(&epoch.alive);
+        return .all(&epoch.alive);
     }
 
-    /// An epoch whose ring uses a broken link gets a new attempt at that time, if there is another
-    /// ring.
+    /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
     pub fn go_around(group: *Group, at: base.Instant) void {
         if (group.broken.claims.items.len == 0) return;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (group.epochs.items) |epoch| {
             if (epoch.alive.is_empty() or epoch.recovering) continue;
             const edges = group.broken.edges(epoch.member_ids(&buffer), false);
-            if (!plan.crosses(&epoch.order, &edges)) continue;
-            if (group.order_for(epoch).eql(&epoch.order)) continue;
+            if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
+            if (group.paths_for(epoch).eql(&epoch.paths)) continue;
             epoch.replan_at = @min(epoch.replan_at, at);
         }
     }
 
-    /// Who must leave because no ring goes around the links that have been broken for long.
+    /// Who must leave because no ring goes around the links that have been broken for long, and
+    /// nobody reaches all others.
     pub fn stranded(group: *const Group) ?*Peer {
         if (group.broken.claims.items.len == 0) return null;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (group.epochs.items) |epoch| {
             if (epoch.recovering) continue;
-            const edges = group.broken.edges(epoch.member_ids(&buffer), true);
-            const around = plan.search(&epoch.alive, &edges) != null;
+            const ids = epoch.member_ids(&buffer);
+            const edges = group.broken.edges(ids, true);
+            const around = plan.paths(&epoch.alive, ids.len, &edges) != null;
             if (around and !base.canary.on(.leave_for_a_link)) continue;
             const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
             return epoch.members[rank].peer;
@@ -639,8 +640,8 @@ pub const Group = struct {
         return most;
     }
 
-    /// With all newcomers of the round there would be no ring: the one that reaches fewest is not
-    /// let in now.
+    /// With all newcomers of the round there would be no way around broken links: the one that
+    /// reaches fewest is not let in now.
     fn leave_out_unreachable(group: *Group, now: base.Instant) Allocator.Error!bool {
         if (group.broken.claims.items.len == 0) return false;
         const peers = try group.future_members();
@@ -653,7 +654,7 @@ pub const Group = struct {
         }
         const edges = group.broken.edges(buffer[0..peers.len], true);
         const all: base.Mask = .full(peers.len);
-        if (plan.search(&all, &edges) != null) return false;
+        if (plan.paths(&all, peers.len, &edges) != null) return false;
         const index = edges.worst(&all, &newcomers) orelse return false;
         group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
             "cannot reach each other", .{ peers[index].id.short(), group.name });

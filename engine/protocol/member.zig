@@ -119,7 +119,7 @@ pub const Epoch = struct {
     safe_point: u64,
     alive: Mask,
     /// Of the ring in the current attempt.
-    order: base.Order,
+    paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
     sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
     /// Aborts of operations that were not called yet, oldest first.
@@ -433,7 +433,7 @@ pub const Member = struct {
             .left = left,
             .safe_point = message.safe_point,
             .alive = .full(ids.len),
-            .order = .of(&.full(ids.len)),
+            .paths = .all(&.full(ids.len)),
         };
         return epoch;
     }
@@ -904,11 +904,11 @@ pub const Member = struct {
         if (message.attempt <= epoch.attempt) return;
         if (!epoch.alive.covers(&message.alive)) return error.Unexpected;
         if (!message.alive.has(epoch.rank)) return error.Unexpected;
-        const order = try order_of(message);
+        const paths = try paths_of(message);
         m.actions.vtable.stop(m.actions.ctx, epoch.number);
         epoch.attempt = message.attempt;
         epoch.alive = message.alive;
-        epoch.order = order;
+        epoch.paths = paths;
         epoch.running = false;
         epoch.resumes_clear(m.gpa);
         for (epoch.ops.items) |op| try m.report(epoch, op);
@@ -919,6 +919,16 @@ pub const Member = struct {
             .decisions_seen = epoch.decisions_seen,
         } });
         epoch.decisions_told = epoch.decisions_seen;
+    }
+
+    fn paths_of(message: *const control.View) error{Unexpected}!base.Paths {
+        if (!message.alive.covers(&message.hubs)) return error.Unexpected;
+        if (!message.has_ring and message.hubs.is_empty()) return error.Unexpected;
+        return .{
+            .order = try order_of(message),
+            .has_ring = message.has_ring,
+            .hubs = message.hubs,
+        };
     }
 
     /// The order of a view: everybody who is alive, once.

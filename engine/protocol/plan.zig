@@ -1,7 +1,7 @@
-//! plan: the order of the ring, from who is alive and which links are broken, and who must leave
-//! when no order does without them. Pure, and the same everywhere. The coordinator keeps what
-//! members say of their links (links.zig) and asks this; who moves data in the order is
-//! collective/ring.zig.
+//! plan: the order of the ring and the hubs of a direct schedule, from who is alive and which links
+//! are broken, and who must leave when neither does without them. Pure, and the same everywhere.
+//! The coordinator keeps what members say of their links (broken.zig) and asks this; who moves data
+//! is collective/ring.zig and direct.zig.
 //!
 //! Up to 12 members the search is exact. Above that, an edge of the ring that is broken is taken
 //! out by turning round a part of it, which mends at least one edge each time and breaks none. That
@@ -12,6 +12,7 @@ const std = @import("std");
 const base = @import("base");
 const Mask = base.Mask;
 const Order = base.Order;
+const Paths = base.Paths;
 const assert = std.debug.assert;
 
 /// Broken links between ranks.
@@ -45,6 +46,38 @@ pub const Edges = struct {
         return found;
     }
 };
+
+/// Paths without broken links: around them in a ring, or through members that have none. Null if
+/// there are no such paths. `world_size` is that of the epoch, lost members included.
+pub fn paths(alive: *const Mask, world_size: usize, edges: *const Edges) ?Paths {
+    const hubs = hubs_of(alive, world_size, edges);
+    if (search(alive, edges)) |order| return .{ .order = order, .hubs = hubs };
+    if (hubs.is_empty()) return null;
+    return .{ .order = .of(alive), .has_ring = false, .hubs = hubs };
+}
+
+/// Those that reach all others. Nobody, in a group so large that no member has links to all.
+fn hubs_of(alive: *const Mask, world_size: usize, edges: *const Edges) Mask {
+    var hubs: Mask = .empty;
+    if (world_size > base.limits.full_mesh_max) return hubs;
+    for (0..world_size) |rank| {
+        if (!alive.has(rank)) continue;
+        var lost: u64 = 0;
+        for (edges.of[rank].words, alive.words) |a, b| lost |= a & b;
+        if (lost == 0) hubs.set(rank);
+    }
+    return hubs;
+}
+
+/// Whether these paths use a broken link.
+pub fn uses_broken(used: *const Paths, alive: *const Mask, edges: *const Edges) bool {
+    if (used.has_ring and crosses(&used.order, edges)) return true;
+    for (0..base.limits.peers_max) |rank| {
+        if (!used.hubs.has(rank)) continue;
+        for (edges.of[rank].words, alive.words) |a, b| if (a & b != 0) return true;
+    }
+    return false;
+}
 
 /// Whether the ring uses a broken link.
 pub fn crosses(order: *const Order, edges: *const Edges) bool {

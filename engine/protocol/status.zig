@@ -78,7 +78,10 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
     try field(json, "attempt", epoch.attempt);
     try field(json, "running", epoch.running);
     try field(json, "committed", epoch.committed);
-    try field(json, "order", epoch.order.slice());
+    try field(json, "order", epoch.paths.order.slice());
+    try field(json, "has_ring", epoch.paths.has_ring);
+    const hubs: base.Order = .of(&epoch.paths.hubs);
+    try field(json, "hubs", hubs.slice());
     try json.objectField("members");
     try json.beginArray();
     for (epoch.members, 0..) |*member, rank| {

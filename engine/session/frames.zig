@@ -29,37 +29,55 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     // Completion is looked at later: this runs inside the member.
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
+    const schedule = schedule_of(operation, &epoch.paths);
+    const order: base.Order = if (schedule == .ring) epoch.paths.order else .of(&epoch.alive);
     x.begin(.{
         .attempt = epoch.attempt,
-        .order = &epoch.order,
+        .schedule = schedule,
+        .order = &order,
+        .hubs = &epoch.paths.hubs,
         .rank = epoch.rank,
         .kept = kept,
         .root = operation.root_rank,
     });
     if (operation.sync != null) return sync.start(s, operation);
-    if (x.members < 2) return;
-    const n = x.members;
-    const before = epoch.ids[epoch.order.at(x.position + n - 1)];
-    const after = epoch.ids[epoch.order.at(x.position + 1)];
-    operation.predecessor = links.obtain(s, before) catch return give_up(s, operation);
-    operation.successor = links.obtain(s, after) catch return give_up(s, operation);
-    operation.open_pending = true;
-    wake(s, operation.predecessor.?);
-    const successor = operation.successor.?;
-    const early = successor.recall(key_of(operation), epoch.attempt);
-    if (early) |open| opened(s, operation, open.credit, &open.descriptor);
-    wake(s, successor);
-    replay(s, operation);
+    for (order.slice(), 0..) |rank, index| {
+        const position: u16 = @intCast(index);
+        const receives = x.receives_from(position);
+        if (!receives and !x.sends_to(position)) continue;
+        const link = links.obtain(s, epoch.ids[rank]) catch return give_up(s, operation);
+        const count = operation.neighbours.len;
+        operation.neighbours_room[count] = .{
+            .link = link,
+            .position = position,
+            .open_pending = receives,
+        };
+        operation.neighbours = operation.neighbours_room[0 .. count + 1];
+    }
+    for (operation.neighbours) |*neighbour| {
+        const early = neighbour.link.recall(key_of(operation), epoch.attempt);
+        if (early) |open| opened(s, operation, neighbour, open.credit, &open.descriptor);
+        wake(s, neighbour.link);
+        replay(s, operation, neighbour);
+    }
 }
 
-/// Data that the predecessor sent before this peer was ready for it.
-fn replay(s: *Session, operation: *Operation) void {
-    const link = operation.predecessor.?;
+/// Which way the data takes in this attempt: as the call says, if there is such a way.
+fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective.Schedule {
+    if (!paths.has_ring) return .direct;
+    if (paths.hubs.is_empty()) return .ring;
+    return operation.schedule;
+}
+
+/// Data that a neighbour sent before this peer was ready for it.
+fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighbour) void {
+    const link = neighbour.link;
     const x = &operation.executor;
+    if (!x.receives_from(neighbour.position)) return; // it had no reason to send any
     while (link.recall_data(key_of(operation), x.attempt)) |item| {
         defer link.forget_data(item.payload);
         if (is_foreign(operation, &item.header)) continue;
-        const place = x.place(&item.header) catch |err| {
+        const place = x.place(&item.header, neighbour.position) catch |err| {
             s.log(.warning, "data sent ahead does not fit its operation: {t}", .{err});
             continue;
         };
@@ -85,9 +103,7 @@ pub fn give_up(s: *Session, operation: *Operation) void {
 /// From now on no lane reads or writes memory of this operation.
 pub fn stop(s: *Session, operation: *Operation) void {
     detach(s, operation);
-    operation.predecessor = null;
-    operation.successor = null;
-    operation.open_pending = false;
+    operation.neighbours = &.{};
     operation.executor.halt();
     if (operation.sync != null) sync.stop(operation);
 }
@@ -105,9 +121,7 @@ fn detach(s: *Session, operation: *Operation) void {
         for (s.links.items) |link| detach_link(s, link, operation);
         return;
     }
-    for ([_]?*Link{ operation.predecessor, operation.successor }) |maybe| {
-        if (maybe) |link| detach_link(s, link, operation);
-    }
+    for (operation.neighbours) |*neighbour| detach_link(s, neighbour.link, operation);
 }
 
 fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
@@ -127,6 +141,11 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     const voted = operation.op.voted_attempt;
     operation.group.member.completed(&operation.op, x.digest());
     if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
+}
+
+/// There may be something to send to any neighbour.
+fn wake_all(s: *Session, operation: *const Operation) void {
+    for (operation.neighbours) |*neighbour| wake(s, neighbour.link);
 }
 
 /// There may be something to send on this link.
@@ -166,15 +185,17 @@ fn put_ping(lane: *Lane) void {
 fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *?bool) bool {
     const x = &operation.executor;
     if (operation.sync != null) return sync.next(lane, link, operation);
-    if (operation.predecessor == link) {
-        if (operation.open_pending) {
-            operation.open_pending = false;
+    const neighbour = operation.neighbour(link) orelse return false;
+    const position = neighbour.position;
+    if (x.receives_from(position)) {
+        if (neighbour.open_pending) {
+            neighbour.open_pending = false;
             const descriptor = control.encode_descriptor(operation.op.descriptor);
             put(lane, operation, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
             s.fault_point(operation, .all_reduce_opened);
             return true;
         }
-        if (x.next_grant()) |grant| {
+        if (x.next_grant(position)) |grant| {
             put(lane, operation, .{
                 .kind = .credit,
                 .index = grant.allowed,
@@ -183,12 +204,12 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
             return true;
         }
     }
-    if (operation.successor != link) return false;
-    if (!x.successor_open and x.eager_bytes == 0) {
+    if (!x.sends_to(position)) return false;
+    if (!x.targets[position].open and x.targets[position].eager_bytes == 0) {
         if (room.* == null) room.* = has_room_ahead(s, link);
         if (!room.*.?) return false;
     }
-    lane.out = x.next() orelse return false;
+    lane.out = x.next(position) orelse return false;
     put(lane, operation, .{
         .kind = lane.out.kind,
         .index = lane.out.piece,
@@ -205,9 +226,9 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
 fn has_room_ahead(s: *const Session, link: *const Link) bool {
     var ahead: usize = 0;
     for (s.operations.items) |operation| {
-        const x = &operation.executor;
-        if (operation.successor != link or x.successor_open or x.eager_bytes == 0) continue;
-        ahead += 1;
+        const neighbour = operation.neighbour(link) orelse continue;
+        const target = &operation.executor.targets[neighbour.position];
+        if (!target.open and target.eager_bytes > 0) ahead += 1;
     }
     return ahead < limits.eager_operations_max;
 }
@@ -252,7 +273,8 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
-    if (lane.out.slot != collective.Executor.no_slot) wake(s, operation.predecessor.?);
+    // A slot that is free again may be a credit for one, or what another waits for to be sent.
+    if (lane.out.slot != collective.Executor.no_slot) wake_all(s, operation);
 }
 
 // ---- incoming
@@ -350,8 +372,10 @@ fn on_frame(s: *Session, lane: *Lane) bool {
                 .current => |operation| operation,
                 .early, .stale => return true,
             };
-            if (operation.successor != lane.link) return true;
-            operation.executor.credited(header.class, header.index) catch |err|
+            const neighbour = operation.neighbour(lane.link.?) orelse return true;
+            const x = &operation.executor;
+            if (!x.sends_to(neighbour.position)) return true;
+            x.credited(neighbour.position, header.class, header.index) catch |err|
                 return reject(s, lane, @errorName(err));
             wake(s, lane.link.?);
         },
@@ -394,9 +418,11 @@ fn on_data(s: *Session, lane: *Lane, header: *const Header) bool {
             return true;
         },
     };
-    if (operation.predecessor != lane.link) return throw_away(lane, header);
+    const neighbour = operation.neighbour(lane.link.?) orelse return throw_away(lane, header);
+    const x = &operation.executor;
+    if (!x.receives_from(neighbour.position)) return throw_away(lane, header);
     if (is_foreign(operation, header)) return throw_away(lane, header);
-    const place = operation.executor.place(header) catch |err|
+    const place = x.place(header, neighbour.position) catch |err|
         return reject(s, lane, @errorName(err));
     lane.expect(place.bytes, operation, place.slot);
     return true;
@@ -452,8 +478,7 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     const x = &operation.executor;
     const settled = x.chunks_settled;
     x.arrived(header, lane.into_slot);
-    wake(s, operation.successor.?);
-    if (header.kind == .partial) wake(s, operation.predecessor.?);
+    wake_all(s, operation);
     if (x.chunks_settled == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);
@@ -477,13 +502,12 @@ fn on_early(s: *Session, lane: *Lane, header: *const Header) bool {
         },
     };
     link.keep_data(header, payload) catch |err| return reject(s, lane, @errorName(err));
-    if (operation.predecessor != link) {
+    const neighbour = operation.neighbour(link) orelse {
         link.forget(key_of(operation));
         return true;
-    }
-    replay(s, operation);
-    wake(s, link); // slots may be free again
-    wake(s, operation.successor.?);
+    };
+    replay(s, operation, neighbour);
+    wake_all(s, operation);
     check_complete(s, operation);
     return true;
 }
@@ -495,8 +519,8 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
         .stale => {},
         .current => |operation| if (operation.sync != null) {
             sync.on_open(s, lane.link.?, operation);
-        } else if (operation.successor == lane.link) {
-            opened(s, operation, header.index, &descriptor);
+        } else if (operation.neighbour(lane.link.?)) |neighbour| {
+            opened(s, operation, neighbour, header.index, &descriptor);
         },
         .early => lane.link.?.remember(.of(header), header.attempt, .{
             .credit = header.index,
@@ -506,19 +530,22 @@ fn on_open(s: *Session, lane: *Lane, header: *const Header) bool {
     return true;
 }
 
-/// The successor has called the operation and can receive.
+/// A neighbour has called the operation and can receive.
 fn opened(
     s: *Session,
     operation: *Operation,
+    neighbour: *const Operation.Neighbour,
     credit: u64,
     descriptor: *const control.Descriptor,
 ) void {
     if (!operation.op.descriptor.eql(descriptor) and !base.canary.on(.skip_fingerprint)) {
         if (operation.mismatch_told) return;
         operation.mismatch_told = true;
-        const other = operation.successor.?.peer;
+        const other = neighbour.link.peer;
         return operation.group.member.mismatch(&operation.op, other, descriptor.*);
     }
-    operation.executor.successor_opened(credit);
-    wake(s, operation.successor.?);
+    const x = &operation.executor;
+    if (!x.sends_to(neighbour.position)) return;
+    x.opened(neighbour.position, credit);
+    wake(s, neighbour.link);
 }

@@ -65,7 +65,7 @@ pub fn review(s: *Session) void {
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;
             // Those of rank order are kept as well: they serve again once broken links are well.
-            for ([_]base.Order{ epoch.order, .of(&epoch.alive) }) |order| {
+            for ([_]base.Order{ epoch.paths.order, .of(&epoch.alive) }) |order| {
                 const own = order.position(epoch.rank);
                 for (order.slice(), 0..) |rank, position| {
                     if (reaches(own, position, order.count)) want(s, epoch.ids[rank]);
@@ -299,7 +299,7 @@ fn say(s: *Session, group: *const Group, link: *const Link) void {
 fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
-        if (operation.predecessor == link or operation.successor == link) return true;
+        if (operation.neighbour(link) != null) return true;
         if (operation.sync) |sync| if (sync.uses(link)) return true;
     }
     return false;

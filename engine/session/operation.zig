@@ -40,11 +40,14 @@ pub const Operation = struct {
     /// The user wants no more of it.
     released: bool = false,
 
+    /// How the data moves when nothing is in the way.
+    schedule: collective.Schedule,
+
     // The attempt under way.
     root_rank: u16 = 0,
-    predecessor: ?*Link = null,
-    successor: ?*Link = null,
-    open_pending: bool = false,
+    /// Whom it exchanges data with, and room for all who may come.
+    neighbours: []Neighbour = &.{},
+    neighbours_room: []Neighbour,
     /// Of the descriptor, on every frame.
     fingerprint: u32,
     mismatch_told: bool = false,
@@ -56,6 +59,18 @@ pub const Operation = struct {
     /// Members of the attempts this operation took part in, with room for all from the start.
     history: protocol.History,
 
+    pub const Neighbour = struct {
+        link: *Link,
+        position: u16,
+        /// It is to be told that this peer has called.
+        open_pending: bool,
+    };
+
+    pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {
+        for (operation.neighbours) |*item| if (item.link == link) return item;
+        return null;
+    }
+
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
 
@@ -65,6 +80,7 @@ pub const Operation = struct {
         if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
         gpa.free(operation.ids);
+        gpa.free(operation.neighbours_room);
         gpa.destroy(operation);
     }
 

@@ -689,6 +689,7 @@ pub const Session = struct {
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
         recovery: ?control.Recovery = null,
+        plan: base.Plan = .auto,
         tag: u64 = 0,
         deadline: Instant,
     };
@@ -814,6 +815,7 @@ pub const Session = struct {
             .dtype = call.dtype,
             .op = call.op,
             .recovery = call.recovery orelse default,
+            .plan = call.plan,
             .count = call.count,
             .root = if (call.kind == .broadcast) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
@@ -827,6 +829,9 @@ pub const Session = struct {
         var history: protocol.History = .{};
         try history.reserve(s.gpa, epoch.alive.count());
         errdefer history.deinit(s.gpa);
+        const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
+        const neighbours = try s.gpa.alloc(Operation.Neighbour, room);
+        errdefer s.gpa.free(neighbours);
         const nothing: [*]u8 = &s.sink;
         const executor = try collective.Executor.init(s.gpa, &s.pool, .{
             .descriptor = descriptor,
@@ -843,6 +848,8 @@ pub const Session = struct {
             .op = .{ .descriptor = descriptor, .chunks = executor.partition.chunks },
             .executor = executor,
             .recv = call.recv orelse nothing,
+            .neighbours_room = neighbours,
+            .schedule = if (call.plan == .direct) .direct else .ring,
             .deadline = call.deadline,
             .started_at = s.now,
             .root_rank = @intCast(call.root_rank),

@@ -23,7 +23,8 @@ pub const Descriptor = struct {
     recovery: Recovery,
     /// Codec and its options; 0 = none (docs/ROADMAP.md).
     codec: u16 = 0,
-    flags: u16 = 0,
+    plan: base.Plan = .auto,
+    reserved: u8 = 0,
     count: u64,
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
@@ -254,6 +255,10 @@ pub const View = struct {
     alive: Mask,
     /// Ranks in the order of the ring; nothing: rank order.
     order: List(u16),
+    /// False: no ring does without broken links; hubs do.
+    has_ring: bool,
+    /// Ranks that reach all others (base.Paths).
+    hubs: Mask,
 };
 pub const ResumeOp = struct {
     group: u16,

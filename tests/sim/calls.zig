@@ -126,15 +126,16 @@ pub fn begin(user: *User, planned: Step) bool {
     return true;
 }
 
-/// A user's mistake: another count, operation, recovery or root than the others.
+/// A user's mistake: another count, operation, recovery, root or plan than the others.
 fn deviate(world: *World, step: *Step) void {
     const prng = world.faults.stream(.mismatch);
     if (step.kind == .sync) {
         if (!world.config.keeps_state) step.count += 1; // another shape
         return;
     }
-    switch (prng.below(5)) {
+    switch (prng.below(6)) {
         0 => step.count += 1,
+        4 => step.plan = if (step.plan == .ring) .direct else .ring,
         1 => step.recovery = if (step.recovery == .restart) .resume_chunks else .restart,
         2 => step.average = !step.average,
         3 => step.kind = if (step.kind == .all_reduce) .barrier else .all_reduce,
@@ -152,6 +153,7 @@ fn asked(step: *const Step) u64 {
         @intFromEnum(step.recovery),
         if (step.kind == .broadcast) step.root_rank else 0,
         @intFromBool(step.average),
+        @intFromEnum(step.plan),
     }));
     return hash.final();
 }
@@ -227,12 +229,13 @@ pub fn call(work: *Work) !void {
         .asked = asked(step),
         .after_success = work.record.won != null,
     };
-    world.note("p{d} calls {f}: {t}[{d}] {t} tag {d}{s}", .{
+    world.note("p{d} calls {f}: {t}[{d}] {t} {t} tag {d}{s}", .{
         user.node.index,
         work.name(),
         step.kind,
         step.count,
         step.recovery,
+        step.plan,
         step.tag,
         if (work.send.ptr == work.recv.ptr) " in place" else "",
     });
@@ -258,6 +261,7 @@ fn begin_plain(work: *const Work) !*Operation {
         .op = if (step.average) .avg else .sum,
         .root_rank = step.root_rank,
         .recovery = step.recovery,
+        .plan = step.plan,
         .tag = step.tag,
         .deadline = work.deadline,
     });

@@ -42,6 +42,7 @@ pub const Step = struct {
     /// The average of i32 instead of the sum of u64: partial sums then travel wider than they are
     /// called.
     average: bool,
+    plan: base.Plan,
     /// Steps of one batch are called together, each peer in an order of its own.
     batch: u32,
     /// Nothing is called after this batch before all of it has finished.
@@ -119,6 +120,7 @@ fn sync_step(options: *const Options, key: Key) Step {
         .root_rank = 0,
         .in_place = true,
         .average = false,
+        .plan = .auto,
         .batch = 0,
         .waits = false,
     };
@@ -149,6 +151,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .root_rank = if (kind == .broadcast) @intCast(prng.below(options.world_size)) else 0,
         .in_place = prng.chance(2),
         .average = kind == .all_reduce and prng.chance(8),
+        .plan = if (prng.chance(2)) .ring else .direct,
         .batch = 0,
         .waits = false,
     };

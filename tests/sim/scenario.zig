@@ -40,6 +40,7 @@ pub const all = .{
     "dies_writing_an_activation",
     "doubt_then_expelled",
     "doubt_while_the_coordinator_is_away",
+    "give_up_before_claims_are_settled",
     "give_up_races_done",
     "half_open_lane",
     "hears_no_coordinator",
@@ -54,6 +55,7 @@ pub const all = .{
     "loss_in_the_next_epoch",
     "mismatch",
     "mismatch_then_dies",
+    "newcomer_behind_a_broken_link",
     "newcomer_never_prepared",
     "one_never_calls",
     "opposite_order",
@@ -436,6 +438,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place] [average]
+/// [plan=P]
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
     const kind_text = try take_word(script, words);
@@ -452,6 +455,7 @@ fn call(script: *Script, words: *Words) Error!void {
         .root_rank = 0,
         .in_place = false,
         .average = false,
+        .plan = .ring,
         .batch = 0,
         .waits = false,
     };
@@ -470,6 +474,8 @@ fn call(script: *Script, words: *Words) Error!void {
             step.root_rank = std.fmt.parseInt(u32, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "deadline")) {
             deadline_ns = try duration_of(script, value);
+        } else if (std.mem.eql(u8, name, "plan")) {
+            step.plan = std.meta.stringToEnum(base.Plan, value) orelse return script.syntax(option);
         } else if (std.mem.eql(u8, name, "recovery")) {
             step.recovery = if (std.mem.eql(u8, value, "resume"))
                 .resume_chunks

@@ -1,0 +1,780 @@
+//! Executor: one operation's memory and what has become of it: its chunks, its undo log, its
+//! result. The data moves one attempt at a time, round the ring (ring.zig) or straight to the
+//! owners and back (direct.zig).
+//!
+//! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
+//! partial sums or contributions travel to the owner, the final bytes from there to everybody. A
+//! broadcast is the second half alone: all chunks are final at the root. After a loss, chunks that
+//! some survivors hold travel on from them in the same way.
+//!
+//! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
+//! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
+//! an in-place call saves it in the step that reads it anyway. Partial sums wait in slots. Whoever
+//! may send some has slots of its own here, so nobody's wait for those of another and no cycle of
+//! full buffers can form.
+//!
+//! Who calls: session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const kernels = @import("kernels");
+const ring = @import("ring.zig");
+const direct = @import("direct.zig");
+const Partition = @import("partition.zig").Partition;
+const Pool = @import("pool.zig").Pool;
+const Allocator = std.mem.Allocator;
+const BitSet = base.BitSet;
+const Descriptor = wire.control.Descriptor;
+const KeptRange = wire.control.KeptRange;
+const assert = std.debug.assert;
+
+pub const Schedule = enum { ring, direct };
+
+pub const Executor = struct {
+    gpa: Allocator,
+    pool: *Pool,
+    descriptor: Descriptor,
+    partition: Partition,
+    /// The caller's contribution; read until this peer has voted.
+    send: [*]const u8,
+    /// Where the result grows: the caller's buffer, or `shadow` once it was set aside.
+    target: [*]u8,
+    /// What `target` held before it was written: the undo log.
+    shadow: Pool.Buffer,
+
+    slots: Pool.Buffer,
+    slot_bytes: usize,
+    free_slots: []u16,
+    free_count: u16,
+    /// Slots that hold a contribution of this peer on its way out; at most origin_slots.
+    origin_held: u16 = 0,
+
+    // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
+    // settled.
+    chunk_reduced: []u32,
+    chunk_arriving: []u32,
+    chunk_left: []u32,
+    chunk_digest: []u128,
+    chunks_settled: u32 = 0,
+    kept: BitSet,
+
+    // Per piece.
+    saved: BitSet,
+    dirty: BitSet,
+    settled: BitSet,
+    final_seen: BitSet,
+
+    // The attempt under way; `members` 0 while stopped.
+    attempt: u32 = 0,
+    position: u16 = 0,
+    members: u16 = 0,
+    schedule: Schedule = .ring,
+    /// By position.
+    targets: []Target,
+    /// By position of the owner in a ring, of the sender or receiver in a direct schedule.
+    credits: []Credit,
+    ring: ring.State,
+    direct: direct.State,
+    /// The piece that a world of one does next.
+    alone_next: usize = 0,
+
+    bytes_sent: u64 = 0,
+    bytes_received: u64 = 0,
+
+    /// A member that this one sends to.
+    pub const Target = struct {
+        /// It has called, and can receive.
+        open: bool = false,
+        /// Payload sent in this attempt before that.
+        eager_bytes: usize = 0,
+    };
+
+    pub const Credit = struct {
+        /// As receiver: slots in use, and how many have been freed in this attempt.
+        held: u32 = 0,
+        freed: u64 = 0,
+        announced: u64 = 0,
+        /// As sender: what the receiver allows, and what was used.
+        allowed: u64 = 0,
+        /// The part of `allowed` that was said, not guessed: a credit may overtake the open on
+        /// another lane.
+        granted: u64 = 0,
+        used: u64 = 0,
+
+        pub fn has_left(credit: *const Credit) bool {
+            return credit.used < credit.allowed;
+        }
+    };
+
+    pub const no_slot: u16 = std.math.maxInt(u16);
+    /// Slots for contributions that must be converted before they travel.
+    pub const origin_slots = 8;
+
+    pub const Options = struct {
+        descriptor: Descriptor,
+        send: [*]const u8,
+        /// The caller's buffer: `send` itself, or apart from it.
+        recv: [*]u8,
+        world_size: u32,
+        chunk_bytes: u32,
+        window_bytes: u64,
+        is_root: bool,
+    };
+
+    pub fn partition_of(
+        descriptor: Descriptor,
+        world_size: u32,
+        chunk_bytes: u32,
+        window: u64,
+    ) Partition {
+        return Partition.init(.{
+            .count = if (descriptor.kind == .barrier) 0 else descriptor.count,
+            .element_bytes = descriptor.dtype.size(),
+            .partial_bytes = partial_bytes(descriptor),
+            .world_size = world_size,
+            .chunk_bytes_max = chunk_bytes,
+            .window_bytes = window,
+        });
+    }
+
+    fn partial_bytes(descriptor: Descriptor) usize {
+        if (descriptor.kind != .all_reduce) return descriptor.dtype.size();
+        return base.dtype.partial_size(descriptor.op, descriptor.dtype);
+    }
+
+    /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
+    pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
+        const descriptor = options.descriptor;
+        const partition = partition_of(
+            descriptor,
+            options.world_size,
+            options.chunk_bytes,
+            options.window_bytes,
+        );
+        const slot_count = slots_needed(&partition, descriptor, options);
+        const slot_bytes = partition.slot_bytes();
+        const pieces: usize = @intCast(partition.pieces);
+
+        const shadow = try pool.take(@intCast(partition.count * partition.element_bytes));
+        errdefer pool.give(shadow);
+        const slots = try pool.take(slot_count * slot_bytes);
+        errdefer pool.give(slots);
+        const free_slots = try gpa.alloc(u16, slot_count);
+        errdefer gpa.free(free_slots);
+        const chunk_reduced = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_reduced);
+        const chunk_arriving = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_arriving);
+        const chunk_left = try gpa.alloc(u32, partition.chunks);
+        errdefer gpa.free(chunk_left);
+        const chunk_digest = try gpa.alloc(u128, partition.chunks);
+        errdefer gpa.free(chunk_digest);
+        const credits = try gpa.alloc(Credit, options.world_size);
+        errdefer gpa.free(credits);
+        const targets = try gpa.alloc(Target, options.world_size);
+        errdefer gpa.free(targets);
+        var kept = try BitSet.init(gpa, partition.chunks);
+        errdefer kept.deinit(gpa);
+        var saved = try BitSet.init(gpa, pieces);
+        errdefer saved.deinit(gpa);
+        var dirty = try BitSet.init(gpa, pieces);
+        errdefer dirty.deinit(gpa);
+        var settled = try BitSet.init(gpa, pieces);
+        errdefer settled.deinit(gpa);
+        var final_seen = try BitSet.init(gpa, pieces);
+        errdefer final_seen.deinit(gpa);
+        var ring_state: ring.State = try .init(gpa, &partition, slot_count);
+        errdefer ring_state.deinit(gpa);
+        var direct_state: direct.State = try .init(gpa, &partition, options, slot_count);
+        errdefer direct_state.deinit(gpa);
+
+        var executor: Executor = .{
+            .gpa = gpa,
+            .pool = pool,
+            .descriptor = descriptor,
+            .partition = partition,
+            .send = options.send,
+            .target = options.recv,
+            .shadow = shadow,
+            .slots = slots,
+            .slot_bytes = slot_bytes,
+            .free_slots = free_slots,
+            .free_count = 0,
+            .chunk_reduced = chunk_reduced,
+            .chunk_arriving = chunk_arriving,
+            .chunk_left = chunk_left,
+            .chunk_digest = chunk_digest,
+            .kept = kept,
+            .saved = saved,
+            .dirty = dirty,
+            .settled = settled,
+            .final_seen = final_seen,
+            .targets = targets,
+            .credits = credits,
+            .ring = ring_state,
+            .direct = direct_state,
+        };
+        for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
+        if (descriptor.kind == .broadcast and options.is_root) executor.settle_all_from_input();
+        return executor;
+    }
+
+    pub fn deinit(x: *Executor) void {
+        x.pool.give(x.shadow);
+        x.pool.give(x.slots);
+        const gpa = x.gpa;
+        gpa.free(x.free_slots);
+        gpa.free(x.chunk_reduced);
+        gpa.free(x.chunk_arriving);
+        gpa.free(x.chunk_left);
+        gpa.free(x.chunk_digest);
+        gpa.free(x.credits);
+        gpa.free(x.targets);
+        x.kept.deinit(gpa);
+        x.saved.deinit(gpa);
+        x.dirty.deinit(gpa);
+        x.settled.deinit(gpa);
+        x.final_seen.deinit(gpa);
+        x.ring.deinit(gpa);
+        x.direct.deinit(gpa);
+        x.* = undefined;
+    }
+
+    fn slots_needed(partition: *const Partition, descriptor: Descriptor, options: Options) usize {
+        if (descriptor.kind != .all_reduce or options.world_size < 2) return 0;
+        const senders = options.world_size - 1;
+        const slot_bytes = @max(1, partition.slot_bytes());
+        const by_window = @max(1, options.window_bytes / (slot_bytes * senders));
+        // After a loss fewer senders share the same pieces, hence the factor.
+        const by_work = @max(1, std.math.divCeil(u64, partition.pieces, 2) catch unreachable);
+        const converting: usize = if (partition.partial_bytes > partition.element_bytes)
+            origin_slots
+        else
+            0;
+        const per_sender = @min(by_window, by_work, 4096);
+        return @intCast(@min(per_sender * senders + converting, no_slot - 1));
+    }
+
+    // ---- attempts
+
+    pub const Begin = struct {
+        attempt: u32,
+        schedule: Schedule,
+        /// Members alive: in the order of the ring, or of the ranks.
+        order: *const base.Order,
+        /// Ranks of members that reach all others; they own the chunks of a direct schedule.
+        hubs: *const base.Mask,
+        rank: u16,
+        /// Ranges that some members hold; null for a first attempt.
+        kept: []const KeptRange,
+        /// The root's rank, for a broadcast.
+        root: u16,
+    };
+
+    /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
+    pub fn begin(x: *Executor, options: Begin) void {
+        assert(x.members == 0);
+        x.attempt = options.attempt;
+        x.members = options.order.count;
+        x.schedule = options.schedule;
+        x.position = options.order.position(options.rank);
+        x.reset_movement();
+        // Before a receiver says what it allows, it is taken to have the same window as this peer.
+        for (x.credits) |*credit| credit.allowed = x.slots_per_sender();
+
+        x.kept.clear();
+        for (options.kept) |range| {
+            // Reports of others made it: it may name chunks that this operation does not have.
+            const end = @min(range.end, x.partition.chunks);
+            for (@min(range.begin, end)..end) |chunk| {
+                x.kept.set_bit(chunk);
+                x.held_by(chunk, &range.holders, options.order);
+                if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
+            }
+        }
+        // A chunk of a broadcast that nobody else holds is still held by the root.
+        if (x.descriptor.kind == .broadcast) {
+            var root: base.Mask = .empty;
+            root.set(options.root);
+            for (0..x.partition.chunks) |chunk| {
+                if (x.kept.has(chunk)) continue;
+                x.kept.set_bit(chunk);
+                x.held_by(chunk, &root, options.order);
+            }
+        }
+        for (0..x.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) x.chunk_discard(chunk);
+        }
+        x.final_seen.clear();
+        for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
+        x.final_seen.count = x.settled.count;
+
+        x.alone_next = 0;
+        if (x.members == 1) return x.work_alone();
+        switch (x.schedule) {
+            .ring => ring.begin(x),
+            .direct => direct.begin(x, options.order, options.hubs),
+        }
+    }
+
+    fn held_by(x: *Executor, chunk: usize, ranks: *const base.Mask, order: *const base.Order) void {
+        switch (x.schedule) {
+            .ring => ring.held_by(x, chunk, ranks, order),
+            .direct => direct.held_by(x, chunk, ranks, order),
+        }
+    }
+
+    /// Ends the attempt: nothing moves until the next begin. The caller has made sure that no lane
+    /// still reads or writes slots and results.
+    pub fn halt(x: *Executor) void {
+        x.members = 0;
+    }
+
+    fn reset_movement(x: *Executor) void {
+        x.free_count = @intCast(x.free_slots.len);
+        x.origin_held = 0;
+        // The lowest slots are handed out first and so stay in cache.
+        for (x.free_slots, 0..) |*entry, index| {
+            entry.* = @intCast(x.free_slots.len - 1 - index);
+        }
+        @memset(x.credits, .{});
+        @memset(x.targets, .{});
+        x.ring.reset();
+        x.direct.reset();
+    }
+
+    /// Only a canary does this (base/canary.zig): a kept chunk is listed with the present members.
+    fn forget_attempt(x: *Executor, chunk: u32) void {
+        if (x.chunk_reduced[chunk] == 0) return;
+        x.chunk_reduced[chunk] = x.attempt;
+        x.chunk_arriving[chunk] = x.attempt;
+    }
+
+    fn chunk_reset(x: *Executor, chunk: u32) void {
+        x.chunk_reduced[chunk] = 0;
+        x.chunk_arriving[chunk] = 0;
+        x.chunk_left[chunk] = x.partition.pieces_of(chunk);
+        x.chunk_digest[chunk] = 0;
+    }
+
+    fn chunk_discard(x: *Executor, chunk: u32) void {
+        if (x.chunk_reduced[chunk] != 0) x.chunks_settled -= 1;
+        x.chunk_reset(chunk);
+        const first = x.partition.first_piece(chunk);
+        for (0..x.partition.pieces_of(chunk)) |index| x.settled.unset_bit(@intCast(first + index));
+    }
+
+    /// A world of one has something to do before `complete`.
+    pub fn is_alone(x: *const Executor) bool {
+        return x.members == 1 and !x.complete();
+    }
+
+    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes.
+    pub fn work_alone(x: *Executor) void {
+        var bytes: usize = 0;
+        while (x.alone_next < x.partition.pieces and bytes < alone_bytes_max) {
+            const piece = x.alone_next;
+            x.alone_next += 1;
+            if (x.settled.has(piece)) continue;
+            bytes += x.piece_bytes(piece);
+            const count = x.partition.elements(piece);
+            const mine = x.own(piece);
+            const out = x.overwrite(piece);
+            kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, mine, count);
+            x.settle(piece, x.attempt);
+        }
+    }
+
+    pub const alone_bytes_max = 8 * base.limits.MiB;
+
+    /// The root of a broadcast has its result from the start.
+    fn settle_all_from_input(x: *Executor) void {
+        assert(x.in_place());
+        for (0..@intCast(x.partition.pieces)) |piece| x.settle(piece, 1);
+    }
+
+    // ---- pieces
+
+    /// The result grows over the contribution: what was overwritten is read from `shadow`.
+    pub fn in_place(x: *const Executor) bool {
+        return x.send == x.target;
+    }
+
+    /// This peer's contribution.
+    pub fn own(x: *const Executor, piece: usize) [*]const u8 {
+        const start = x.piece_start(piece);
+        if (x.in_place() and x.dirty.has(piece)) return x.shadow.ptr + start;
+        return x.send + start;
+    }
+
+    fn piece_start(x: *const Executor, piece: usize) usize {
+        return @intCast(x.partition.offset(piece) * x.partition.element_bytes);
+    }
+
+    pub fn target_piece(x: *const Executor, piece: usize) []u8 {
+        return x.target[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+    }
+
+    fn shadow_piece(x: *const Executor, piece: usize) []u8 {
+        return x.shadow[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+    }
+
+    pub fn piece_bytes(x: *const Executor, piece: usize) usize {
+        return x.partition.elements(piece) * x.partition.element_bytes;
+    }
+
+    // ---- the undo log
+
+    /// Where a piece of the result is about to be written.
+    pub fn overwrite(x: *Executor, piece: usize) []u8 {
+        x.save(piece);
+        x.dirty.set_bit(piece);
+        return x.target_piece(piece);
+    }
+
+    pub fn save(x: *Executor, piece: usize) void {
+        if (x.saved.has(piece) or base.canary.on(.forget_shadow)) return;
+        x.saved.set_bit(piece);
+        const from = x.target_piece(piece);
+        const to = x.shadow_piece(piece);
+        // Most of a large operation's undo log is never read again.
+        if (x.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
+        else @memcpy(to, from);
+    }
+
+    const large_bytes = base.limits.MiB;
+
+    /// The call has failed: the caller's buffer is as it was. No lane uses it any more.
+    pub fn restore(x: *Executor) void {
+        assert(x.members == 0);
+        for (0..@intCast(x.partition.pieces)) |piece| {
+            if (!x.dirty.has(piece) or !x.saved.has(piece)) continue;
+            @memcpy(x.target_piece(piece), x.shadow_piece(piece));
+        }
+        x.dirty.clear();
+    }
+
+    /// The call returns in doubt: the caller's buffer is as it was, and the result, which others
+    /// may still need, is in `shadow`. No lane uses either.
+    pub fn set_aside(x: *Executor) void {
+        for (0..@intCast(x.partition.pieces)) |piece| {
+            const in_target = x.target_piece(piece);
+            const in_shadow = x.shadow_piece(piece);
+            if (x.dirty.has(piece) and x.saved.has(piece)) swap(in_target, in_shadow) //
+            else @memcpy(in_shadow, in_target);
+            x.saved.set_bit(piece); // nothing of the caller's is left here
+        }
+        x.target = x.shadow.ptr;
+        x.send = x.shadow.ptr;
+        x.dirty.clear();
+    }
+
+    fn swap(a: []u8, b: []u8) void {
+        var between: [4096]u8 = undefined;
+        var start: usize = 0;
+        while (start < a.len) {
+            const bytes = @min(between.len, a.len - start);
+            @memcpy(between[0..bytes], a[start..][0..bytes]);
+            @memcpy(a[start..][0..bytes], b[start..][0..bytes]);
+            @memcpy(b[start..][0..bytes], between[0..bytes]);
+            start += bytes;
+        }
+    }
+
+    // ---- slots
+
+    pub fn slot(x: *const Executor, index: u16) []u8 {
+        const bytes = if (base.canary.on(.shared_slots)) &shared_slots else x.slots;
+        const number = if (base.canary.on(.shared_slots)) index % 16 else index;
+        return bytes[number * x.slot_bytes ..][0..x.slot_bytes];
+    }
+
+    var shared_slots: [1 << 20]u8 align(64) = undefined; // canary only; see base/canary.zig
+
+    /// Slots that each sender of partial sums, an owner's neighbour in the ring or a contributor,
+    /// may fill here in this attempt.
+    pub fn slots_per_sender(x: *const Executor) u32 {
+        if (x.members < 2 or x.free_slots.len == 0) return 0;
+        const reserved: usize = if (x.converts()) origin_slots else 0;
+        const senders = x.members - 1;
+        return @intCast(@max(1, (x.free_slots.len - reserved) / senders));
+    }
+
+    /// Contributions of this peer do not travel as they lie in its buffer.
+    fn converts(x: *const Executor) bool {
+        return x.schedule == .ring and x.partition.partial_bytes > x.partition.element_bytes;
+    }
+
+    pub fn slot_take(x: *Executor) u16 {
+        x.free_count -= 1;
+        return x.free_slots[x.free_count];
+    }
+
+    pub fn slot_give(x: *Executor, index: u16) void {
+        x.free_slots[x.free_count] = index;
+        x.free_count += 1;
+    }
+
+    /// A slot that came in is free again: its sender may fill it once more.
+    pub fn slot_free(x: *Executor, credit: *Credit, index: u16) void {
+        x.slot_give(index);
+        credit.held -= 1;
+        credit.freed += 1;
+    }
+
+    /// This peer's contribution as it travels, for a piece whose sum starts with it. Null: no slot
+    /// is free for it.
+    pub fn contribution(x: *Executor, piece: usize) ?Contribution {
+        if (x.in_place()) x.save(piece);
+        const count = x.partition.elements(piece);
+        if (!x.converts()) return .{ .slot = no_slot, .bytes = x.own(piece)[0..x.piece_bytes(piece)] };
+        // More would take slots that others have been promised.
+        if (x.free_count == 0 or x.origin_held == origin_slots) return null;
+        x.origin_held += 1;
+        const index = x.slot_take();
+        const into = x.slot(index);
+        kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, x.own(piece), count);
+        return .{ .slot = index, .bytes = into[0..x.partial_piece_bytes(piece)] };
+    }
+
+    pub const Contribution = struct { slot: u16, bytes: []const u8 };
+
+    pub fn partial_piece_bytes(x: *const Executor, piece: usize) usize {
+        const bytes = switch (x.schedule) {
+            .ring => x.partition.partial_bytes,
+            .direct => x.partition.element_bytes,
+        };
+        return x.partition.elements(piece) * bytes;
+    }
+
+    // ---- what comes in
+
+    pub const Place = struct { bytes: []u8, slot: u16 };
+    pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, NoCredit, WrongPhase };
+
+    /// Whether frames of this attempt may come from that position.
+    pub fn receives_from(x: *const Executor, from: u16) bool {
+        if (from >= x.members or from == x.position) return false;
+        return switch (x.schedule) {
+            .ring => from == ring.predecessor(x),
+            .direct => true,
+        };
+    }
+
+    /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
+    pub fn place(x: *Executor, header: *const wire.frame.Header, from: u16) PlaceError!Place {
+        assert(x.members > 1 and x.receives_from(from));
+        if (header.index >= x.partition.pieces) return error.UnknownPiece;
+        const piece: usize = @intCast(header.index);
+        return switch (header.kind) {
+            .partial => switch (x.schedule) {
+                .ring => ring.place_partial(x, header, piece),
+                .direct => direct.place_partial(x, header, piece, from),
+            },
+            .final => x.place_final(header, piece, from),
+            .open, .credit, .ping, .want, .leaf, .hashes, .lack => error.WrongPhase,
+        };
+    }
+
+    fn place_final(
+        x: *Executor,
+        header: *const wire.frame.Header,
+        piece: usize,
+        from: u16,
+    ) PlaceError!Place {
+        if (x.final_seen.has(piece)) return error.Twice;
+        const chunk = x.partition.chunk_of(piece);
+        const expected = switch (x.schedule) {
+            .ring => x.kept.has(chunk) or ring.owner(x, piece) != x.position,
+            .direct => direct.gives(x, chunk, from),
+        };
+        if (!expected) return error.WrongPhase;
+        if (header.payload_bytes != x.piece_bytes(piece)) return error.WrongLength;
+        if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
+            return error.WrongPhase;
+        x.final_seen.set_bit(piece);
+        return .{ .bytes = x.overwrite(piece), .slot = no_slot };
+    }
+
+    /// The payload of a placed frame is complete.
+    pub fn arrived(
+        x: *Executor,
+        header: *const wire.frame.Header,
+        slot_index: u16,
+    ) void {
+        assert(x.members > 1);
+        const piece: usize = @intCast(header.index);
+        x.bytes_received += header.payload_bytes;
+        if (header.kind == .final) return x.finish(piece, header.reduced_attempt);
+        switch (x.schedule) {
+            .ring => ring.arrived(x, piece, slot_index),
+            .direct => direct.arrived(x, piece),
+        }
+    }
+
+    /// The final bytes of a piece are in the result: they go on to whoever waits for them here.
+    pub fn finish(x: *Executor, piece: usize, reduced_attempt: u32) void {
+        x.settle(piece, reduced_attempt);
+        switch (x.schedule) {
+            .ring => ring.forward_final(x, piece),
+            .direct => direct.forward_final(x, piece),
+        }
+    }
+
+    fn settle(x: *Executor, piece: usize, reduced_attempt: u32) void {
+        const chunk = x.partition.chunk_of(piece);
+        x.settled.set_bit(piece);
+        x.final_seen.set_bit(piece);
+        const seed = x.partition.offset(piece);
+        x.chunk_digest[chunk] +%= kernels.digest(x.target_piece(piece), seed);
+        x.chunk_arriving[chunk] = reduced_attempt;
+        x.chunk_left[chunk] -= 1;
+        if (x.chunk_left[chunk] > 0) return;
+        x.chunk_reduced[chunk] = x.chunk_arriving[chunk];
+        x.chunks_settled += 1;
+    }
+
+    // ---- to those who send here
+
+    pub const Grant = struct { class: u16, allowed: u64 };
+
+    /// What a sender may send once it knows that this peer has called: told in the open frame.
+    pub fn initial_credit(x: *const Executor) u64 {
+        return x.slots_per_sender();
+    }
+
+    /// What this sender should be told of freed slots; null if nothing. Told in quarters of the
+    /// window, so that credits cost little.
+    pub fn next_grant(x: *Executor, from: u16) ?Grant {
+        if (x.members < 2) return null;
+        return switch (x.schedule) {
+            .ring => for (0..x.members) |class| {
+                if (x.grant(class)) |allowed|
+                    break .{ .class = @intCast(class), .allowed = allowed };
+            } else null,
+            .direct => .{ .class = 0, .allowed = x.grant(from) orelse return null },
+        };
+    }
+
+    fn grant(x: *Executor, index: usize) ?u64 {
+        const credit = &x.credits[index];
+        const window = x.slots_per_sender();
+        if (credit.freed - credit.announced < @max(1, window / 4)) return null;
+        credit.announced = credit.freed;
+        return credit.freed + window;
+    }
+
+    // ---- from those whom this peer sends to
+
+    pub fn opened(x: *Executor, to: u16, credit: u64) void {
+        if (x.targets[to].open) return;
+        x.targets[to].open = true;
+        switch (x.schedule) {
+            .ring => for (x.credits) |*entry| open_credit(entry, credit),
+            .direct => open_credit(&x.credits[to], credit),
+        }
+    }
+
+    fn open_credit(entry: *Credit, credit: u64) void {
+        entry.allowed = @max(entry.used, credit, entry.granted);
+    }
+
+    pub fn credited(
+        x: *Executor,
+        to: u16,
+        class: u16,
+        allowed: u64,
+    ) error{UnknownPiece}!void {
+        const index = switch (x.schedule) {
+            .ring => class,
+            .direct => if (class == 0) to else return error.UnknownPiece,
+        };
+        if (index >= x.members) return error.UnknownPiece;
+        const entry = &x.credits[index];
+        entry.granted = @max(entry.granted, allowed);
+        entry.allowed = @max(entry.allowed, allowed);
+    }
+
+    // ---- what goes out
+
+    pub const Out = struct {
+        kind: wire.frame.Kind,
+        piece: u64,
+        class: u16,
+        reduced_attempt: u32,
+        slot: u16,
+        payload: []const u8,
+    };
+
+    pub fn sends_to(x: *const Executor, to: u16) bool {
+        if (to >= x.members or to == x.position) return false;
+        return switch (x.schedule) {
+            .ring => to == ring.successor(x),
+            .direct => true,
+        };
+    }
+
+    /// The next frame for this position; null if nothing can be sent now.
+    pub fn next(x: *Executor, to: u16) ?Out {
+        if (x.members < 2) return null;
+        const target = &x.targets[to];
+        // Who has not called yet, as far as is known, is sent only little (limits.zig).
+        const is_eager = !target.open;
+        if (is_eager and target.eager_bytes + x.slot_bytes > base.limits.eager_bytes_max)
+            return null;
+        const out = switch (x.schedule) {
+            .ring => ring.next(x, is_eager),
+            .direct => direct.next(x, to, is_eager),
+        } orelse return null;
+        if (is_eager) target.eager_bytes += out.payload.len;
+        x.bytes_sent += out.payload.len;
+        return out;
+    }
+
+    pub fn final_out(x: *const Executor, piece: usize) Out {
+        return .{
+            .kind = .final,
+            .piece = piece,
+            .class = 0,
+            .reduced_attempt = x.chunk_arriving[x.partition.chunk_of(piece)],
+            .slot = no_slot,
+            .payload = x.target_piece(piece),
+        };
+    }
+
+    pub fn partial_out(piece: u64, class: u16, contributed: Contribution) Out {
+        return .{
+            .kind = .partial,
+            .piece = piece,
+            .class = class,
+            .reduced_attempt = 0,
+            .slot = contributed.slot,
+            .payload = contributed.bytes,
+        };
+    }
+
+    /// A frame of `next` has left: its slot is free again.
+    pub fn sent(x: *Executor, out: *const Out) void {
+        assert(x.members > 1);
+        if (out.slot == no_slot) return;
+        const came_in = x.schedule == .ring and out.class != ring.predecessor(x);
+        if (came_in) return x.slot_free(&x.credits[out.class], out.slot);
+        x.origin_held -= 1;
+        x.slot_give(out.slot);
+    }
+
+    // ---- results
+
+    pub fn complete(x: *const Executor) bool {
+        return x.chunks_settled == x.partition.chunks;
+    }
+
+    /// Order-independent digest of the whole result.
+    pub fn digest(x: *const Executor) u128 {
+        var total: u128 = 0;
+        for (x.chunk_digest) |part| total +%= part;
+        return total;
+    }
+};

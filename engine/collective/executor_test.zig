@@ -1,0 +1,551 @@
+//! What executor.zig promises, with ring.zig and direct.zig: whole operations over perfect links,
+//! with losses, halves of frames, doubts and failures, and values in which every contribution shows.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const executor_file = @import("executor.zig");
+const Pool = @import("pool.zig").Pool;
+const Allocator = std.mem.Allocator;
+const Descriptor = wire.control.Descriptor;
+const Executor = executor_file.Executor;
+const KeptRange = wire.control.KeptRange;
+const Schedule = executor_file.Schedule;
+
+/// Drives n executors over perfect links until nothing moves.
+const Bench = struct {
+    executors: []Executor,
+    alive: base.Mask,
+    /// Of the attempt under way.
+    order: base.Order = .{},
+    /// Of the attempt under way; a hub reaches everybody.
+    hubs: base.Mask = .empty,
+    /// Draws schedule, order and hubs for each attempt; null: `schedule`, rank order, all hubs.
+    draws: ?*base.Prng = null,
+    schedule: Schedule,
+
+    fn step(bench: *Bench) !bool {
+        var moved = false;
+        const n = bench.order.count;
+        for (0..n) |from| for (1..n) |distance| {
+            const to = (from + distance) % n;
+            if (try bench.move(@intCast(from), @intCast(to))) moved = true;
+        };
+        return moved;
+    }
+
+    fn move(bench: *Bench, from: u16, to: u16) !bool {
+        const x = &bench.executors[bench.order.at(from)];
+        const y = &bench.executors[bench.order.at(to)];
+        try std.testing.expectEqual(x.sends_to(to), y.receives_from(from));
+        if (!x.sends_to(to)) return false;
+        while (y.next_grant(from)) |grant| try x.credited(to, grant.class, grant.allowed);
+        const out = x.next(to) orelse return false;
+        try bench.check_reach(from, to);
+        const header = header_of(x, &out);
+        const spot = try y.place(&header, from);
+        @memcpy(spot.bytes, out.payload);
+        x.sent(&out);
+        y.arrived(&header, spot.slot);
+        return true;
+    }
+
+    /// Only hubs can be sure to reach the others.
+    fn check_reach(bench: *const Bench, from: u16, to: u16) !void {
+        if (bench.schedule == .ring) return;
+        const a = bench.hubs.has(bench.order.at(from));
+        const b = bench.hubs.has(bench.order.at(to));
+        try std.testing.expect(a or b);
+    }
+
+    fn header_of(x: *const Executor, out: *const Executor.Out) wire.frame.Header {
+        return .{
+            .epoch = 1,
+            .tag = 0,
+            .sequence = 0,
+            .index = out.piece,
+            .attempt = x.attempt,
+            .payload_bytes = @intCast(out.payload.len),
+            .reduced_attempt = out.reduced_attempt,
+            .group = 0,
+            .class = out.class,
+            .kind = out.kind,
+        };
+    }
+
+    /// A frame of some member comes half, and the rest of it never.
+    fn step_half(bench: *Bench, from: u16) !void {
+        const n = bench.order.count;
+        if (from >= n) return;
+        const x = &bench.executors[bench.order.at(from)];
+        for (0..n) |position| {
+            const to: u16 = @intCast(position);
+            if (!x.sends_to(to)) continue;
+            const out = x.next(to) orelse continue;
+            const spot = try bench.executors[bench.order.at(to)].place(&header_of(x, &out), from);
+            @memset(spot.bytes[0 .. spot.bytes.len / 2], 0xee);
+        }
+    }
+
+    fn begin(bench: *Bench, attempt: u32, kept: []const KeptRange) void {
+        bench.order = .of(&bench.alive);
+        bench.hubs = bench.alive;
+        if (bench.draws) |prng| bench.draw(prng);
+        for (bench.order.slice()) |rank| bench.executors[rank].begin(.{
+            .attempt = attempt,
+            .schedule = bench.schedule,
+            .order = &bench.order,
+            .hubs = &bench.hubs,
+            .rank = rank,
+            .kept = kept,
+            .root = 0,
+        });
+        for (bench.order.slice()) |rank| {
+            const x = &bench.executors[rank];
+            for (bench.order.slice(), 0..) |other, to| {
+                if (x.sends_to(@intCast(to)))
+                    x.opened(@intCast(to), bench.executors[other].initial_credit());
+            }
+        }
+    }
+
+    fn draw(bench: *Bench, prng: *base.Prng) void {
+        const n = bench.order.count;
+        bench.schedule = if (prng.chance(2)) .ring else .direct;
+        if (bench.schedule == .ring) for (0..n) |position| {
+            const ranks = &bench.order.ranks;
+            std.mem.swap(u16, &ranks[position], &ranks[prng.below(n)]);
+        } else {
+            for (0..n) |position| if (prng.chance(3)) bench.hubs.unset(bench.order.at(position));
+            bench.hubs.set(bench.order.at(prng.below(n)));
+        };
+    }
+};
+
+fn test_descriptor(kind: wire.control.OpKind, count: u64) Descriptor {
+    return .{
+        .kind = kind,
+        .dtype = .u64,
+        .op = .sum,
+        .recovery = .resume_chunks,
+        .count = count,
+        .safe_points = 0,
+    };
+}
+
+/// Of rank 0 in a ring.
+fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) Executor.Begin {
+    return .{
+        .attempt = attempt,
+        .schedule = .ring,
+        .order = order,
+        .hubs = &base.Mask.empty,
+        .rank = 0,
+        .kept = kept,
+        .root = 0,
+    };
+}
+
+const schedules = [_]Schedule{ .ring, .direct };
+
+const Case = struct {
+    n: u16,
+    count: usize,
+    kind: wire.control.OpKind,
+    schedule: Schedule,
+    lose: ?u16 = null,
+    chunk_bytes: u32 = 64,
+};
+
+fn test_case(case: Case) !void {
+    const n = case.n;
+    const count = case.count;
+    const kind = case.kind;
+    const lose = case.lose;
+    const gpa = std.testing.allocator;
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var executors: [8]Executor = undefined;
+    for (0..n) |rank| {
+        const input = try arena.allocator().alloc(u64, count + 1);
+        for (input, 0..) |*value, index| value.* = (index % 7 + 1) << @intCast(4 * rank);
+        executors[rank] = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(kind, count),
+            .send = @ptrCast(input.ptr),
+            .recv = @ptrCast(input.ptr),
+            .world_size = n,
+            .chunk_bytes = case.chunk_bytes,
+            .window_bytes = 1024,
+            .is_root = rank == 0,
+        });
+    }
+    defer for (executors[0..n]) |*x| x.deinit();
+    var bench: Bench = .{
+        .executors = executors[0..n],
+        .alive = .full(n),
+        .schedule = case.schedule,
+    };
+    bench.begin(1, &.{});
+    if (lose) |rank| {
+        for (0..@max(1, count / 16)) |_| _ = try bench.step();
+        for (executors[0..n]) |*x| x.halt();
+        bench.alive.unset(rank);
+        const kept = try arena.allocator().alloc(KeptRange, executors[0].partition.chunks);
+        var kept_count: usize = 0;
+        for (0..executors[0].partition.chunks) |chunk| {
+            var range: KeptRange = .{
+                .begin = @intCast(chunk),
+                .end = @intCast(chunk + 1),
+                .reduced_attempt = 1,
+                .holders = .empty,
+            };
+            for (0..n) |r| if (bench.alive.has(r) and executors[r].chunk_reduced[chunk] > 0)
+                range.holders.set(r);
+            if (range.holders.is_empty()) continue;
+            kept[kept_count] = range;
+            kept_count += 1;
+        }
+        bench.begin(2, kept[0..kept_count]);
+    }
+    while (try bench.step()) {}
+    for (0..bench.alive.count()) |position| {
+        const x = &executors[bench.alive.at(position)];
+        try std.testing.expect(x.complete());
+        try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
+        const result: [*]align(1) const u64 = @ptrCast(x.target);
+        for (result[0..count], 0..) |value, index| {
+            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            const lost_here = x.chunk_reduced[chunk] == 2;
+            var expected: u64 = 0;
+            for (0..n) |rank| {
+                if (kind == .broadcast and rank > 0) continue;
+                if (lost_here and rank == lose.?) continue;
+                expected += (index % 7 + 1) << @intCast(4 * rank);
+            }
+            try std.testing.expectEqual(expected, value);
+        }
+    }
+}
+
+test "every rank ends with the sum of all, for any world and count" {
+    for (1..9) |n| for ([_]usize{ 0, 1, 7, 8, 9, 64, 299 }) |count| for (schedules) |schedule| {
+        for ([_]wire.control.OpKind{ .all_reduce, .broadcast }) |kind| try test_case(.{
+            .n = @intCast(n),
+            .count = count,
+            .kind = kind,
+            .schedule = schedule,
+        });
+    };
+}
+
+test "chunks of several pieces, as in operations of many gigabytes" {
+    const count = 2 * base.limits.chunks_max + 5; // pieces of one element, three to a chunk
+    for (schedules) |schedule| for ([_]?u16{ null, 1 }) |lose| {
+        for ([_]wire.control.OpKind{ .all_reduce, .broadcast }) |kind| try test_case(.{
+            .n = 3,
+            .count = count,
+            .kind = kind,
+            .schedule = schedule,
+            .lose = lose,
+            .chunk_bytes = 8,
+        });
+    };
+}
+
+test "a large world of one is worked off in steps" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const input = try gpa.alloc(u64, Executor.alone_bytes_max / 4 + 7); // twice the step and more
+    defer gpa.free(input);
+    for (input, 0..) |*value, index| value.* = index;
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, input.len),
+        .send = @ptrCast(input.ptr),
+        .recv = @ptrCast(input.ptr),
+        .world_size = 1,
+        .chunk_bytes = 256 * 1024,
+        .window_bytes = 1024,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(1));
+    x.begin(test_begin(1, &order, &.{}));
+    for (0..2) |_| {
+        try std.testing.expect(x.is_alone());
+        x.work_alone();
+    }
+    try std.testing.expect(x.complete() and !x.is_alone());
+    for (input, 0..) |value, index| try std.testing.expectEqual(index, value);
+}
+
+test "a kept range of chunks that the operation does not have is ignored" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [300]u64 = @splat(1);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, 300),
+        .send = @ptrCast(&input),
+        .recv = @ptrCast(&input),
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const chunks = x.partition.chunks;
+    const order: base.Order = .of(&.full(2));
+    const kept = [_]KeptRange{
+        .{ .begin = chunks - 1, .end = chunks + 5, .reduced_attempt = 1, .holders = .full(2) },
+        .{ .begin = chunks + 2, .end = chunks + 3, .reduced_attempt = 1, .holders = .full(2) },
+    };
+    x.begin(test_begin(2, &order, &kept));
+    try std.testing.expectEqual(1, x.kept.count);
+}
+
+test "widened contributions on their way out leave the slots that were promised" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [4096]i32 = @splat(1);
+    var descriptor = test_descriptor(.all_reduce, input.len);
+    descriptor.dtype = .i32;
+    descriptor.op = .avg;
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = descriptor,
+        .send = @ptrCast(&input),
+        .recv = @ptrCast(&input),
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 4096,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(2));
+    x.begin(test_begin(1, &order, &.{}));
+    x.opened(1, x.initial_credit());
+    var out: [Executor.origin_slots]Executor.Out = undefined;
+    for (&out) |*item| item.* = x.next(1).?;
+    try std.testing.expectEqual(null, x.next(1));
+    try std.testing.expect(x.free_count >= x.initial_credit());
+    x.sent(&out[0]);
+    try std.testing.expect(x.next(1) != null);
+}
+
+test "after a loss, kept chunks keep the lost contribution and the others do without" {
+    for (2..7) |n| for (0..n) |lost| for (schedules) |schedule| {
+        for ([_]wire.control.OpKind{ .all_reduce, .broadcast }) |kind| {
+            if (kind == .broadcast and lost == 0) continue;
+            try test_case(.{
+                .n = @intCast(n),
+                .count = 299,
+                .kind = kind,
+                .schedule = schedule,
+                .lose = @intCast(lost),
+            });
+        }
+    };
+}
+
+/// One operation from its call to what each peer is left with: peers are lost, frames come half,
+/// calls return in doubt while the others still need what they hold, and at last some fail.
+const Life = struct {
+    prng: base.Prng,
+    n: u16,
+    count: usize,
+    kind: wire.control.OpKind,
+    /// One set of contributors for the whole result.
+    restart: bool,
+    /// Schedule, order and hubs are others in each attempt.
+    draws: bool,
+    executors: [5]Executor = undefined,
+    send: [5][]u64 = undefined,
+    recv: [5][]u64 = undefined,
+    send_before: [5][]u64 = undefined,
+    recv_before: [5][]u64 = undefined,
+    voted: base.Mask = .empty,
+    aside: base.Mask = .empty,
+    /// Members of each attempt.
+    attempts: [5]base.Mask = undefined,
+
+    const scribble: u64 = 0x5c5c_5c5c_5c5c_5c5c;
+
+    fn init(life: *Life, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
+        for (0..life.n) |rank| {
+            const send = try arena.alloc(u64, life.count);
+            for (send, 0..) |*value, index| value.* = contribution(rank, index);
+            const in_place = life.kind == .broadcast or life.prng.chance(2);
+            const recv = if (in_place) send else try arena.alloc(u64, life.count);
+            if (!in_place) @memset(recv, 0xabab + rank);
+            life.send[rank] = send;
+            life.recv[rank] = recv;
+            life.send_before[rank] = try arena.dupe(u64, send);
+            life.recv_before[rank] = try arena.dupe(u64, recv);
+            life.executors[rank] = try Executor.init(arena, pool, .{
+                .descriptor = test_descriptor(life.kind, life.count),
+                .send = @ptrCast(send.ptr),
+                .recv = @ptrCast(recv.ptr),
+                .world_size = life.n,
+                .chunk_bytes = chunk_bytes,
+                .window_bytes = 1024,
+                .is_root = rank == 0,
+            });
+        }
+    }
+
+    fn contribution(rank: usize, index: usize) u64 {
+        return (index % 7 + 1) << @intCast(4 * rank);
+    }
+
+    fn run(life: *Life, arena: Allocator) !void {
+        var bench: Bench = .{
+            .executors = life.executors[0..life.n],
+            .alive = .full(life.n),
+            .schedule = if (life.prng.chance(2)) .ring else .direct,
+            .draws = if (life.draws) &life.prng else null,
+        };
+        const last = life.prng.between(1, 4);
+        var kept: []const KeptRange = &.{};
+        for (1..last + 1) |attempt| {
+            life.attempts[attempt] = bench.alive;
+            bench.begin(@intCast(attempt), kept);
+            try life.votes(&bench);
+            // A sixteenth of it, or half, or all.
+            const steps = life.count * life.prng.between(1, 8) / 16;
+            var step: usize = 0;
+            while (attempt == last or step < steps) : (step += 1) {
+                if (!try bench.step()) break;
+                try life.votes(&bench);
+            }
+            if (attempt == last) return life.check(&bench);
+            for (0..life.prng.below(3)) |position| try bench.step_half(@intCast(position));
+            for (bench.executors) |*x| x.halt();
+            life.lose(&bench);
+            kept = try life.kept_by(arena, &bench.alive);
+        }
+    }
+
+    fn votes(life: *Life, bench: *Bench) !void {
+        for (bench.executors, 0..) |*x, rank| {
+            if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
+            life.voted.set(rank);
+            if (!life.prng.chance(3)) continue;
+            x.set_aside();
+            life.aside.set(rank);
+            // The caller has its memory back, and uses it.
+            try life.returned(rank);
+            @memset(life.send[rank], scribble);
+            @memset(life.recv[rank], scribble);
+        }
+    }
+
+    fn lose(life: *Life, bench: *Bench) void {
+        const rank = life.prng.below(life.n);
+        const root = life.kind == .broadcast and rank == 0;
+        if (bench.alive.has(rank) and !root and bench.alive.count() > 1) bench.alive.unset(rank);
+    }
+
+    /// What the coordinator would keep (protocol/epoch.zig).
+    fn kept_by(life: *Life, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
+        var kept: std.ArrayList(KeptRange) = .empty;
+        var any_voted = false;
+        for (0..life.n) |rank| any_voted = any_voted or (alive.has(rank) and life.voted.has(rank));
+        for (0..life.executors[0].partition.chunks) |chunk| {
+            var range: KeptRange = .{
+                .begin = @intCast(chunk),
+                .end = @intCast(chunk + 1),
+                .reduced_attempt = 0,
+                .holders = .empty,
+            };
+            for (life.executors[0..life.n], 0..) |*x, rank| {
+                const reduced = x.chunk_reduced[chunk];
+                if (!alive.has(rank) or reduced == 0) continue;
+                if (range.reduced_attempt != 0 and life.kind != .broadcast)
+                    try std.testing.expectEqual(range.reduced_attempt, reduced);
+                range.reduced_attempt = reduced;
+                range.holders.set(rank);
+            }
+            if (range.holders.is_empty()) continue;
+            const mixed = life.restart and life.kind != .broadcast and !any_voted and
+                !life.attempts[range.reduced_attempt].eql(alive);
+            if (!mixed) try kept.append(arena, range);
+        }
+        return kept.items;
+    }
+
+    /// The buffers of a call that has no result are as they were.
+    fn returned(life: *const Life, rank: usize) !void {
+        try std.testing.expectEqualSlices(u64, life.send_before[rank], life.send[rank]);
+        try std.testing.expectEqualSlices(u64, life.recv_before[rank], life.recv[rank]);
+    }
+
+    fn check(life: *Life, bench: *Bench) !void {
+        const first = &life.executors[bench.alive.at(0)];
+        for (life.executors[0..life.n], 0..) |*x, rank| {
+            if (bench.alive.has(rank)) {
+                try std.testing.expect(x.complete());
+                try std.testing.expectEqual(first.digest(), x.digest());
+                try life.check_values(x);
+            }
+            x.halt();
+            if (life.aside.has(rank)) {
+                try std.testing.expect(std.mem.allEqual(u64, life.send[rank], scribble));
+                try std.testing.expect(std.mem.allEqual(u64, life.recv[rank], scribble));
+            } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
+                x.restore();
+                try life.returned(rank);
+            } else if (life.send[rank].ptr != life.recv[rank].ptr) {
+                const before = life.send_before[rank];
+                try std.testing.expectEqualSlices(u64, before, life.send[rank]);
+            }
+        }
+    }
+
+    fn check_values(life: *const Life, x: *const Executor) !void {
+        const result: [*]align(1) const u64 = @ptrCast(x.target);
+        for (result[0..life.count], 0..) |value, index| {
+            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            var expected: u64 = 0;
+            for (0..life.n) |rank| {
+                const counts = if (life.kind == .broadcast)
+                    rank == 0
+                else
+                    life.attempts[x.chunk_reduced[chunk]].has(rank);
+                if (counts) expected += contribution(rank, index);
+            }
+            try std.testing.expectEqual(expected, value);
+        }
+    }
+};
+
+fn test_life(seed: u64, count: usize, chunk_bytes: u32) !void {
+    test_one_life(seed, count, chunk_bytes) catch |err| {
+        try std.testing.expectEqual(null, @as(?u64, seed)); // says which
+        return err;
+    };
+}
+
+fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    var pool = Pool.init(arena.allocator());
+    var prng: base.Prng = .init(seed);
+    var life: Life = .{
+        .n = @intCast(prng.between(1, 5)),
+        .count = count,
+        .kind = if (prng.chance(4)) .broadcast else .all_reduce,
+        .restart = prng.chance(2),
+        .draws = prng.chance(2),
+        .prng = prng,
+    };
+    try life.init(arena.allocator(), &pool, chunk_bytes);
+    try life.run(arena.allocator());
+}
+
+test "whatever happens on the way, a call gives its result or what was there before" {
+    for (0..2000) |seed| try test_life(seed, seed * 7 % 300, 64);
+    for (0..6) |seed| try test_life(seed, 2 * base.limits.chunks_max + 5, 8);
+}
