@@ -63,7 +63,7 @@ sim: $(VENV)/.installed
 
 soak: build $(VENV)/.with-test
 	PYTHONPATH=tests/processes $(RUN) tests/chaos/soak.py --minutes $(MINUTES) \
-	$(if $(SEED),--seed $(SEED))
+	$(if $(SEED),--seed $(SEED)) $(if $(NAMESPACES),--namespaces)
 
 test-aarch64: $(VENV)/.installed
 	@command -v qemu-aarch64 >/dev/null || { \

@@ -24,9 +24,9 @@ from typing import Any, Self
 
 from ledger import Ledger
 from marker import Phase
+from network import COORDINATOR, ProxyNetwork, SwitchNetwork
 from plan import Plan
 from processes import CoordinatorProcess, Ended, News, Said, Slot, Stopped
-from proxy import Proxy
 from strikes import Record, Strikes
 
 import pccl_py as pccl
@@ -70,11 +70,12 @@ class Run:
         self._began = time.monotonic()
         self._folder = tempfile.TemporaryDirectory(prefix="pccl-chaos-")
         folder = Path(self._folder.name)
-        self.proxy = Proxy(lambda peer: str(peer[0] - 1))
+        names = [COORDINATOR, *map(str, range(plan.slots))]
+        self.network = SwitchNetwork(names) if plan.namespaces else ProxyNetwork(names)
         options = {**SETTINGS, "silence": str(plan.silence)}
-        self.coordinator = CoordinatorProcess(self.proxy, folder, options)
-        self.proxy.close_gate(self.coordinator.gate)  # until it is there
-        self.slots = [Slot(index, self.proxy, folder) for index in range(plan.slots)]
+        self.coordinator = CoordinatorProcess(self.network, folder, options)
+        self.network.refuse(COORDINATOR)  # until it is there
+        self.slots = [Slot(index, self.network, folder) for index in range(plan.slots)]
         self.strikes = Strikes(self)
         self.start: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -105,13 +106,19 @@ class Run:
         assert process is not None
         self._expected[process.pid] = {-signal.SIGKILL}
         if gate_closes:
-            self.proxy.close_gate(self.coordinator.gate)
+            self.network.refuse(COORDINATOR)
         process.signal(signal.SIGKILL)
         self.coordinator_kills += 1
         self.later(back_after, self._start_coordinator)
 
-    def status(self) -> dict[str, Any]:
-        return pccl.run_status(self.coordinator.own_token)
+    def status(self) -> dict[str, Any] | None:
+        """None while the coordinator cannot answer; who freezes it must not wait for it."""
+        if not self.coordinator.working:
+            return None
+        try:
+            return self.network.inside(lambda: pccl.run_status(self.coordinator.own_token))
+        except pccl.CoordinatorUnreachable:  # started, and not yet there
+            return None
 
     # ---- the run
 
@@ -196,7 +203,7 @@ class Run:
     def _heal(self) -> None:
         """No more faults, nothing frozen, everybody up."""
         self.quiet = True
-        self.proxy.heal()
+        self.network.heal()
         for slot in self.slots:
             if slot.frozen and slot.process is not None:
                 slot.process.signal(signal.SIGCONT)
@@ -239,8 +246,7 @@ class Run:
         if news.process is not self.coordinator.process:
             return
         if isinstance(news, Said):
-            if self.coordinator.gate.listener is None:
-                self.proxy.open_gate(self.coordinator.gate)
+            self.network.admit(COORDINATOR)
         elif isinstance(news, Ended) and news.code not in self._expected[news.process.pid]:
             raise Failed(f"the coordinator ended with {news.code}: {news.process.errors}")
 
@@ -288,6 +294,7 @@ class Run:
         return {
             "seed": self.plan.seed,
             "slots": self.plan.slots,
+            "namespaces": self.plan.namespaces,
             "seconds": self.plan.seconds,
             "operations": self.ledger.committed,
             "split_results": self.ledger.split,
@@ -354,7 +361,7 @@ class Run:
         for slot in self.slots:
             slot.close()
         self.coordinator.close()
-        self.proxy.close()
+        self.network.close()
         self._folder.cleanup()
 
     def __enter__(self) -> Self:

@@ -27,10 +27,16 @@ LINK_KINDS = (
     *("cut_short", "cut_long", "one_way_short", "one_way_long", "swallow", "half_open"),
     *("reset", "refuse", "crawl", "delay"),
 )
+ISOLATION_KINDS = ("isolate_short", "isolate_long")
 CONTROL_KINDS = ("control_cut_short", "control_cut_long", "control_reset", "control_one_way")
 COORDINATOR_KINDS = (
     *("coordinator_freeze_short", "coordinator_freeze_long", "coordinator_kill"),
     *("coordinator_kill_behind_gate", "coordinator_kill_and_peer"),
+)
+# What only a proxy can do; all others are possible where packets arrive or vanish.
+PROXY_KINDS = (
+    *("swallow", "half_open", "reset", "refuse", "crawl", "delay"),
+    *("control_reset", "coordinator_kill_behind_gate"),
 )
 
 # Every kind of fault point once in so many, dying and stopping.
@@ -63,6 +69,7 @@ class Plan:
     seconds: float
     slots: int
     silence: float
+    namespaces: bool  # instead of the proxy
     faults: tuple[Fault, ...]
 
 
@@ -73,11 +80,12 @@ def draw(
     slots: int | None = None,
     silence: float = 2.0,
     gap: float = 0.9,
+    namespaces: bool = False,
 ) -> Plan:
     """The plan of a seed."""
     source = random.Random(f"chaos {seed}")
     drawn = source.randint(4, 8)
-    return _Drawing(source, seed, seconds, slots or drawn, silence, gap).plan()
+    return _Drawing(source, seed, seconds, slots or drawn, silence, gap, namespaces).plan()
 
 
 class _Drawing:
@@ -89,10 +97,11 @@ class _Drawing:
         slots: int,
         silence: float,
         gap: float,
+        namespaces: bool,
     ) -> None:
         self._source = source
         self._seed, self._seconds, self._slots = seed, seconds, slots
-        self._silence, self._gap = silence, gap
+        self._silence, self._gap, self._namespaces = silence, gap, namespaces
         self._free_at = [0.0] * slots
         self._coordinator_free_at = 0.0
         self._deck: list[str] = []
@@ -106,7 +115,10 @@ class _Drawing:
             if fault is not None:
                 faults.append(fault)
             at += self._source.uniform(0.3, 1.7) * self._gap
-        return Plan(self._seed, self._seconds, self._slots, self._silence, tuple(faults))
+        return Plan(
+            *(self._seed, self._seconds, self._slots, self._silence, self._namespaces),
+            tuple(faults),
+        )
 
     def _fault(self, number: int, at: float) -> Fault | None:
         kind = self._next_kind()
@@ -146,7 +158,10 @@ class _Drawing:
 
     def _next_kind(self) -> str:
         if not self._deck:
-            kinds = [*PROCESS_KINDS, *PAIR_KINDS, *LINK_KINDS, *CONTROL_KINDS, *COORDINATOR_KINDS]
+            kinds = [*PROCESS_KINDS, *PAIR_KINDS, *LINK_KINDS, *ISOLATION_KINDS]
+            kinds += [*CONTROL_KINDS, *COORDINATOR_KINDS]
+            if self._namespaces:
+                kinds = [kind for kind in kinds if kind not in PROXY_KINDS]
             self._deck = kinds + ["point"] * len(STRIKES)
             self._source.shuffle(self._deck)
         return self._deck.pop(0)

@@ -1,4 +1,4 @@
-"""The processes of a chaos run: peers in their slots, and the coordinator, each behind a gate.
+"""The processes of a chaos run: peers in their slots, and the coordinator, each at its site.
 
 What they say, and that they stopped or ended, comes into one queue, in order. Nothing is decided
 here: orchestrator.py is. Processes are ended by their own ids.
@@ -21,13 +21,12 @@ from typing import Any
 import psutil
 from contributions import SLOTS
 from marker import Glance, Marker, Phase
-from proxy import Gate, Proxy, hold_port
+from network import COORDINATOR, Network
 
 import pccl_py as pccl
 
 HERE = Path(__file__).parent
 SHARED = HERE.parent / "processes"
-COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)
@@ -149,14 +148,13 @@ class Process:
 
 
 class Slot:
-    """The place of one peer: its gate, its marker, and the process that has it now."""
+    """The place of one peer: its site, its marker, and the process that has it now."""
 
-    def __init__(self, index: int, proxy: Proxy, folder: Path) -> None:
+    def __init__(self, index: int, network: Network, folder: Path) -> None:
         self.index = index
         self.name = str(index)
-        self._port = hold_port()
+        self._site = network.site(self.name)
         self._folder = folder
-        self.gate: Gate = proxy.gate(self.name, self._port.getsockname())
         self.marker = Marker.create(folder / f"peer{index}")
         self.number = index
         self.process: Process | None = None
@@ -186,22 +184,21 @@ class Slot:
         return f"pid {self.process.pid}, {glance}{frozen}{armed}"
 
     def start(self, orders: dict[str, Any], point: str, news: queue.SimpleQueue[News]) -> Process:
-        host, port = self._port.getsockname()
         own = {
             "marker": str(self._folder / f"peer{self.index}"),
             "number": self.number,
-            "bind": f"{host}:{port}",
-            "advertise": "{}:{}".format(*self.gate.address),
+            "bind": self._site.bind,
+            "advertise": self._site.advertise,
         }
         environment = {
             "PYTHONPATH": os.pathsep.join([str(SHARED), os.environ.get("PYTHONPATH", "")]),
             "PCCL_FAULT_POINT": point,
         }
-        command = [sys.executable, str(HERE / "chaos_peer.py"), json.dumps({**orders, **own})]
+        program = [sys.executable, str(HERE / "chaos_peer.py"), json.dumps({**orders, **own})]
         self.newest = None
         self.frozen = False
         self.marker.clear()
-        self.process = Process(command, environment, news)
+        self.process = Process([*self._site.prefix, *program], environment, news)
         return self.process
 
     def ended(self) -> None:
@@ -216,32 +213,31 @@ class Slot:
         if self.process is not None:
             self.process.end()
         self.marker.close()
-        self._port.close()
 
 
 class CoordinatorProcess:
     """The coordinator, which may be killed and started again at the same address."""
 
-    def __init__(self, proxy: Proxy, folder: Path, options: dict[str, str]) -> None:
-        self._proxy = proxy
-        self._port = hold_port()
+    def __init__(self, network: Network, folder: Path, options: dict[str, str]) -> None:
+        self._site = network.site(COORDINATOR)
         self._options = options
         self._run_id = os.urandom(16)
         self._folder = folder / "coordinator"
-        self.gate = proxy.gate(COORDINATOR, self._port.getsockname())
-        self.token = pccl.token_create("{}:{}".format(*self.gate.address), self._run_id)
+        self.token = pccl.token_create(self._site.advertise, self._run_id)
         # Past the faults of the run.
-        self.own_token = pccl.token_create("{}:{}".format(*self._port.getsockname()), self._run_id)
+        self.own_token = pccl.token_create(self._site.bind, self._run_id)
         self.process: Process | None = None
         self.frozen = False
         self.starts = 0
 
+    @property
+    def working(self) -> bool:
+        return self.process is not None and not self.frozen
+
     def start(self, news: queue.SimpleQueue[News]) -> Process:
-        bind = "{}:{}".format(*self._port.getsockname())
-        advertise = "{}:{}".format(*self.gate.address)
-        command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
-        command += ["--bind", bind, "--advertise", advertise, "--run-id", self._run_id.hex()]
-        command += ["--state", str(self._folder)]
+        command = [*self._site.prefix, sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
+        command += ["--bind", self._site.bind, "--advertise", self._site.advertise]
+        command += ["--run-id", self._run_id.hex(), "--state", str(self._folder)]
         for name, value in self._options.items():
             command += [f"--{name}", value]
         self.frozen = False
@@ -257,4 +253,3 @@ class CoordinatorProcess:
     def close(self) -> None:
         if self.process is not None:
             self.process.end()
-        self._port.close()

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import plan
 import typer
+from namespaces import missing
 from orchestrator import Run
 from rich.console import Console
 from rich.live import Live
@@ -50,6 +51,9 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Of the plan; random unless given.")] = None,
     slots: Annotated[int | None, typer.Option(min=4, max=8, help="Peers; drawn.")] = None,
     gap: Annotated[float, typer.Option(help="Seconds between two faults, on average.")] = 0.9,
+    namespaces: Annotated[
+        bool, typer.Option(help="Break links in network namespaces, not by a proxy; needs root.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("chaos_out"),
 ) -> None:
     """Kills, freezes and cuts off peers and their coordinator while they work; must find nothing.
@@ -57,8 +61,11 @@ def main(
     The report goes to OUT/soak-SEED.json. The exit status is 1 if anything was wrong.
     """
     console = Console()
+    if namespaces and missing():
+        console.print(missing())
+        raise typer.Exit(EXIT_FAILURE)
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    drawn = plan.draw(seed, minutes * 60, slots=slots, gap=gap)
+    drawn = plan.draw(seed, minutes * 60, slots=slots, gap=gap, namespaces=namespaces)
     console.print(f"seed {seed}: {drawn.slots} peers, {len(drawn.faults)} faults")
     out.mkdir(parents=True, exist_ok=True)
     shown_at = 0.0

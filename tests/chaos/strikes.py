@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import plan
 from marker import Phase
-from processes import COORDINATOR, Slot
-from proxy import Fate, Rule
+from network import COORDINATOR
+from processes import Slot
 
 if TYPE_CHECKING:
     from orchestrator import Run
 
-CRAWL_BYTES_PER_SECOND = 20_000.0
-DELAY_SECONDS = 0.05
 LEAVES = 4
 # How long a fault waits for its victims to be there.
 PATIENCE_SECONDS = 6.0
@@ -98,7 +96,7 @@ class Strikes:
                 return f"slot {slot.index} is not working"
         coordinator = self._run.coordinator
         about = plan.COORDINATOR in fault.slots or "coordinator" in fault.kind
-        if about and (coordinator.process is None or coordinator.frozen):
+        if about and not coordinator.working:
             return "the coordinator is not working"
         return ""
 
@@ -151,7 +149,8 @@ class Strikes:
 
         def finish() -> None:
             status = self._run.status()
-            stands = [epoch for group in status["groups"] for epoch in group["epochs"]]
+            groups = [] if status is None else status["groups"]
+            stands = [epoch for group in groups for epoch in group["epochs"]]
             if any(not epoch["running"] for epoch in stands):
                 record.notes.append("inside a recovery")
             self._kill_slot(record, second)
@@ -241,28 +240,20 @@ class Strikes:
 
     def _between(self, record: Record, one: str, other: str) -> None:
         """One direction is that to `other` for faults of even number, else that from it."""
-        proxy, kind = self._run.proxy, record.fault.kind.removeprefix("control_")
+        network, kind = self._run.network, record.fault.kind.removeprefix("control_")
+        kind = kind.removesuffix("_short").removesuffix("_long")
         pair = (one, other) if record.fault.number % 2 == 0 else (other, one)
-        if kind == "reset":
-            record.notes.append(f"{proxy.reset(one, other)} connections")
-        elif kind == "half_open":
-            record.notes.append(f"{proxy.half_open(*pair)} connections")
-        elif kind == "refuse":
-            proxy.set_rules(one, other, Rule(refuse=True))
-            record.notes.append(f"{proxy.reset(one, other)} connections")
-        elif kind.startswith("cut"):
-            proxy.set_rules(one, other, Rule(fate=Fate.HOLD))
-        elif kind.startswith("one_way"):
-            proxy.set_rule(*pair, Rule(fate=Fate.HOLD))
-        elif kind == "swallow":
-            proxy.set_rule(*pair, Rule(fate=Fate.SWALLOW))
-        elif kind == "crawl":
-            proxy.set_rules(one, other, Rule(rate=CRAWL_BYTES_PER_SECOND))
-        else:
-            assert kind == "delay", kind
-            proxy.set_rules(one, other, Rule(delay=DELAY_SECONDS))
+        said = network.strike(kind, *pair)
+        record.notes += [said] if said else []
         if record.fault.seconds:
-            self._run.later(record.fault.seconds, lambda: proxy.set_rules(one, other, Rule()))
+            self._run.later(record.fault.seconds, lambda: network.mend(one, other))
+
+    def _isolate(self, record: Record, slots: list[Slot]) -> None:
+        (slot,) = slots
+        network = self._run.network
+        network.isolate(slot.name)
+        self._note(record, slots)
+        self._run.later(record.fault.seconds, lambda: network.reconnect(slot.name))
 
     # ---- the coordinator
 

@@ -11,6 +11,7 @@ import copy
 import json
 from typing import Any
 
+import namespaces
 import plan
 import pytest
 from ledger import Ledger
@@ -44,29 +45,57 @@ REPORT: dict[str, Any] = {
 
 @pytest.mark.timeout(300)
 def test_a_minute_of_faults_breaks_no_promise(record_property: Any) -> None:
-    drawn = plan.draw(SEED, SECONDS, slots=SLOTS)
-    with Run(drawn) as run:
-        run.go()
-        report = run.report()
+    report = run(plan.draw(SEED, SECONDS, slots=SLOTS))
     told = summary(report)
     record_property("chaos", told)
-    assert not report["violations"], told
-    assert not report["complaints"], told
     assert report["operations"] > 100 and report["kills"] > 5, told
     assert report["faults"]["points"] and report["state"]["leaves_moved"] > 0, told
 
 
+def run(planned: plan.Plan) -> dict[str, Any]:
+    """The report, in which nothing is wrong."""
+    with Run(planned) as chaos:
+        chaos.go()
+        report = chaos.report()
+    assert not report["violations"] and not report["complaints"], summary(report)
+    return report
+
+
+SILENCE = 1.0
+# Every kind of lost packets; of an odd number the direction is the other one (strikes.py).
+VANISHING = (
+    plan.Fault(0, 0.2, "one_way_long", (1, 2), 2 * SILENCE),
+    plan.Fault(1, 0.4, "control_one_way", (3, plan.COORDINATOR), 2 * SILENCE),
+    plan.Fault(2, 0.6, "control_one_way", (4, plan.COORDINATOR), 2 * SILENCE),
+    plan.Fault(3, 4.0, "isolate_long", (1,), 1.5 * SILENCE),
+    plan.Fault(4, 4.2, "cut_long", (2, 3), 1.5 * SILENCE),
+    plan.Fault(5, 4.4, "coordinator_kill", (plan.COORDINATOR,), 0.3),
+)
+
+
+def test_lost_packets_between_kernels_break_no_promise() -> None:
+    namespaces.require()
+    told = run(plan.Plan(SEED, 6.0, 5, SILENCE, namespaces=True, faults=VANISHING))
+    assert told["faults"]["struck"] == len(VANISHING), told
+
+
 def test_a_seed_is_a_plan() -> None:
     assert plan.draw(5, 600) == plan.draw(5, 600) != plan.draw(6, 600)
-    kinds = {fault.kind for seed in range(4) for fault in plan.draw(seed, 600).faults}
+    kinds = kinds_of_seeds(namespaces=False)
     wanted = {
-        *(*plan.PROCESS_KINDS, *plan.PAIR_KINDS, *plan.LINK_KINDS),
+        *(*plan.PROCESS_KINDS, *plan.PAIR_KINDS, *plan.LINK_KINDS, *plan.ISOLATION_KINDS),
         *(*plan.CONTROL_KINDS, *plan.COORDINATOR_KINDS, "point"),
     }
     assert kinds == wanted
+    assert kinds_of_seeds(namespaces=True) == wanted - set(plan.PROXY_KINDS)
     assert {plan.draw(seed, 1).slots for seed in range(50)} == {4, 5, 6, 7, 8}
     points = {fault.point.split(":")[0] for fault in plan.draw(1, 600).faults if fault.point}
     assert len(points) == len(plan.STRIKES)
+
+
+def kinds_of_seeds(*, namespaces: bool) -> set[str]:
+    plans = [plan.draw(seed, 600, namespaces=namespaces) for seed in range(4)]
+    return {fault.kind for drawn in plans for fault in drawn.faults}
 
 
 def test_slot_0_and_one_more_are_spared() -> None:

@@ -195,20 +195,28 @@ class Switch:
         self.cut(one, other)
         self.cut(other, one)
 
+    def mend(self, sender: str, receiver: str) -> None:
+        """Undoes a cut, if there is one."""
+        place, there = self._places[sender], self._places[receiver]
+        _ip("-n", place.namespace, lines=[place.towards(there, there.link_address)])
+        self._cuts.discard((sender, receiver))
+
     def isolate(self, name: str) -> None:
         """All packets from and to it vanish. Its cable still looks plugged in."""
         _ip("-n", self._hub, "link", "set", self._places[name].port, "nomaster")
         self._isolated.add(name)
 
+    def reconnect(self, name: str) -> None:
+        """Undoes an isolation, if there is one."""
+        _ip("-n", self._hub, "link", "set", self._places[name].port, "master", "switch")
+        self._isolated.discard(name)
+
     def heal(self) -> None:
         """No packet vanishes any more."""
-        for name in self._isolated:
-            _ip("-n", self._hub, "link", "set", self._places[name].port, "master", "switch")
-        self._isolated.clear()
-        for sender, receiver in self._cuts:
-            place, there = self._places[sender], self._places[receiver]
-            _ip("-n", place.namespace, lines=[place.towards(there, there.link_address)])
-        self._cuts.clear()
+        for name in list(self._isolated):
+            self.reconnect(name)
+        for pair in list(self._cuts):
+            self.mend(*pair)
 
     def heard(self, name: str) -> int:
         """Bytes that the switch has handed to this one so far, those to nobody included."""

@@ -116,6 +116,17 @@ def test_cuts_of_both_directions_leave_the_third_alone(ends: Ends) -> None:
     ends.check_open()
 
 
+def test_faults_end_one_by_one(ends: Ends) -> None:
+    ends.switch.cut("a", "b")
+    ends.switch.cut("c", "b")
+    ends.switch.mend("a", "b")
+    assert ends.arrives("a", "b") and not ends.arrives("c", "b")
+    ends.switch.isolate("a")
+    ends.switch.isolate("b")
+    ends.switch.reconnect("b")
+    assert ends.arrives("b", "c") and not ends.arrives("a", "c")
+
+
 def test_who_is_isolated_keeps_its_sockets_and_its_cable(ends: Ends) -> None:
     ends.switch.isolate("b")
     assert {pair for pair in PAIRS if not ends.arrives(*pair)} == {p for p in PAIRS if "b" in p}
