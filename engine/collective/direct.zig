@@ -212,6 +212,17 @@ pub fn arrived(x: *Executor, piece: usize) void {
     const pending = find(x, piece).?;
     pending.arrived += 1;
     if (pending.arrived < x.members - 1) return;
+    if (x.encodes()) reduce_encoded(x, pending) else reduce_plain(x, pending);
+    for (pending.slots[0..x.members], 0..) |slot, position| {
+        if (position != x.position) x.slot_free(&x.credits[position], slot);
+    }
+    _ = x.direct.pending.swapRemove((@intFromPtr(pending) -
+        @intFromPtr(x.direct.pending.items.ptr)) / @sizeOf(State.Pending));
+    x.finish(piece, x.attempt);
+}
+
+fn reduce_plain(x: *Executor, pending: *const State.Pending) void {
+    const piece = pending.piece;
     var inputs: [members_max][*]const u8 = undefined;
     for (inputs[0..x.members], pending.slots[0..x.members], 0..) |*input, slot, position| {
         input.* = if (position == x.position) x.own(piece) else x.slot(slot).ptr;
@@ -225,12 +236,27 @@ pub fn arrived(x: *Executor, piece: usize) void {
         x.members,
         x.partition.elements(piece),
     );
-    for (pending.slots[0..x.members], 0..) |slot, position| {
-        if (position != x.position) x.slot_free(&x.credits[position], slot);
+}
+
+fn reduce_encoded(x: *Executor, pending: *const State.Pending) void {
+    const piece = pending.piece;
+    var inputs: [members_max][*]const u8 = undefined;
+    var count: usize = 0;
+    for (pending.slots[0..x.members]) |slot| {
+        if (slot == no_slot) continue; // this peer's own, which is never encoded
+        inputs[count] = x.slot(slot).ptr;
+        count += 1;
     }
-    _ = x.direct.pending.swapRemove((@intFromPtr(pending) -
-        @intFromPtr(x.direct.pending.items.ptr)) / @sizeOf(State.Pending));
-    x.finish(piece, x.attempt);
+    kernels.reduce_encode(
+        x.encoding(piece, .result),
+        x.encoded_piece(piece).ptr,
+        x.own(piece),
+        x.position,
+        inputs[0..count],
+        null,
+        x.divisor(),
+    );
+    x.decode(piece);
 }
 
 /// The final bytes of a piece are here: all wait for them whom this peer gives them to.

@@ -29,7 +29,20 @@ const Descriptor = wire.control.Descriptor;
 const KeptRange = wire.control.KeptRange;
 const assert = std.debug.assert;
 
-pub const Schedule = enum { ring, direct };
+pub const Schedule = enum {
+    ring,
+    direct,
+
+    /// What the call asks for. By default encoded contributions go straight to their owners, so
+    /// that each is encoded once.
+    pub fn of(descriptor: *const Descriptor) Schedule {
+        return switch (descriptor.plan) {
+            .auto => if (descriptor.codec.kind == .none) .ring else .direct,
+            .ring => .ring,
+            .direct => .direct,
+        };
+    }
+};
 
 pub const Executor = struct {
     gpa: Allocator,
@@ -42,6 +55,12 @@ pub const Executor = struct {
     target: [*]u8,
     /// What `target` held before it was written: the undo log.
     shadow: Pool.Buffer,
+    /// With a codec: the final bytes as they travel, of all pieces. Whoever holds a chunk decodes
+    /// these, its owner too, and passes on these, in later attempts as well.
+    encoded: Pool.Buffer,
+    /// Random signs and roundings follow from it; the same on all peers.
+    operation: u64 = 0,
+    rank: u16 = 0,
 
     slots: Pool.Buffer,
     slot_bytes: usize,
@@ -135,6 +154,7 @@ pub const Executor = struct {
             .world_size = world_size,
             .chunk_bytes_max = chunk_bytes,
             .window_bytes = window,
+            .codec = descriptor.codec,
         });
     }
 
@@ -160,6 +180,10 @@ pub const Executor = struct {
         errdefer pool.give(shadow);
         const slots = try pool.take(slot_count * slot_bytes);
         errdefer pool.give(slots);
+        const encoded = try pool.take(
+            if (descriptor.codec.kind != .none) pieces * slot_bytes else 0,
+        );
+        errdefer pool.give(encoded);
         const free_slots = try gpa.alloc(u16, slot_count);
         errdefer gpa.free(free_slots);
         const chunk_reduced = try gpa.alloc(u32, partition.chunks);
@@ -197,6 +221,7 @@ pub const Executor = struct {
             .send = options.send,
             .target = options.recv,
             .shadow = shadow,
+            .encoded = encoded,
             .slots = slots,
             .slot_bytes = slot_bytes,
             .free_slots = free_slots,
@@ -223,6 +248,7 @@ pub const Executor = struct {
     pub fn deinit(x: *Executor) void {
         x.pool.give(x.shadow);
         x.pool.give(x.slots);
+        x.pool.give(x.encoded);
         const gpa = x.gpa;
         gpa.free(x.free_slots);
         gpa.free(x.chunk_reduced);
@@ -248,10 +274,9 @@ pub const Executor = struct {
         const by_window = @max(1, options.window_bytes / (slot_bytes * senders));
         // After a loss fewer senders share the same pieces, hence the factor.
         const by_work = @max(1, std.math.divCeil(u64, partition.pieces, 2) catch unreachable);
-        const converting: usize = if (partition.partial_bytes > partition.element_bytes)
-            origin_slots
-        else
-            0;
+        const converts_any = partition.partial_bytes > partition.element_bytes or
+            descriptor.codec.kind != .none;
+        const converting: usize = if (converts_any) origin_slots else 0;
         const per_sender = @min(by_window, by_work, 4096);
         return @intCast(@min(per_sender * senders + converting, no_slot - 1));
     }
@@ -266,6 +291,8 @@ pub const Executor = struct {
         /// Ranks of members that reach all others; they own the chunks of a direct schedule.
         hubs: *const base.Mask,
         rank: u16,
+        /// A number of the operation, the same on all peers.
+        operation: u64,
         /// Ranges that some members hold; null for a first attempt.
         kept: []const KeptRange,
         /// The root's rank, for a broadcast.
@@ -277,6 +304,8 @@ pub const Executor = struct {
         assert(x.members == 0);
         x.attempt = options.attempt;
         x.members = options.order.count;
+        x.operation = options.operation;
+        x.rank = options.rank;
         x.schedule = options.schedule;
         x.position = options.order.position(options.rank);
         x.reset_movement();
@@ -425,6 +454,48 @@ pub const Executor = struct {
         return x.partition.elements(piece) * x.partition.element_bytes;
     }
 
+    // ---- codecs
+
+    pub fn encodes(x: *const Executor) bool {
+        return x.partition.codec.kind != .none;
+    }
+
+    pub const Stage = enum { contribution, result };
+
+    /// What the kernels must know of a piece that this peer encodes.
+    pub fn encoding(x: *const Executor, piece: usize, stage: Stage) kernels.Piece {
+        return .{
+            .codec = x.partition.codec,
+            .dtype = x.descriptor.dtype,
+            .count = x.partition.elements(piece),
+            .seed = 0,
+            .operation = x.operation,
+            .origin = @as(u32, x.rank) << 1 | @intFromEnum(stage),
+            .first = x.partition.offset(piece),
+        };
+    }
+
+    /// The final bytes of a piece as they travel.
+    pub fn encoded_piece(x: *const Executor, piece: usize) []u8 {
+        const bytes = x.partition.codec.encoded_bytes(x.partition.elements(piece));
+        return x.encoded[piece * x.slot_bytes ..][0..bytes];
+    }
+
+    fn final_piece(x: *const Executor, piece: usize) []u8 {
+        return if (x.encodes()) x.encoded_piece(piece) else x.target_piece(piece);
+    }
+
+    /// The divisor of an average whose last contribution is added now.
+    pub fn divisor(x: *const Executor) u32 {
+        return if (x.descriptor.op == .avg) x.members else 1;
+    }
+
+    /// The encoded result of a piece is there: decoded, everybody has the same.
+    pub fn decode(x: *Executor, piece: usize) void {
+        const out = x.overwrite(piece);
+        kernels.decode(x.encoding(piece, .result), out.ptr, x.encoded_piece(piece).ptr);
+    }
+
     // ---- the undo log
 
     /// Where a piece of the result is about to be written.
@@ -504,6 +575,7 @@ pub const Executor = struct {
 
     /// Contributions of this peer do not travel as they lie in its buffer.
     fn converts(x: *const Executor) bool {
+        if (x.encodes()) return true;
         return x.schedule == .ring and x.partition.partial_bytes > x.partition.element_bytes;
     }
 
@@ -535,13 +607,16 @@ pub const Executor = struct {
         x.origin_held += 1;
         const index = x.slot_take();
         const into = x.slot(index);
-        kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, x.own(piece), count);
+        const mine = x.own(piece);
+        if (x.encodes()) kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, null) //
+        else kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, mine, count);
         return .{ .slot = index, .bytes = into[0..x.partial_piece_bytes(piece)] };
     }
 
     pub const Contribution = struct { slot: u16, bytes: []const u8 };
 
     pub fn partial_piece_bytes(x: *const Executor, piece: usize) usize {
+        if (x.encodes()) return x.encoded_piece(piece).len;
         const bytes = switch (x.schedule) {
             .ring => x.partition.partial_bytes,
             .direct => x.partition.element_bytes,
@@ -591,11 +666,12 @@ pub const Executor = struct {
             .direct => direct.gives(x, chunk, from),
         };
         if (!expected) return error.WrongPhase;
-        if (header.payload_bytes != x.piece_bytes(piece)) return error.WrongLength;
+        if (header.payload_bytes != x.final_piece(piece).len) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
             return error.WrongPhase;
         x.final_seen.set_bit(piece);
-        return .{ .bytes = x.overwrite(piece), .slot = no_slot };
+        const bytes = if (x.encodes()) x.encoded_piece(piece) else x.overwrite(piece);
+        return .{ .bytes = bytes, .slot = no_slot };
     }
 
     /// The payload of a placed frame is complete.
@@ -607,7 +683,10 @@ pub const Executor = struct {
         assert(x.members > 1);
         const piece: usize = @intCast(header.index);
         x.bytes_received += header.payload_bytes;
-        if (header.kind == .final) return x.finish(piece, header.reduced_attempt);
+        if (header.kind == .final) {
+            if (x.encodes()) x.decode(piece);
+            return x.finish(piece, header.reduced_attempt);
+        }
         switch (x.schedule) {
             .ring => ring.arrived(x, piece, slot_index),
             .direct => direct.arrived(x, piece),
@@ -628,7 +707,9 @@ pub const Executor = struct {
         x.settled.set_bit(piece);
         x.final_seen.set_bit(piece);
         const seed = x.partition.offset(piece);
-        x.chunk_digest[chunk] +%= kernels.digest(x.target_piece(piece), seed);
+        // A piece that this peer has finished alone was never encoded; nobody else has it.
+        const bytes = if (x.members == 1) x.target_piece(piece) else x.final_piece(piece);
+        x.chunk_digest[chunk] +%= kernels.digest(bytes, seed);
         x.chunk_arriving[chunk] = reduced_attempt;
         x.chunk_left[chunk] -= 1;
         if (x.chunk_left[chunk] > 0) return;
@@ -740,7 +821,7 @@ pub const Executor = struct {
             .class = 0,
             .reduced_attempt = x.chunk_arriving[x.partition.chunk_of(piece)],
             .slot = no_slot,
-            .payload = x.target_piece(piece),
+            .payload = x.final_piece(piece),
         };
     }
 

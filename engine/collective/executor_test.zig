@@ -97,6 +97,7 @@ const Bench = struct {
             .order = &bench.order,
             .hubs = &bench.hubs,
             .rank = rank,
+            .operation = 1,
             .kept = kept,
             .root = 0,
         });
@@ -141,6 +142,7 @@ fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) E
         .order = order,
         .hubs = &base.Mask.empty,
         .rank = 0,
+        .operation = 1,
         .kept = kept,
         .root = 0,
     };
@@ -192,22 +194,8 @@ fn test_case(case: Case) !void {
         for (0..@max(1, count / 16)) |_| _ = try bench.step();
         for (executors[0..n]) |*x| x.halt();
         bench.alive.unset(rank);
-        const kept = try arena.allocator().alloc(KeptRange, executors[0].partition.chunks);
-        var kept_count: usize = 0;
-        for (0..executors[0].partition.chunks) |chunk| {
-            var range: KeptRange = .{
-                .begin = @intCast(chunk),
-                .end = @intCast(chunk + 1),
-                .reduced_attempt = 1,
-                .holders = .empty,
-            };
-            for (0..n) |r| if (bench.alive.has(r) and executors[r].chunk_reduced[chunk] > 0)
-                range.holders.set(r);
-            if (range.holders.is_empty()) continue;
-            kept[kept_count] = range;
-            kept_count += 1;
-        }
-        bench.begin(2, kept[0..kept_count]);
+        const kept = try kept_by_any(arena.allocator(), executors[0..n], &bench.alive);
+        bench.begin(2, kept);
     }
     while (try bench.step()) {}
     for (0..bench.alive.count()) |position| {
@@ -548,4 +536,112 @@ fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
 test "whatever happens on the way, a call gives its result or what was there before" {
     for (0..2000) |seed| try test_life(seed, seed * 7 % 300, 64);
     for (0..6) |seed| try test_life(seed, 2 * base.limits.chunks_max + 5, 8);
+}
+
+/// Element i holds 1 from rank i mod n and 0 from the others: so a result says who contributed, as
+/// long as what the codec loses is less than a half.
+fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
+    const gpa = std.testing.allocator;
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var descriptor = test_descriptor(case.kind, case.count);
+    descriptor.dtype = .f32;
+    descriptor.op = op;
+    descriptor.codec = codec;
+    var executors: [8]Executor = undefined;
+    var inputs: [8][]f32 = undefined;
+    for (executors[0..case.n], inputs[0..case.n], 0..) |*x, *input, rank| {
+        input.* = try arena.allocator().alloc(f32, case.count + 1);
+        for (input.*, 0..) |*value, index| value.* = @floatFromInt(@intFromBool(
+            index % case.n == rank,
+        ));
+        x.* = try Executor.init(gpa, &pool, .{
+            .descriptor = descriptor,
+            .send = @ptrCast(input.ptr),
+            .recv = @ptrCast(input.ptr),
+            .world_size = case.n,
+            .chunk_bytes = case.chunk_bytes,
+            .window_bytes = 4096,
+            .is_root = rank == 0,
+        });
+    }
+    defer for (executors[0..case.n]) |*x| x.deinit();
+    var bench: Bench = .{
+        .executors = executors[0..case.n],
+        .alive = .full(case.n),
+        .schedule = case.schedule,
+    };
+    bench.begin(1, &.{});
+    if (case.lose) |rank| {
+        for (0..3) |_| _ = try bench.step();
+        for (executors[0..case.n]) |*x| x.halt();
+        bench.alive.unset(rank);
+        const kept = try kept_by_any(arena.allocator(), executors[0..case.n], &bench.alive);
+        // What survivors hold they pass on as they got it.
+        bench.schedule = if (case.schedule == .ring) .direct else .ring;
+        bench.begin(2, kept);
+    }
+    while (try bench.step()) {}
+
+    const first = &executors[bench.alive.at(0)];
+    for (0..bench.alive.count()) |position| {
+        const x = &executors[bench.alive.at(position)];
+        try std.testing.expect(x.complete());
+        try std.testing.expectEqual(first.digest(), x.digest());
+        const bytes = case.count * @sizeOf(f32);
+        try std.testing.expectEqualSlices(u8, first.target[0..bytes], x.target[0..bytes]);
+        const result: [*]align(1) const f32 = @ptrCast(x.target);
+        for (result[0..case.count], 0..) |value, index| {
+            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            const from = index % case.n;
+            const counts = x.chunk_reduced[chunk] == 1 or from != case.lose.?;
+            const expected: f32 = @floatFromInt(@intFromBool(counts));
+            const members: f32 = @floatFromInt(if (x.chunk_reduced[chunk] == 1) case.n else x.members);
+            const scaled = if (op == .avg) value * members else value;
+            try std.testing.expectApproxEqAbs(expected, scaled, 0.49);
+        }
+    }
+}
+
+fn kept_by_any(
+    arena: Allocator,
+    executors: []const Executor,
+    alive: *const base.Mask,
+) ![]const KeptRange {
+    var kept: std.ArrayList(KeptRange) = .empty;
+    for (0..executors[0].partition.chunks) |chunk| {
+        var range: KeptRange = .{
+            .begin = @intCast(chunk),
+            .end = @intCast(chunk + 1),
+            .reduced_attempt = 1,
+            .holders = .empty,
+        };
+        for (executors, 0..) |*x, rank| {
+            if (alive.has(rank) and x.chunk_reduced[chunk] > 0) range.holders.set(rank);
+        }
+        if (!range.holders.is_empty()) try kept.append(arena, range);
+    }
+    return kept.items;
+}
+
+test "encoded pieces give everybody the same bytes, with every contribution in them" {
+    // Not those of four bits, whose errors after five hops are too large to see anything.
+    const kinds = [_]base.codec.Kind{ .bf16, .f16, .int8, .int6, .fp8_e4m3, .min_max_u8 };
+    for (kinds) |kind| for ([_]u16{ 1, 2, 3, 5 }) |n| for (schedules) |schedule| {
+        for ([_]usize{ 0, 1, 255, 256, 257, 2000 }) |count| {
+            for ([_]?u16{ null, 0 }) |lose| {
+                if (lose != null and n < 3) continue;
+                for ([_]base.ReduceOp{ .sum, .avg }) |op| try test_codec(.of(kind), op, .{
+                    .n = n,
+                    .count = count,
+                    .kind = .all_reduce,
+                    .schedule = schedule,
+                    .lose = lose,
+                    .chunk_bytes = 1024,
+                });
+            }
+        }
+    };
 }

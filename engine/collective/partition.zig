@@ -17,6 +17,8 @@ pub const Partition = struct {
     pieces_per_chunk: u32,
     pieces: u64,
     chunks: u32,
+    /// What travels is encoded so; with `none` it is not.
+    codec: base.Codec,
 
     pub const Options = struct {
         count: u64,
@@ -26,6 +28,7 @@ pub const Partition = struct {
         world_size: u32,
         chunk_bytes_max: u32,
         window_bytes: u64,
+        codec: base.Codec = .none,
     };
 
     pub fn init(options: Options) Partition {
@@ -40,6 +43,9 @@ pub const Partition = struct {
         var piece_elements = @max(1, bytes / options.partial_bytes);
         // Whole cache lines, so that pieces start aligned when the buffer does.
         if (piece_elements > 64) piece_elements -= piece_elements % 64;
+        // And whole blocks, so that a block means the same in whichever piece it comes.
+        if (options.codec.kind != .none)
+            piece_elements = std.mem.alignForward(u64, piece_elements, options.codec.granule());
 
         const pieces = std.math.divCeil(u64, options.count, piece_elements) catch unreachable;
         const per_chunk = @max(
@@ -53,6 +59,7 @@ pub const Partition = struct {
             .piece_elements = @intCast(piece_elements),
             .pieces_per_chunk = @intCast(per_chunk),
             .pieces = pieces,
+            .codec = options.codec,
             .chunks = @intCast(std.math.divCeil(u64, pieces, per_chunk) catch unreachable),
         };
     }
@@ -86,13 +93,16 @@ pub const Partition = struct {
 
     /// Room for one partial sum.
     pub fn slot_bytes(partition: *const Partition) usize {
+        if (partition.codec.kind != .none)
+            return partition.codec.encoded_bytes(partition.piece_elements);
         return @as(usize, partition.piece_elements) * partition.partial_bytes;
     }
 };
 
 test "pieces tile the elements, and chunks the pieces, within the limits" {
     const counts = [_]u64{ 0, 1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 26) + 1, 1 << 33, 1 << 40 };
-    for (counts) |count| for ([_]u32{ 1, 2, 3, 16, 512 }) |world_size| {
+    const kinds = [_]base.codec.Kind{ .none, .int8, .min_max_u8 };
+    for (counts) |count| for ([_]u32{ 1, 2, 3, 16, 512 }) |world_size| for (kinds) |kind| {
         const partition = Partition.init(.{
             .count = count,
             .element_bytes = 4,
@@ -100,11 +110,14 @@ test "pieces tile the elements, and chunks the pieces, within the limits" {
             .world_size = world_size,
             .chunk_bytes_max = 256 * 1024,
             .window_bytes = 16 << 20,
+            .codec = .of(kind),
         });
         try std.testing.expect(partition.chunks <= limits.chunks_max);
         try std.testing.expect(partition.slot_bytes() <= limits.frame_payload_bytes_max);
         try std.testing.expectEqual(count, partition.offset(partition.pieces));
         try std.testing.expectEqual(count, partition.chunk_offset(partition.chunks));
+        if (kind != .none and partition.pieces > 1)
+            try std.testing.expectEqual(0, partition.offset(1) % partition.codec.granule());
         if (count == 0) continue;
         try std.testing.expect(partition.elements(partition.pieces - 1) > 0);
         try std.testing.expect(partition.pieces_of(partition.chunks - 1) > 0);

@@ -142,14 +142,24 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     const dtype = x.descriptor.dtype;
     const count = x.partition.elements(piece);
     const partial = x.slot(slot);
+    const mine = x.own(piece);
     if (owner(x, piece) == x.position) {
-        const mine = x.own(piece);
-        const out = x.overwrite(piece);
-        kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, mine, x.members, count);
+        if (x.encodes()) {
+            const encoding = x.encoding(piece, .result);
+            const out = x.encoded_piece(piece);
+            kernels.accumulate_encode(encoding, out.ptr, partial.ptr, mine, null, x.divisor());
+            x.decode(piece);
+        } else {
+            const out = x.overwrite(piece);
+            kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, mine, x.members, count);
+        }
         x.slot_free(&x.credits[x.position], slot);
         return x.finish(piece, x.attempt);
     }
-    kernels.accumulate(op, dtype, partial.ptr, partial.ptr, x.own(piece), count);
+    if (x.encodes()) {
+        const encoding = x.encoding(piece, .contribution);
+        kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, null, 1);
+    } else kernels.accumulate(op, dtype, partial.ptr, partial.ptr, mine, count);
     if (x.in_place()) x.save(piece);
     x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });
 }

@@ -37,6 +37,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         .order = &order,
         .hubs = &epoch.paths.hubs,
         .rank = epoch.rank,
+        .operation = number_of(operation),
         .kept = kept,
         .root = operation.root_rank,
     });
@@ -60,6 +61,13 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         wake(s, neighbour.link);
         replay(s, operation, neighbour);
     }
+}
+
+/// The same on all members, and another one for each operation.
+fn number_of(operation: *const Operation) u64 {
+    const op = &operation.op;
+    const words = [_]u64{ op.epoch, op.id.tag, op.id.sequence };
+    return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
 }
 
 /// Which way the data takes in this attempt: as the call says, if there is such a way.

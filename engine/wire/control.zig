@@ -21,10 +21,9 @@ pub const Descriptor = struct {
     dtype: base.DType,
     op: base.ReduceOp,
     recovery: Recovery,
-    /// Codec and its options; 0 = none (docs/ROADMAP.md).
-    codec: u16 = 0,
+    codec: base.Codec = .none,
     plan: base.Plan = .auto,
-    reserved: u8 = 0,
+    reserved: [3]u8 = @splat(0),
     count: u64,
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
@@ -39,7 +38,7 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 8 + 8 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 16 + 8;
 
 /// An operation within its group and epoch.
 pub const OpId = struct {
