@@ -6,10 +6,12 @@
 #include <cstdio>  // first: see nb_all.cpp
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "pccl.h"

@@ -114,6 +114,39 @@ typedef enum pccl_recovery {
   PCCL_RECOVERY_RAISE = 3    /* fail with PCCL_ABORTED on every survivor */
 } pccl_recovery_t;
 
+/* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
+typedef enum pccl_plan {
+  PCCL_PLAN_AUTO = 0,  /* ring without a codec, direct with one */
+  PCCL_PLAN_RING = 1,  /* from each member to the next */
+  PCCL_PLAN_DIRECT = 2 /* from everybody to the owner of each part, from there to everybody */
+} pccl_plan_t;
+
+/* How floats travel (docs/KERNELS.md). The result is the decoded one on every peer, the owner's included. */
+typedef enum pccl_codec {
+  PCCL_CODEC_NONE = 0,
+  PCCL_CODEC_BF16 = 1,
+  PCCL_CODEC_F16 = 2,
+  PCCL_CODEC_INT8 = 3,          /* integers of 8, 6, 5, 4 bits with a bf16 scale for each block */
+  PCCL_CODEC_INT6 = 4,
+  PCCL_CODEC_INT5 = 5,
+  PCCL_CODEC_INT4 = 6,
+  PCCL_CODEC_E3M0 = 7,          /* sign and 3 bits of exponent, a scale for each block */
+  PCCL_CODEC_FP8_E4M3 = 8,      /* a scale for each block */
+  PCCL_CODEC_MIN_MAX_U8 = 9,    /* 256 steps between the least and the greatest of a piece */
+  PCCL_CODEC_ZERO_POINT_U8 = 10 /* the same, with zero on a step */
+} pccl_codec_t;
+
+typedef enum pccl_rotate {
+  PCCL_ROTATE_DEFAULT = 0, /* on for the codecs that have blocks */
+  PCCL_ROTATE_ON = 1,      /* each block goes through random signs and a Hadamard matrix first */
+  PCCL_ROTATE_OFF = 2
+} pccl_rotate_t;
+
+typedef enum pccl_rounding {
+  PCCL_ROUNDING_NEAREST = 0,
+  PCCL_ROUNDING_STOCHASTIC = 1 /* right on average; what is drawn follows from operation, element and rank alone */
+} pccl_rounding_t;
+
 #define PCCL_PEER_ID_BYTES 16
 #define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
@@ -269,8 +302,21 @@ typedef struct pccl_collective_options {
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
   pccl_reduce_op_t op;   /* all_reduce only */
   pccl_recovery_t recovery;
+  pccl_plan_t plan;
+  pccl_codec_t codec;       /* all_reduce of floats with sum or avg; all members the same, with the same options */
+  uint32_t codec_block;     /* elements that share a scale: 32, 64, 128 or 256; 0: 128 */
+  pccl_rotate_t codec_rotate;
+  pccl_rounding_t codec_rounding;
+  uint32_t reserved;        /* 0 */
+  /* Error feedback: count f32 each, or both NULL. residual_in is added to send_buffer; residual_out receives what the
+   * first encoding of this peer's contribution lost. It counts only once the operation has succeeded: give it as
+   * residual_in of the next call then, and keep the old one on a failure. They lie apart. */
+  const float *residual_in;
+  float *residual_out;
 } pccl_collective_options_t;
-#define PCCL_COLLECTIVE_OPTIONS_INIT { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT }
+#define PCCL_COLLECTIVE_OPTIONS_INIT \
+  { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT, PCCL_PLAN_AUTO, PCCL_CODEC_NONE, 0, \
+    PCCL_ROTATE_DEFAULT, PCCL_ROUNDING_NEAREST, 0, NULL, NULL }
 
 /* recv_buffer := reduction over all members of send_buffer, count elements of dtype each; equal bytes on every peer.
  * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. count 0 takes part.

@@ -8,8 +8,9 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
-in flight in work.py, shared state in shared_state.py, what counts as an array in buffers.py, errors
-in errors.py, the command line in cli/. No array library is imported here, nor typer, nor rich.
+in flight in work.py, codecs in codec.py, shared state in shared_state.py, what counts as an array
+in buffers.py, errors in errors.py, the command line in cli/. No array library is imported here, nor
+typer, nor rich.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from pccl_py import _pccl
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Buffer
+from pccl_py.codec import Codec, CodecKind, ErrorFeedback, Rounding
 from pccl_py.communicator import Communicator, Group, GroupInfo, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
 from pccl_py.errors import (
@@ -40,7 +42,7 @@ from pccl_py.errors import (
 from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
 from pccl_py.shared_state import SharedState
-from pccl_py.words import DType, PeerId, Recovery, ReduceOp, Strategy
+from pccl_py.words import DType, PeerId, Plan, Recovery, ReduceOp, Strategy
 from pccl_py.work import Work
 
 __version__: str = _pccl.version_string()
@@ -51,11 +53,14 @@ __all__ = [
     "AuthenticationFailed",
     "Buffer",
     "Cancelled",
+    "Codec",
+    "CodecKind",
     "Communicator",
     "Coordinator",
     "CoordinatorUnreachable",
     "DType",
     "DeadlineExceeded",
+    "ErrorFeedback",
     "Expelled",
     "Group",
     "GroupInfo",
@@ -68,9 +73,11 @@ __all__ = [
     "Outcome",
     "PcclError",
     "PeerId",
+    "Plan",
     "Range",
     "Recovery",
     "ReduceOp",
+    "Rounding",
     "SharedState",
     "StateUnavailable",
     "Strategy",

@@ -151,6 +151,8 @@ def all_reduce(
     tag: int,
     deadline_ns: int,
     recovery: int,
+    plan: int,
+    codec: tuple[int, int, int, int, int, int],
     buffers: object | None,
     block: bool,
 ) -> Work: ...

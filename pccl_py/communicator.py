@@ -16,24 +16,25 @@ from types import TracebackType
 from typing import Literal, Self, SupportsIndex, overload
 
 from pccl_py import _lifecycle, _pccl, buffers
+from pccl_py.codec import Codec, CodecKind, ErrorFeedback, parse_codec
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.outcome import Admission, Outcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
+    Plan,
     Recovery,
     ReduceOp,
     at_least_one,
     index,
     nanoseconds,
     parse_op,
+    parse_plan,
     parse_recovery,
     text,
     unsigned,
 )
 from pccl_py.work import Work
-
-CODECS = ("none",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Group:
         self._admission: Admission | None = None
         self._closed = False
         self._forked = False
+        self._feedbacks: dict[int, ErrorFeedback] = {}
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
 
@@ -159,7 +161,8 @@ class Group:
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
-        codec: str = ...,
+        codec: Codec | CodecKind | str = ...,
+        plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
         async_op: Literal[False] = ...,
@@ -172,7 +175,8 @@ class Group:
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
-        codec: str = ...,
+        codec: Codec | CodecKind | str = ...,
+        plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
         async_op: Literal[True],
@@ -184,36 +188,63 @@ class Group:
         *,
         op: ReduceOp | str = ReduceOp.SUM,
         tag: int = 0,
-        codec: str = "none",
+        codec: Codec | CodecKind | str = "none",
+        plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
         async_op: bool = False,
     ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
-        `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op and
-        recovery on every peer. `out`: as many elements, the same dtype, no partial overlap. On any
-        error the output is as it was. Raises, beside the errors of `PcclError`: ValueError for a
-        bad argument or layout, TypeError for a dtype. `deadline` is in seconds from now (default:
-        the communicator's). With `async_op`, returns a Work at once.
+        `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op, codec,
+        plan and recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
+        with options; with sum and avg only. `out`: as many elements, the same dtype, no partial
+        overlap. On any error the output is as it was. Raises, beside the errors of `PcclError`:
+        ValueError for a bad argument or layout, TypeError for a dtype. `deadline` is in seconds
+        from now (default: the communicator's). With `async_op`, returns a Work at once.
         """
         native = self._open()
-        _check_codec(codec)
+        encoding = parse_codec(codec)
         send, recv = buffers.pair(array, out)
-        work = _pccl.all_reduce(
+        number = unsigned(tag, "tag", 64)
+        feedback = self._feedback_of(number) if encoding.encodes else None
+        residuals, kept = feedback.begin(send.count) if feedback else ((0, 0), None)
+        native_work = _pccl.all_reduce(
             native,
             send.address,
             recv.address,
             send.count,
             send.dtype,
             parse_op(op),
-            unsigned(tag, "tag", 64),
+            number,
             nanoseconds(deadline, "deadline"),
             parse_recovery(recovery),
-            (send.owner, recv.owner),
+            parse_plan(plan),
+            (*encoding.native(), *residuals),
+            (send.owner, recv.owner, kept),
             not async_op,
         )
-        return Work(work) if async_op else Work(work).wait()
+        work = Work(native_work)
+        if feedback:
+            feedback.begun(work)
+        return work if async_op else work.wait()
+
+    def error_feedback(self, tag: int = 0) -> ErrorFeedback:
+        """From now on what codecs lose of this peer's contributions with `tag` is given back.
+
+        The same object for the same tag, until it is closed; a new one starts from zero. Members
+        need not agree about it.
+        """
+        self._open()
+        number = unsigned(tag, "tag", 64)
+        feedback = self._feedback_of(number)
+        if feedback is None:
+            feedback = self._feedbacks[number] = ErrorFeedback(number)
+        return feedback
+
+    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
+        feedback = self._feedbacks.get(tag)
+        return None if feedback is None or feedback.closed else feedback
 
     @overload
     def broadcast(
@@ -222,7 +253,6 @@ class Group:
         root: SupportsIndex | PeerId = 0,
         *,
         tag: int = ...,
-        codec: str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
         async_op: Literal[False] = ...,
@@ -234,7 +264,6 @@ class Group:
         root: SupportsIndex | PeerId = 0,
         *,
         tag: int = ...,
-        codec: str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
         async_op: Literal[True],
@@ -245,7 +274,6 @@ class Group:
         root: SupportsIndex | PeerId = 0,
         *,
         tag: int = 0,
-        codec: str = "none",
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
         async_op: bool = False,
@@ -256,7 +284,6 @@ class Group:
         read, and may be read-only.
         """
         native = self._open()
-        _check_codec(codec)
         rank = self._rank_of(root)
         buffer = buffers.readable(array) if rank == self.rank else buffers.writable(array)
         work = _pccl.broadcast(
@@ -479,9 +506,3 @@ def _world_size(value: int | None, variable: str | None = None) -> int:
                 f"{variable} is a number of peers, not {os.environ[variable]!r}"
             ) from None
     return at_least_one(value, "initial_world_size")
-
-
-def _check_codec(codec: str) -> None:
-    if codec not in CODECS:
-        known = ", ".join(repr(name) for name in CODECS)
-        raise InvalidArgument(f"unknown codec {codec!r}; this build has {known}")

@@ -106,6 +106,19 @@ class Strategy(IntEnum):
     RECEIVE_ONLY = 2
 
 
+class Plan(IntEnum):
+    """How the data of an operation moves. Functions also take the lower-case name.
+
+    AUTO: the ring without a codec, direct with one. RING: from each member to the next. DIRECT:
+    from everybody to the owner of each part, and from there to everybody. Broken links, and groups
+    of more than 32 members, may leave no choice.
+    """
+
+    AUTO = 0
+    RING = 1
+    DIRECT = 2
+
+
 class PeerId(bytes):
     """The id of a peer: 16 bytes, written as 32 hexadecimal digits. Raises InvalidArgument."""
 
@@ -139,28 +152,34 @@ def parse_dtype(value: DType | str | int) -> DType:
     """A DType from itself, its name or its number. Raises InvalidArgument."""
     if isinstance(value, str) and value in _LONG_NAMES:
         return _LONG_NAMES[value]
-    return _parse(DType, value, "dtype")
+    return parse(DType, value, "dtype")
 
 
 def parse_op(value: ReduceOp | str | int) -> ReduceOp:
     """A ReduceOp from itself, its name or its number. Raises InvalidArgument."""
-    return _parse(ReduceOp, value, "op")
+    return parse(ReduceOp, value, "op")
 
 
 def parse_recovery(value: Recovery | str | int | None) -> Recovery:
     """A Recovery from itself, its name or its number; None is DEFAULT. Raises InvalidArgument."""
-    return Recovery.DEFAULT if value is None else _parse(Recovery, value, "recovery")
+    return Recovery.DEFAULT if value is None else parse(Recovery, value, "recovery")
 
 
 def parse_strategy(value: Strategy | str | int) -> Strategy:
     """A Strategy from itself, its name or its number. Raises InvalidArgument."""
-    return _parse(Strategy, value, "strategy")
+    return parse(Strategy, value, "strategy")
 
 
-WordType = TypeVar("WordType", DType, ReduceOp, Recovery, Strategy)
+def parse_plan(value: Plan | str | int) -> Plan:
+    """A Plan from itself, its name or its number. Raises InvalidArgument."""
+    return parse(Plan, value, "plan")
 
 
-def _parse(words: type[WordType], value: object, name: str) -> WordType:
+WordType = TypeVar("WordType", bound=IntEnum)
+
+
+def parse(words: type[WordType], value: object, name: str) -> WordType:
+    """A word of an enumeration from itself, its lower-case name or its number."""
     if isinstance(value, words):
         return value
     if isinstance(value, str):

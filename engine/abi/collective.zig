@@ -3,6 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const kernels = @import("kernels");
 const net = @import("net");
 const session = @import("session");
 const wire = @import("wire");
@@ -24,6 +25,14 @@ pub const CollectiveOptions = extern struct {
     deadline_ns: u64,
     op: c_uint,
     recovery: c_uint,
+    plan: c_uint,
+    codec: c_uint,
+    codec_block: u32,
+    codec_rotate: c_uint,
+    codec_rounding: c_uint,
+    reserved: u32,
+    residual_in: ?[*]const u8,
+    residual_out: ?[*]u8,
 };
 
 /// What the functions of the header have in common.
@@ -178,6 +187,7 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .{arguments.dtype},
     );
     try check_buffers(&arguments, dtype);
+    const codec = try codec_of(&options, &arguments, op, dtype);
     work.begin(comm.membership, .{
         .kind = arguments.kind,
         .send = arguments.send,
@@ -187,6 +197,13 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .op = op,
         .root_rank = arguments.root,
         .recovery = try recovery(options.recovery),
+        .plan = small_enum(base.Plan, options.plan) orelse return status.fail(
+            .invalid_argument,
+            "plan {d} is unknown; see pccl_plan_t",
+            .{options.plan},
+        ),
+        .codec = codec,
+        .residual = try residual_of(&options, &arguments, codec, dtype),
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
     }) catch |err| {
@@ -212,6 +229,102 @@ fn recovery(number: c_uint) status.Error!?wire.control.Recovery {
             .{number},
         ),
     };
+}
+
+fn codec_of(
+    options: *const CollectiveOptions,
+    arguments: *const Arguments,
+    op: base.ReduceOp,
+    dtype: base.DType,
+) status.Error!base.Codec {
+    const kind = small_enum(base.codec.Kind, options.codec) orelse return status.fail(
+        .invalid_argument,
+        "codec {d} is unknown; see pccl_codec_t",
+        .{options.codec},
+    );
+    var codec: base.Codec = .of(kind);
+    if (options.codec_block != 0) codec.block =
+        base.codec.Block.from_elements(options.codec_block) orelse
+        return status.fail(
+            .invalid_argument,
+            "codec_block is {d}; it must be 32, 64, 128 or 256",
+            .{options.codec_block},
+        );
+    switch (options.codec_rotate) {
+        0 => {},
+        1 => codec.rotate = true,
+        2 => codec.rotate = false,
+        else => return status.fail(
+            .invalid_argument,
+            "codec_rotate {d} is unknown; see pccl_rotate_t",
+            .{options.codec_rotate},
+        ),
+    }
+    codec.rounding = small_enum(base.codec.Rounding, options.codec_rounding) orelse
+        return status.fail(
+            .invalid_argument,
+            "codec_rounding {d} is unknown; see pccl_rounding_t",
+            .{options.codec_rounding},
+        );
+    if (codec.problem()) |why|
+        return status.fail(.invalid_argument, "codec {s}: {s}", .{ kind.name(), why });
+    if (kind == .none) return codec;
+    if (arguments.kind != .all_reduce) return status.fail(
+        .invalid_argument,
+        "codec {s}: only all_reduce has codecs",
+        .{kind.name()},
+    );
+    if (!dtype.is_float()) return status.fail(
+        .invalid_argument,
+        "codec {s} is for floats, and dtype is {s}: reduce integers without a codec",
+        .{ kind.name(), dtype.name() },
+    );
+    if (op != .sum and op != .avg) return status.fail(
+        .invalid_argument,
+        "codec {s} is for sum and avg, and op is {s}: use them, or no codec",
+        .{ kind.name(), op.name() },
+    );
+    return codec;
+}
+
+fn residual_of(
+    options: *const CollectiveOptions,
+    arguments: *const Arguments,
+    codec: base.Codec,
+    dtype: base.DType,
+) status.Error!?kernels.Residual {
+    if (options.residual_in == null and options.residual_out == null) return null;
+    const in = options.residual_in orelse return status.is_null("residual_in");
+    const out = options.residual_out orelse return status.is_null("residual_out");
+    if (codec.kind == .none) return status.fail(
+        .invalid_argument,
+        "residual_in and residual_out are for a codec: without one nothing is lost",
+        .{},
+    );
+    if (arguments.count == 0) return null;
+    const sizes = [_]u64{ @sizeOf(f32), @sizeOf(f32), dtype.size(), dtype.size() };
+    const pointers = [_]usize{
+        @intFromPtr(out),
+        @intFromPtr(in),
+        @intFromPtr(arguments.send.?),
+        @intFromPtr(arguments.recv.?),
+    };
+    var spans: [pointers.len]Span = undefined;
+    for (&spans, pointers, sizes) |*span, pointer, size| {
+        span.* = .{ .start = pointer, .bytes = @intCast(arguments.count * size) };
+    }
+    for (spans[1..]) |span| if (spans[0].meets(span)) return status.fail(
+        .invalid_argument,
+        "residual_out overlaps another buffer of the call: what it holds counts only once the " ++
+            "operation has succeeded, so it must lie apart",
+        .{},
+    );
+    if (spans[1].meets(spans[3])) return status.fail(
+        .invalid_argument,
+        "residual_in overlaps recv_buffer, which is written",
+        .{},
+    );
+    return .{ .in = in, .out = out };
 }
 
 fn check_buffers(arguments: *const Arguments, dtype: base.DType) status.Error!void {

@@ -75,7 +75,14 @@ pub const Block = enum(u8) {
     }
 };
 
-pub const Rounding = enum(u8) { nearest = 0, stochastic = 1 };
+pub const Rounding = enum(u8) {
+    nearest = 0,
+    stochastic = 1,
+
+    pub fn from_int(number: u8) ?Rounding {
+        return std.enums.fromInt(Rounding, number);
+    }
+};
 
 pub const block_elements_max = 256;
 

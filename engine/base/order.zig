@@ -57,6 +57,10 @@ pub const Plan = enum(u8) {
     ring = 1,
     /// From everybody to the owners, from the owners to everybody (collective/direct.zig).
     direct = 2,
+
+    pub fn from_int(number: u8) ?Plan {
+        return std.enums.fromInt(Plan, number);
+    }
 };
 
 /// What the data of an attempt can take, as far as links are known to be broken.

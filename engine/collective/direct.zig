@@ -253,7 +253,7 @@ fn reduce_encoded(x: *Executor, pending: *const State.Pending) void {
         x.own(piece),
         x.position,
         inputs[0..count],
-        null,
+        x.residual_of(piece),
         x.divisor(),
     );
     x.decode(piece);

@@ -61,6 +61,9 @@ pub const Executor = struct {
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64 = 0,
     rank: u16 = 0,
+    /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
+    /// what this one loses.
+    residual: ?kernels.Residual,
 
     slots: Pool.Buffer,
     slot_bytes: usize,
@@ -135,6 +138,7 @@ pub const Executor = struct {
         send: [*]const u8,
         /// The caller's buffer: `send` itself, or apart from it.
         recv: [*]u8,
+        residual: ?kernels.Residual = null,
         world_size: u32,
         chunk_bytes: u32,
         window_bytes: u64,
@@ -222,6 +226,7 @@ pub const Executor = struct {
             .target = options.recv,
             .shadow = shadow,
             .encoded = encoded,
+            .residual = options.residual,
             .slots = slots,
             .slot_bytes = slot_bytes,
             .free_slots = free_slots,
@@ -412,6 +417,8 @@ pub const Executor = struct {
             const mine = x.own(piece);
             const out = x.overwrite(piece);
             kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, mine, count);
+            // Nothing was encoded, so nothing is given back and nothing is lost.
+            if (x.residual_of(piece)) |rest| @memcpy(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
             x.settle(piece, x.attempt);
         }
     }
@@ -473,6 +480,12 @@ pub const Executor = struct {
             .origin = @as(u32, x.rank) << 1 | @intFromEnum(stage),
             .first = x.partition.offset(piece),
         };
+    }
+
+    pub fn residual_of(x: *const Executor, piece: usize) ?kernels.Residual {
+        const whole = x.residual orelse return null;
+        const start: usize = @intCast(x.partition.offset(piece) * @sizeOf(f32));
+        return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
     /// The final bytes of a piece as they travel.
@@ -539,6 +552,7 @@ pub const Executor = struct {
         }
         x.target = x.shadow.ptr;
         x.send = x.shadow.ptr;
+        x.residual = null;
         x.dirty.clear();
     }
 
@@ -608,7 +622,7 @@ pub const Executor = struct {
         const index = x.slot_take();
         const into = x.slot(index);
         const mine = x.own(piece);
-        if (x.encodes()) kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, null) //
+        if (x.encodes()) kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, x.residual_of(piece)) //
         else kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, mine, count);
         return .{ .slot = index, .bytes = into[0..x.partial_piece_bytes(piece)] };
     }

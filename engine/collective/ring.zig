@@ -146,8 +146,9 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     if (owner(x, piece) == x.position) {
         if (x.encodes()) {
             const encoding = x.encoding(piece, .result);
-            const out = x.encoded_piece(piece);
-            kernels.accumulate_encode(encoding, out.ptr, partial.ptr, mine, null, x.divisor());
+            const out = x.encoded_piece(piece).ptr;
+            const residual = x.residual_of(piece);
+            kernels.accumulate_encode(encoding, out, partial.ptr, mine, residual, x.divisor());
             x.decode(piece);
         } else {
             const out = x.overwrite(piece);
@@ -158,7 +159,8 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     }
     if (x.encodes()) {
         const encoding = x.encoding(piece, .contribution);
-        kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, null, 1);
+        const residual = x.residual_of(piece);
+        kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, residual, 1);
     } else kernels.accumulate(op, dtype, partial.ptr, partial.ptr, mine, count);
     if (x.in_place()) x.save(piece);
     x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });

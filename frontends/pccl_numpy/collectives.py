@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pccl_py import Group, InDoubt, Outcome, PeerId, Recovery, ReduceOp
+from pccl_py import Codec, CodecKind, Group, InDoubt, Outcome, PeerId, Plan, Recovery, ReduceOp
 
 Array = NDArray[Any]
 
@@ -33,7 +33,8 @@ def all_reduce(
     *,
     op: ReduceOp | str = ...,
     tag: int = ...,
-    codec: str = ...,
+    codec: Codec | CodecKind | str = ...,
+    plan: Plan | str = ...,
     recovery: Recovery | str | None = ...,
     deadline: float | None = ...,
     return_outcome: Literal[False] = ...,
@@ -46,7 +47,8 @@ def all_reduce(
     *,
     op: ReduceOp | str = ...,
     tag: int = ...,
-    codec: str = ...,
+    codec: Codec | CodecKind | str = ...,
+    plan: Plan | str = ...,
     recovery: Recovery | str | None = ...,
     deadline: float | None = ...,
     return_outcome: Literal[True],
@@ -58,7 +60,8 @@ def all_reduce(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     tag: int = 0,
-    codec: str = "none",
+    codec: Codec | CodecKind | str = "none",
+    plan: Plan | str = Plan.AUTO,
     recovery: Recovery | str | None = None,
     deadline: float | None = None,
     return_outcome: bool = False,
@@ -81,7 +84,14 @@ def all_reduce(
 
     def reduce(recv: Array) -> Outcome:
         return comm.all_reduce(
-            send, recv, op=op, tag=tag, codec=codec, recovery=recovery, deadline=deadline
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            codec=codec,
+            plan=plan,
+            recovery=recovery,
+            deadline=deadline,
         )
 
     outcome = _into(target, reduce)
@@ -94,7 +104,8 @@ def all_reduce_(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     tag: int = 0,
-    codec: str = "none",
+    codec: Codec | CodecKind | str = "none",
+    plan: Plan | str = Plan.AUTO,
     recovery: Recovery | str | None = None,
     deadline: float | None = None,
 ) -> Outcome:
@@ -108,7 +119,7 @@ def all_reduce_(
         if recv is not x:
             recv[...] = x
         return comm.all_reduce(
-            recv, op=op, tag=tag, codec=codec, recovery=recovery, deadline=deadline
+            recv, op=op, tag=tag, codec=codec, plan=plan, recovery=recovery, deadline=deadline
         )
 
     return _into(x, reduce)

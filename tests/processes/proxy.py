@@ -404,6 +404,10 @@ class Proxy:
             return self._break(connection)
         other = connection.server if stays is connection.client else connection.client
         assert other is not None
+        if stays.fileno() < 0:
+            return self._break(connection)  # it was the other end that stayed open
+        if other.fileno() < 0:
+            return None  # nobody is behind it already
         with contextlib.suppress(KeyError):
             self._selector.unregister(other)
         reset(other)

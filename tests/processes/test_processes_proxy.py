@@ -213,6 +213,8 @@ def test_half_open_leaves_one_end_alone(pair: Pair) -> None:
         pair.zero.recv(1)
     pair.one.sendall(b"x" * 16 * MIB)  # is taken
     assert is_quiet(pair.one)
+    pair.proxy.half_open("1", "0")  # as it is already
+    assert is_quiet(pair.one)
     pair.one.close()
     assert round_trip(*pair.again()) < LATE
 

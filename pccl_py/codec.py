@@ -1,0 +1,225 @@
+"""How floats travel: the codecs and their options, and error feedback.
+
+What a codec makes of an array is written in docs/KERNELS.md; arguments are checked by the native
+library. Who uses this: communicator.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pccl_py import buffers
+from pccl_py.errors import (
+    Aborted,
+    CoordinatorUnreachable,
+    InDoubt,
+    InvalidArgument,
+    InvalidUsage,
+    PcclError,
+)
+from pccl_py.words import parse, unsigned
+from pccl_py.work import Work
+
+_FLOAT_BYTES = 4
+
+
+class CodecKind(IntEnum):
+    """The kind of a codec. Functions also take the lower-case name.
+
+    NONE: elements travel as they are. BF16, F16: rounded to 16 bits. INT8, INT6, INT5, INT4:
+    integers with a scale for each block. E3M0: sign and three bits of exponent, FP8_E4M3: floats
+    of 8 bits, both with a scale for each block. MIN_MAX_U8, ZERO_POINT_U8: 256 steps between the
+    least and the greatest element of a piece.
+    """
+
+    NONE = 0
+    BF16 = 1
+    F16 = 2
+    INT8 = 3
+    INT6 = 4
+    INT5 = 5
+    INT4 = 6
+    E3M0 = 7
+    FP8_E4M3 = 8
+    MIN_MAX_U8 = 9
+    ZERO_POINT_U8 = 10
+
+
+class Rounding(IntEnum):
+    """How codes are rounded. STOCHASTIC is right on average, and costs accuracy at each element."""
+
+    NEAREST = 0
+    STOCHASTIC = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A codec with its options; the same on all members of an operation.
+
+    `block`: elements that share a scale, 32, 64, 128 or 256 (default 128). `rotate`: each block
+    goes through random signs and a Hadamard matrix first, which spreads what sticks out (default:
+    on, for the kinds that have blocks). Raises InvalidArgument for a name that is unknown; what
+    does not go together is refused by the operation.
+    """
+
+    kind: CodecKind | str = CodecKind.NONE
+    block: int | None = None
+    rotate: bool | None = None
+    rounding: Rounding | str = Rounding.NEAREST
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
+        object.__setattr__(self, "rounding", parse(Rounding, self.rounding, "rounding"))
+        if self.block is not None and unsigned(self.block, "block", 32) == 0:
+            raise InvalidArgument("block is 0; it must be 32, 64, 128 or 256")
+
+    @property
+    def encodes(self) -> bool:
+        """False for "none"."""
+        return self.kind is not CodecKind.NONE
+
+    def native(self) -> tuple[int, int, int, int]:
+        """As the C interface has it."""
+        rotate = 0 if self.rotate is None else 1 if self.rotate else 2
+        return int(self.kind), self.block or 0, rotate, int(self.rounding)
+
+
+NONE = Codec()
+
+
+def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
+    """A Codec from itself, or from its kind with the default options. Raises InvalidArgument."""
+    if isinstance(value, Codec):
+        return value
+    return Codec(parse(CodecKind, value, "codec"))
+
+
+class ErrorFeedback:
+    """What the codec has lost of this peer's contributions under one tag, to be added to the next.
+
+    From `Group.error_feedback(tag)` on, every all_reduce of that tag with a codec adds the residual
+    to what this peer contributes, and keeps what its first encoding loses (Seide et al. 2014,
+    Karimireddy et al., arXiv 1901.09847). The residual changes only when an operation commits. In
+    the ring, only the parts whose sums start here are encoded alone; of the others nothing is lost
+    here. One operation at a time uses it, as a tag is.
+    """
+
+    def __init__(self, tag: int) -> None:
+        self._tag = tag
+        self._count = 0
+        self._residuals = (bytearray(), bytearray())
+        self._pending: Work | None = None
+        self._closed = False
+
+    @property
+    def tag(self) -> int:
+        """The tag whose operations use it."""
+        return self._tag
+
+    @property
+    def count(self) -> int:
+        """Elements; 0 before the first operation. It is that of all operations of the tag."""
+        return self._count
+
+    def save(self) -> bytes:
+        """The residual, f32 in native byte order, `count` of them; for a checkpoint.
+
+        Raises InvalidUsage while an operation that uses it is in flight or in doubt.
+        """
+        self._settle()
+        return bytes(self._residuals[0])
+
+    def load(self, residual: object) -> None:
+        """Goes on with a residual that was saved: bytes, or any f32 array.
+
+        Raises InvalidArgument if it does not consist of f32, or not of `count` once that is known;
+        InvalidUsage while an operation that uses it is in flight or in doubt.
+        """
+        self._settle()
+        data = bytes(memoryview(residual).cast("B"))  # type: ignore[arg-type]
+        if len(data) % _FLOAT_BYTES:
+            raise InvalidArgument(f"a residual is f32; {len(data)} bytes are none")
+        count = len(data) // _FLOAT_BYTES
+        if self._count and count != self._count:
+            raise InvalidArgument(
+                f"the residual has {count} elements, the operations {self._count}"
+            )
+        self._resize(count)
+        self._residuals[0][:] = data
+
+    def reset(self) -> None:
+        """Forgets the residual, and how many elements it has."""
+        self._settle()
+        self._resize(0)
+
+    def close(self) -> None:
+        """Operations of the tag do without it from now on. Allowed at any time."""
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def begin(self, count: int) -> tuple[tuple[int, int], object]:
+        """The addresses of the residual and of the next one, and what keeps them alive."""
+        self._settle()
+        if self._count and count and count != self._count:
+            raise InvalidArgument(
+                f"the error feedback of tag {self._tag} has {self._count} elements, this call "
+                f"{count}: use another tag, or reset() it"
+            )
+        if not self._count:
+            self._resize(count)
+        if not count:
+            return (0, 0), None
+        now, after = self._residuals
+        return (_address(now), _address(after)), (now, after)
+
+    def begun(self, work: Work) -> None:
+        """The operation under way, whose end decides."""
+        self._pending = work
+
+    def _settle(self) -> None:
+        work = self._pending
+        if work is None:
+            return
+        if not work.done():
+            raise InvalidUsage(
+                f"an operation with tag {self._tag} and its error feedback is in flight"
+            )
+        if self._was_committed(work):
+            self._residuals = self._residuals[1], self._residuals[0]
+        self._pending = None
+
+    def _was_committed(self, work: Work) -> bool:
+        try:
+            work.wait(0)
+        except InDoubt:
+            return self._became_committed(work)
+        except PcclError:
+            return False
+        return True
+
+    def _became_committed(self, work: Work) -> bool:
+        try:
+            work.resolve(0, copy=False)
+        except (Aborted, CoordinatorUnreachable):  # or nobody will ever know
+            return False
+        except TimeoutError:
+            raise InvalidUsage(
+                f"an operation with tag {self._tag} and its error feedback is in doubt: resolve "
+                "its work first"
+            ) from None
+        return True
+
+    def _resize(self, count: int) -> None:
+        self._count = count
+        self._residuals = bytearray(count * _FLOAT_BYTES), bytearray(count * _FLOAT_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<ErrorFeedback of tag {self._tag}, {self._count} elements>"
+
+
+def _address(data: bytearray) -> int:
+    return buffers.writable(data).address
