@@ -615,15 +615,17 @@ pub const Executor = struct {
     pub fn contribution(x: *Executor, piece: usize) ?Contribution {
         if (x.in_place()) x.save(piece);
         const count = x.partition.elements(piece);
-        if (!x.converts()) return .{ .slot = no_slot, .bytes = x.own(piece)[0..x.piece_bytes(piece)] };
+        const mine = x.own(piece);
+        if (!x.converts()) return .{ .slot = no_slot, .bytes = mine[0..x.piece_bytes(piece)] };
         // More would take slots that others have been promised.
         if (x.free_count == 0 or x.origin_held == origin_slots) return null;
         x.origin_held += 1;
         const index = x.slot_take();
         const into = x.slot(index);
-        const mine = x.own(piece);
-        if (x.encodes()) kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, x.residual_of(piece)) //
-        else kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, mine, count);
+        if (x.encodes()) {
+            const residual = x.residual_of(piece);
+            kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, residual);
+        } else kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, mine, count);
         return .{ .slot = index, .bytes = into[0..x.partial_piece_bytes(piece)] };
     }
 

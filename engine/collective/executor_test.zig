@@ -1,5 +1,6 @@
 //! What executor.zig promises, with ring.zig and direct.zig: whole operations over perfect links,
-//! with losses, halves of frames, doubts and failures, and values in which every contribution shows.
+//! with losses, halves of frames, doubts and failures, and values in which every contribution
+//! shows.
 
 const std = @import("std");
 const base = @import("base");
@@ -598,7 +599,8 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
             const from = index % case.n;
             const counts = x.chunk_reduced[chunk] == 1 or from != case.lose.?;
             const expected: f32 = @floatFromInt(@intFromBool(counts));
-            const members: f32 = @floatFromInt(if (x.chunk_reduced[chunk] == 1) case.n else x.members);
+            const all = x.chunk_reduced[chunk] == 1;
+            const members: f32 = @floatFromInt(if (all) case.n else x.members);
             const scaled = if (op == .avg) value * members else value;
             try std.testing.expectApproxEqAbs(expected, scaled, 0.49);
         }

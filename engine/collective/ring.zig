@@ -197,8 +197,10 @@ fn next_forward(x: *Executor) ?Executor.Out {
         if (!credit.has_left()) continue;
         credit.used += 1;
         _ = x.ring.ready.orderedRemove(index);
-        const bytes = x.slot(partial.slot)[0..x.partial_piece_bytes(partial.piece)];
-        return Executor.partial_out(partial.piece, class, .{ .slot = partial.slot, .bytes = bytes });
+        return Executor.partial_out(partial.piece, class, .{
+            .slot = partial.slot,
+            .bytes = x.slot(partial.slot)[0..x.partial_piece_bytes(partial.piece)],
+        });
     }
     return null;
 }
