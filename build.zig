@@ -120,6 +120,7 @@ pub fn build(b: *std.Build) void {
     const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
     add_layer_tests(b, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulation_layers, filters, test_step, check_step);
+    add_kernel_programs(b, library_layers, test_layers);
     add_python(b, target, library);
 }
 
@@ -282,6 +283,31 @@ fn add_layer_tests(
         });
         check_step.dependOn(&compile_only.step);
     }
+}
+
+/// Programs for a machine that has other CPU levels than this one: `kernel-tests` and
+/// `kernel-bench` in <prefix>/bin. Static with -Dtarget=x86_64-linux-musl.
+fn add_kernel_programs(b: *std.Build, library_layers: Layers, test_layers: Layers) void {
+    const tests = b.addTest(.{ .name = "kernel-tests", .root_module = test_layers.get("kernels") });
+    const test_step = b.step("kernel-tests", "Build the tests of the kernels as a program");
+    test_step.dependOn(&b.addInstallArtifact(tests, .{}).step);
+
+    const kernels = library_layers.get("kernels");
+    const bench = b.addExecutable(.{
+        .name = "kernel-bench",
+        .root_module = b.createModule(.{
+            .root_source_file = b.path("kernels/bench.zig"),
+            .target = kernels.resolved_target,
+            .optimize = .ReleaseFast,
+            .link_libc = true,
+            // As the library, else Zig 0.16 crashes on its debug information.
+            .strip = true,
+            .pic = true,
+            .imports = &.{.{ .name = "kernels", .module = kernels }},
+        }),
+    });
+    const bench_step = b.step("kernel-bench", "Build a program that measures the kernels");
+    bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
 }
 
 /// After the tests of the kernels: which CPU levels they could not run on this machine.

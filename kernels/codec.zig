@@ -87,6 +87,16 @@ pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
     }
 }
 
+/// sum := sum + the values of an encoded piece as they are, in the rotated domain: f32, of whole
+/// blocks.
+pub fn add_encoded(piece: Piece, sum: [*]u8, encoded: [*]const u8) void {
+    assert(piece.codec.kind.family() == .block);
+    assert(piece.count % piece.codec.block.elements() == 0);
+    var call: Call = undefined;
+    call.init(piece, .{});
+    call.add_tile(call.tile(0, true), sum, sum, encoded);
+}
+
 /// Elements that are worked on together; `padded` are the elements of their whole blocks.
 const Tile = struct { begin: usize, count: usize, padded: usize };
 

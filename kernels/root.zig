@@ -18,6 +18,7 @@ const ReduceOp = base.ReduceOp;
 
 pub const scalar = @import("scalar.zig");
 pub const float_mode = @import("float_mode.zig");
+pub const measure = @import("measure.zig");
 pub const level_names = dispatch.level_names;
 pub const level_name = dispatch.level_name;
 /// Uses the named level from now on; false if there is no such level or this CPU lacks it.
@@ -92,6 +93,16 @@ pub fn reduce_k(
     kernel(out, inputs.ptr, inputs.len, contributors, count);
 }
 
+/// out := f32 from elements of a float dtype. NaNs are canonical.
+pub fn to_f32(dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    dispatch.table().to_f32[@intFromEnum(dtype)].?(out, input, count);
+}
+
+/// out := elements of a float dtype from f32, each rounded once. NaNs are canonical.
+pub fn from_f32(dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
+    dispatch.table().from_f32[@intFromEnum(dtype)].?(out, input, count);
+}
+
 /// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and that of an owner.
 pub const Piece = codec.Piece;
 pub const Residual = codec.Residual;
@@ -99,6 +110,7 @@ pub const encode = codec.encode;
 pub const decode = codec.decode;
 pub const accumulate_encode = codec.accumulate_encode;
 pub const reduce_encode = codec.reduce_encode;
+pub const add_encoded = codec.add_encoded;
 
 /// Memory to memory, past the caches (copy.zig). The blocks do not overlap.
 pub fn copy_past(noalias out: [*]u8, noalias input: [*]const u8, bytes: usize) void {
@@ -125,4 +137,5 @@ test {
     _ = @import("tests.zig");
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");
+    _ = @import("measure.zig");
 }

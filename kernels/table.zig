@@ -54,6 +54,10 @@ pub const WidenRange = *const fn (*Range, [*]const u8, usize) callconv(.c) void;
 pub const EncodeRange = *const fn ([*]u8, [*]const u8, usize, *const Steps) callconv(.c) void;
 pub const DecodeRange = *const fn ([*]u8, [*]const u8, usize, *const [2]f32) callconv(.c) void;
 
+/// out, inputs, groups of elements: skeleton.zig.
+pub const Skeleton = *const fn ([*]u8, [*]const [*]const u8, usize) callconv(.c) void;
+pub const skeleton_count = 20;
+
 /// The kinds of a family follow each other in codec.Kind.
 pub const half_count = 2;
 pub const block_kind_count = 6;
@@ -88,4 +92,5 @@ pub const Table = extern struct {
     encode_range: [range_count]EncodeRange,
     decode_range: [range_count]DecodeRange,
     lost: Lost,
+    skeletons: [skeleton_count]Skeleton,
 };
