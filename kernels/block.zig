@@ -1,6 +1,10 @@
-//! The codecs with a scale per block, on whole blocks of f32: encode, decode, decode and add.
-//! Compiled once per CPU level (level.zig). What they compute: codec_scalar.zig; who cuts pieces
-//! into blocks, converts and rotates them: codec.zig.
+//! The codecs with a scale per block, on whole blocks of f32. Compiled once per CPU level
+//! (level.zig). What they compute: codec_scalar.zig; who cuts pieces into blocks: codec.zig.
+//!
+//! From a block's values to its scale is a long way of dependent steps: reduce, multiply, round,
+//! divide. So encoding goes in batches: first the values of some blocks and their greatest
+//! magnitudes, then all scales in one vector, then all codes. What a batch keeps stays in the
+//! first-level cache.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -22,8 +26,10 @@ const has_fma = vector.has_fma;
 
 const escape_bits = 0x7f00_0000;
 const scale_nan = 0x7fc0;
+const one_bits = 0x3f80_0000;
 const scale_min_bits = (127 - 110) << 7;
 
+/// out := the encoding of (the job's inputs and own blocks, rotated) * factor.
 pub fn encode(
     comptime kind: Kind,
     comptime block: Block,
@@ -31,61 +37,50 @@ pub fn encode(
 ) table.EncodeBlocks {
     const B = Blocks(kind, block);
     return struct {
-        fn run(
-            scales: [*]u8,
-            codes: [*]u8,
-            input: [*]const u8,
-            blocks: usize,
-            factor: f32,
-            key: u64,
-            first: u64,
-        ) callconv(.c) void {
-            var noise: Noise = if (rounding == .stochastic) .init(key, first >> 6) else undefined;
-            for (0..blocks) |number| {
-                const from = input + number * B.input_bytes;
-                rotate.prefetch(from, B.input_bytes);
-                const element = first + number * B.elements;
-                const in: B.Memory = .{ .bytes = from };
-                B.write(rounding, scales, codes, number, in, factor, &noise, element);
+        fn run(job: *const table.EncodeJob) callconv(.c) void {
+            const stochastic = rounding == .stochastic;
+            var noise: Noise = if (stochastic) .init(job.key, job.first >> 6) else undefined;
+            const in_place = job.signs == null and job.input_count == 0;
+            var number: usize = 0;
+            while (number < job.blocks) : (number += B.batch) {
+                const count = @min(B.batch, job.blocks - number);
+                var scratch: [B.batch * B.elements]f32 align(64) = undefined;
+                var values: [*]const u8 = std.mem.asBytes(&scratch);
+                // The lanes behind the last block are those of a harmless one.
+                var magnitudes: [B.batch]u32 = @splat(one_bits);
+                if (in_place) {
+                    values = job.own + number * B.value_bytes;
+                    for (magnitudes[0..count], 0..) |*magnitude, index| {
+                        const from = values + index * B.value_bytes;
+                        rotate.prefetch(from, B.value_bytes);
+                        magnitude.* = B.greatest(&B.load(from));
+                    }
+                } else for (magnitudes[0..count], 0..) |*magnitude, index| {
+                    const sums = B.sum(job, number + index);
+                    magnitude.* = B.greatest(&sums);
+                    const to = std.mem.asBytes(&scratch)[index * B.value_bytes ..].ptr;
+                    B.store(to, &sums);
+                }
+                const batch = B.scales(rounding, magnitudes, job.factor);
+                for (0..count) |index| {
+                    const to = job.codes + (number + index) * B.code_bytes;
+                    if (batch.any_empty and batch.inverses[index] == 0) {
+                        @branchHint(.unlikely);
+                        B.put_zeros(to[0..B.code_bytes]);
+                        continue;
+                    }
+                    const from = values + index * B.value_bytes;
+                    const element = job.first + (number + index) * B.elements;
+                    B.put_codes(to, from, batch.inverses[index], rounding, &noise, element);
+                }
+                const bytes = std.mem.sliceAsBytes(batch.scales[0..count]);
+                @memcpy(job.scales[number * codecs.scale_bytes ..][0..bytes.len], bytes);
             }
         }
     }.run;
 }
 
-/// The step of a ring in one pass: out := the encoding of (input block + own) * factor.
-pub fn add_encode(
-    comptime kind: Kind,
-    comptime block: Block,
-    comptime rounding: Rounding,
-) table.AddEncodeBlocks {
-    const B = Blocks(kind, block);
-    return struct {
-        fn run(
-            scales: [*]u8,
-            codes: [*]u8,
-            in_scales: [*]const u8,
-            in_codes: [*]const u8,
-            own: [*]const u8,
-            blocks: usize,
-            factor: f32,
-            key: u64,
-            first: u64,
-        ) callconv(.c) void {
-            var noise: Noise = if (rounding == .stochastic) .init(key, first >> 6) else undefined;
-            for (0..blocks) |number| {
-                const from = own + number * B.input_bytes;
-                rotate.prefetch(from, B.input_bytes);
-                var sums: [B.vectors]V = undefined;
-                B.add(&sums, from, in_scales, in_codes, number);
-                const element = first + number * B.elements;
-                const in: B.Computed = .{ .values = &sums };
-                B.write(rounding, scales, codes, number, in, factor, &noise, element);
-            }
-        }
-    }.run;
-}
-
-/// out := the values times `factor`, a power of two.
+/// out := the values. With signs they are rotated back, which takes out their factor.
 pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
     const B = Blocks(kind, block);
     return struct {
@@ -93,21 +88,23 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
             out: [*]u8,
             scales: [*]const u8,
             codes: [*]const u8,
+            signs: ?*const [codecs.block_elements_max]u32,
             blocks: usize,
-            factor: f32,
         ) callconv(.c) void {
+            const factor: f32 = if (signs == null) 1 else 1.0 / @as(f32, B.elements);
             for (0..blocks) |number| {
-                const to = out + number * B.input_bytes;
+                const to = out + number * B.value_bytes;
                 const from = codes + number * B.code_bytes;
                 rotate.prefetch(from, B.code_bytes);
                 const scale = B.scale_at(scales, number) orelse {
                     @branchHint(.unlikely);
-                    B.fill(to);
+                    B.store(to, &@as([B.vectors]V, @splat(@splat(std.math.nan(f32)))));
                     continue;
                 };
-                const times: V = @splat(scale * factor);
-                const numbers = B.numbers(from);
-                inline for (numbers, 0..) |n, v| vector.put(to + v * 64, n * times);
+                var values = B.numbers(from);
+                inline for (&values) |*value| value.* *= @splat(scale * factor);
+                if (signs) |turns| rotate.backward(B.vectors, &values, turns);
+                B.store(to, &values);
             }
         }
     }.run;
@@ -125,12 +122,11 @@ pub fn add(comptime kind: Kind, comptime block: Block) table.AddBlocks {
             blocks: usize,
         ) callconv(.c) void {
             for (0..blocks) |number| {
-                const to = out + number * B.input_bytes;
                 rotate.prefetch(codes + number * B.code_bytes, B.code_bytes);
-                rotate.prefetch(a + number * B.input_bytes, B.input_bytes);
-                var sums: [B.vectors]V = undefined;
-                B.add(&sums, a + number * B.input_bytes, scales, codes, number);
-                inline for (sums, 0..) |sum, v| vector.put(to + v * 64, sum);
+                rotate.prefetch(a + number * B.value_bytes, B.value_bytes);
+                var sums = B.load(a + number * B.value_bytes);
+                B.add_block(&sums, scales, codes, number);
+                B.store(out + number * B.value_bytes, &sums);
             }
         }
     }.run;
@@ -140,62 +136,66 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
     return struct {
         const elements = block.elements();
         const vectors = elements / lanes;
-        const input_bytes = elements * 4;
+        const value_bytes = elements * 4;
         const code_bytes = elements * kind.bits() / 8;
 
-        /// Values of a block in memory, from where they are loaded twice rather than spilled.
-        const Memory = struct {
-            bytes: [*]const u8,
+        /// Blocks whose scales are computed together.
+        const batch = @min(16, 1024 / elements);
 
-            inline fn at(in: Memory, comptime v: usize) V {
-                return vector.load(.f32, f32, in.bytes + v * 64);
+        inline fn load(from: [*]const u8) [vectors]V {
+            var values: [vectors]V = undefined;
+            inline for (&values, 0..) |*value, v| {
+                value.* = vector.load(.f32, f32, from + v * 64);
             }
-        };
-
-        /// Values of a block that were just computed.
-        const Computed = struct {
-            values: *const [vectors]V,
-
-            inline fn at(in: Computed, comptime v: usize) V {
-                return in.values[v];
-            }
-        };
-
-        inline fn write(
-            comptime rounding: Rounding,
-            scales: [*]u8,
-            codes: [*]u8,
-            number: usize,
-            in: anytype,
-            factor: f32,
-            noise: *Noise,
-            element: u64,
-        ) void {
-            const to = codes + number * code_bytes;
-            const scale = scale_for(rounding, greatest(in), factor);
-            if (scale -% 1 >= scale_nan - 1) { // zero or NaN
-                @branchHint(.unlikely);
-                put_scale(scales, number, scale);
-                @memset(to[0..code_bytes], 0);
-                return zero_codes(to[0..code_bytes]);
-            }
-            const inverse: V = @splat(factor / f32_of(scale));
-            switch (rounding) {
-                .nearest => write_codes(to, in, inverse, .nearest, {}),
-                .stochastic => write_codes(to, in, inverse, .stochastic, Random{
-                    .noise = noise,
-                    .element = element,
-                }),
-            }
-            put_scale(scales, number, scale);
+            return values;
         }
 
-        inline fn greatest(in: anytype) u32 {
-            // Bits of magnitudes order like integers, NaNs above all.
+        inline fn store(to: [*]u8, values: *const [vectors]V) void {
+            inline for (values, 0..) |value, v| vector.put(to + v * 64, value);
+        }
+
+        /// The values of a block that are to be encoded, in the order of the ranks.
+        inline fn sum(job: *const table.EncodeJob, number: usize) [vectors]V {
+            var sums: [vectors]V = undefined;
+            if (job.position > 0) {
+                const from = job.inputs[0];
+                sums = @splat(@splat(-0.0)); // which changes nothing that is added
+                rotate.prefetch(from + job.codes_at + number * code_bytes, code_bytes);
+                add_block(&sums, from + job.scales_at, from + job.codes_at, number);
+                add_all(&sums, job, number, 1, job.position);
+            }
+            const from = job.own + number * value_bytes;
+            rotate.prefetch(from, value_bytes);
+            var own = load(from);
+            if (job.signs) |signs| rotate.forward(vectors, &own, signs);
+            if (job.position > 0) {
+                inline for (&sums, own) |*s, mine| s.* += mine;
+            } else {
+                sums = own;
+            }
+            add_all(&sums, job, number, job.position, job.input_count);
+            return sums;
+        }
+
+        inline fn add_all(
+            sums: *[vectors]V,
+            job: *const table.EncodeJob,
+            number: usize,
+            begin: usize,
+            end: usize,
+        ) void {
+            for (job.inputs[begin..end]) |from| {
+                rotate.prefetch(from + job.codes_at + number * code_bytes, code_bytes);
+                add_block(sums, from + job.scales_at, from + job.codes_at, number);
+            }
+        }
+
+        /// Bits of the greatest magnitude: they order like integers, NaNs above all.
+        inline fn greatest(values: *const [vectors]V) u32 {
             const I = @Vector(lanes, i32);
             const mask: I = @splat(0x7fff_ffff);
             var parts: [vectors]I = undefined;
-            inline for (&parts, 0..) |*part, v| part.* = @as(I, @bitCast(in.at(v))) & mask;
+            inline for (&parts, values) |*part, value| part.* = @as(I, @bitCast(value)) & mask;
             comptime var half = vectors / 2;
             inline while (half > 0) : (half /= 2) {
                 inline for (0..half) |v| parts[v] = @max(parts[v], parts[v + half]);
@@ -203,16 +203,81 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             return @bitCast(@reduce(.Max, parts[0]));
         }
 
-        inline fn scale_for(comptime rounding: Rounding, magnitude: u32, factor: f32) u16 {
-            if (magnitude >= escape_bits) {
-                @branchHint(.unlikely);
-                return scale_nan;
+        /// `inverses` are zero for blocks without codes: escaped ones and those of zeros.
+        const Scales = struct { scales: [batch]u16, inverses: [batch]f32, any_empty: bool };
+
+        inline fn scales(
+            comptime rounding: Rounding,
+            magnitudes: [batch]u32,
+            factor: f32,
+        ) Scales {
+            const I = @Vector(batch, i32); // no sign bit is set: SSE2 compares signed integers
+            const F = @Vector(batch, f32);
+            const magnitude: @Vector(batch, u32) = magnitudes;
+            const escaped = @as(I, @bitCast(magnitude)) >= @as(I, @splat(escape_bits));
+            const wanted = @as(F, @bitCast(magnitude)) * @as(F, @splat(factor)) *
+                @as(F, @splat(1.0 / code_max));
+            const bits: @Vector(batch, u32) = @bitCast(wanted);
+            const odd = bits >> @splat(16) & @as(@Vector(batch, u32), @splat(1));
+            const added: @Vector(batch, u32) = if (rounding == .stochastic)
+                @splat(0xffff)
+            else
+                @as(@Vector(batch, u32), @splat(0x7fff)) + odd;
+            const rounded: I = @bitCast((bits +% added) >> @splat(16));
+            const tiny = rounded < @as(I, @splat(scale_min_bits));
+            const kept = @select(i32, tiny, @as(I, @splat(0)), rounded);
+            const scale = @select(i32, escaped, @as(I, @splat(scale_nan)), kept);
+            const empty = @select(bool, escaped, escaped, tiny);
+            const ones: F = @splat(1);
+            const divisor: F = @bitCast(scale << @splat(16));
+            const inverse = @as(F, @splat(factor)) / @select(f32, empty, ones, divisor);
+            return .{
+                .scales = @as(@Vector(batch, u16), @intCast(scale)),
+                .inverses = @select(f32, empty, @as(F, @splat(0)), inverse),
+                .any_empty = @reduce(.Or, empty),
+            };
+        }
+
+        inline fn put_codes(
+            to: [*]u8,
+            from: [*]const u8,
+            inverse: f32,
+            comptime rounding: Rounding,
+            noise: *Noise,
+            element: u64,
+        ) void {
+            const times: V = @splat(inverse);
+            var words: U = undefined;
+            var made: [vectors]U = undefined;
+            inline for (&made, 0..) |*code, v| {
+                var byte: U = undefined;
+                if (rounding == .stochastic) {
+                    if (v % 4 == 0) words = random_words(noise, element, v);
+                    byte = words >> @splat(8 * (v % 4)) & @as(U, @splat(255));
+                }
+                const value = vector.load(.f32, f32, from + v * 64);
+                code.* = code_from(rounding, value * times, byte);
             }
-            const wanted = @as(f32, @bitCast(magnitude)) * factor * (1.0 / code_max);
-            const bits: u32 = @bitCast(wanted);
-            const added = if (rounding == .stochastic) 0xffff else 0x7fff + (bits >> 16 & 1);
-            const scale = (bits + added) >> 16;
-            return @intCast(if (scale < scale_min_bits) 0 else scale);
+            pack(to, &made);
+        }
+
+        /// 16 elements make a vector, four of which share words.
+        inline fn random_words(noise: *Noise, element: u64, comptime v: usize) U {
+            const words = noise.words((element >> 6) + v / 4);
+            // A block of 32 is the first or the second half of 64.
+            if (elements >= 64) return words;
+            const shift: @Vector(lanes, u5) = @splat(@intCast((element & 32) >> 1));
+            return words >> shift;
+        }
+
+        fn put_zeros(to: *[code_bytes]u8) void {
+            @memset(to, 0);
+            switch (kind) {
+                .int4 => @memset(to, 0x88),
+                .int5 => @memset(to[elements / 2 ..], 0xff),
+                .int6 => @memset(to[elements / 2 ..], 0xaa),
+                else => {},
+            }
         }
 
         const code_max: f32 = switch (kind) {
@@ -224,54 +289,6 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             .fp8_e4m3 => 448,
             else => unreachable,
         };
-
-        inline fn put_scale(scales: [*]u8, number: usize, scale: u16) void {
-            const pointer: *align(1) u16 = @ptrCast(scales + number * codecs.scale_bytes);
-            pointer.* = scale;
-        }
-
-        fn zero_codes(to: *[code_bytes]u8) void {
-            switch (kind) {
-                .int4 => @memset(to, 0x88),
-                .int5 => @memset(to[elements / 2 ..], 0xff),
-                .int6 => @memset(to[elements / 2 ..], 0xaa),
-                else => {},
-            }
-        }
-
-        /// The random bytes of a block.
-        const Random = struct {
-            noise: *Noise,
-            element: u64,
-
-            /// 16 elements make a vector, four of which share words.
-            inline fn group(random: Random, comptime v: usize) U {
-                const words = random.noise.words((random.element >> 6) + v / 4);
-                // A block of 32 is the first or the second half of 64.
-                if (elements >= 64) return words;
-                return words >> @splat(@intCast((random.element & 32) >> 1));
-            }
-        };
-
-        inline fn write_codes(
-            to: [*]u8,
-            in: anytype,
-            inverse: V,
-            comptime rounding: Rounding,
-            random: anytype,
-        ) void {
-            var words: U = undefined;
-            var made: [vectors]U = undefined;
-            inline for (&made, 0..) |*code, v| {
-                var byte: U = undefined;
-                if (rounding == .stochastic) {
-                    if (v % 4 == 0) words = random.group(v);
-                    byte = words >> @splat(8 * (v % 4)) & @as(U, @splat(255));
-                }
-                code.* = code_from(rounding, in.at(v) * inverse, byte);
-            }
-            pack(to, &made);
-        }
 
         /// A code in the low bits of each lane. Above it there may be others, but no bit of the
         /// low byte is wrong.
@@ -363,8 +380,8 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
         }
 
         /// Null for an escape block.
-        inline fn scale_at(scales: [*]const u8, number: usize) ?f32 {
-            const pointer: *align(1) const u16 = @ptrCast(scales + number * codecs.scale_bytes);
+        inline fn scale_at(from: [*]const u8, number: usize) ?f32 {
+            const pointer: *align(1) const u16 = @ptrCast(from + number * codecs.scale_bytes);
             const scale = pointer.*;
             return if (scale > scale_max_bits) null else f32_of(scale);
         }
@@ -374,24 +391,19 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             break :blk (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         };
 
-        inline fn fill(to: [*]u8) void {
-            inline for (0..vectors) |v| vector.put(to + v * 64, @as(V, @splat(std.math.nan(f32))));
-        }
-
-        inline fn add(
+        /// sums += the values of a block.
+        inline fn add_block(
             sums: *[vectors]V,
-            a: [*]const u8,
-            scales: [*]const u8,
+            scales_from: [*]const u8,
             codes: [*]const u8,
             number: usize,
         ) void {
-            const scale = scale_at(scales, number) orelse std.math.nan(f32);
+            const scale = scale_at(scales_from, number) orelse std.math.nan(f32);
             const times: V = @splat(scale);
             const numbers_here = numbers(codes + number * code_bytes);
-            inline for (sums, numbers_here, 0..) |*sum, n, v| {
+            inline for (sums, numbers_here) |*s, n| {
                 // The product is exact, so that both give the same bits.
-                const own = vector.load(.f32, f32, a + v * 64);
-                sum.* = if (has_fma) @mulAdd(V, n, times, own) else own + n * times;
+                s.* = if (has_fma) @mulAdd(V, n, times, s.*) else s.* + n * times;
             }
         }
 

@@ -2,9 +2,9 @@
 //! kernels that it needs, of the table of the best CPU level. What comes out is written in
 //! codec_scalar.zig; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
 //!
-//! All tiles but the last have whole blocks. An f32 tile is read where it lies, and a block codec
-//! without rotation then takes all whole blocks as one tile; else a tile is first converted, given
-//! its residual and rotated, in memory of this call.
+//! All tiles but the last have whole blocks. f32 without a residual are read where they lie, all
+//! whole blocks as one tile; else a tile is first converted and given its residual, in memory of
+//! this call.
 
 const std = @import("std");
 const base = @import("base");
@@ -71,7 +71,7 @@ pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
     var call: Call = undefined;
     call.init(piece, .{});
     const size = piece.dtype.size();
-    const whole = piece.dtype == .f32 and !call.piece.codec.rotate;
+    const whole = piece.dtype == .f32;
     var begin: usize = 0;
     while (begin < piece.count) {
         const tile = call.tile(begin, whole);
@@ -92,9 +92,10 @@ pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
 pub fn add_encoded(piece: Piece, sum: [*]u8, encoded: [*]const u8) void {
     assert(piece.codec.kind.family() == .block);
     assert(piece.count % piece.codec.block.elements() == 0);
-    var call: Call = undefined;
-    call.init(piece, .{});
-    call.add_tile(call.tile(0, true), sum, sum, encoded);
+    const head = piece.codec.head_bytes(piece.count);
+    const kernels = &dispatch.table().add_blocks[block_number(piece.codec)];
+    const blocks = piece.codec.blocks(piece.count);
+    kernels[@intFromEnum(piece.codec.block)](sum, sum, encoded, encoded + head, blocks);
 }
 
 /// Elements that are worked on together; `padded` are the elements of their whole blocks.
@@ -158,48 +159,31 @@ const Call = struct {
     fn run(call: *Call, out: [*]u8) void {
         const piece = call.piece;
         const sources = &call.sources;
-        const has_range = piece.codec.kind.family() == .range;
-        const steps: Steps = if (has_range) call.measured() else undefined;
+        const family = piece.codec.kind.family();
+        const steps: Steps = if (family == .range) call.measured() else undefined;
         const head = out[0..base.codec.range_bytes];
-        if (has_range and sources.inputs.len == 0) head.* = @bitCast(steps.head);
-        const direct = piece.dtype == .f32 and sources.residual == null and !piece.codec.rotate;
-        const whole = direct and sources.inputs.len == 0;
+        if (family == .range and sources.inputs.len == 0) head.* = @bitCast(steps.head);
+        const direct = piece.dtype == .f32 and sources.residual == null;
+        const whole = direct and (family == .block or sources.inputs.len == 0);
         var begin: usize = 0;
         while (begin < piece.count) {
             const part = call.tile(begin, whole);
-            const values = call.sum(part);
-            call.encode_tile(part, values, out, &steps);
+            switch (family) {
+                .none => unreachable,
+                .block => call.encode_blocks(part, out),
+                .half => call.encode_half(part, out),
+                .range => call.encode_range(part, out, &steps.codes),
+            }
             if (sources.residual) |residual| call.put_residual(part, out, residual);
             begin += part.count;
         }
         // Last, since `out` may be an input.
-        if (has_range and sources.inputs.len > 0) head.* = @bitCast(steps.head);
+        if (family == .range and sources.inputs.len > 0) head.* = @bitCast(steps.head);
     }
 
     const Steps = struct { head: [2]f32, codes: table.Steps };
 
-    /// The values of a tile that are to be encoded, padded with zeros.
-    fn sum(call: *Call, part: Tile) [*]const u8 {
-        const inputs = call.sources.inputs;
-        const mine = call.contribution(part);
-        if (inputs.len == 0) return mine;
-        const values = bytes_of(&call.values);
-        const position = call.sources.position;
-        if (position > 0) call.read_tile(part, values, inputs[0]);
-        for (inputs[@min(1, position)..position]) |input| {
-            call.add_tile(part, values, values, input);
-        }
-        if (position > 0) {
-            const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
-            add[@intFromEnum(base.DType.f32)](values, values, mine, part.padded);
-        }
-        for (inputs[position..], position..) |input, index| {
-            call.add_tile(part, values, if (index == 0) mine else values, input);
-        }
-        return values;
-    }
-
-    /// Own elements as f32, with their residual, rotated.
+    /// Own elements as f32, padded with zeros, with their residual.
     fn contribution(call: *Call, part: Tile) [*]const u8 {
         const piece = call.piece;
         const from = call.sources.own + part.begin * piece.dtype.size();
@@ -212,17 +196,40 @@ const Call = struct {
             at = own;
         }
         if (call.sources.residual) |residual| {
-            const rest = residual.in + part.begin * 4;
-            const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
-            add[@intFromEnum(base.DType.f32)](own, at, rest, part.count);
+            call.add_f32(own, at, residual.in + part.begin * 4, part.count);
             at = own;
         }
-        if (!piece.codec.rotate) return at;
-        const block = piece.codec.block;
-        const rotated = if (call.sources.inputs.len == 0) &call.values else &call.others;
-        const rotate = call.kernels.rotate[@intFromEnum(block)];
-        rotate(bytes_of(rotated), at, &call.signs, part.padded / block.elements());
-        return bytes_of(rotated);
+        return at;
+    }
+
+    /// The sum of all sources, for the codecs without blocks.
+    fn sum(call: *Call, part: Tile) [*]const u8 {
+        const inputs = call.sources.inputs;
+        const mine = call.contribution(part);
+        if (inputs.len == 0) return mine;
+        const values = bytes_of(&call.values);
+        const other = bytes_of(&call.others);
+        for (0..inputs.len + 1) |turn| {
+            const position = call.sources.position;
+            var next = mine;
+            if (turn != position) {
+                const input = inputs[if (turn < position) turn else turn - 1];
+                const to = if (turn == 0) values else other;
+                call.read_tile(part, to, input);
+                next = to;
+            }
+            if (turn == 0) {
+                if (position == 0) @memcpy(values[0 .. part.count * 4], mine);
+            } else {
+                call.add_f32(values, values, next, part.count);
+            }
+        }
+        return values;
+    }
+
+    fn add_f32(call: *Call, out: [*]u8, a: [*]const u8, b: [*]const u8, count: usize) void {
+        const kernels = &call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
+        kernels[@intFromEnum(base.DType.f32)](out, a, b, count);
     }
 
     fn put_residual(call: *Call, part: Tile, out: [*]const u8, residual: Residual) void {
@@ -235,36 +242,25 @@ const Call = struct {
         @memcpy(to[0 .. part.count * 4], got);
     }
 
-    /// out := the padded tile, rotated back.
+    /// out := the padded tile.
     fn decode_tile(call: *Call, part: Tile, out: [*]u8, encoded: [*]const u8) void {
         const codec = call.piece.codec;
         if (codec.kind.family() != .block) return call.read_tile(part, out, encoded);
-        const blocks = part.padded / codec.block.elements();
-        const factor = 1 / @as(f32, @floatFromInt(codec.block.elements()));
-        const from = call.place(part, encoded);
         const kernel = call.kernels.decode_blocks[block_number(codec)][@intFromEnum(codec.block)];
-        kernel(out, from.scales, from.codes, blocks, if (codec.rotate) factor else 1);
-        if (!codec.rotate) return;
-        const rotate_back = call.kernels.rotate_back[@intFromEnum(codec.block)];
-        rotate_back(out, out, &call.signs, blocks);
+        const at = call.place(part);
+        const signs = if (codec.rotate) &call.signs else null;
+        kernel(out, encoded + at.scales, encoded + at.codes, signs, call.blocks_of(part));
     }
 
-    /// out := the padded tile as it was encoded.
+    /// out := the tile, of a codec without blocks.
     fn read_tile(call: *Call, part: Tile, out: [*]u8, encoded: [*]const u8) void {
         const codec = call.piece.codec;
         switch (codec.kind.family()) {
-            .none => unreachable,
+            .none, .block => unreachable,
             .half => {
                 const d: base.DType = if (codec.kind == .bf16) .bf16 else .f16;
                 const convert = call.kernels.to_f32[@intFromEnum(d)].?;
                 convert(out, encoded + part.begin * 2, part.count);
-            },
-            .block => {
-                const from = call.place(part, encoded);
-                const kernels = &call.kernels.decode_blocks[block_number(codec)];
-                const kernel = kernels[@intFromEnum(codec.block)];
-                const blocks = part.padded / codec.block.elements();
-                kernel(out, from.scales, from.codes, blocks, 1);
             },
             .range => {
                 const codes = encoded + base.codec.range_bytes + part.begin;
@@ -275,62 +271,42 @@ const Call = struct {
         }
     }
 
-    /// out := a + the tile as it was encoded.
-    fn add_tile(
-        call: *Call,
-        part: Tile,
-        out: [*]u8,
-        a: [*]const u8,
-        encoded: [*]const u8,
-    ) void {
+    fn encode_blocks(call: *Call, part: Tile, out: [*]u8) void {
         const codec = call.piece.codec;
-        if (codec.kind.family() == .block) {
-            const from = call.place(part, encoded);
-            const kernels = &call.kernels.add_blocks[block_number(codec)];
-            const kernel = kernels[@intFromEnum(codec.block)];
-            const blocks = part.padded / codec.block.elements();
-            return kernel(out, a, from.scales, from.codes, blocks);
-        }
-        const other = bytes_of(&call.others);
-        call.read_tile(part, other, encoded);
-        const add = call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
-        add[@intFromEnum(base.DType.f32)](out, a, other, part.count);
+        const at = call.place(part);
+        const job: table.EncodeJob = .{
+            .scales = out + at.scales,
+            .codes = out + at.codes,
+            .own = call.contribution(part),
+            .signs = if (codec.rotate) &call.signs else null,
+            .inputs = call.sources.inputs.ptr,
+            .input_count = call.sources.inputs.len,
+            .position = call.sources.position,
+            .scales_at = at.scales,
+            .codes_at = at.codes,
+            .blocks = call.blocks_of(part),
+            .factor = call.factor,
+            .key = call.key,
+            .first = call.piece.first + part.begin,
+        };
+        const kernels = &call.kernels.encode_blocks[block_number(codec)];
+        kernels[@intFromEnum(codec.block)][@intFromEnum(codec.rounding)](&job);
     }
 
-    fn encode_tile(
-        call: *Call,
-        part: Tile,
-        values: [*]const u8,
-        out: [*]u8,
-        steps: *const Steps,
-    ) void {
+    fn encode_half(call: *Call, part: Tile, out: [*]u8) void {
         const codec = call.piece.codec;
+        const number = @intFromEnum(codec.kind) - @intFromEnum(Kind.bf16);
+        const kernel = call.kernels.encode_half[number][@intFromEnum(codec.rounding)];
         const first = call.piece.first + part.begin;
-        const rounding = @intFromEnum(codec.rounding);
-        switch (codec.kind.family()) {
-            .none => unreachable,
-            .half => {
-                const number = @intFromEnum(codec.kind) - @intFromEnum(Kind.bf16);
-                const kernel = call.kernels.encode_half[number][rounding];
-                const to = out + part.begin * 2;
-                kernel(to, values, part.count, call.factor, call.key, first);
-            },
-            .block => {
-                const to = call.place(part, out);
-                const kernels = &call.kernels.encode_blocks[block_number(codec)];
-                const kernel = kernels[@intFromEnum(codec.block)][rounding];
-                const blocks = part.padded / codec.block.elements();
-                const scales = @constCast(to.scales);
-                const codes = @constCast(to.codes);
-                kernel(scales, codes, values, blocks, call.factor, call.key, first);
-            },
-            .range => {
-                const codes = out + base.codec.range_bytes + part.begin;
-                if (steps.codes.inverse == 0) return @memset(codes[0..part.count], 0);
-                const kernel = call.kernels.encode_range[range_number(codec)];
-                kernel(codes, values, part.count, &steps.codes);
-            },
-        }
+        kernel(out + part.begin * 2, call.sum(part), part.count, call.factor, call.key, first);
+    }
+
+    fn encode_range(call: *Call, part: Tile, out: [*]u8, steps: *const table.Steps) void {
+        const codes = out + base.codec.range_bytes + part.begin;
+        const values = call.sum(part);
+        if (steps.inverse == 0) return @memset(codes[0..part.count], 0);
+        const kernel = call.kernels.encode_range[range_number(call.piece.codec)];
+        kernel(codes, values, part.count, steps);
     }
 
     /// The first of two passes over a piece with a range: what its elements are measured by.
@@ -361,17 +337,18 @@ const Call = struct {
         return .{ .head = .{ scale, @floatFromInt(codes.zero) }, .codes = codes };
     }
 
-    const Place = struct { scales: [*]const u8, codes: [*]const u8 };
-
     /// Where the blocks of a tile lie in an encoded piece.
-    fn place(call: *const Call, part: Tile, encoded: [*]const u8) Place {
+    fn place(call: *const Call, part: Tile) struct { scales: usize, codes: usize } {
         const codec = call.piece.codec;
-        const blocks_before = part.begin / codec.block.elements();
         const head = codec.head_bytes(call.piece.count);
         return .{
-            .scales = encoded + blocks_before * base.codec.scale_bytes,
-            .codes = encoded + head + part.begin * codec.kind.bits() / 8,
+            .scales = part.begin / codec.block.elements() * base.codec.scale_bytes,
+            .codes = head + part.begin * codec.kind.bits() / 8,
         };
+    }
+
+    fn blocks_of(call: *const Call, part: Tile) usize {
+        return part.padded / call.piece.codec.block.elements();
     }
 };
 

@@ -63,8 +63,7 @@ fn add_codecs(comptime t: *table.Table) void {
         }
     }
     for (0..table.block_count) |number| {
-        t.rotate[number] = rotate.forward(@enumFromInt(number));
-        t.rotate_back[number] = rotate.backward(@enumFromInt(number));
+        t.rotate[number] = rotate.blocks_forward(@enumFromInt(number));
     }
     for (0..table.half_count) |number| for (0..table.rounding_count) |rounding| {
         const encode = half.encode(nth(.bf16, number), @enumFromInt(rounding));

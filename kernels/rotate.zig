@@ -2,7 +2,6 @@
 //! once per CPU level (level.zig). What it computes: codec_scalar.zig. The butterflies are in the
 //! same order on every CPU: distances 1 to 8 inside a vector of 16, then whole vectors.
 
-const std = @import("std");
 const codecs = @import("codec");
 const table = @import("table.zig");
 const vector = @import("vector.zig");
@@ -15,10 +14,31 @@ const has_fma = vector.has_fma;
 /// Bytes that are asked for ahead of their use: a block is too long for the CPU to see the stream.
 const prefetch_bytes = 2048;
 
-/// Signs, then the transform. `signs` has a sign bit for each place in a block. `out` may be
-/// exactly `input`.
-pub fn forward(comptime block: codecs.Block) table.Rotate {
+/// Signs, then the transform of a block. `signs` has a sign bit for each place.
+pub inline fn forward(
+    comptime vectors: usize,
+    values: *[vectors]V,
+    signs: *const [codecs.block_elements_max]u32,
+) void {
+    inline for (values, 0..) |*value, v| value.* = across(turned(value.*, signs, v));
+    between(vectors, values);
+}
+
+/// The transform, then signs: the inverse but for a factor, which the caller has applied.
+pub inline fn backward(
+    comptime vectors: usize,
+    values: *[vectors]V,
+    signs: *const [codecs.block_elements_max]u32,
+) void {
+    inline for (values) |*value| value.* = across(value.*);
+    between(vectors, values);
+    inline for (values, 0..) |*value, v| value.* = turned(value.*, signs, v);
+}
+
+/// out := the rotated blocks. `out` may be exactly `input`.
+pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
     const vectors = comptime block.elements() / lanes;
+    const stride = vectors * lanes * 4;
     return struct {
         fn run(
             out: [*]u8,
@@ -26,52 +46,16 @@ pub fn forward(comptime block: codecs.Block) table.Rotate {
             signs: *const [codecs.block_elements_max]u32,
             blocks: usize,
         ) callconv(.c) void {
-            const stride = vectors * lanes * 4;
             for (0..blocks) |number| {
                 const from = input + number * stride;
-                const to = out + number * stride;
                 prefetch(from, stride);
                 var values: [vectors]V = undefined;
                 inline for (&values, 0..) |*value, v| {
-                    value.* = across(turned(vector.load(.f32, f32, from + v * 64), signs, v));
+                    value.* = vector.load(.f32, f32, from + v * 64);
                 }
-                between(vectors, &values);
-                inline for (values, 0..) |value, v| vector.put(to + v * 64, value);
-            }
-        }
-    }.run;
-}
-
-/// The transform, then signs: the inverse but for a factor, which the caller has applied. A block
-/// of NaNs becomes one of canonical NaNs.
-pub fn backward(comptime block: codecs.Block) table.Rotate {
-    const vectors = comptime block.elements() / lanes;
-    return struct {
-        fn run(
-            out: [*]u8,
-            input: [*]const u8,
-            signs: *const [codecs.block_elements_max]u32,
-            blocks: usize,
-        ) callconv(.c) void {
-            const stride = vectors * lanes * 4;
-            for (0..blocks) |number| {
-                const from = input + number * stride;
+                forward(vectors, &values, signs);
                 const to = out + number * stride;
-                var values: [vectors]V = undefined;
-                inline for (&values, 0..) |*value, v| {
-                    value.* = across(vector.load(.f32, f32, from + v * 64));
-                }
-                between(vectors, &values);
-                const escaped = values[0][0] != values[0][0];
-                if (escaped) {
-                    @branchHint(.unlikely);
-                    const nans: V = @splat(std.math.nan(f32));
-                    inline for (0..vectors) |v| vector.put(to + v * 64, nans);
-                    continue;
-                }
-                inline for (values, 0..) |value, v| {
-                    vector.put(to + v * 64, turned(value, signs, v));
-                }
+                inline for (values, 0..) |value, v| vector.put(to + v * 64, value);
             }
         }
     }.run;

@@ -21,23 +21,34 @@ pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) voi
 pub const Blake3 = *const fn (*[32]u8, [*]const u8, usize) callconv(.c) void;
 pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(.c) void;
 
-/// out, in scales, in codes ...: the pieces of memory; then blocks, a factor for what is encoded or
-/// decoded, and for random rounding its key and the number of the first element.
-pub const EncodeBlocks =
-    *const fn ([*]u8, [*]u8, [*]const u8, usize, f32, u64, u64) callconv(.c) void;
-pub const AddEncodeBlocks = *const fn (
+/// What is encoded: blocks of f32, the callers own, and the same blocks of encoded pieces, of which
+/// `position` come before them in the sum.
+pub const EncodeJob = extern struct {
+    scales: [*]u8,
+    codes: [*]u8,
+    own: [*]const u8,
+    /// Null where blocks are not rotated.
+    signs: ?*const [256]u32,
+    inputs: [*]const [*]const u8,
+    input_count: usize,
+    position: usize,
+    /// Where the first of these blocks has its scale and its codes in each input.
+    scales_at: usize,
+    codes_at: usize,
+    blocks: usize,
+    factor: f32,
+    /// Of the random bits, and the number of the first element.
+    key: u64,
+    first: u64,
+};
+pub const EncodeBlocks = *const fn (*const EncodeJob) callconv(.c) void;
+pub const DecodeBlocks = *const fn (
     [*]u8,
-    [*]u8,
     [*]const u8,
     [*]const u8,
-    [*]const u8,
+    ?*const [256]u32,
     usize,
-    f32,
-    u64,
-    u64,
 ) callconv(.c) void;
-pub const DecodeBlocks =
-    *const fn ([*]u8, [*]const u8, [*]const u8, usize, f32) callconv(.c) void;
 pub const AddBlocks =
     *const fn ([*]u8, [*]const u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
 pub const Rotate = *const fn ([*]u8, [*]const u8, *const [256]u32, usize) callconv(.c) void;
@@ -87,7 +98,6 @@ pub const Table = extern struct {
     decode_blocks: [block_kind_count][block_count]DecodeBlocks,
     add_blocks: [block_kind_count][block_count]AddBlocks,
     rotate: [block_count]Rotate,
-    rotate_back: [block_count]Rotate,
     widen_range: WidenRange,
     encode_range: [range_count]EncodeRange,
     decode_range: [range_count]DecodeRange,
