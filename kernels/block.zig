@@ -22,6 +22,7 @@ const Rounding = codecs.Rounding;
 const lanes = 16;
 const V = @Vector(lanes, f32);
 const U = @Vector(lanes, u32);
+const Bytes = @Vector(lanes, u8);
 const has_fma = vector.has_fma;
 
 const escape_bits = 0x7f00_0000;
@@ -41,25 +42,26 @@ pub fn encode(
             const stochastic = rounding == .stochastic;
             var noise: Noise = if (stochastic) .init(job.key, job.first >> 6) else undefined;
             const in_place = job.signs == null and job.input_count == 0;
+            var scratch: [B.batch * B.elements]f32 align(64) = undefined;
             var number: usize = 0;
             while (number < job.blocks) : (number += B.batch) {
                 const count = @min(B.batch, job.blocks - number);
-                var scratch: [B.batch * B.elements]f32 align(64) = undefined;
                 var values: [*]const u8 = std.mem.asBytes(&scratch);
+                if (in_place) values = job.own + number * B.value_bytes;
                 // The lanes behind the last block are those of a harmless one.
                 var magnitudes: [B.batch]u32 = @splat(one_bits);
-                if (in_place) {
-                    values = job.own + number * B.value_bytes;
-                    for (magnitudes[0..count], 0..) |*magnitude, index| {
-                        const from = values + index * B.value_bytes;
-                        rotate.prefetch(from, B.value_bytes);
-                        magnitude.* = B.greatest(&B.load(from));
-                    }
-                } else for (magnitudes[0..count], 0..) |*magnitude, index| {
-                    const sums = B.sum(job, number + index);
-                    magnitude.* = B.greatest(&sums);
+                for (magnitudes[0..count], 0..) |*magnitude, index| {
+                    const own = job.own + (number + index) * B.value_bytes;
+                    rotate.prefetch(own, B.value_bytes);
                     const to = std.mem.asBytes(&scratch)[index * B.value_bytes ..].ptr;
-                    B.store(to, &sums);
+                    if (in_place) {
+                        magnitude.* = B.greatest(own);
+                    } else if (job.signs) |signs| {
+                        rotate.forward(B.vectors, to, own, signs);
+                        magnitude.* = B.sum(job, number + index, to, to);
+                    } else {
+                        magnitude.* = B.sum(job, number + index, to, own);
+                    }
                 }
                 const batch = B.scales(rounding, magnitudes, job.factor);
                 for (0..count) |index| {
@@ -88,7 +90,7 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
             out: [*]u8,
             scales: [*]const u8,
             codes: [*]const u8,
-            signs: ?*const [codecs.block_elements_max]u32,
+            signs: ?*const rotate.Signs,
             blocks: usize,
         ) callconv(.c) void {
             const factor: f32 = if (signs == null) 1 else 1.0 / @as(f32, B.elements);
@@ -98,13 +100,20 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
                 rotate.prefetch(from, B.code_bytes);
                 const scale = B.scale_at(scales, number) orelse {
                     @branchHint(.unlikely);
-                    B.store(to, &@as([B.vectors]V, @splat(@splat(std.math.nan(f32)))));
+                    const nans: V = @splat(std.math.nan(f32));
+                    inline for (0..B.vectors) |v| vector.put(to + v * 64, nans);
                     continue;
                 };
-                var values = B.numbers(from);
-                inline for (&values) |*value| value.* *= @splat(scale * factor);
-                if (signs) |turns| rotate.backward(B.vectors, &values, turns);
-                B.store(to, &values);
+                const times: V = @splat(scale * factor);
+                inline for (0..B.vectors / B.chunk) |c| {
+                    var values: [B.chunk]V = undefined;
+                    inline for (&values, c * B.chunk..) |*value, v| {
+                        value.* = B.number_at(from, v) * times;
+                    }
+                    if (signs != null) rotate.within(B.chunk, &values);
+                    inline for (values, c * B.chunk..) |value, v| vector.put(to + v * 64, value);
+                }
+                if (signs) |turns| rotate.spread(B.vectors, to, turns);
             }
         }
     }.run;
@@ -124,9 +133,13 @@ pub fn add(comptime kind: Kind, comptime block: Block) table.AddBlocks {
             for (0..blocks) |number| {
                 rotate.prefetch(codes + number * B.code_bytes, B.code_bytes);
                 rotate.prefetch(a + number * B.value_bytes, B.value_bytes);
-                var sums = B.load(a + number * B.value_bytes);
-                B.add_block(&sums, scales, codes, number);
-                B.store(out + number * B.value_bytes, &sums);
+                const times: V = @splat(B.scale_at(scales, number) orelse std.math.nan(f32));
+                inline for (0..B.vectors) |v| {
+                    const at = number * B.value_bytes + v * 64;
+                    const own = vector.load(.f32, f32, a + at);
+                    const from = codes + number * B.code_bytes;
+                    vector.put(out + at, plus(own, B.number_at(from, v), times));
+                }
             }
         }
     }.run;
@@ -142,60 +155,62 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
         /// Blocks whose scales are computed together.
         const batch = @min(16, 1024 / elements);
 
-        inline fn load(from: [*]const u8) [vectors]V {
-            var values: [vectors]V = undefined;
-            inline for (&values, 0..) |*value, v| {
-                value.* = vector.load(.f32, f32, from + v * 64);
-            }
-            return values;
-        }
+        /// Vectors of a block that are worked on in registers.
+        const chunk = @min(vectors, rotate.chunk_max);
 
-        inline fn store(to: [*]u8, values: *const [vectors]V) void {
-            inline for (values, 0..) |value, v| vector.put(to + v * 64, value);
-        }
-
-        /// The values of a block that are to be encoded, in the order of the ranks.
-        inline fn sum(job: *const table.EncodeJob, number: usize) [vectors]V {
-            var sums: [vectors]V = undefined;
-            if (job.position > 0) {
-                const from = job.inputs[0];
-                sums = @splat(@splat(-0.0)); // which changes nothing that is added
+        /// to := the values of a block that are to be encoded, added in the order of the ranks.
+        /// `own` may be `to`. Returns the bits of the greatest magnitude.
+        inline fn sum(
+            job: *const table.EncodeJob,
+            number: usize,
+            to: [*]u8,
+            own: [*]const u8,
+        ) u32 {
+            if (job.input_count == 0) return greatest(own);
+            for (job.inputs[0..job.input_count]) |from| {
                 rotate.prefetch(from + job.codes_at + number * code_bytes, code_bytes);
-                add_block(&sums, from + job.scales_at, from + job.codes_at, number);
-                add_all(&sums, job, number, 1, job.position);
             }
-            const from = job.own + number * value_bytes;
-            rotate.prefetch(from, value_bytes);
-            var own = load(from);
-            if (job.signs) |signs| rotate.forward(vectors, &own, signs);
-            if (job.position > 0) {
-                inline for (&sums, own) |*s, mine| s.* += mine;
-            } else {
-                sums = own;
+            inline for (0..vectors / chunk) |c| {
+                var sums: [chunk]V = undefined;
+                // A negative zero changes nothing that is added to it.
+                inline for (&sums) |*s| s.* = @splat(-0.0);
+                add_all(c, &sums, job, number, 0, job.position);
+                inline for (&sums, c * chunk..) |*s, v| {
+                    s.* += vector.load(.f32, f32, own + v * 64);
+                }
+                add_all(c, &sums, job, number, job.position, job.input_count);
+                inline for (sums, c * chunk..) |s, v| vector.put(to + v * 64, s);
             }
-            add_all(&sums, job, number, job.position, job.input_count);
-            return sums;
+            return greatest(to);
         }
 
         inline fn add_all(
-            sums: *[vectors]V,
+            comptime c: usize,
+            sums: *[chunk]V,
             job: *const table.EncodeJob,
             number: usize,
             begin: usize,
             end: usize,
         ) void {
             for (job.inputs[begin..end]) |from| {
-                rotate.prefetch(from + job.codes_at + number * code_bytes, code_bytes);
-                add_block(sums, from + job.scales_at, from + job.codes_at, number);
+                const scale = scale_at(from + job.scales_at, number) orelse std.math.nan(f32);
+                const times: V = @splat(scale);
+                const codes = from + job.codes_at + number * code_bytes;
+                inline for (sums, c * chunk..) |*s, v| {
+                    s.* = plus(s.*, number_at(codes, v), times);
+                }
             }
         }
 
-        /// Bits of the greatest magnitude: they order like integers, NaNs above all.
-        inline fn greatest(values: *const [vectors]V) u32 {
+        /// Bits order like integers, NaNs above all.
+        inline fn greatest(from: [*]const u8) u32 {
             const I = @Vector(lanes, i32);
             const mask: I = @splat(0x7fff_ffff);
             var parts: [vectors]I = undefined;
-            inline for (&parts, values) |*part, value| part.* = @as(I, @bitCast(value)) & mask;
+            inline for (&parts, 0..) |*part, v| {
+                const bits: I = @bitCast(vector.load(.f32, f32, from + v * 64));
+                part.* = bits & mask;
+            }
             comptime var half = vectors / 2;
             inline while (half > 0) : (half /= 2) {
                 inline for (0..half) |v| parts[v] = @max(parts[v], parts[v + half]);
@@ -391,65 +406,42 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             break :blk (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         };
 
-        /// sums += the values of a block.
-        inline fn add_block(
-            sums: *[vectors]V,
-            scales_from: [*]const u8,
-            codes: [*]const u8,
-            number: usize,
-        ) void {
-            const scale = scale_at(scales_from, number) orelse std.math.nan(f32);
-            const times: V = @splat(scale);
-            const numbers_here = numbers(codes + number * code_bytes);
-            inline for (sums, numbers_here) |*s, n| {
-                // The product is exact, so that both give the same bits.
-                s.* = if (has_fma) @mulAdd(V, n, times, s.*) else s.* + n * times;
-            }
+        /// What the codes of vector `v` of a block stand for, without the scale.
+        inline fn number_at(codes: [*]const u8, comptime v: usize) V {
+            if (comptime kind.bits() == 8) return value_of(bytes_at(codes, v * lanes));
+            const is_low = v < vectors / 2;
+            const pairs = bytes_at(codes, v % (vectors / 2) * lanes);
+            const low = if (is_low) pairs & @as(Bytes, @splat(15)) else pairs >> @splat(4);
+            if (comptime kind.bits() == 4) return value_of(low);
+            return value_of(low | high_bits(codes + elements / 2, v) << @splat(4));
         }
 
-        /// What the codes of a block stand for, without the scale.
-        inline fn numbers(codes: [*]const u8) [vectors]V {
-            var result: [vectors]V = undefined;
-            switch (comptime kind.bits()) {
-                8 => inline for (&result, 0..) |*value, v| {
-                    const bytes: @Vector(lanes, u8) = codes[v * lanes ..][0..lanes].*;
-                    value.* = value_of(bytes);
-                },
-                4 => inline for (0..vectors / 2) |v| {
-                    const pairs: @Vector(lanes, u8) = codes[v * lanes ..][0..lanes].*;
-                    result[v] = value_of(pairs & @as(@Vector(lanes, u8), @splat(15)));
-                    result[v + vectors / 2] = value_of(pairs >> @splat(4));
-                },
-                else => {
-                    const bytes = joined(codes);
-                    inline for (&result, 0..) |*value, v| {
-                        const part: @Vector(lanes, u8) = bytes[v * lanes ..][0..lanes].*;
-                        value.* = value_of(part);
-                    }
-                },
-            }
-            return result;
-        }
-
-        /// The planes put together again.
-        inline fn joined(codes: [*]const u8) [elements]u8 {
-            const Half = @Vector(elements / 2, u8);
-            var bytes: [elements]u8 = undefined;
+        /// The bits above the low four of vector `v`.
+        inline fn high_bits(codes: [*]const u8, comptime v: usize) Bytes {
             const each = comptime kind.bits() - 4;
             const width = elements * each / 8;
-            const Part = @Vector(width, u8);
-            const high: Part = codes[elements / 2 ..][0..width].*;
-            const mask: Part = @splat((1 << each) - 1);
-            inline for (0..8 / each) |k| {
-                const part = (high >> @splat(k * each)) & mask;
-                bytes[k * width ..][0..width].* = part << @splat(4);
+            const mask: Bytes = @splat((1 << each) - 1);
+            if (width >= lanes) {
+                const shift = v * lanes / width * each;
+                return (bytes_at(codes, v * lanes % width) >> @splat(shift)) & mask;
             }
-            const low: Half = codes[0 .. elements / 2].*;
-            const a: Half = bytes[0 .. elements / 2].*;
-            const b: Half = bytes[elements / 2 ..].*;
-            bytes[0 .. elements / 2].* = a | (low & @as(Half, @splat(15)));
-            bytes[elements / 2 ..].* = b | low >> @splat(4);
-            return bytes;
+            // Several shifts meet in one vector.
+            const part: @Vector(width, u8) = codes[0..width].*;
+            const places: @Vector(lanes, i32) = comptime blk: {
+                var list: [lanes]i32 = undefined;
+                for (&list, 0..) |*place, lane| place.* = lane % width;
+                break :blk list;
+            };
+            const shifts: @Vector(lanes, u3) = comptime blk: {
+                var list: [lanes]u3 = undefined;
+                for (&list, v * lanes..) |*shift, index| shift.* = index / width * each;
+                break :blk list;
+            };
+            return (@shuffle(u8, part, undefined, places) >> shifts) & mask;
+        }
+
+        inline fn bytes_at(codes: [*]const u8, at: usize) Bytes {
+            return codes[at..][0..lanes].*;
         }
 
         inline fn value_of(code: @Vector(lanes, u8)) V {
@@ -481,6 +473,11 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             }
         }
     };
+}
+
+/// The product is exact, so that fused or not gives the same bits.
+inline fn plus(to: V, number: V, times: V) V {
+    return if (has_fma) @mulAdd(V, number, times, to) else to + number * times;
 }
 
 inline fn f32_of(scale: u16) f32 {

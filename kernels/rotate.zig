@@ -2,6 +2,7 @@
 //! once per CPU level (level.zig). What it computes: codec_scalar.zig. The butterflies are in the
 //! same order on every CPU: distances 1 to 8 inside a vector of 16, then whole vectors.
 
+const builtin = @import("builtin");
 const codecs = @import("codec");
 const table = @import("table.zig");
 const vector = @import("vector.zig");
@@ -10,29 +11,57 @@ const V = @Vector(16, f32);
 const U = @Vector(16, u32);
 const lanes = 16;
 const has_fma = vector.has_fma;
+const has_avx512 = builtin.cpu.arch == .x86_64 and builtin.cpu.has(.x86, .avx512f);
+
+/// A sign bit for each place in a block.
+pub const Signs = [codecs.block_elements_max]u32;
 
 /// Bytes that are asked for ahead of their use: a block is too long for the CPU to see the stream.
 const prefetch_bytes = 2048;
 
-/// Signs, then the transform of a block. `signs` has a sign bit for each place.
+/// So many vectors of a block are worked on in registers.
+pub const chunk_max = if (has_avx512) 16 else 4;
+
+/// to := the rotated block of `from`: signs, then the transform.
 pub inline fn forward(
     comptime vectors: usize,
-    values: *[vectors]V,
-    signs: *const [codecs.block_elements_max]u32,
+    to: [*]u8,
+    from: [*]const u8,
+    signs: *const Signs,
 ) void {
-    inline for (values, 0..) |*value, v| value.* = across(turned(value.*, signs, v));
-    between(vectors, values);
+    const chunk = @min(vectors, chunk_max);
+    inline for (0..vectors / chunk) |c| {
+        var values: [chunk]V = undefined;
+        inline for (&values, c * chunk..) |*value, v| {
+            value.* = turned(vector.load(.f32, f32, from + v * 64), signs, v);
+        }
+        within(chunk, &values);
+        inline for (values, c * chunk..) |value, v| vector.put(to + v * 64, value);
+    }
+    if (chunk < vectors) spread(vectors, to, null);
 }
 
-/// The transform, then signs: the inverse but for a factor, which the caller has applied.
-pub inline fn backward(
-    comptime vectors: usize,
-    values: *[vectors]V,
-    signs: *const [codecs.block_elements_max]u32,
-) void {
+/// The transform of the vectors of one chunk.
+pub inline fn within(comptime chunk: usize, values: *[chunk]V) void {
     inline for (values) |*value| value.* = across(value.*);
-    between(vectors, values);
-    inline for (values, 0..) |*value, v| value.* = turned(value.*, signs, v);
+    between(chunk, values);
+}
+
+/// What the transform of a block still needs when each of its chunks has had its own; then signs,
+/// for the way back.
+pub inline fn spread(comptime vectors: usize, at: [*]u8, signs: ?*const Signs) void {
+    const chunk = @min(vectors, chunk_max);
+    inline for (0..chunk) |first| {
+        var values: [vectors / chunk]V = undefined;
+        inline for (&values, 0..) |*value, c| {
+            value.* = vector.load(.f32, f32, at + (c * chunk + first) * 64);
+        }
+        between(vectors / chunk, &values);
+        inline for (values, 0..) |value, c| {
+            const v = c * chunk + first;
+            vector.put(at + v * 64, if (signs) |turns| turned(value, turns, v) else value);
+        }
+    }
 }
 
 /// out := the rotated blocks. `out` may be exactly `input`.
@@ -43,19 +72,13 @@ pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
         fn run(
             out: [*]u8,
             input: [*]const u8,
-            signs: *const [codecs.block_elements_max]u32,
+            signs: *const Signs,
             blocks: usize,
         ) callconv(.c) void {
             for (0..blocks) |number| {
                 const from = input + number * stride;
                 prefetch(from, stride);
-                var values: [vectors]V = undefined;
-                inline for (&values, 0..) |*value, v| {
-                    value.* = vector.load(.f32, f32, from + v * 64);
-                }
-                forward(vectors, &values, signs);
-                const to = out + number * stride;
-                inline for (values, 0..) |value, v| vector.put(to + v * 64, value);
+                forward(vectors, out + number * stride, from, signs);
             }
         }
     }.run;
@@ -67,11 +90,7 @@ pub inline fn prefetch(from: [*]const u8, comptime bytes: usize) void {
     }
 }
 
-inline fn turned(
-    value: V,
-    signs: *const [codecs.block_elements_max]u32,
-    comptime v: usize,
-) V {
+pub inline fn turned(value: V, signs: *const Signs, comptime v: usize) V {
     const mask: U = signs[v * lanes ..][0..lanes].*;
     return @bitCast(@as(U, @bitCast(value)) ^ mask);
 }
