@@ -75,8 +75,13 @@ pub fn encode(
                     const element = job.first + (number + index) * B.elements;
                     B.put_codes(to, from, batch.inverses[index], rounding, &noise, element);
                 }
-                const bytes = std.mem.sliceAsBytes(batch.scales[0..count]);
-                @memcpy(job.scales[number * codecs.scale_bytes ..][0..bytes.len], bytes);
+                const to = job.scales + number * codecs.scale_bytes;
+                if (count == B.batch) {
+                    const all: @Vector(B.batch, u16) = batch.scales;
+                    vector.put(to, all);
+                } else for (batch.scales[0..count], 0..) |scale, index| {
+                    vector.put(to + index * codecs.scale_bytes, scale);
+                }
             }
         }
     }.run;
