@@ -118,7 +118,7 @@ pub fn build(b: *std.Build) void {
     const check_step = b.step("check", "Compile everything, link nothing");
     const test_step = b.step("test", "Run the unit tests of every layer and of the simulator");
     const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
-    add_layer_tests(b, test_layers, test_options, test_step, check_step);
+    add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulation_layers, filters, test_step, check_step);
     add_kernel_programs(b, library_layers, test_layers);
     add_python(b, target, library);
@@ -252,6 +252,7 @@ const TestOptions = struct { filters: []const []const u8, tsan: bool };
 
 fn add_layer_tests(
     b: *std.Build,
+    library_layers: Layers,
     test_layers: Layers,
     options: TestOptions,
     test_step: *std.Build.Step,
@@ -271,7 +272,7 @@ fn add_layer_tests(
         if (std.mem.eql(u8, layer.name, "kernels")) {
             // What they cover depends on the CPU, which no cache knows.
             run.has_side_effects = true;
-            last = add_levels(b, module, last);
+            last = add_levels(b, library_layers.get(layer.name), last);
         }
         const name = b.fmt("test-{s}", .{layer.name});
         b.step(name, b.fmt("Run the unit tests of {s}", .{layer.name})).dependOn(last);
@@ -310,7 +311,8 @@ fn add_kernel_programs(b: *std.Build, library_layers: Layers, test_layers: Layer
     bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
 }
 
-/// After the tests of the kernels: which CPU levels they could not run on this machine.
+/// After the tests of the kernels: which CPU levels they could not run on this machine, and the
+/// golden digests in a release build.
 fn add_levels(
     b: *std.Build,
     kernels: *std.Build.Module,
@@ -319,8 +321,10 @@ fn add_levels(
     const module = b.createModule(.{
         .root_source_file = b.path("kernels/levels.zig"),
         .target = kernels.resolved_target,
-        .optimize = .Debug,
+        .optimize = .ReleaseFast,
         .link_libc = true,
+        .strip = true, // as the library, else Zig 0.16 crashes on its debug information
+        .pic = true,
         .imports = &.{.{ .name = "kernels", .module = kernels }},
     });
     const program = b.addExecutable(.{ .name = "kernel-levels", .root_module = module });

@@ -95,7 +95,7 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
             out: [*]u8,
             scales: [*]const u8,
             codes: [*]const u8,
-            signs: ?*const rotate.Signs,
+            signs: ?*const table.Signs,
             blocks: usize,
         ) callconv(.c) void {
             const factor: f32 = if (signs == null) 1 else 1.0 / @as(f32, B.elements);

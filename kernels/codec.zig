@@ -107,7 +107,7 @@ const Call = struct {
     sources: Sources,
     factor: f32,
     key: u64,
-    signs: [base.codec.block_elements_max]u32,
+    signs: table.Signs,
     /// Own elements as f32, with their residual.
     own: Floats align(64),
     values: Floats align(64),
@@ -133,13 +133,7 @@ const Call = struct {
         call.factor = 1 / @as(f32, @floatFromInt(sources.divisor));
         call.key = scalar.noise_key(piece.seed, piece.operation, piece.origin);
         if (!piece.codec.rotate) return;
-        const places = piece.codec.block.elements();
-        for (0..std.math.divCeil(usize, places, 64) catch unreachable) |index| {
-            const word = scalar.sign_word(piece.seed, piece.operation, index);
-            for (call.signs[index * 64 ..][0..64], 0..) |*sign, bit| {
-                sign.* = @as(u32, @truncate(word >> @intCast(bit))) << 31;
-            }
-        }
+        call.signs = signs_of(piece.codec.block, piece.seed, piece.operation);
     }
 
     /// The tile that begins there: all whole blocks, where there is a limit of memory a few.
@@ -351,6 +345,19 @@ const Call = struct {
         return part.padded / call.piece.codec.block.elements();
     }
 };
+
+/// A sign bit for each place in a block.
+pub fn signs_of(block: base.codec.Block, seed: u64, operation: u64) table.Signs {
+    var signs: table.Signs = undefined;
+    const words = std.math.divCeil(usize, block.elements(), 64) catch unreachable;
+    for (0..words) |index| {
+        const word = scalar.sign_word(seed, operation, index);
+        for (signs[index * 64 ..][0..64], 0..) |*sign, bit| {
+            sign.* = @as(u32, @truncate(word >> @intCast(bit))) << 31;
+        }
+    }
+    return signs;
+}
 
 fn bytes_of(floats: *Floats) [*]u8 {
     return std.mem.asBytes(floats);

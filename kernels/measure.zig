@@ -225,9 +225,7 @@ pub const Bench = struct {
                 kernels.reduce_encode(bench.piece(codec), out, a, 3, others, null, 1);
             },
             .rotate => |block| {
-                const zeros: [base.codec.block_elements_max]u32 = @splat(0);
-                const blocks = count / block.elements();
-                dispatch.table().rotate[@intFromEnum(block)](out, a, &zeros, blocks);
+                kernels.rotate(block, out, a, 1, count);
             },
             .digest => std.mem.doNotOptimizeAway(kernels.digest(a[0 .. 4 * count], 0)),
             .blake3 => std.mem.doNotOptimizeAway(kernels.blake3(a[0 .. 4 * count])),

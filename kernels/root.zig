@@ -18,6 +18,7 @@ const ReduceOp = base.ReduceOp;
 
 pub const scalar = @import("scalar.zig");
 pub const float_mode = @import("float_mode.zig");
+pub const golden = @import("golden.zig");
 pub const measure = @import("measure.zig");
 pub const level_names = dispatch.level_names;
 pub const level_name = dispatch.level_name;
@@ -103,6 +104,20 @@ pub fn from_f32(dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void
     dispatch.table().from_f32[@intFromEnum(dtype)].?(out, input, count);
 }
 
+/// out := the blocks of f32, each rotated with the signs of this seed and operation 0
+/// (codec_scalar.zig). `count` is a multiple of the block.
+pub fn rotate(
+    block: base.codec.Block,
+    out: [*]u8,
+    input: [*]const u8,
+    seed: u64,
+    count: usize,
+) void {
+    const signs = codec.signs_of(block, seed, 0);
+    const blocks = @divExact(count, block.elements());
+    dispatch.table().rotate[@intFromEnum(block)](out, input, &signs, blocks);
+}
+
 /// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and that of an owner.
 pub const Piece = codec.Piece;
 pub const Residual = codec.Residual;
@@ -137,5 +152,6 @@ test {
     _ = @import("tests.zig");
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");
+    _ = @import("golden.zig");
     _ = @import("measure.zig");
 }

@@ -13,8 +13,7 @@ const lanes = 16;
 const has_fma = vector.has_fma;
 const has_avx512 = builtin.cpu.arch == .x86_64 and builtin.cpu.has(.x86, .avx512f);
 
-/// A sign bit for each place in a block.
-pub const Signs = [codecs.block_elements_max]u32;
+const Signs = table.Signs;
 
 /// Bytes that are asked for ahead of their use: a block is too long for the CPU to see the stream.
 const prefetch_bytes = 2048;

@@ -21,6 +21,9 @@ pub const Digest = *const fn (*[2]u64, [*]const u8, usize, u64) callconv(.c) voi
 pub const Blake3 = *const fn (*[32]u8, [*]const u8, usize) callconv(.c) void;
 pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(.c) void;
 
+/// A sign bit for each place in a block.
+pub const Signs = [256]u32;
+
 /// What is encoded: blocks of f32, the callers own, and the same blocks of encoded pieces, of which
 /// `position` come before them in the sum.
 pub const EncodeJob = extern struct {
@@ -28,7 +31,7 @@ pub const EncodeJob = extern struct {
     codes: [*]u8,
     own: [*]const u8,
     /// Null where blocks are not rotated.
-    signs: ?*const [256]u32,
+    signs: ?*const Signs,
     inputs: [*]const [*]const u8,
     input_count: usize,
     position: usize,
@@ -46,12 +49,12 @@ pub const DecodeBlocks = *const fn (
     [*]u8,
     [*]const u8,
     [*]const u8,
-    ?*const [256]u32,
+    ?*const Signs,
     usize,
 ) callconv(.c) void;
 pub const AddBlocks =
     *const fn ([*]u8, [*]const u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
-pub const Rotate = *const fn ([*]u8, [*]const u8, *const [256]u32, usize) callconv(.c) void;
+pub const Rotate = *const fn ([*]u8, [*]const u8, *const Signs, usize) callconv(.c) void;
 pub const EncodeHalf =
     *const fn ([*]u8, [*]const u8, usize, f32, u64, u64) callconv(.c) void;
 pub const Lost = *const fn ([*]u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
