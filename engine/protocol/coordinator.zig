@@ -865,8 +865,9 @@ pub const Coordinator = struct {
         if (c.started_at == 0) c.started_at = now;
         recovery.tend(c, now);
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
-        // judges nobody.
-        const late = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
+        // judges nobody. Nor does one that hears nobody at all: its own network may be gone.
+        const frozen = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
+        const late = frozen or c.hears_nobody(now);
         c.last_tick = now;
         for (c.connections.items) |connection| {
             if (connection.peer) |peer| {
@@ -893,6 +894,17 @@ pub const Coordinator = struct {
             c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
         }
         c.sweep(now);
+    }
+
+    /// Peers are connected, and all of them have been silent for half of what they may.
+    fn hears_nobody(c: *const Coordinator, now: Instant) bool {
+        var connected = false;
+        for (c.peers.items) |peer| {
+            if (peer.connection == null) continue;
+            if (now -| peer.last_heard < c.options.silence_ns / 2) return false;
+            connected = true;
+        }
+        return connected;
     }
 
     /// Members that did not come back in time are lost. After a restart they have longer: they may

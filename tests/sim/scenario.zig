@@ -27,6 +27,7 @@ pub const all = .{
     "commit_known_by_one",
     "commit_to_one_then_both_lost",
     "coordinator_frozen",
+    "coordinator_isolated",
     "cut_inside_an_operation",
     "cut_two_at_one_peer",
     "cut_the_only_link",
@@ -270,8 +271,15 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .claim => try claim(script, words),
         .sever => try sever(script, words),
         .mend => {
-            const a = (try user_of(script, words)).node.index;
-            const b = (try user_of(script, words)).node.index;
+            const a = (try any_node_of(script, words)).index;
+            const b = (try any_node_of(script, words)).index;
+            var deaf = world.deafness.items.len;
+            while (deaf > 0) {
+                deaf -= 1;
+                const item = world.deafness.items[deaf];
+                const same = (item.from == a and item.to == b) or (item.from == b and item.to == a);
+                if (same) _ = world.deafness.swapRemove(deaf);
+            }
             var index = world.pair_cuts.items.len;
             while (index > 0) {
                 index -= 1;
