@@ -27,7 +27,7 @@ pub const Canary = enum {
     trust_staged,
     /// A leaf goes to the user's memory as it arrives.
     write_before_commit,
-    /// A coordinator that has started again commits what any member says was committed.
+    /// A coordinator that has started again believes what any member says was decided.
     believe_any_commit,
     /// It asks nobody what the coordinator before it decided.
     forget_claims,

@@ -11,6 +11,7 @@ const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
 const poller = @import("poller.zig");
+const random = @import("random.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
@@ -80,7 +81,7 @@ pub const CoordinatorEngine = struct {
         engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
             .ctx = engine,
             .vtable = &.{ .close = host_close, .wake = host_wake, .log = host_log },
-        });
+        }, random.array(16));
         errdefer engine.coordinator.destroy();
         if (options.journal) |file| try engine.take_up(file, options.trouble);
         engine.thread = try thread.spawn("pccl-coord", engine, run);

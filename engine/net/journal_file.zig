@@ -432,6 +432,7 @@ fn sample(image: *journal.Image, starts: u32) !void {
     try image.begin_file(gpa_of_tests);
     try image.add(gpa_of_tests, .{ .settings = .{
         .run_id = @splat(1),
+        .seal_key = @splat(2),
         .port = 1,
         .lanes = 1,
         .chunk_bytes = 1,

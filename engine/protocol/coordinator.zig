@@ -14,6 +14,7 @@ const Group = @import("group.zig").Group;
 const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
 const recovery = @import("recovery.zig");
+const seal = @import("seal.zig");
 const status = @import("status.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Allocator = std.mem.Allocator;
@@ -137,6 +138,8 @@ pub const Coordinator = struct {
     gpa: Allocator,
     options: Options,
     host: Host,
+    /// That of the journal, where there is one.
+    seal_key: seal.Key,
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
     groups: std.ArrayList(*Group) = .empty,
@@ -201,9 +204,15 @@ pub const Coordinator = struct {
     /// The word of a second member on a machine that is busy.
     const second_witness_ns = 100 * std.time.ns_per_ms;
 
-    pub fn create(gpa: Allocator, options: Options, host: Host) Allocator.Error!*Coordinator {
+    /// `seal_key` is random; a run that goes on keeps the one of its first start.
+    pub fn create(
+        gpa: Allocator,
+        options: Options,
+        host: Host,
+        seal_key: seal.Key,
+    ) Allocator.Error!*Coordinator {
         const coordinator = try gpa.create(Coordinator);
-        coordinator.* = .{ .gpa = gpa, .options = options, .host = host };
+        coordinator.* = .{ .gpa = gpa, .options = options, .host = host, .seal_key = seal_key };
         return coordinator;
     }
 

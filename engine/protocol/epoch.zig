@@ -9,6 +9,8 @@ const wire = @import("wire");
 const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const seal = @import("seal.zig");
+const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -28,6 +30,13 @@ pub const MemberState = struct {
     /// Its report of the connection under way names this epoch.
     named: bool = false,
     decisions_seen: u64 = 0,
+    /// Aborts that it has caused and some other has not seen yet.
+    caused: u32 = 0,
+    /// After a restart: what it has told of the decisions of the coordinator before, the last of
+    /// them that it has seen, and how many operations it gives up meanwhile.
+    claims: u32 = 0,
+    seen_before: u64 = 0,
+    withdrawn: u32 = 0,
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
@@ -94,6 +103,7 @@ pub const Epoch = struct {
     /// From a restart until the reports after it: members may know more than this coordinator.
     forgetful: bool = false,
     min_world_size: u32,
+    seal_key: *const seal.Key,
     members: []MemberState,
     /// How it began, for members that have not been told.
     began: Began,
@@ -102,8 +112,12 @@ pub const Epoch = struct {
     paths: base.Paths,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
-    /// Decisions that some member may not have seen yet, oldest first.
+    /// Decisions that some member may not have seen yet, oldest first; those before `decided_first`
+    /// all have seen by now.
     decided: std.ArrayList(Decision) = .empty,
+    decided_first: usize = 0,
+    /// On which operations they are.
+    decided_ids: std.AutoHashMapUnmanaged(OpId, void) = .empty,
     decisions: u64 = 0,
     /// Decisions up to this one are known to all members.
     acknowledged: u64 = 0,
@@ -113,8 +127,9 @@ pub const Epoch = struct {
     /// After a restart: the last of the decisions that were told again. Members forget those of the
     /// coordinator before only when all have seen this one.
     retold: u64 = 0,
-    /// What members know of decisions of the coordinator before this one.
-    claims: std.ArrayList(Claim) = .empty,
+    /// Decisions of the coordinator before this one, as members tell them, and what they give up
+    /// before it is known what was decided.
+    claims: std.AutoArrayHashMapUnmanaged(OpId, Claim) = .empty,
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
     replan_at: base.Instant = base.never,
@@ -128,19 +143,24 @@ pub const Epoch = struct {
         outcome: Outcome,
     };
 
-    const Claim = struct { id: OpId, rank: u16, outcome: Outcome };
+    const Claim = struct {
+        /// Its number then; null if it is not decided.
+        number: ?u64,
+        /// Who gives up; null as in a decision.
+        maker: ?u16,
+        outcome: Outcome,
+    };
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };
 
     /// `began.left` is copied.
     pub fn create(
-        gpa: Allocator,
-        group: u16,
+        group: *const Group,
         number: u64,
         peers: []const *Peer,
-        min_world_size: u32,
         began: Began,
     ) Allocator.Error!*Epoch {
+        const gpa = group.gpa;
         const epoch = try gpa.create(Epoch);
         errdefer gpa.destroy(epoch);
         const members = try gpa.alloc(MemberState, peers.len);
@@ -150,9 +170,10 @@ pub const Epoch = struct {
         errdefer gpa.free(left);
         epoch.* = .{
             .gpa = gpa,
-            .group = group,
+            .group = group.id,
             .number = number,
-            .min_world_size = min_world_size,
+            .min_world_size = group.min_world_size,
+            .seal_key = &group.coordinator.seal_key,
             .members = members,
             .began = began,
             .alive = .full(peers.len),
@@ -170,6 +191,7 @@ pub const Epoch = struct {
         while (epoch.records.items.len > 0) epoch.record_free(0);
         epoch.records.deinit(gpa);
         epoch.decided.deinit(gpa);
+        epoch.decided_ids.deinit(gpa);
         epoch.claims.deinit(gpa);
         epoch.history.deinit(gpa);
         gpa.free(epoch.began.left);
@@ -226,8 +248,11 @@ pub const Epoch = struct {
     }
 
     fn is_decided(epoch: *const Epoch, id: OpId) bool {
-        for (epoch.decided.items) |*entry| if (entry.id.eql(id)) return true;
-        return false;
+        return epoch.decided_ids.contains(id);
+    }
+
+    fn outstanding(epoch: *const Epoch) []const Decision {
+        return epoch.decided.items[epoch.decided_first..];
     }
 
     /// The record of an operation, new if need be; null if the descriptors differ, and then it is
@@ -308,12 +333,15 @@ pub const Epoch = struct {
     }
 
     fn decide(epoch: *Epoch, id: OpId, outcome: Outcome, maker: ?u16) ProtocolError!void {
+        try epoch.decided_ids.ensureUnusedCapacity(epoch.gpa, 1);
         try epoch.decided.append(epoch.gpa, .{
             .number = epoch.decisions + 1,
             .id = id,
             .maker = maker,
             .outcome = outcome,
         });
+        epoch.decided_ids.putAssumeCapacity(id, {});
+        if (maker) |rank| epoch.members[rank].caused += 1;
         epoch.decisions += 1;
         epoch.broadcast(epoch.message_of(&epoch.decided.items[epoch.decided.items.len - 1]));
         if (epoch.find(id)) |index| epoch.record_free(index);
@@ -326,7 +354,7 @@ pub const Epoch = struct {
             .op = .sum,
             .recovery = .raise,
         });
-        return switch (decision.outcome) {
+        var message: control.Message = switch (decision.outcome) {
             .commit => |committed| .{ .commit = .{
                 .group = epoch.group,
                 .epoch = epoch.number,
@@ -335,6 +363,7 @@ pub const Epoch = struct {
                 .digest = committed.digest,
                 .decision = decision.number,
                 .acknowledged = epoch.acknowledged,
+                .seal = 0,
             } },
             .abort => |verdict| .{ .abort = .{
                 .group = epoch.group,
@@ -347,8 +376,15 @@ pub const Epoch = struct {
                 .other_descriptor = verdict.other_descriptor orelse blank,
                 .decision = decision.number,
                 .acknowledged = epoch.acknowledged,
+                .seal = 0,
             } },
         };
+        switch (message) {
+            .commit => |*body| body.seal = seal.of_commit(epoch.seal_key, body),
+            .abort => |*body| body.seal = seal.of_abort(epoch.seal_key, body),
+            else => unreachable,
+        }
+        return message;
     }
 
     /// Decides against an operation, once; nothing happens if it is decided already. A `maker` has
@@ -356,14 +392,13 @@ pub const Epoch = struct {
     /// that member, and error.Unexpected when that is more than any honest one can have caused.
     pub fn abort(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
         // Not all have told what they know, and somebody may know that it was committed.
-        if (epoch.recovering or epoch.forgetful)
-            return epoch.claim(maker orelse 0, id, .{ .abort = verdict });
+        if (epoch.recovering or epoch.forgetful) return epoch.withdraw(id, verdict, maker);
         try epoch.abort_now(id, verdict, maker);
     }
 
     fn abort_now(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
         if (epoch.is_decided(id)) return;
-        if (maker) |rank| if (epoch.caused_by(rank) >= base.limits.decisions_kept_max)
+        if (maker) |rank| if (epoch.members[rank].caused >= base.limits.decisions_kept_max)
             return error.Unexpected;
         try epoch.decide(id, .{ .abort = verdict }, maker);
     }
@@ -400,17 +435,10 @@ pub const Epoch = struct {
         }, rank);
     }
 
-    /// Aborts of this member that some other has not seen yet.
-    fn caused_by(epoch: *const Epoch, rank: u16) usize {
-        var count: usize = 0;
-        for (epoch.decided.items) |*entry| count += @intFromBool(entry.maker == rank);
-        return count;
-    }
-
     /// Who is the maker when two members contradict each other: nobody, because either may be the
     /// honest one. Only beyond what honest members can reach (accomplices, then) is it the later.
     fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
-        return if (epoch.decided.items.len < base.limits.contradictions_kept_max) null else rank;
+        return if (epoch.outstanding().len < base.limits.contradictions_kept_max) null else rank;
     }
 
     /// A member must say what it has seen within the silence limit: else what is kept for it grows,
@@ -438,10 +466,16 @@ pub const Epoch = struct {
             all = @min(all, other.decisions_seen);
         };
         if (all >= epoch.retold) epoch.acknowledged = all;
-        var known: usize = 0;
-        while (known < epoch.decided.items.len and epoch.decided.items[known].number <= all)
-            known += 1;
-        epoch.decided.replaceRangeAssumeCapacity(0, known, &.{});
+        for (epoch.outstanding()) |*known| {
+            if (known.number > all) break;
+            _ = epoch.decided_ids.remove(known.id);
+            if (known.maker) |maker| epoch.members[maker].caused -= 1;
+            epoch.decided_first += 1;
+        }
+        // Now and then, so that each is moved but a few times.
+        if (epoch.decided_first * 2 < epoch.decided.items.len) return;
+        epoch.decided.replaceRangeAssumeCapacity(0, epoch.decided_first, &.{});
+        epoch.decided_first = 0;
     }
 
     // ---- the next epoch
@@ -482,27 +516,38 @@ pub const Epoch = struct {
             epoch.attempt = report.attempt;
         }
         try epoch.acknowledge(rank, report.decisions_seen);
+        member.seen_before = report.decisions_seen;
         member.named = true;
         member.activated = member.activated or report.entered;
     }
 
     pub const Known = union(enum) { commit: *const control.Commit, abort: *const control.Abort };
 
-    /// A member tells of a decision. Only a coordinator that has started again does not know it.
-    pub fn on_known(
-        epoch: *Epoch,
-        rank: u16,
-        message: Known,
-    ) ProtocolError!void {
+    /// A member tells of a decision. Only a coordinator that has started again does not know it;
+    /// that it is one is shown by its seal.
+    pub fn on_known(epoch: *Epoch, rank: u16, message: Known) ProtocolError!void {
         if (!epoch.recovering) return;
+        const genuine = switch (message) {
+            .commit => |body| body.seal == seal.of_commit(epoch.seal_key, body),
+            .abort => |body| body.seal == seal.of_abort(epoch.seal_key, body),
+        };
+        if (!genuine and !base.canary.on(.believe_any_commit)) return error.Unexpected;
         switch (message) {
-            .commit => |body| try epoch.claim(rank, body.op, .{ .commit = .{
+            inline else => |body| {
+                if (body.group != epoch.group) return error.Unexpected;
+                // Who says that it has not seen what it tells has others keep it for ever.
+                const member = &epoch.members[rank];
+                if (member.named and body.decision > member.seen_before) return error.Unexpected;
+            },
+        }
+        switch (message) {
+            .commit => |body| try epoch.claim(rank, body.op, body.decision, .{ .commit = .{
                 .attempt = body.attempt,
                 .digest = body.digest,
             } }),
             .abort => |body| {
                 const differ = body.reason == .mismatch;
-                try epoch.claim(rank, body.op, .{ .abort = .{
+                try epoch.claim(rank, body.op, body.decision, .{ .abort = .{
                     .reason = body.reason,
                     .peer = body.peer,
                     .other = body.other,
@@ -513,46 +558,77 @@ pub const Epoch = struct {
         }
     }
 
-    fn claim(epoch: *Epoch, rank: u16, id: OpId, outcome: Outcome) ProtocolError!void {
-        var by_rank: usize = 0;
-        for (epoch.claims.items) |*known| {
-            const same = std.meta.activeTag(known.outcome) == std.meta.activeTag(outcome);
-            if (same and known.id.eql(id)) return;
-            by_rank += @intFromBool(known.rank == rank);
-        }
-        if (by_rank >= 2 * base.limits.decisions_kept_max) return error.Unexpected;
-        try epoch.claims.append(epoch.gpa, .{ .id = id, .rank = rank, .outcome = outcome });
+    fn claim(
+        epoch: *Epoch,
+        rank: u16,
+        id: OpId,
+        number: u64,
+        outcome: Outcome,
+    ) ProtocolError!void {
+        // Decisions of one operation never differ, and outweigh that somebody gives it up now.
+        if (epoch.claims.get(id)) |known| if (known.number != null) return;
+        const member = &epoch.members[rank];
+        if (member.claims >= base.limits.decisions_known_max) return error.Unexpected;
+        member.claims += 1;
+        try epoch.claims.put(epoch.gpa, id, .{
+            .number = number,
+            .maker = null,
+            .outcome = outcome,
+        });
     }
 
-    /// All have reported: what any of them knows is decided again, under a number of its own. That
-    /// something was committed is not believed of an operation for which somebody has not voted.
+    /// It is to be aborted, if nobody knows that it was committed.
+    fn withdraw(epoch: *Epoch, id: OpId, verdict: Verdict, maker: ?u16) ProtocolError!void {
+        if (epoch.claims.contains(id)) return;
+        if (maker) |rank| {
+            const member = &epoch.members[rank];
+            if (member.withdrawn >= base.limits.decisions_kept_max) return error.Unexpected;
+            member.withdrawn += 1;
+        }
+        try epoch.claims.put(epoch.gpa, id, .{
+            .number = null,
+            .maker = maker,
+            .outcome = .{ .abort = verdict },
+        });
+    }
+
+    /// All have reported: what any of them knows, and somebody does not, is decided again, under a
+    /// number of its own.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
         if (base.canary.on(.forget_claims)) epoch.claims.clearRetainingCapacity();
-        for (epoch.claims.items) |*known| {
-            const committed = switch (known.outcome) {
-                .commit => |committed| committed,
-                .abort => continue,
-            };
-            const record = epoch.records.items[epoch.find(known.id) orelse continue];
-            const believed = record.done_reported.eql(&record.reported);
-            if (!believed and !base.canary.on(.believe_any_commit)) continue;
-            try epoch.commit(known.id, committed);
-        }
-        for (epoch.claims.items) |*known| switch (known.outcome) {
-            .commit => {},
-            // Nobody is the maker: who tells of it need not have caused it, and whoever reports
-            // last must not pay for what others tell.
-            .abort => |verdict| try epoch.abort_now(known.id, verdict, null),
+        var seen_by_all: u64 = std.math.maxInt(u64);
+        for (epoch.members) |*member| if (member.peer != null and !member.closed) {
+            seen_by_all = @min(seen_by_all, member.seen_before);
         };
+        for (epoch.claims.keys(), epoch.claims.values()) |id, *known| {
+            const called = epoch.find(id) != null;
+            switch (known.outcome) {
+                .commit => |committed| if (called) try epoch.commit(id, committed),
+                .abort => |verdict| {
+                    if (!called and !epoch.is_worth_telling(known, seen_by_all)) continue;
+                    try epoch.abort_now(id, verdict, known.maker);
+                },
+            }
+        }
         epoch.claims.clearAndFree(epoch.gpa);
         if (epoch.forgetful) epoch.retold = epoch.decisions;
+    }
+
+    /// Whether an abort may be news to a member that has not called the operation. Members see the
+    /// decisions of one coordinator in their order; who has seen some of a later one may have
+    /// missed others of an earlier one. A liar may have hoarded those.
+    fn is_worth_telling(epoch: *const Epoch, known: *const Claim, seen_by_all: u64) bool {
+        const number = known.number orelse return true; // it is given up now
+        const same_start = number >> start_bits == seen_by_all >> start_bits;
+        if (same_start and number <= seen_by_all) return false;
+        return epoch.outstanding().len < base.limits.contradictions_kept_max;
     }
 
     /// What was decided while the member was away.
     pub fn tell_missed(epoch: *Epoch, rank: u16) void {
         const member = &epoch.members[rank];
         const peer = member.peer orelse return;
-        for (epoch.decided.items) |*decision| {
+        for (epoch.outstanding()) |*decision| {
             if (decision.number <= member.decisions_seen) continue;
             peer.send(epoch.group, epoch.message_of(decision));
         }
@@ -682,11 +758,13 @@ pub const Epoch = struct {
         epoch.forgetful = true;
         epoch.running = false;
         epoch.attempt = @as(u32, @min(starts, starts_max)) << 16;
-        epoch.decisions = @as(u64, starts) << 40;
+        epoch.decisions = @as(u64, starts) << start_bits;
         epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
     }
 
+    /// Decisions of one start.
+    const start_bits = 40;
     /// After that many, attempts of different starts are not told apart any more.
     const starts_max = std.math.maxInt(u32) >> 17;
     /// Only a liar tells of more.
@@ -733,12 +811,17 @@ pub const Epoch = struct {
         try epoch.check_reported();
     }
 
+    /// Reports of a passed attempt are not wanted, and none was asked for before all are back.
+    fn hears_reports_of(epoch: *const Epoch, attempt: u32) bool {
+        return attempt == epoch.attempt and !epoch.running and !epoch.recovering;
+    }
+
     pub fn on_report_op(
         epoch: *Epoch,
         rank: u16,
         message: *const control.ReportOp,
     ) ProtocolError!void {
-        if (message.attempt != epoch.attempt or epoch.running) return; // of a passed attempt
+        if (!epoch.hears_reports_of(message.attempt)) return;
         if (epoch.members[rank].reported) return error.Unexpected;
         if (message.chunks > base.limits.chunks_max) return error.Unexpected;
         if (message.begun_attempt == 0 or message.begun_attempt > epoch.attempt)
@@ -821,7 +904,7 @@ pub const Epoch = struct {
         rank: u16,
         message: *const control.ReportEnd,
     ) ProtocolError!void {
-        if (message.attempt != epoch.attempt or epoch.running) return;
+        if (!epoch.hears_reports_of(message.attempt)) return;
         try epoch.acknowledge(rank, message.decisions_seen);
         epoch.members[rank].reported = true;
         try epoch.check_reported();

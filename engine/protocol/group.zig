@@ -399,7 +399,7 @@ pub const Group = struct {
         };
         try group.epochs.ensureUnusedCapacity(group.gpa, 1);
         const number = @max(group.last_epoch + 1, group.coordinator.first_epoch());
-        const epoch = try Epoch.create(group.gpa, group.id, number, peers, group.min_world_size, .{
+        const epoch = try Epoch.create(group, number, peers, .{
             .round = group.round,
             .safe_point = safe_point,
             .joined = @intCast(peers.len - incumbents),

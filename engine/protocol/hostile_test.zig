@@ -8,6 +8,7 @@ const wire = @import("wire");
 const coordinator = @import("coordinator.zig");
 const journal_file = @import("journal.zig");
 const member_file = @import("member.zig");
+const seal = @import("seal.zig");
 const status = @import("status.zig");
 const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
@@ -45,6 +46,7 @@ const Court = struct {
     aborts: [peers_max]u32 = @splat(0),
     commits: [peers_max]u32 = @splat(0),
     last_abort: ?control.Abort = null,
+    last_commit: ?control.Commit = null,
     attempt: u32 = 1,
     epoch: u64 = 0,
     safe_point: u64 = 0,
@@ -55,10 +57,14 @@ const Court = struct {
     said_bytes: usize = 0,
 
     fn init(court: *Court, allocator: std.mem.Allocator) !void {
+        const host: Coordinator.Host = .{
+            .ctx = court,
+            .vtable = &.{ .close = close, .wake = wake, .log = log },
+        };
         court.* = .{ .c = try Coordinator.create(allocator, .{
             .run_id = @splat(1),
             .initial_world_size = peers_max,
-        }, .{ .ctx = court, .vtable = &.{ .close = close, .wake = wake, .log = log } }) };
+        }, host, @splat(1)) };
         court.c.tick(court.now);
     }
 
@@ -120,13 +126,17 @@ const Court = struct {
 
     /// A member has a connection again, and tells of its epoch; `join_end` is still to be said.
     fn come_back(court: *Court, index: usize, attempt: u32) !void {
+        return court.come_back_seen(index, attempt, 0);
+    }
+
+    fn come_back_seen(court: *Court, index: usize, attempt: u32, seen: u64) !void {
         const ids = [peers_max]base.PeerId{ id_of(0), id_of(1), id_of(2) };
         try court.open(index);
         try court.say(index, .{ .epoch_report = .{
             .epoch = court.epoch,
             .attempt = attempt,
             .entered = true,
-            .decisions_seen = 0,
+            .decisions_seen = seen,
             .alive = .full(peers_max),
             .members = .of(&ids),
         } });
@@ -186,8 +196,11 @@ const Court = struct {
                 court.aborts[index] += 1;
                 court.last_abort = body;
             },
+            .commit => |body| {
+                court.commits[index] += 1;
+                court.last_commit = body;
+            },
             .refused => court.refused = true,
-            .commit => court.commits[index] += 1,
             else => {},
         }
     }
@@ -303,16 +316,21 @@ const Court = struct {
     }
 
     fn report(court: *Court, index: usize, tag: u64, chunks: u32) !void {
+        return court.report_vote(index, tag, chunks, 0);
+    }
+
+    /// `voted_attempt`: 0 if it has not voted.
+    fn report_vote(court: *Court, index: usize, tag: u64, chunks: u32, voted_attempt: u32) !void {
         try court.say(index, .{ .report_op = .{
             .group = 0,
             .epoch = court.epoch,
             .attempt = court.attempt,
             .op = .{ .tag = tag, .sequence = 0 },
             .descriptor = descriptor,
-            .state = .running,
+            .state = if (voted_attempt > 0) .done else .running,
             .begun_attempt = 1,
-            .voted_attempt = 0,
-            .digest = 0,
+            .voted_attempt = voted_attempt,
+            .digest = if (voted_attempt > 0) 7 else 0,
             .chunks = chunks,
             .settled = .of(&.{}),
         } });
@@ -705,47 +723,195 @@ const Shelf = struct {
 
 /// All are members of epoch 1 of a coordinator that was killed and started again.
 fn restart(shelf: *Shelf, court: *Court) !void {
+    return restart_after(shelf, court, nothing);
+}
+
+fn nothing(_: *Court) !void {}
+
+fn restart_after(shelf: *Shelf, court: *Court, before: fn (*Court) anyerror!void) !void {
+    var last_commit: ?control.Commit = null;
+    var last_abort: ?control.Abort = null;
     {
         try shelf.start(court);
         defer court.c.destroy();
         try court.form();
+        try before(court);
+        try court.listen();
+        last_commit = court.last_commit;
+        last_abort = court.last_abort;
     }
     try shelf.start(court);
     court.epoch = 1;
+    court.last_commit = last_commit;
+    court.last_abort = last_abort;
 }
 
-test "decisions that a member makes up for a coordinator that starts again cost nobody else" {
+test "decisions that a member makes up for a coordinator that starts again are none" {
+    const Made = union(enum) { commit: control.Commit, abort: control.Abort };
+    const made_up = control.Abort{
+        .group = 0,
+        .epoch = 1,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .reason = .cancelled,
+        .peer = id_of(0),
+        .other = .none,
+        .descriptor = descriptor,
+        .other_descriptor = descriptor,
+        .decision = 1,
+        .acknowledged = 0,
+        .seal = 0,
+    };
+    for (0..4) |case| {
+        var shelf: Shelf = .{};
+        defer shelf.bytes.deinit(gpa);
+        var court: Court = undefined;
+        try restart_after(&shelf, &court, decide_both);
+        defer court.c.destroy();
+        const commit = court.last_commit.?;
+        const lie: Made = switch (case) {
+            0 => .{ .abort = made_up },
+            // That of another operation, or of the same one with another result.
+            1 => .{ .abort = moved: {
+                var moved = court.last_abort.?;
+                moved.op = commit.op;
+                break :moved moved;
+            } },
+            2 => .{ .commit = moved: {
+                var moved = commit;
+                moved.op = court.last_abort.?.op;
+                break :moved moved;
+            } },
+            3 => .{ .commit = changed: {
+                var changed = commit;
+                changed.digest += 1;
+                break :changed changed;
+            } },
+            else => unreachable,
+        };
+        try court.come_back_seen(0, 1, 2);
+        try court.say(0, switch (lie) {
+            .commit => |body| .{ .knows_commit = body },
+            .abort => |body| .{ .knows_abort = body },
+        });
+        try expectEqual(null, court.peers[0]);
+        try expectEqual(0b110, court.members_alive());
+    }
+}
+
+/// Operation 5 is committed, and 6 aborted.
+fn decide_both(court: *Court) !void {
+    for (0..peers_max) |index| try court.done(index, 5, 0);
+    try court.give_up(0, 6);
+}
+
+test "what an honest member knows was decided stays so, whatever others say after a restart" {
+    // Method: member 1 knows that 5 was committed and 6 aborted. Member 2 says that it has not
+    // voted for 5 and has for 6, and gives up 5 before all are back.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart_after(&shelf, &court, decide_both);
+    defer court.c.destroy();
+    try court.come_back_seen(2, 1, 0);
+    try court.say(2, .{ .join_end = .{} });
+    try court.give_up(2, 5);
+    for (0..2) |index| {
+        try court.come_back_seen(index, 1, if (index == 1) 2 else 0);
+        if (index == 1) try court.say(1, .{ .knows_commit = court.last_commit.? });
+        if (index == 1) try court.say(1, .{ .knows_abort = court.last_abort.? });
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try court.listen();
+    try court.report_vote(0, 5, 1, 1);
+    try court.report_vote(2, 5, 1, 0);
+    try court.report_vote(0, 6, 1, 1);
+    try court.report_vote(2, 6, 1, 1);
+    for (0..peers_max) |index| try court.report_end(index);
+    try court.listen();
+    for (court.commits) |count| try expectEqual(1, count);
+    for (court.aborts) |count| try expectEqual(1, count);
+    try expectEqual(5, court.last_commit.?.op.tag);
+    try expectEqual(6, court.last_abort.?.op.tag);
+}
+
+/// An abort as the coordinator that died has sent it.
+fn sealed_abort(court: *const Court, number: u64) control.Abort {
+    var abort: control.Abort = .{
+        .group = 0,
+        .epoch = 1,
+        .op = .{ .tag = number, .sequence = 0 },
+        .reason = .cancelled,
+        .peer = id_of(0),
+        .other = .none,
+        .descriptor = descriptor,
+        .other_descriptor = descriptor,
+        .decision = number,
+        .acknowledged = 0,
+        .seal = 0,
+    };
+    abort.seal = seal.of_abort(&court.c.seal_key, &abort);
+    return abort;
+}
+
+/// All are back, and report that they have called nothing.
+fn report_nothing(court: *Court) !void {
+    court.attempt = court.c.groups.items[0].current().?.attempt;
+    for (0..peers_max) |index| try court.report_end(index);
+    for (court.peers) |peer| try expect(peer != null);
+    try expect(court.c.groups.items[0].current().?.running);
+}
+
+test "a member may tell as many decisions as it keeps, and those that all have seen cost nobody" {
+    const count = limits.decisions_known_max;
     var shelf: Shelf = .{};
     defer shelf.bytes.deinit(gpa);
     var court: Court = undefined;
     try restart(&shelf, &court);
     defer court.c.destroy();
     for (0..peers_max) |index| {
-        try court.come_back(index, 1);
-        if (index == 0) for (0..limits.decisions_kept_max + 1) |made_up| {
-            try court.say(0, .{ .knows_abort = .{
-                .group = 0,
-                .epoch = 1,
-                .op = .{ .tag = made_up, .sequence = 0 },
-                .reason = .cancelled,
-                .peer = id_of(0),
-                .other = .none,
-                .descriptor = descriptor,
-                .other_descriptor = descriptor,
-                .decision = 1,
-                .acknowledged = 0,
-            } });
+        // Member 2 has not seen the last thousand.
+        try court.come_back_seen(index, 1, if (index == 2) count - 1000 else count);
+        if (index == 0) for (1..count + 1) |number| {
+            for (0..2) |_| try court.say(0, .{ .knows_abort = sealed_abort(&court, number) });
         };
         try court.say(index, .{ .join_end = .{} });
     }
+    try report_nothing(&court);
+    try expectEqual(1000, court.c.groups.items[0].current().?.decided_ids.count());
+}
+
+test "who tells decisions that it says it has not seen would have others keep them, and is let go" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart(&shelf, &court);
+    defer court.c.destroy();
+    try court.come_back_seen(0, 1, 4);
+    try court.say(0, .{ .knows_abort = sealed_abort(&court, 4) });
+    try expect(court.peers[0] != null);
+    try court.say(0, .{ .knows_abort = sealed_abort(&court, 5) });
+    try expectEqual(null, court.peers[0]);
+}
+
+test "what a coordinator before the last decided is told again, though all have seen later ones" {
+    // Goal: a coordinator may die while it tells again what the one before it decided. Method: all
+    // have seen the first decision of the second coordinator; one knows a tenth of the first.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try restart(&shelf, &court);
+    court.c.destroy();
+    try shelf.start(&court);
+    defer court.c.destroy();
+    court.epoch = 1;
+    for (0..peers_max) |index| {
+        try court.come_back_seen(index, 1, (1 << 40) + 1);
+        if (index == 0) try court.say(0, .{ .knows_abort = sealed_abort(&court, 10) });
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try report_nothing(&court);
     try court.listen();
-    for (0..peers_max) |index| try court.report_end(index);
-    for (1..peers_max) |index| try expect(court.peers[index] != null);
-    try court.listen();
-    for (court.aborts) |count| try expectEqual(limits.decisions_kept_max + 1, count);
-    for (0..peers_max) |index| try court.done(index, limits.decisions_kept_max + 9, 0);
-    try court.listen();
-    for (court.commits) |count| try expectEqual(1, count);
+    for (court.aborts) |count| try expectEqual(1, count);
 }
 
 test "a journal that could not be written is tried again, and then holds what it had missed" {
@@ -1016,6 +1182,7 @@ const Witness = struct {
             .other_descriptor = descriptor,
             .decision = decision,
             .acknowledged = 0,
+            .seal = 0,
         });
     }
 

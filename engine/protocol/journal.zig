@@ -7,6 +7,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const seal = @import("seal.zig");
 const Bytes = wire.codec.Bytes;
 const List = wire.codec.List;
 const PeerId = base.PeerId;
@@ -17,6 +18,8 @@ const limits = base.limits;
 /// The first record. What the peers were told stays true after a restart.
 pub const Settings = struct {
     run_id: base.RunId,
+    /// Of the seals of decisions.
+    seal_key: seal.Key,
     /// Where it listens, so that a restart is found where the first start was.
     port: u16,
     lanes: u8,
@@ -94,7 +97,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 1;
+pub const version: u32 = 2;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
@@ -360,6 +363,7 @@ const testing = std.testing;
 
 const test_settings: Settings = .{
     .run_id = @splat(7),
+    .seal_key = @splat(8),
     .port = 4711,
     .lanes = 2,
     .chunk_bytes = 1 << 18,

@@ -250,6 +250,8 @@ pub const Member = struct {
     connected: bool = false,
     /// Decisions that some member may not know: a coordinator that starts again asks for them.
     decided: std.ArrayList(Decided) = .empty,
+    /// How far that was forgotten last.
+    seen_by_all: SeenByAll = .{ .epoch = 0, .decision = 0 },
     /// Operations that this peer gave up and that are not aborted yet; room for all in flight.
     withdrawn: std.ArrayList(Withdrawn) = .empty,
 
@@ -269,6 +271,7 @@ pub const Member = struct {
             };
         }
     };
+    const SeenByAll = struct { epoch: u64, decision: u64 };
     const Withdrawn = struct { epoch: u64, id: OpId, reason: control.AbortReason };
 
     pub const ActionsTable = Actions.VTable;
@@ -848,15 +851,21 @@ pub const Member = struct {
 
     /// Keeps a decision until every member has it.
     fn learn(m: *Member, decided: Decided, acknowledged: u64) EpochError!void {
+        const seen_by_all: SeenByAll = .{ .epoch = decided.epoch(), .decision = acknowledged };
+        if (!std.meta.eql(m.seen_by_all, seen_by_all)) m.forget_seen_by_all(seen_by_all);
+        if (m.decided.items.len >= base.limits.decisions_known_max) return error.Unexpected;
+        try m.decided.append(m.gpa, decided);
+    }
+
+    fn forget_seen_by_all(m: *Member, seen: SeenByAll) void {
+        m.seen_by_all = seen;
         var kept: usize = 0;
         for (m.decided.items) |known| {
-            if (known.epoch() == decided.epoch() and known.decision() <= acknowledged) continue;
+            if (known.epoch() == seen.epoch and known.decision() <= seen.decision) continue;
             m.decided.items[kept] = known;
             kept += 1;
         }
         m.decided.shrinkRetainingCapacity(kept);
-        if (kept >= base.limits.decisions_known_max) return error.Unexpected;
-        try m.decided.append(m.gpa, decided);
     }
 
     fn withdrawal_answered(m: *Member, message: *const control.Abort) void {

@@ -81,6 +81,7 @@ fn write_all(c: *Coordinator, image: *journal.Image) !void {
     try image.begin_file(gpa);
     try image.add(gpa, .{ .settings = .{
         .run_id = options.run_id,
+        .seal_key = c.seal_key,
         .port = options.port,
         .lanes = options.lanes,
         .chunk_bytes = options.chunk_bytes,
@@ -121,7 +122,8 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
     var replay: journal.Replay = .init(bytes);
     var last_incarnation: u32 = 0;
     while (try replay.next()) |entry| switch (entry) {
-        .settings => {}, // the driver has read them: they are the options
+        // The driver has read the others: they are the options.
+        .settings => |*body| c.seal_key = body.seal_key,
         .start => |body| last_incarnation = @max(last_incarnation, body.incarnation),
         .group => |*body| try restore_group(c, body),
         .activation => |*body| try restore_epoch(c, now, body),
@@ -173,7 +175,7 @@ fn restore_epoch(c: *Coordinator, now: base.Instant, body: *const journal.Activa
     defer c.gpa.free(left);
     var gone = body.left.iterator();
     for (left) |*id| id.* = gone.next().?;
-    const epoch = try Epoch.create(c.gpa, group.id, body.epoch, peers, group.min_world_size, .{
+    const epoch = try Epoch.create(group, body.epoch, peers, .{
         .round = body.round,
         .safe_point = body.safe_point,
         .joined = body.joined,

@@ -26,5 +26,6 @@ test {
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
+    _ = @import("seal.zig");
     _ = @import("hostile_test.zig");
 }

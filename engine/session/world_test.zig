@@ -56,7 +56,7 @@ pub const World = struct {
             .close = coordinator_close,
             .wake = coordinator_wake,
             .log = coordinator_log,
-        } });
+        } }, @splat(0));
         w.coordinator.tick(w.now);
         for (0..count) |_| _ = try w.add();
     }

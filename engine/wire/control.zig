@@ -276,6 +276,8 @@ pub const Commit = struct {
     decision: u64,
     /// Decisions up to this one are known to all members.
     acknowledged: u64,
+    /// Nobody but a coordinator of this run can make it (protocol/seal.zig).
+    seal: u128,
 };
 pub const Abort = struct {
     group: u16,
@@ -290,6 +292,7 @@ pub const Abort = struct {
     other_descriptor: Descriptor,
     decision: u64,
     acknowledged: u64,
+    seal: u128,
 };
 pub const Expelled = struct { group: u16, why: Bytes };
 /// The offers differ: everybody gets the content with this root from the holders.

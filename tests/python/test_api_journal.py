@@ -182,7 +182,8 @@ def test_a_journal_of_another_version_says_so(tmp_path: Path) -> None:
 
     begin(tmp_path)
     journal = tmp_path / "journal"
-    header = b"PCCLJRNL" + (2).to_bytes(4, "little")
+    version = int.from_bytes(journal.read_bytes()[8:12], "little")
+    header = b"PCCLJRNL" + (version + 1).to_bytes(4, "little")
     rest = journal.read_bytes()[16:]
     journal.write_bytes(header + zlib.crc32(header).to_bytes(4, "little") + rest)
     with pytest.raises(pccl.VersionMismatch, match="another version"):

@@ -595,6 +595,7 @@ fn claim(script: *Script, words: *Words) Error!void {
     const node = work.node;
     const group = node.users[0].group orelse return script.fail("p{d} is gone", .{node.index});
     const op = &(work.op orelse return script.fail("its call has returned", .{})).op;
+    group.member.epoch_of(op.epoch).?.decisions_seen += 1;
     try group.member.decided.append(node.memory.allocator(), .{ .commit = .{
         .group = group.member.group,
         .epoch = op.epoch,
@@ -603,6 +604,7 @@ fn claim(script: *Script, words: *Words) Error!void {
         .digest = 0,
         .decision = 1,
         .acknowledged = 0,
+        .seal = 0,
     } });
 }
 

@@ -335,6 +335,9 @@ pub const World = struct {
         node.tick_version += 1;
         world.disk.full = false;
         world.draw_clock(node);
+        const host: Coordinator.Host = .{ .ctx = node, .vtable = &coordinator_host };
+        // Another one at each start: that of the journal is what counts.
+        const seal_key: [16]u8 = @splat(@truncate(world.incarnations));
         world.coordinator = Coordinator.create(node.memory.allocator(), .{
             .run_id = run_id,
             .min_world_size = config.min_world_size,
@@ -347,7 +350,7 @@ pub const World = struct {
             .prepare_ns = config.prepare_ns,
             .journal = world.disk.journal_of(),
             .journal_retry_ns = config.silence_ns / 2,
-        }, .{ .ctx = node, .vtable = &coordinator_host }) catch @panic("out of memory");
+        }, host, seal_key) catch @panic("out of memory");
         world.incarnations += 1;
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
         const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
