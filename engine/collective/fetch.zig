@@ -137,6 +137,11 @@ pub const Fetch = struct {
         return null;
     }
 
+    /// Whether it has been asked for something that it has not brought.
+    pub fn owes(fetch: *const Fetch, rank: u16) bool {
+        return fetch.sources[rank].count > 0;
+    }
+
     /// Whether a leaf that this source begins to deliver is wanted: asked of it, and not there yet.
     pub fn wants(fetch: *const Fetch, rank: u16, leaf: u32) bool {
         return fetch.sources[rank].find(leaf) != null and fetch.leaves[leaf] != .present;

@@ -6,6 +6,8 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Lane = @import("lane.zig").Lane;
+const Operation = @import("operation.zig").Operation;
+const State = @import("state.zig").State;
 const Queue = @import("prefetch.zig").Queue;
 const Allocator = std.mem.Allocator;
 const OpId = wire.control.OpId;
@@ -187,6 +189,21 @@ pub const Link = struct {
             if (key.group != group or key.epoch != epoch) continue;
             if (link.early.values()[index].attempt < attempt) link.forget_at(index);
         }
+    }
+
+    /// Whether something for this operation is coming in.
+    pub fn brings(link: *const Link, operation: *const Operation) bool {
+        for (link.lanes) |place| if (place) |lane| {
+            if (lane.into_operation == operation) return true;
+        };
+        return false;
+    }
+
+    pub fn brings_state(link: *const Link, state: *const State) bool {
+        for (link.lanes) |place| if (place) |lane| {
+            if (lane.into_state == state) return true;
+        };
+        return false;
     }
 
     /// Forgets what is of this epoch and those before it; maxInt: the whole group.

@@ -14,6 +14,7 @@ const kernels = @import("kernels");
 const collective = @import("collective");
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const sync = @import("sync.zig");
 const Group = @import("group.zig").Group;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
@@ -82,7 +83,12 @@ pub const Prefetch = struct {
     pages_got: u32 = 0,
     leaves_kept: u32 = 0,
 
-    const Source = struct { peer: PeerId, wants: Queue = .{} };
+    const Source = struct {
+        peer: PeerId,
+        wants: Queue = .{},
+        /// When it last gave something, or was not asked for anything.
+        gave_at: base.Instant,
+    };
 
     fn destroy(prefetch: *Prefetch) void {
         prefetch.fetch.deinit();
@@ -114,7 +120,7 @@ pub fn begin(s: *Session, state: *State) Allocator.Error!void {
     defer sources.deinit(s.gpa);
     for (s.links.items) |link| {
         if (link.open_count == 0 or !group.knows(link.peer)) continue;
-        try sources.append(s.gpa, .{ .peer = link.peer });
+        try sources.append(s.gpa, .{ .peer = link.peer, .gave_at = s.now });
     }
     if (sources.items.len == 0) return;
     const prefetch = try s.gpa.create(Prefetch);
@@ -229,6 +235,33 @@ pub fn lane_back(s: *Session, peer: PeerId) void {
     };
 }
 
+/// As in a sync: whoever gives nothing is not waited for.
+pub fn tick(s: *Session, late: bool) void {
+    for (s.groups.items) |group| for (group.states.items) |state| {
+        const prefetch = state.prefetch orelse continue;
+        const mute = find_mute(s, prefetch, late) orelse continue;
+        s.log(.info, "peer {s} gives nothing of shared state \"{s}\"", .{
+            prefetch.sources[mute].peer.short(), state.name,
+        });
+        discard(s, prefetch, mute); // another one at the next tick
+    };
+}
+
+fn find_mute(s: *const Session, prefetch: *Prefetch, late: bool) ?u16 {
+    var mute: ?u16 = null;
+    for (prefetch.sources, 0..) |*source, index| {
+        const rank: u16 = @intCast(index);
+        const owes = prefetch.fetch.owes(rank) or prefetch.hashes_from == rank;
+        const comes = if (links.find(s, source.peer)) |link|
+            link.brings_state(prefetch.state)
+        else
+            false;
+        if (late or comes or !owes or source.wants.count > 0) source.gave_at = s.now;
+        if (s.now -| source.gave_at >= sync.patience(s)) mute = rank;
+    }
+    return mute;
+}
+
 pub const Error = error{ UnknownLeaf, WrongLength, TooManyRequests };
 
 fn find_state(s: *const Session, group_id: u16, tag: u64) ?*State {
@@ -272,6 +305,7 @@ pub fn place(s: *Session, lane: *Lane, header: *const Header) Error!?[]u8 {
     if (index >= state.leaf_count()) return error.UnknownLeaf;
     if (header.payload_bytes != state.leaf(index).len) return error.WrongLength;
     if (!prefetch.fetch.wants(source, index)) {
+        prefetch.sources[source].gave_at = s.now;
         prefetch.fetch.delivered(source, index);
         return null;
     }
@@ -299,6 +333,7 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
     const state = prefetch.state;
     const source = prefetch.find(lane.link.?.peer) orelse return;
     const index: u32 = @intCast(header.index);
+    prefetch.sources[source].gave_at = s.now;
     if (header.kind == .leaf) {
         state.staged_hashes[index] = kernels.blake3(state.staged[index].?);
         prefetch.fetch.delivered(source, index);

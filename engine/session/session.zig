@@ -1096,11 +1096,14 @@ pub const Session = struct {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
                 if (!operation.finished) operation.deadline = now +| s.settings.silence_ns;
+            } else if (operation.sync != null) {
+                sync.tick(s, operation, late);
             } else if (operation.executor.is_alone()) {
                 operation.executor.work_alone();
                 frames.check_complete(s, operation);
             }
         }
+        prefetch.tick(s, late);
         links.tick(s, late);
         s.run_deferred();
     }

@@ -87,6 +87,8 @@ pub const Sync = struct {
         gives: bool = false,
         /// It is to be told that this peer has everything.
         tell: bool = false,
+        /// When it last gave something that it had been asked for, or was not asked for anything.
+        gave_at: base.Instant = 0,
     };
 
     const class_leaf = prefetch.class_leaf;
@@ -174,7 +176,7 @@ pub fn start(s: *Session, operation: *Operation) void {
     sync.phase = .idle;
     sync.hashes_from = null;
     for (sync.exchanges, 0..) |*exchange, rank| {
-        exchange.* = .{};
+        exchange.* = .{ .gave_at = s.now };
         if (rank == epoch.rank or !epoch.alive.has(rank)) continue;
         exchange.link = links.find(s, epoch.ids[rank]);
     }
@@ -335,16 +337,39 @@ fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
     frames.wake(s, exchange.link.?);
 }
 
-/// The source has sent what is not the elected content: nothing more is asked of it.
-fn discard(s: *Session, operation: *Operation, rank: u16, what: []const u8) void {
+/// Nothing more is asked of this source.
+fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const sync = operation.sync.?;
-    s.log(.warning, "peer {s} sent {s} that are not those of the elected state", .{
-        operation.ids[rank].short(), what,
+    s.log(.warning, "nothing more of a shared state is asked of peer {s}: {s}", .{
+        operation.ids[rank].short(), why,
     });
     sync.fetch.discard(rank);
     sync.exchanges[rank].wants = .{};
     if (sync.hashes_from == rank) sync.hashes_from = null;
     frames.later(s, operation);
+}
+
+const not_elected = "what it sent is not the elected content";
+
+/// How long a source may give nothing of what it was asked for: a lane that is not well, or on
+/// which the request was lost, is closed before.
+pub fn patience(s: *const Session) u64 {
+    return 2 *| s.settings.silence_ns;
+}
+
+/// A source whose lanes are well and that gives nothing is not waited for. What comes in slowly
+/// counts as well, and whether a lane still moves is its own affair.
+pub fn tick(s: *Session, operation: *Operation, late: bool) void {
+    const sync = operation.sync.?;
+    for (sync.exchanges, 0..) |*exchange, index| {
+        const rank: u16 = @intCast(index);
+        const link = exchange.link orelse continue;
+        const owes = sync.fetch.owes(rank) or sync.hashes_from == rank;
+        const waits = owes and exchange.wants.count == 0 and link.open_count > 0;
+        if (late or !waits or link.brings(operation)) exchange.gave_at = s.now;
+        if (s.now -| exchange.gave_at < patience(s)) continue;
+        discard(s, operation, rank, "it gives nothing");
+    }
 }
 
 // ---- outgoing
@@ -477,6 +502,7 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
     const leaf = index;
     if (header.payload_bytes != state.leaf(leaf).len) return error.WrongLength;
     if (sync.phase != .leaves or !sync.fetch.wants(rank, leaf)) {
+        sync.exchanges[rank].gave_at = s.now;
         if (sync.phase == .leaves) sync.fetch.delivered(rank, leaf);
         return null;
     }
@@ -502,13 +528,14 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     const state = sync.state orelse return;
     const rank = sync.rank_of(lane.link.?) orelse return;
     sync.bytes_received += header.payload_bytes;
+    sync.exchanges[rank].gave_at = s.now;
     if (header.kind == .hashes) {
         const wanted = sync.phase == .hashes and sync.hashes_from == rank and
             header.index == sync.pages_got;
         if (wanted) page_arrived(s, operation, rank);
     } else {
         const leaf: u32 = @intCast(header.index);
-        if (!state.check_staged(leaf)) return discard(s, operation, rank, "bytes");
+        if (!state.check_staged(leaf)) return discard(s, operation, rank, not_elected);
         if (base.canary.on(.write_before_commit)) @memcpy(state.leaf(leaf), state.staged[leaf].?);
         sync.fetch.delivered(rank, leaf);
         sync.leaves_moved += 1;
@@ -528,7 +555,7 @@ fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
     });
     const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
     if (!std.mem.eql(u8, &root, &sync.elected_root))
-        return discard(s, operation, rank, "hashes");
+        return discard(s, operation, rank, not_elected);
     state.wanted_root = root;
     begin_leaves(operation);
 }

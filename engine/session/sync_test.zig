@@ -346,6 +346,63 @@ test "a member without a link to any holder gets it from one that has got it bef
     }
 }
 
+/// Time passes, and all lanes are well.
+fn pass(w: *World, duration_ns: u64) !void {
+    const until = w.now + duration_ns;
+    while (w.now < until) {
+        w.now += std.time.ns_per_s / 4;
+        for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.tick(w.now);
+        w.coordinator.tick(w.now);
+        try w.settle();
+    }
+}
+
+test "a holder that answers pings and gives nothing is not waited for" {
+    for ([_]bool{ false, true }) |alone| {
+        var case: Case = undefined;
+        try case.init(&.{ 1, if (alone) 5 else 1, 2 }, &.{ 3, if (alone) 0 else 3, 0 });
+        defer case.deinit();
+        for (case.all()) |*held| try held.sync(.popular, deadline_never);
+        // It hears what is asked of it, and does nothing.
+        for (case.held[0].operation.?.sync.?.exchanges) |*exchange| exchange.link = null;
+        const late = &case.held[2];
+        const patience_ns = 2 * late.node.s.settings.silence_ns;
+        try pass(&case.world, patience_ns - std.time.ns_per_s);
+        try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
+        try expect(!late.operation.?.finished);
+        try pass(&case.world, 2 * std.time.ns_per_s);
+        for (case.all()) |*held| {
+            try held.end(if (alone) .state_unavailable else .ok);
+            if (!alone) try held.expect_value(1, 4);
+        }
+        // Nobody is let go for it.
+        for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
+    }
+}
+
+test "a newcomer does not wait to enter for members that answer pings and give nothing" {
+    for ([_]bool{ false, true }) |all| {
+        var case: Case = undefined;
+        const late = try newcomer_case(&case);
+        defer case.deinit();
+        const fetching = late.state.prefetch.?;
+        if (all) for (fetching.sources, 0..) |_, source| {
+            if (source != fetching.hashes_from.?) fetching.fetch.discard(@intCast(source));
+        };
+        // The first request is lost: what it asked for never comes.
+        fetching.sources[fetching.hashes_from.?].wants = .{};
+        try late.node.s.admit(case.world.now, late.node.group, deadline_never);
+        const patience_ns = 2 * late.node.s.settings.silence_ns;
+        try pass(&case.world, patience_ns - std.time.ns_per_s);
+        try expect(late.node.group.admit_waits);
+        try pass(&case.world, 2 * std.time.ns_per_s);
+        try expect(!late.node.group.is_fetching() and !late.node.group.admit_waits);
+        for (late.state.staged) |place| {
+            if (all) try expectEqual(null, place) else try expectEqual(1, place.?[0]);
+        }
+    }
+}
+
 test "leaves that are not what they should be are asked of another" {
     var case: Case = undefined;
     try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
