@@ -37,6 +37,8 @@ pub const Canary = enum {
     view_before_removal,
     /// Epochs are, as far as the journal goes: a coordinator whose journal failed is forgotten.
     reuse_epochs,
+    /// Rounds are numbered from the beginning again after a restart.
+    reuse_rounds,
     /// A member that has voted, and has no coordinator, takes its vote back.
     withdraw_vote,
     /// A link that stays broken costs a member its place, whether or not a ring goes around it.

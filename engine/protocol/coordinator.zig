@@ -240,6 +240,12 @@ pub const Coordinator = struct {
         return @as(u64, c.incarnation - 1) * epochs_per_start + 1;
     }
 
+    /// The same for rounds: this one no group has had, and those from here on.
+    pub fn first_round(c: *const Coordinator) u64 {
+        if (base.canary.on(.reuse_rounds)) return 0;
+        return @as(u64, c.incarnation) << 32;
+    }
+
     const epochs_per_start = 1 << 20;
 
     /// Puts on disk what must be known after a restart, before anybody is told.

@@ -112,7 +112,7 @@ pub const Group = struct {
             .initial_world_size = options.initial_world_size,
             .min_world_size = options.min_world_size,
             .prepare_ns = options.prepare_ns,
-            .round = @as(u64, options.coordinator.incarnation) << 32,
+            .round = options.coordinator.first_round(),
         };
         return group;
     }
@@ -170,7 +170,7 @@ pub const Group = struct {
 
     /// It was made from a journal: whoever is a member has to come back first.
     pub fn restored(group: *Group) void {
-        group.round = @as(u64, group.coordinator.incarnation) << 32;
+        group.round = group.coordinator.first_round();
         group.drop_empty();
         group.recovering = group.epochs.items.len > 0;
         for (group.epochs.items) |epoch| epoch.restored(group.coordinator.incarnation - 1);

@@ -36,7 +36,7 @@ fn catcher(canary: Canary) ?Check {
         .believe_any_commit => null,
         .forget_claims => .p6_progress,
         .answer_early => .p6_progress,
-        .reuse_epochs => .views,
+        .reuse_epochs, .reuse_rounds => .views,
         // One call must vote, lose the coordinator, and run out of time before it is back.
         .withdraw_vote => null,
         // The coordinator must die in the write of a removal, and whom it removed must come back.
@@ -59,7 +59,7 @@ fn transcript(canary: Canary) ?[]const u8 {
 
 fn needs_restart(canary: Canary) bool {
     return switch (canary) {
-        .forget_claims, .answer_early, .reuse_epochs => true,
+        .forget_claims, .answer_early, .reuse_epochs, .reuse_rounds => true,
         else => false,
     };
 }

@@ -110,6 +110,9 @@ pub const View = struct { group: u8, epoch: u64, attempt: u32, alive: base.Mask 
 
 pub const Epoch = struct { group: u8, number: u64, members_hash: u64, members: u32 };
 
+/// A group, by a hash of its name, and the number of an epoch or a round.
+const Begun = struct { group: u64, number: u64 };
+
 pub const Checkers = struct {
     gpa: Allocator,
     /// A coordinator died that could not write its journal: whom it had removed may be back.
@@ -120,6 +123,9 @@ pub const Checkers = struct {
     records: std.AutoArrayHashMapUnmanaged(program.Key, *Record) = .empty,
     views: std.ArrayList(View) = .empty,
     epochs: std.ArrayList(Epoch) = .empty,
+    /// By group and number, the round that began it; by group and round, the epoch that it began.
+    rounds_of_epochs: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
+    epochs_of_rounds: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
     /// Per membership: the latest beginning of a call that succeeded. It proves that the member was
     /// still one when that call began, so it went on after everything that had failed before.
     proofs: std.ArrayList(u64) = .empty,
@@ -271,6 +277,32 @@ pub const Checkers = struct {
         c.views.append(c.gpa, view) catch @panic("out of memory");
     }
 
+    /// A coordinator has this epoch. Two are never one, even with the same members: another number
+    /// is another round, under whatever coordinator.
+    pub fn epoch_begun(c: *Checkers, group: []const u8, epoch: u64, round: u64) void {
+        const hash = std.hash.Wyhash.hash(0, group);
+        const known = c.rounds_of_epochs.getOrPut(c.gpa, .{ .group = hash, .number = epoch }) catch
+            @panic("out of memory");
+        if (known.found_existing) {
+            if (known.value_ptr.* == round) return;
+            return c.fail(
+                .views,
+                "group {s}: rounds {d} and {d} have both begun epoch {d}",
+                .{ group, known.value_ptr.*, round, epoch },
+            );
+        }
+        known.value_ptr.* = round;
+        const before = c.epochs_of_rounds.fetchPut(c.gpa, .{
+            .group = hash,
+            .number = round,
+        }, epoch) catch @panic("out of memory");
+        if (before) |other| c.fail(
+            .views,
+            "group {s}: round {d} has begun epochs {d} and {d}",
+            .{ group, round, other.value, epoch },
+        );
+    }
+
     pub fn epoch_seen(c: *Checkers, epoch: Epoch, digit: u8) void {
         for (c.epochs.items) |known| {
             if (known.group != epoch.group or known.number != epoch.number) continue;
@@ -326,6 +358,19 @@ test "a member that goes on after a failure that another saw succeed is a breach
     c.succeeded(later, 1, success);
     c.check_atomicity();
     try std.testing.expectEqual(.p2_atomicity, c.violation.?.check);
+}
+
+test "two epochs of one number, or of one round, are seen whoever is in them" {
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    for ([_][2]u64{ .{ 7, 2 }, .{ 8, 1 } }) |other| {
+        var c = Checkers.init(arena.allocator());
+        for (0..2) |_| c.epoch_begun("g", 7, 1);
+        c.epoch_begun("h", other[0], other[1]);
+        try std.testing.expect(c.violation == null);
+        c.epoch_begun("g", other[0], other[1]);
+        try std.testing.expectEqual(.views, c.violation.?.check);
+    }
 }
 
 test "successes with different bytes are a breach of P1" {

@@ -46,6 +46,7 @@ pub const all = .{
     "half_open_lane",
     "hears_no_coordinator",
     "join_during_operation",
+    "journal_damaged_after_compaction",
     "journal_flipped",
     "lane_reset",
     "last_one_leaves_in_a_round",
@@ -229,6 +230,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         crash,
         start,
         flip,
+        compact,
         claim,
         cut,
         freeze,
@@ -268,6 +270,12 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         .crash => try crash(script, words),
         .start => try start_coordinator(script, words),
         .flip => try flip(script, words),
+        .compact => {
+            try expect_word(script, words, "journal");
+            const node = &world.nodes[world_file.coordinator_index];
+            if (node.state != .up) return script.fail("the coordinator is down", .{});
+            world.coordinator.journal_due = true; // at its next tick
+        },
         .claim => try claim(script, words),
         .sever => try sever(script, words),
         .mend => {

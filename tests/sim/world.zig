@@ -593,8 +593,14 @@ pub const World = struct {
             break;
         }
         if (node.state != .up) return;
-        if (node.index != coordinator_index) users.observe(node);
+        if (node.index != coordinator_index) users.observe(node) else world.observe_epochs();
         world.plan_tick(node);
+    }
+
+    fn observe_epochs(world: *World) void {
+        for (world.coordinator.groups.items) |group| for (group.epochs.items) |epoch| {
+            world.checkers.epoch_begun(group.name, epoch.number, epoch.began.round);
+        };
     }
 
     fn plan_tick(world: *World, node: *Node) void {
