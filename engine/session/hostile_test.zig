@@ -343,6 +343,28 @@ fn broadcast(node: *Node, bytes: []u8) !*Operation {
     });
 }
 
+test "a lane that accepts nothing is closed, though what the other says on it comes in" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = link_to(node, &w.nodes[1]);
+    const lane = link.lanes[0].?;
+    w.pipe_of(lane).stuck = lane;
+    // The other end hears nothing, but is not asked here.
+    const silence_ns = node.s.settings.silence_ns;
+    w.nodes[1].s.settings.silence_ns = 10 * silence_ns;
+    try w.pass(silence_ns - std.time.ns_per_s);
+    try expectEqual(lane, link.lanes[0]);
+    try expect(w.now - lane.heard_at < std.time.ns_per_s);
+    try w.pass(2 * std.time.ns_per_s);
+    // The other lane is well, so the link is, and the closed one was dialed again.
+    try expectEqual(.up, link.told);
+    try expectEqual(2, link.open_count);
+    try expect(w.now - link.lanes[0].?.heard_at < std.time.ns_per_s);
+    try expectEqual(null, w.pipe_of(link.lanes[0].?).stuck);
+}
+
 test "the number of a group from before says nothing on a new connection to the coordinator" {
     // Goal: a coordinator that has started without its journal numbers groups anew; what it says of
     // one is never taken for another. Method: this peer is in two groups, and hears a coordinator

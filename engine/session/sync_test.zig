@@ -346,17 +346,6 @@ test "a member without a link to any holder gets it from one that has got it bef
     }
 }
 
-/// Time passes, and all lanes are well.
-fn pass(w: *World, duration_ns: u64) !void {
-    const until = w.now + duration_ns;
-    while (w.now < until) {
-        w.now += std.time.ns_per_s / 4;
-        for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.tick(w.now);
-        w.coordinator.tick(w.now);
-        try w.settle();
-    }
-}
-
 test "a holder that answers pings and gives nothing is not waited for" {
     for ([_]bool{ false, true }) |alone| {
         var case: Case = undefined;
@@ -367,10 +356,10 @@ test "a holder that answers pings and gives nothing is not waited for" {
         for (case.held[0].operation.?.sync.?.exchanges) |*exchange| exchange.link = null;
         const late = &case.held[2];
         const patience_ns = 2 * late.node.s.settings.silence_ns;
-        try pass(&case.world, patience_ns - std.time.ns_per_s);
+        try case.world.pass(patience_ns - std.time.ns_per_s);
         try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
         try expect(!late.operation.?.finished);
-        try pass(&case.world, 2 * std.time.ns_per_s);
+        try case.world.pass(2 * std.time.ns_per_s);
         for (case.all()) |*held| {
             try held.end(if (alone) .state_unavailable else .ok);
             if (!alone) try held.expect_value(1, 4);
@@ -393,13 +382,51 @@ test "a newcomer does not wait to enter for members that answer pings and give n
         fetching.sources[fetching.hashes_from.?].wants = .{};
         try late.node.s.admit(case.world.now, late.node.group, deadline_never);
         const patience_ns = 2 * late.node.s.settings.silence_ns;
-        try pass(&case.world, patience_ns - std.time.ns_per_s);
+        try case.world.pass(patience_ns - std.time.ns_per_s);
         try expect(late.node.group.admit_waits);
-        try pass(&case.world, 2 * std.time.ns_per_s);
+        try case.world.pass(2 * std.time.ns_per_s);
         try expect(!late.node.group.is_fetching() and !late.node.group.admit_waits);
         for (late.state.staged) |place| {
             if (all) try expectEqual(null, place) else try expectEqual(1, place.?[0]);
         }
+    }
+}
+
+test "a member whose link to the only holder is broken waits for another that has got it" {
+    // The only holder and the last member have lost their lanes for good: nobody dials.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3, 4 }, &.{ 3, 0, 0, 0 });
+    defer case.deinit();
+    const holder = &case.held[0];
+    const last = &case.held[3];
+    const link = hostile_test.link_to(last.node, holder.node);
+    case.world.cut(link);
+    try case.world.pass(100 * std.time.ns_per_ms);
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    // It asks nobody in vain, and nobody is given up, however long it takes.
+    try case.world.pass(3 * last.node.s.settings.silence_ns);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+        try expectEqual(4, held.node.group.alive());
+    }
+}
+
+test "the only holder is out of reach of the only other member: it is asked once a lane is back" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const other = &case.held[1];
+    const link = hostile_test.link_to(other.node, case.held[0].node);
+    case.world.cut(link);
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    try case.world.pass(other.node.s.settings.silence_ns / 2);
+    try expect(!other.operation.?.finished);
+    link.dials = true;
+    try case.world.pass(2 * std.time.ns_per_s);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
     }
 }
 

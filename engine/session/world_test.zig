@@ -17,7 +17,14 @@ const expectEqual = std.testing.expectEqual;
 
 pub const peers_max = 6;
 
-const Pipe = struct { a: *Lane, b: *Lane, node_a: *Node, node_b: *Node };
+const Pipe = struct {
+    a: *Lane,
+    b: *Lane,
+    node_a: *Node,
+    node_b: *Node,
+    /// What it has to send does not leave.
+    stuck: ?*Lane = null,
+};
 
 pub const Node = struct {
     world: *World,
@@ -132,9 +139,11 @@ pub const World = struct {
         var index: usize = 0;
         while (index < w.pipes.items.len) : (index += 1) {
             const pipe = w.pipes.items[index];
-            if (w.move(pipe.node_a, pipe.a, pipe.node_b, pipe.b)) moved = true;
+            const a_moves = pipe.stuck != pipe.a;
+            if (a_moves and w.move(pipe.node_a, pipe.a, pipe.node_b, pipe.b)) moved = true;
             if (index >= w.pipes.items.len or w.pipes.items[index].a != pipe.a) continue;
-            if (w.move(pipe.node_b, pipe.b, pipe.node_a, pipe.a)) moved = true;
+            const b_moves = pipe.stuck != pipe.b;
+            if (b_moves and w.move(pipe.node_b, pipe.b, pipe.node_a, pipe.a)) moved = true;
         }
         return moved;
     }
@@ -160,6 +169,33 @@ pub const World = struct {
         from.s.lane_sent(w.now, a, count);
         to.s.lane_received(w.now, b, count);
         return true;
+    }
+
+    pub fn pipe_of(w: *World, lane: *const Lane) *Pipe {
+        for (w.pipes.items) |*pipe| if (pipe.a == lane or pipe.b == lane) return pipe;
+        unreachable;
+    }
+
+    /// All lanes of a link break, for both ends, and are not dialed before `link.dials` is set.
+    pub fn cut(w: *World, link: *session.Link) void {
+        link.dials = false;
+        for (link.lanes) |place| if (place) |lane| {
+            const pipe = w.pipe_of(lane).*;
+            _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
+            pipe.node_a.s.lane_closed(w.now, pipe.a);
+            pipe.node_b.s.lane_closed(w.now, pipe.b);
+        };
+    }
+
+    /// Time passes for everybody.
+    pub fn pass(w: *World, duration_ns: u64) !void {
+        const until = w.now + duration_ns;
+        while (w.now < until) {
+            w.now += std.time.ns_per_s / 4;
+            for (w.nodes[0..w.count]) |*node| if (node.alive) node.s.tick(w.now);
+            w.coordinator.tick(w.now);
+            try w.settle();
+        }
     }
 
     pub fn kill(w: *World, victim: *Node) void {

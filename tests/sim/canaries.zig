@@ -23,7 +23,8 @@ fn catcher(canary: Canary) ?Check {
         .none => null,
         .publish_before_commit => .p2_atomicity,
         .forget_shadow => .p3_input_kept,
-        .accept_older_attempt => .p4_contributors,
+        // A frame must be late by an attempt, and fit into the next one.
+        .accept_older_attempt => null,
         .skip_fingerprint => .descriptors,
         .keep_without_attempt => .p4_contributors,
         .shared_slots => .p4_contributors,
@@ -47,6 +48,7 @@ fn catcher(canary: Canary) ?Check {
 /// The transcript that must fail, where one is about the rule that is broken.
 fn transcript(canary: Canary) ?[]const u8 {
     return switch (canary) {
+        .accept_older_attempt => scenario.text_of("frames_of_a_passed_attempt"),
         .believe_any_commit => scenario.text_of("claim_without_votes"),
         .forget_claims => scenario.text_of("withdrawn_unheard"),
         .answer_early => scenario.text_of("commit_known_by_one"),

@@ -42,6 +42,7 @@ pub const all = .{
     "doubt_then_expelled",
     "doubt_while_the_coordinator_is_away",
     "give_up_before_claims_are_settled",
+    "frames_of_a_passed_attempt",
     "give_up_races_done",
     "half_open_lane",
     "hears_no_coordinator",
