@@ -71,9 +71,11 @@ pub const Paths = struct {
     /// Ranks that reach all others. They may own chunks of a direct schedule.
     hubs: Mask,
 
-    /// With all links.
-    pub fn all(alive: *const Mask) Paths {
-        return .{ .order = .of(alive), .hubs = alive.* };
+    /// With all links that there are: in a large world no member has links to all others, also
+    /// when few are left of it. `world_size` is that of the epoch, lost members included.
+    pub fn all(alive: *const Mask, world_size: usize) Paths {
+        const hubs: Mask = if (world_size > limits.full_mesh_max) .empty else alive.*;
+        return .{ .order = .of(alive), .hubs = hubs };
     }
 
     pub fn eql(a: *const Paths, b: *const Paths) bool {

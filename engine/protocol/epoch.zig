@@ -177,7 +177,7 @@ pub const Epoch = struct {
             .members = members,
             .began = began,
             .alive = .full(peers.len),
-            .paths = .all(&.full(peers.len)),
+            .paths = .all(&.full(peers.len), peers.len),
         };
         epoch.began.left = left;
         // Members only go, so this is all that it will ever hold: a loss needs no memory.

@@ -588,7 +588,7 @@ pub const Group = struct {
             const edges = group.broken.edges(ids, lasting);
             if (plan.paths(&epoch.alive, ids.len, &edges)) |paths| return paths;
         }
-        return .all(&epoch.alive);
+        return .all(&epoch.alive, ids.len);
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.

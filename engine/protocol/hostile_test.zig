@@ -1309,3 +1309,37 @@ test "an abort of the last sequence there is, which a member makes up, is taken 
     }
     try expectEqual(1, w.member.current.?.aborts.items.len);
 }
+
+test "a view with hubs in a world where nobody has links to all is a coordinator that lies" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.on_ask(2);
+    var ids: [limits.full_mesh_max + 1]base.PeerId = undefined;
+    for (&ids, 1..) |*id, number| id.* = .from_int(number);
+    try w.member.on_activate(&.{
+        .group = 0,
+        .round = 2,
+        .epoch = 2,
+        .safe_point = 2,
+        .members = .of(&ids),
+        .joined = ids.len - 1,
+        .left = .of(&.{}),
+    });
+    var view: control.View = .{
+        .group = 0,
+        .epoch = 2,
+        .attempt = 2,
+        .alive = .full(2),
+        .order = .of(&.{}),
+        .has_ring = true,
+        .hubs = .full(1),
+    };
+    try std.testing.expectError(error.Unexpected, w.member.on_view(&view));
+    view.hubs = .empty;
+    view.has_ring = false;
+    try std.testing.expectError(error.Unexpected, w.member.on_view(&view));
+    view.has_ring = true;
+    try w.member.on_view(&view);
+    try expectEqual(2, w.member.epoch_of(2).?.attempt);
+}

@@ -436,7 +436,7 @@ pub const Member = struct {
             .left = left,
             .safe_point = message.safe_point,
             .alive = .full(ids.len),
-            .paths = .all(&.full(ids.len)),
+            .paths = .all(&.full(ids.len), ids.len),
         };
         return epoch;
     }
@@ -913,7 +913,7 @@ pub const Member = struct {
         if (message.attempt <= epoch.attempt) return;
         if (!epoch.alive.covers(&message.alive)) return error.Unexpected;
         if (!message.alive.has(epoch.rank)) return error.Unexpected;
-        const paths = try paths_of(message);
+        const paths = try paths_of(message, epoch.world_size());
         m.actions.vtable.stop(m.actions.ctx, epoch.number);
         epoch.attempt = message.attempt;
         epoch.alive = message.alive;
@@ -930,8 +930,9 @@ pub const Member = struct {
         epoch.decisions_told = epoch.decisions_seen;
     }
 
-    fn paths_of(message: *const control.View) error{Unexpected}!base.Paths {
-        if (!message.alive.covers(&message.hubs)) return error.Unexpected;
+    fn paths_of(message: *const control.View, world_size: u32) error{Unexpected}!base.Paths {
+        const possible: base.Paths = .all(&message.alive, world_size);
+        if (!possible.hubs.covers(&message.hubs)) return error.Unexpected;
         if (!message.has_ring and message.hubs.is_empty()) return error.Unexpected;
         return .{
             .order = try order_of(message),

@@ -58,13 +58,12 @@ pub fn paths(alive: *const Mask, world_size: usize, edges: *const Edges) ?Paths 
 
 /// Those that reach all others. Nobody, in a group so large that no member has links to all.
 fn hubs_of(alive: *const Mask, world_size: usize, edges: *const Edges) Mask {
-    var hubs: Mask = .empty;
-    if (world_size > base.limits.full_mesh_max) return hubs;
+    var hubs = Paths.all(alive, world_size).hubs;
     for (0..world_size) |rank| {
-        if (!alive.has(rank)) continue;
+        if (!hubs.has(rank)) continue;
         var lost: u64 = 0;
         for (edges.of[rank].words, alive.words) |a, b| lost |= a & b;
-        if (lost == 0) hubs.set(rank);
+        if (lost != 0) hubs.unset(rank);
     }
     return hubs;
 }

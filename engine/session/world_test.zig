@@ -16,6 +16,8 @@ const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 
 pub const peers_max = 6;
+/// One more than have links to all others.
+const nodes_max = base.limits.full_mesh_max + 1;
 
 const Pipe = struct {
     a: *Lane,
@@ -44,9 +46,9 @@ const Dial = struct { node: *Node, lane: *Lane, to: usize };
 pub const World = struct {
     gpa: std.mem.Allocator,
     /// Of a session, where it is not `gpa`.
-    allocators: [peers_max]?std.mem.Allocator = @splat(null),
+    allocators: [nodes_max]?std.mem.Allocator = @splat(null),
     coordinator: *protocol.Coordinator = undefined,
-    nodes: [peers_max]Node = undefined,
+    nodes: [nodes_max]Node = undefined,
     count: usize = 0,
     pipes: std.ArrayList(Pipe) = .empty,
     dials: std.ArrayList(Dial) = .empty,
@@ -288,7 +290,7 @@ pub const World = struct {
 
     pub fn admit_all(w: *World) !void {
         // Newcomers first: the others do not wait for one whose user has not come.
-        var came: [peers_max]bool = @splat(false);
+        var came: [nodes_max]bool = @splat(false);
         for ([_]bool{ true, false }) |newcomers| {
             for (w.nodes[0..w.count]) |*node| {
                 if (!node.alive or !node.ready or came[node.index]) continue;
@@ -420,4 +422,40 @@ test "one that gives up aborts for all, and a late caller is told" {
     w.nodes[0].s.release(first);
     w.nodes[1].s.release(second);
     w.nodes[2].s.release(third);
+}
+
+test "in a world too large for links to all, a call for the direct schedule takes the ring" {
+    // Goal: whatever a call says, nothing is sent where no link is. Method: the first attempt, and
+    // the one after a loss that leaves few enough.
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(nodes_max, nodes_max);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    var values: [nodes_max][elements]u32 = @splat(@splat(1));
+    for ([_]u32{ nodes_max, nodes_max - 1 }) |expected| {
+        var operations: [nodes_max]?*Operation = @splat(null);
+        for (w.nodes[0..nodes_max], &values, &operations) |*node, *own, *operation| {
+            if (!node.alive) continue;
+            own.* = @splat(1);
+            operation.* = try node.s.begin(w.now, node.group, .{
+                .kind = .all_reduce,
+                .send = @ptrCast(own),
+                .recv = @ptrCast(own),
+                .count = elements,
+                .dtype = .u32,
+                .recovery = .restart,
+                .plan = .direct,
+                .deadline = base.never,
+            });
+        }
+        if (expected < nodes_max) w.kill(&w.nodes[7]);
+        try w.settle();
+        for (w.nodes[0..nodes_max], &values, operations) |*node, *own, operation| {
+            if (!node.alive) continue;
+            try expectEqual(.ok, operation.?.status);
+            for (own) |value| try expectEqual(expected, value);
+            node.s.release(operation.?);
+        }
+    }
 }
