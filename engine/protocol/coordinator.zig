@@ -90,6 +90,11 @@ pub const Peer = struct {
         return false;
     }
 
+    pub fn has_word_of(peer: *const Peer, by: PeerId) bool {
+        for (&peer.witnesses) |*known| if (known.id.eql(by)) return true;
+        return false;
+    }
+
     fn forget_witnesses(peer: *Peer, before: Instant) void {
         for (&peer.witnesses) |*known| if (known.at < before) {
             known.* = .{};

@@ -622,7 +622,9 @@ pub const Group = struct {
     }
 
     /// How many other members could notice that their lanes to this one close: those who are there
-    /// and whose links to it are well. After a restart nobody is there at first, so all count.
+    /// and whose links to it are well, or who say that they have noticed: what one says of its own
+    /// link must not make its word weigh more. After a restart nobody is there at first, so all
+    /// count.
     pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
         var buffer: [base.limits.peers_max]PeerId = undefined;
         var most: usize = 0;
@@ -632,7 +634,8 @@ pub const Group = struct {
             var count: usize = 0;
             for (epoch.members, 0..) |*member, other| {
                 const neighbour = member.peer orelse continue;
-                if (neighbour == peer or edges.has(rank, other)) continue;
+                const could_notice = !edges.has(rank, other) or peer.has_word_of(neighbour.id);
+                if (neighbour == peer or !could_notice) continue;
                 count += @intFromBool(neighbour.connection != null or group.recovering);
             }
             most = @max(most, count);

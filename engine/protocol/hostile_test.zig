@@ -563,6 +563,24 @@ test "one member alone cannot have another lost that is away, unless nobody else
     try expectEqual(null, court.peers[2]);
 }
 
+test "a member that says its own link to one that is away is broken is no better a witness for it" {
+    // Goal: of three, the one that takes itself out of those who could notice does not remain as
+    // the only one whose word is needed. Method: it says so before the other goes away, and after.
+    for ([_]bool{ true, false }) |before| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        if (!before) court.hang_up(0);
+        try court.say(2, .{ .link_told = .{ .other = id_of(0), .group = 0, .health = .silent } });
+        if (before) court.hang_up(0);
+        try court.say_closed(2, 0);
+        try expectEqual(0b111, court.members_alive());
+        try court.say_closed(1, 0);
+        try expectEqual(0b110, court.members_alive());
+    }
+}
+
 test "of members that die at once none waits for the word of another" {
     var court: Court = undefined;
     try court.init(gpa);
