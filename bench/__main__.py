@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import common, loopback, recovery, state_hash
+from bench import common, kernels, loopback, recovery, state_hash
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -64,6 +64,26 @@ def hash_command(
     if sys.platform != "linux":
         raise typer.BadParameter("cores are chosen the way of Linux; run it there")
     state_hash.run(quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="kernels")
+def kernels_command(
+    match: Annotated[str, typer.Argument(help="Only kernels with this in their name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    size: Annotated[
+        list[str] | None, typer.Option(help="Bytes of f32, as 1MiB; may be given again.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    out: Annotated[Path, typer.Option(help="Folder for kernels.jsonl.")] = Path("bench_out"),
+) -> None:
+    """Each kernel on one thread against its loads and stores alone, and other libraries."""
+    try:
+        sizes = [common.size_of(name) for name in size] if size else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--size") from None
+    kernels.run(sizes, match, quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="recovery")

@@ -17,4 +17,5 @@ NB_MODULE(_pccl, module) {
   init_communicator(module);
   init_collective(module);
   init_state(module);
+  init_kernels(module);
 }

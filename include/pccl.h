@@ -490,6 +490,22 @@ typedef enum pccl_log_level {
  * takes the oldest: PCCL_OK with *level and a zero-terminated message, PCCL_TIMEOUT if there is none. */
 PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, size_t capacity);
 
+/* ---- Measuring the kernels (docs/KERNELS.md) ---------------------------------------------------------------- */
+
+typedef enum pccl_kernel_what {
+  PCCL_KERNEL_PREPARE = 0, /* fills the memory with what the kernel expects there; once, before the others */
+  PCCL_KERNEL_RUN = 1,
+  PCCL_KERNEL_SKELETON = 2 /* a loop with the same loads and stores and no arithmetic */
+} pccl_kernel_what_t;
+/* The names of what can be measured, e.g. "encode/int8_rotated", by number; NULL past the last. Static storage. */
+PCCL_API const char *pccl_kernel_name(size_t index);
+/* Bytes that measuring with so many f32 needs: a multiple of 4096, else it is 0. */
+PCCL_API size_t pccl_kernel_memory(size_t count);
+/* Runs it so many times on this thread, on pccl_kernel_memory(count) bytes at memory. *duration_ns becomes the
+ * processor time that it took. */
+PCCL_API pccl_status_t pccl_kernel_run(const char *name, pccl_kernel_what_t what, void *memory, size_t count,
+                                       uint32_t repeats, uint64_t *duration_ns);
+
 #ifdef __cplusplus
 }
 #endif

@@ -196,3 +196,16 @@ class State:
     def close(self) -> None: ...
 
 TENSOR_MAY_DIFFER: int = 1
+
+def kernel_names() -> list[str]:
+    """What kernel_run can measure."""
+
+def kernel_memory(count: int) -> int:
+    """
+    Bytes that kernel_run needs for so many elements; 0 if it cannot measure them.
+    """
+
+def kernel_run(name: str, what: int, memory: object, count: int, repeats: int) -> int:
+    """
+    Processor time in ns of the kernel (what=1) or of its skeleton (2); 0 prepares the memory.
+    """

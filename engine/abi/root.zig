@@ -18,6 +18,7 @@ comptime {
     _ = @import("work.zig");
     _ = @import("state.zig");
     _ = @import("log.zig");
+    _ = @import("kernels.zig");
 }
 
 test {

@@ -1,7 +1,7 @@
-"""The `pccl` command: coordinator, token, run, status. Typer and rich are imported here only.
+"""The `pccl` command: coordinator, token, run, status, bench. Typer and rich are imported here only.
 
 This file holds the commands and their options; running processes is run.py, showing a status is
-status.py. Whatever a command does, a program can do through pccl_py.
+status.py, measuring is bench.py. Whatever a command does, a program can do through pccl_py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli import log, run, status
+from pccl_py.cli import bench, log, run, status
 
 app = typer.Typer(
     name="pccl",
@@ -242,6 +242,27 @@ def status_command(
         status.show_json(token, timeout=timeout)
     else:
         status.show(token, timeout=timeout)
+
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench_root() -> None:
+    """Measure this machine."""
+
+
+@bench_app.command(name="kernels")
+def bench_kernels(
+    match: Annotated[str, typer.Argument(help="Only kernels with this in their name.")] = "",
+    mib: Annotated[
+        list[float] | None, typer.Option(help="Size in MiB of f32; may be given again.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 15,
+) -> None:
+    """How fast each kernel runs here, beside a loop with its loads and stores and no arithmetic."""
+    bench.kernels([round(size * 2**20) for size in mib or [1, 64]], match, rounds=rounds)
 
 
 def _on_stop_signals(handle: Callable[[int], Any]) -> None:

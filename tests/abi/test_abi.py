@@ -894,3 +894,23 @@ def test_log_events_come_one_by_one_and_are_cut_to_the_room() -> None:
         seen.append(text(message))
     assert seen
     assert lib.pccl_log_next(level, message, 512) == lib.PCCL_TIMEOUT
+
+
+def test_kernels_are_measured_on_memory_of_the_caller() -> None:
+    names = []
+    while (name := lib.pccl_kernel_name(len(names))) != ffi.NULL:
+        names.append(text(name))
+    assert "encode/int8_rotated" in names and len(set(names)) == len(names)
+    count = 4096
+    assert lib.pccl_kernel_memory(count + 1) == 0
+    memory = ffi.new("char[]", lib.pccl_kernel_memory(count))
+    taken = ffi.new("uint64_t *")
+    for what in (lib.PCCL_KERNEL_PREPARE, lib.PCCL_KERNEL_RUN, lib.PCCL_KERNEL_SKELETON):
+        check(lib.pccl_kernel_run(b"ring/int4", what, memory, count, 200, taken))
+        assert taken[0] > 0
+    run = lib.PCCL_KERNEL_RUN
+    assert "nothing" in refused(lib.pccl_kernel_run(b"nothing", run, memory, count, 1, taken))
+    assert "4096" in refused(lib.pccl_kernel_run(b"ring/int4", run, memory, 5, 1, taken))
+    assert "name" in refused(lib.pccl_kernel_run(ffi.NULL, run, memory, count, 1, taken))
+    assert "memory" in refused(lib.pccl_kernel_run(b"ring/int4", run, ffi.NULL, count, 1, taken))
+    assert "duration" in refused(lib.pccl_kernel_run(b"digest", run, memory, count, 1, ffi.NULL))
