@@ -9,6 +9,7 @@
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
+#   make test-portable        that, and everything compiled for macOS
 #   make clean                remove what was built, .venv too
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -25,7 +26,7 @@ MINUTES ?= 20
 # What the editable install depends on; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64 clean
+.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64 test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -69,6 +70,9 @@ test-aarch64: $(VENV)/.installed
 	@command -v qemu-aarch64 >/dev/null || { \
 	echo "make: qemu-aarch64 is missing: apt install qemu-user (dnf install qemu-user)"; exit 1; }
 	$(ZIG) test-kernels -Dtarget=aarch64-linux-musl -fqemu --summary new
+
+test-portable: test-aarch64
+	$(ZIG) check -Dtarget=aarch64-macos
 
 clean:
 	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out pccl_py/include

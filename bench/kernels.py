@@ -143,19 +143,17 @@ class Rivals:
         kind = getattr(kinds, name.upper(), None) or getattr(kinds, name)
         f32 = getattr(kinds, "F32", None) or kinds.FLOAT32
         mode = piquant.RoundMode.STOCHASTIC if stochastic else piquant.RoundMode.NEAREST
-        a, b, out = self.a.ctypes.data, self.b.ctypes.data, codes.ctypes.data
+        a, b = self.a.ctypes.data, self.b.ctypes.data
         count = self.a.size
         params: list[Any] = list(context.compute_quant_params_ptr_float32(a, kind, count))
 
         def encode() -> None:
             params[:] = context.compute_quant_params_ptr_float32(a, kind, count)
-            context.quantize_ptr(a, f32, out, kind, count, *params, mode)
+            context.quantize_ptr(a, f32, codes.ctypes.data, kind, count, *params, mode)
 
         def add() -> None:
-            keep = codes  # the memory of `out`
-            assert keep is not None
             sums = piquant.ReduceOp.ADD
-            context.dequantize_ptr(out, kind, b, f32, count, *params, sums)
+            context.dequantize_ptr(codes.ctypes.data, kind, b, f32, count, *params, sums)
 
         return encode, add
 

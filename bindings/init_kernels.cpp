@@ -1,5 +1,5 @@
-// init_kernels.cpp: measuring the kernels. What is measured, and with what it is compared, is said in
-// kernels/measure.zig; pccl_py/measure.py takes turns and medians.
+// init_kernels.cpp: measuring the kernels. What is measured, and with what it is compared, is said
+// in kernels/measure.zig; pccl_py/measure.py takes turns and medians.
 #include "common.h"
 
 namespace pccl_binding {

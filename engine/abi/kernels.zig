@@ -80,7 +80,8 @@ fn run(
     switch (what) {
         .prepare => _ = measure.Bench.init(case, bytes[0..size], count),
         .kernel, .skeleton => {
-            const bench: measure.Bench = .{ .case = case, .memory = bytes[0..size], .count = count };
+            const memory_all = bytes[0..size];
+            const bench: measure.Bench = .{ .case = case, .memory = memory_all, .count = count };
             for (0..repeats) |_| if (what == .kernel) bench.run() else bench.run_skeleton();
         },
     }

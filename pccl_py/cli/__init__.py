@@ -1,4 +1,4 @@
-"""The `pccl` command: coordinator, token, run, status, bench. Typer and rich are imported here only.
+"""The `pccl` command. Typer and rich are imported here only.
 
 This file holds the commands and their options; running processes is run.py, showing a status is
 status.py, measuring is bench.py. Whatever a command does, a program can do through pccl_py.

@@ -1,4 +1,7 @@
-"""`pccl bench kernels`: the table of this machine's kernels. What is measured: pccl_py/measure.py."""
+"""`pccl bench kernels`: a table of the kernels on this machine.
+
+What is measured, and how: pccl_py/measure.py.
+"""
 
 from __future__ import annotations
 
