@@ -808,6 +808,8 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
         .sync => try writer.writeAll("sync("),
     }
+    if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
+    if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
     try writer.print(", after {d} safe points)", .{descriptor.safe_points});
 }
 

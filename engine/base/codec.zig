@@ -117,6 +117,16 @@ pub const Codec = struct {
         return null;
     }
 
+    /// The kind, and the options that are not its defaults.
+    pub fn format(codec: Codec, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const default: Codec = .of(codec.kind);
+        try writer.writeAll(codec.kind.name());
+        if (codec.block != default.block) try writer.print(" block {d}", .{codec.block.elements()});
+        if (codec.rotate != default.rotate)
+            try writer.writeAll(if (codec.rotate) " rotated" else " not rotated");
+        if (codec.rounding != default.rounding) try writer.print(" {t}", .{codec.rounding});
+    }
+
     /// Pieces begin at multiples of this many elements, counted from the start of the whole array:
     /// only then do blocks and random bits not depend on how the array was cut.
     pub fn granule(codec: Codec) usize {

@@ -15,6 +15,7 @@ TAGS_MAX = 3
 STATE_TAG = 7
 CARRIED_TAG = 8  # and the three after it: of the operation in flight across the next safe point
 RECOVERIES = ("resume", "restart", "raise")
+PLANS = ("ring", "direct")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Call:
     in_place: bool
     root: int | None
     salt: int
+    plan: str
 
     @property
     def may_abort(self) -> bool:
@@ -57,4 +59,5 @@ def _call(source: random.Random, index: int, tag: int, world_size: int) -> Call:
         in_place=broadcast or source.random() < 0.7,
         root=source.randrange(world_size) if broadcast else None,
         salt=source.randrange(7),
+        plan=source.choice(PLANS),
     )

@@ -152,10 +152,10 @@ class PeerProgram:
         results = []
         for index, case in enumerate(cases):
             case = dict(case)
-            op = case.pop("op")
+            op, plan = case.pop("op"), case.pop("plan", "auto")
             self.make("in", **case)
             self.arrays["out"] = self.arrays["in"] if index % 2 else self.arrays["in"] * 0
-            self.call("all_reduce", "in", "out", op=op)
+            self.call("all_reduce", "in", "out", op=op, plan=plan)
             results.append(self.read("out"))
         return results
 

@@ -49,6 +49,7 @@ def all_reduce(
     dtype: str,
     inputs: Sequence[np.ndarray],
     *,
+    plan: str = "ring",
     chunk_bytes: int = PIECE_BYTES_MAX,
     window_bytes: int = WINDOW_BYTES,
 ) -> np.ndarray:
@@ -62,11 +63,13 @@ def all_reduce(
     with np.errstate(all="ignore"):
         for index, where in enumerate(chunks(count, bytes_each, n, chunk_bytes, window_bytes)):
             owner = index % n
-            order = [(owner + 1 + step) % n for step in range(n)]
+            travels = plan == "ring"
+            first = owner + 1 if travels else 0
+            order = [(first + step) % n for step in range(n)]
             total = load(dtype, compute, inputs[order[0]][where])
             for step, rank in enumerate(order[1:], start=2):
                 total = combine(total, load(dtype, compute, inputs[rank][where]))
-                if narrow and step < n:  # a partial sum that travels is rounded
+                if travels and narrow and step < n:  # a partial sum that travels is rounded
                     total = load(dtype, compute, store(dtype, total))
             if op == "avg":
                 total = divide(total, n)

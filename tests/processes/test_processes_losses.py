@@ -50,6 +50,7 @@ class Scene:
     world: World
     victim: Peer
     survivors: list[Peer]
+    plan: str = "ring"
 
     @property
     def everybody(self) -> list[int]:
@@ -66,7 +67,8 @@ class Scene:
 
     def begin(self, peer: Peer, recovery: str) -> None:
         out = "out" if peer.number % 2 else None
-        peer.send("run", kind="all_reduce", array="x", out=out, recovery=recovery)
+        options = {"array": "x", "out": out, "recovery": recovery, "plan": self.plan}
+        peer.send("run", kind="all_reduce", **options)
 
     def result(self, peer: Peer) -> np.ndarray:
         return peer.read("out" if peer.number % 2 else "x")
@@ -92,12 +94,14 @@ class Scene:
         assert np.array_equal(peer.read("out"), np.zeros(COUNT, np.uint64))
 
 
-def scene(world_size: int, victim: int, fault: str, **settings: Any) -> Scene:
+def scene(
+    world_size: int, victim: int, fault: str, *, plan: str = "ring", **settings: Any
+) -> Scene:
     """The world, after a first operation in which nothing happened."""
     environments = {victim: {"PCCL_FAULT_POINT": fault}}
     world = World(world_size, environments=environments, **{**SETTINGS, **settings})
     survivors = [peer for peer in world.peers if peer.number != victim]
-    made = Scene(world, world.peers[victim], survivors)
+    made = Scene(world, world.peers[victim], survivors, plan)
     outcomes = made.reduce(7, world.peers, "default")
     assert outcomes[0]["sequence"] == WARM_UP
     oracle.check_contributors(outcomes[0], [made.everybody])
@@ -216,14 +220,15 @@ def test_a_peer_killed_inside_an_all_reduce_that_raises(
         go_on(made)
 
 
+@pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("recovery", ["resume", "restart"])
 @pytest.mark.parametrize(("world_size", "victim"), [(2, 0), (2, 1), (3, 0), (5, 4), (6, 3)])
 def test_a_loss_half_way_in_worlds_of_any_size(
-    world_size: int, victim: int, recovery: str, record_property: Record
+    world_size: int, victim: int, recovery: str, plan: str, record_property: Record
 ) -> None:
     """A peer that is left alone goes on alone."""
     fault = name_of("settled", 0.5)
-    made = scene(world_size, victim, fault)
+    made = scene(world_size, victim, fault, plan=plan)
     with made.world:
         outcomes = successes(strike(made, recovery))
         made.judge(outcomes, 8, made.survivors)

@@ -17,10 +17,9 @@ from typing import Any
 import namespaces
 import oracle
 import pytest
-from contributions import SLOTS
 from linked import COORDINATOR
 from peers import Peer
-from reductions import begin, check_untouched, judge, judge_cut_off, reduce, rejoin
+from reductions import begin, judge, judge_cut_off, reduce, rejoin
 from switched import Stage, SwitchedWorld
 
 # With chunks as small as they can be, half a second: long enough to be cut inside.

@@ -20,10 +20,10 @@ OPS = ("sum", "avg", "prod", "min", "max")
 MIB = 1024 * 1024
 
 
-def cases() -> list[dict[str, Any]]:
+def cases(plan: str) -> list[dict[str, Any]]:
     """Several chunks for each owner with an odd rest, fewer elements than peers, and one."""
     return [
-        {"op": op, "of": "mixed", "dtype": dtype, "count": count, "seed": seed}
+        {"op": op, "plan": plan, "of": "mixed", "dtype": dtype, "count": count, "seed": seed}
         for seed, (dtype, op) in enumerate((d, o) for d in contributions.STORED for o in OPS)
         for count in (3001, 5, 1)
     ]
@@ -31,7 +31,7 @@ def cases() -> list[dict[str, Any]]:
 
 def disagreement(case: dict[str, Any], got: np.ndarray, inputs: list[np.ndarray]) -> str:
     """Empty if the bits are right, else the first element that is not, with what went in."""
-    wanted = reference.all_reduce(case["op"], case["dtype"], inputs)
+    wanted = reference.all_reduce(case["op"], case["dtype"], inputs, plan=case["plan"])
     bits = np.dtype(f"u{wanted.itemsize}")
     differing = np.flatnonzero(got.view(bits) != wanted.view(bits))
     if len(differing) == 0:
@@ -44,17 +44,20 @@ def disagreement(case: dict[str, Any], got: np.ndarray, inputs: list[np.ndarray]
     )
 
 
+@pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
-def test_every_dtype_and_op_has_the_bits_of_the_documented_order(world_size: int) -> None:
+def test_every_dtype_and_op_has_the_bits_of_the_documented_order(
+    world_size: int, plan: str
+) -> None:
     """Odd ranks run the scalar-width kernels, even ones the best of this CPU: equal bits too."""
     baseline = {"PCCL_CPU_LEVEL": "baseline"}
     environments = dict.fromkeys(range(1, world_size, 2), baseline)
     with World(world_size, environments=environments) as world:
-        wanted = cases()
+        wanted = cases(plan)
         answers = world.all("reduce_all", cases=wanted)
     wrong: list[str] = []
     for index, case in enumerate(wanted):
-        what = {key: value for key, value in case.items() if key != "op"}
+        what = {key: value for key, value in case.items() if key not in ("op", "plan")}
         inputs = [contributions.make(number, what) for number in range(world_size)]
         got = [base64.b64decode(answer[index]) for answer in answers]
         if any(other != got[0] for other in got):

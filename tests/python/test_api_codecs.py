@@ -1,0 +1,306 @@
+"""Codecs of all_reduce over real sockets: equal bytes everywhere, close to the sum, what is
+refused, and error feedback. What the bytes are is tested with the kernels.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pccl_numpy as pnp
+import pytest
+
+import pccl_py as pccl
+
+COUNT = 50_003
+
+# Relative L2 error of the sum of three peers, normal data, that nothing of this kind passes.
+ERRORS = {
+    "bf16": 4e-3,
+    "f16": 5e-4,
+    "int8": 1.2e-2,
+    "int6": 4.5e-2,
+    "int5": 9e-2,
+    "int4": 2e-1,
+    "e3m0": 3.2e-1,
+    "fp8_e4m3": 4.5e-2,
+    "min_max_u8": 2e-2,
+    "zero_point_u8": 2e-2,
+}
+OPTIONS = [
+    pccl.Codec("int8", block=32, rotate=False),
+    pccl.Codec("int8", rounding="stochastic"),
+    pccl.Codec("int4", block=256),
+    pccl.Codec("bf16", rounding="stochastic"),
+]
+
+
+@pytest.fixture(scope="module")
+def world() -> Any:
+    with pccl.LocalWorld(3, deadline=60) as made:
+        yield made
+
+
+def normal(dtype: Any = np.float32, count: int = COUNT) -> list[np.ndarray]:
+    return [np.random.default_rng(rank).standard_normal(count).astype(dtype) for rank in range(3)]
+
+
+def reduce(world: Any, inputs: list[np.ndarray], **options: Any) -> np.ndarray:
+    """The result, which all hold bit by bit."""
+    results = world.run(lambda comm: pnp.all_reduce(comm, inputs[comm.rank], **options))
+    for result in results[1:]:
+        assert result.tobytes() == results[0].tobytes()
+    return np.asarray(results[0])
+
+
+def error(result: np.ndarray, inputs: list[np.ndarray], divisor: int = 1) -> float:
+    exact = sum(array.astype(np.float64) for array in inputs) / divisor
+    return float(np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("plan", ["ring", "direct"])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_all_hold_the_same_bytes_close_to_the_sum(world: Any, kind: str, plan: str) -> None:
+    inputs = normal()
+    for op, divisor in (("sum", 1), ("avg", 3)):
+        result = reduce(world, inputs, op=op, codec=kind, plan=plan)
+        assert error(result, inputs, divisor) < ERRORS[kind]
+
+
+@pytest.mark.parametrize("codec", OPTIONS, ids=lambda codec: f"{codec.kind.name}-{codec.rounding}")
+def test_options_change_the_result_and_not_its_quality(world: Any, codec: pccl.Codec) -> None:
+    inputs = normal()
+    result = reduce(world, inputs, codec=codec)
+    assert error(result, inputs) < 2 * ERRORS[codec.kind.name.lower()]
+    assert not np.array_equal(result, reduce(world, inputs, codec=codec.kind))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_other_floats_are_encoded_as_well(world: Any, dtype: Any) -> None:
+    inputs = normal(dtype)
+    result = reduce(world, inputs, codec="int8")
+    assert result.dtype == dtype
+    assert error(result, inputs) < ERRORS["int8"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 127, 128, 129, 257])
+def test_any_count_is_encoded(world: Any, count: int) -> None:
+    inputs = normal(count=count)
+    result = reduce(world, inputs, codec="int8")
+    assert result.shape == (count,)
+    if count:
+        assert error(result, inputs) < 5e-2
+
+
+def test_a_codec_sends_fewer_bytes(world: Any) -> None:
+    def sent(codec: str) -> int:
+        arrays = normal()
+        outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank], codec=codec))
+        return int(outcomes[0].bytes_sent)
+
+    plain = sent("none")
+    assert 0.49 < sent("bf16") / plain < 0.51
+    assert 0.25 < sent("int8") / plain < 0.27
+    assert 0.125 < sent("int4") / plain < 0.14
+
+
+def test_one_that_sticks_out_spoils_others_less_when_rotated(world: Any) -> None:
+    inputs = normal()
+    for array in inputs:
+        array[::1000] *= 1000
+    small = np.ones(COUNT, bool)
+    small[::1000] = False
+
+    def error_of_small(rotate: bool) -> float:
+        result = reduce(world, inputs, codec=pccl.Codec("int4", rotate=rotate))
+        return error(result, inputs)
+
+    assert error_of_small(True) < error_of_small(False)
+
+
+def test_a_nan_reaches_everybody_and_spoils_its_block_only(world: Any) -> None:
+    inputs = normal()
+    inputs[1][300] = np.nan
+    inputs[2][1000] = np.inf
+    for plan in ("ring", "direct"):
+        result = reduce(world, inputs, codec="int8", plan=plan)
+        block = np.zeros(COUNT, bool)
+        block[256:384] = block[896:1024] = True
+        assert np.isnan(result[300]) and np.isnan(result[1000])
+        assert np.isfinite(result[~block]).all()
+
+
+def test_a_peer_alone_loses_nothing() -> None:
+    with pccl.LocalWorld(1) as alone:
+        array = normal()[0]
+        before = array.copy()
+        alone.run(lambda comm: comm.all_reduce(array, codec="int4"))
+    assert np.array_equal(array, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"codec": "int7"}, "unknown codec 'int7'"),
+        ({"codec": pccl.Codec("int8", block=100)}, "32, 64, 128 or 256"),
+        ({"codec": pccl.Codec("bf16", block=64)}, "have blocks: leave `block` out"),
+        ({"codec": pccl.Codec("none", rotate=True)}, "can be rotated"),
+        ({"codec": pccl.Codec("min_max_u8", rounding="stochastic")}, "round to nearest only"),
+        ({"codec": "int8", "op": "max"}, "is for sum and avg, and op is max"),
+        ({"plan": "star"}, "unknown plan 'star'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(
+    world: Any, options: dict[str, Any], message: str
+) -> None:
+    refuse(world, np.float32, message, **options)
+
+
+def refuse(world: Any, dtype: Any, message: str, **options: Any) -> None:
+    def run(comm: pccl.Communicator) -> None:
+        with pytest.raises(pccl.InvalidArgument, match=message):
+            comm.all_reduce(np.ones(3, dtype), **options)
+
+    world.run(run)
+
+
+def test_integers_are_refused(world: Any) -> None:
+    refuse(world, np.int32, "for floats, and dtype is i32", codec="int8")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"codec": "int8"}, {"codec": "int4"}),
+        ({"codec": "int8"}, {"codec": pccl.Codec("int8", block=64)}),
+        ({"plan": "ring"}, {"plan": "direct"}),
+    ],
+)
+def test_peers_that_differ_are_told_both(
+    world: Any, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    def call(comm: pccl.Communicator) -> str:
+        options = one if comm.rank == 0 else other
+        with pytest.raises(pccl.Mismatch) as caught:
+            comm.all_reduce(np.ones(300, np.float32), **options)
+        return str(caught.value)
+
+    for message in world.run(call):
+        for options in (one, other):
+            (value,) = options.values()
+            word = value if isinstance(value, str) else "block 64"
+            assert word in message, message
+
+
+# ---- error feedback
+
+
+def descend(world: Any, codec: pccl.Codec, feeds_back: bool, steps: int = 120) -> float:
+    """How far gradient descent on a badly scaled quadratic gets with encoded gradients."""
+    count = 1024
+    curvature = np.geomspace(1e-2, 1, count).astype(np.float32)
+    goals = [np.random.default_rng(rank).standard_normal(count) for rank in range(3)]
+    goals = [goal.astype(np.float32) for goal in goals]
+    mean = sum(goals) / 3
+
+    def run(comm: pccl.Communicator) -> np.ndarray:
+        if feeds_back:
+            comm.error_feedback(tag=7)
+        x = np.zeros(count, np.float32)
+        for _ in range(steps):
+            gradient = curvature * (x - goals[comm.rank])
+            comm.all_reduce(gradient, op="avg", tag=7, codec=codec)
+            x -= gradient
+        if feeds_back:
+            comm.error_feedback(tag=7).close()
+        return x
+
+    x = world.run(run)[0]
+    return float(np.sum(curvature * (x - mean) ** 2))
+
+
+def test_error_feedback_converges_where_the_codec_alone_does_not(world: Any) -> None:
+    codec = pccl.Codec("int4", rotate=False)
+    exact = descend(world, pccl.Codec("none"), False)
+    alone = descend(world, codec, False)
+    with_feedback = descend(world, codec, True)
+    assert with_feedback < 1.2 * exact + 1e-3
+    assert alone > 3 * with_feedback
+
+
+@pytest.mark.parametrize("plan", ["ring", "direct"])
+def test_the_residual_is_what_the_first_encoding_lost(world: Any, plan: str) -> None:
+    """Contributions of zeros but for one peer's: what was lost of it is what is missing."""
+    inputs = normal()
+    for array in inputs[1:]:
+        array[:] = 0
+    codec = pccl.Codec("int4", rotate=False)
+
+    def run(comm: pccl.Communicator) -> tuple[np.ndarray, np.ndarray]:
+        feedback = comm.error_feedback(tag=9)
+        result = pnp.all_reduce(comm, inputs[comm.rank], tag=9, codec=codec, plan=plan)
+        residual = np.frombuffer(feedback.save(), np.float32)
+        feedback.close()
+        return result, residual
+
+    (result, residual), *others = world.run(run)
+    for _, other in others:
+        assert not other.any()
+    encoded = residual != 0  # the parts that this peer owns are not encoded by it
+    assert 0.2 < encoded.mean() < 0.8
+    # An owner adds zeros and encodes again: the same codes, so nothing more is lost.
+    assert np.allclose(inputs[0][encoded], (result + residual)[encoded], atol=1e-6)
+
+
+def test_a_residual_is_saved_and_loaded_and_survives_a_failure(world: Any) -> None:
+    inputs = normal()
+
+    def run(comm: pccl.Communicator) -> None:
+        feedback = comm.error_feedback(tag=11)
+        assert feedback.count == 0 and feedback.save() == b""
+        comm.all_reduce(inputs[comm.rank].copy(), tag=11, codec="int4")
+        saved = feedback.save()
+        assert feedback.count == COUNT and any(saved)
+        with pytest.raises(pccl.Mismatch):
+            comm.all_reduce(np.ones(COUNT, np.float32), tag=11, codec="int4", op=OPS[comm.rank])
+        assert feedback.save() == saved, "a failed operation has changed it"
+        with pytest.raises(pccl.InvalidArgument, match=f"has {COUNT} elements, this call 3"):
+            comm.all_reduce(np.ones(3, np.float32), tag=11, codec="int4")
+        feedback.reset()
+        assert feedback.count == 0
+        feedback.load(saved)
+        assert feedback.save() == saved
+        with pytest.raises(pccl.InvalidArgument, match="residual has 2 elements"):
+            feedback.load(np.ones(2, np.float32))
+        # Without a codec nothing is lost, and nothing is added.
+        comm.all_reduce(inputs[comm.rank].copy(), tag=11)
+        assert feedback.save() == saved
+        feedback.close()
+        assert comm.error_feedback(tag=11).save() == b"", "a closed one is forgotten"
+
+    world.run(run)
+
+
+OPS = ("sum", "avg", "avg")
+
+
+def test_a_residual_in_use_is_not_touched(world: Any) -> None:
+    ready = threading.Barrier(3)
+
+    def run(comm: pccl.Communicator) -> None:
+        feedback = comm.error_feedback(tag=13)
+        array = np.ones(COUNT, np.float32)
+        if comm.rank == 0:
+            work = comm.all_reduce(array, tag=13, codec="int8", async_op=True)
+            with pytest.raises(pccl.InvalidUsage, match="is in flight"):
+                feedback.save()
+            ready.wait()
+            work.wait()
+        else:
+            ready.wait()
+            comm.all_reduce(array, tag=13, codec="int8")
+        assert len(feedback.save()) == 4 * COUNT
+
+    world.run(run)
