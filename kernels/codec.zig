@@ -30,7 +30,7 @@ pub fn encode(piece: Piece, out: [*]u8, input: [*]const u8, residual: ?Residual)
 }
 
 /// The step of a ring: out := the encoding of (partial + own) / divisor. `out` may be exactly
-/// `partial`. A residual is added to `own`, and is then zero.
+/// `partial`, unless there is a residual, which is added to `own`.
 pub fn accumulate_encode(
     piece: Piece,
     out: [*]u8,
@@ -43,7 +43,8 @@ pub fn accumulate_encode(
 }
 
 /// The step of an owner: out := the encoding of the sum of all inputs over `divisor`, where `own`,
-/// which was never encoded, is added after `position` of them. `out` may be exactly an input.
+/// which was never encoded, is added after `position` of them. `out` may be exactly an input, unless
+/// there is a residual: that is then what the encoding of the sum loses, times `divisor`.
 pub fn reduce_encode(
     piece: Piece,
     out: [*]u8,
@@ -60,7 +61,6 @@ pub fn reduce_encode(
         .position = position,
         .inputs = inputs,
         .residual = residual,
-        .keeps_residual = false,
         .divisor = divisor,
     });
     call.run(out);
@@ -118,8 +118,6 @@ const Call = struct {
         position: usize = 0,
         inputs: []const [*]const u8 = &.{},
         residual: ?Residual = null,
-        /// The residual is what the encoding loses; else it is used up.
-        keeps_residual: bool = true,
         divisor: u32 = 1,
     };
 
@@ -156,7 +154,8 @@ const Call = struct {
         const family = piece.codec.kind.family();
         const steps: Steps = if (family == .range) call.measured() else undefined;
         const head = out[0..base.codec.range_bytes];
-        if (family == .range and sources.inputs.len == 0) head.* = @bitCast(steps.head);
+        const head_first = sources.inputs.len == 0 or sources.residual != null;
+        if (family == .range and head_first) head.* = @bitCast(steps.head);
         const direct = piece.dtype == .f32 and sources.residual == null;
         const whole = direct and (family == .block or sources.inputs.len == 0);
         var begin: usize = 0;
@@ -172,7 +171,7 @@ const Call = struct {
             begin += part.count;
         }
         // Last, since `out` may be an input.
-        if (family == .range and sources.inputs.len > 0) head.* = @bitCast(steps.head);
+        if (family == .range and !head_first) head.* = @bitCast(steps.head);
     }
 
     const Steps = struct { head: [2]f32, codes: table.Steps };
@@ -228,9 +227,17 @@ const Call = struct {
 
     fn put_residual(call: *Call, part: Tile, out: [*]const u8, residual: Residual) void {
         const to = residual.out + part.begin * 4;
-        if (!call.sources.keeps_residual) return @memset(to[0 .. part.count * 4], 0);
+        const own = bytes_of(&call.own);
         const got = bytes_of(&call.others);
+        for (call.sources.inputs) |input| {
+            call.decode_tile(part, got, input);
+            call.add_f32(own, own, got, part.count);
+        }
         call.decode_tile(part, got, out);
+        if (call.sources.divisor > 1) {
+            const scale: f32 = @floatFromInt(call.sources.divisor);
+            for (call.others[0..part.count]) |*value| value.* *= scale;
+        }
         const vectors = std.math.divCeil(usize, part.count, 16) catch unreachable;
         call.kernels.lost(got, bytes_of(&call.own), got, vectors);
         @memcpy(to[0 .. part.count * 4], got);

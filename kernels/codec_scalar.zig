@@ -93,7 +93,7 @@ pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
 }
 
 /// The step of a ring: out := the encoding of (partial + own) / divisor. A residual is added to
-/// `own`, and is then zero: nothing of it was lost.
+/// `own`, and is then what the encoding of the sum loses.
 pub fn accumulate_encode(
     piece: Piece,
     out: [*]u8,
@@ -123,8 +123,8 @@ pub fn reduce_encode(
         var mine: Values = .{};
         for (span.begin..span.end, 0..) |index, place| {
             mine.put(place, f32_at(piece.dtype, own, index) + residual_at(residual, index));
-            if (residual) |rest| put_f32(rest.out, index, 0);
         }
+        var wanted = mine;
         rotate(piece, &mine);
         var sum: Values = .{};
         for (0..inputs.len + 1) |turn| {
@@ -137,6 +137,24 @@ pub fn reduce_encode(
             }
         }
         write(piece, span, out, &sum, divisor);
+        const rest = residual orelse continue;
+        // What is lost is counted in elements: own, then the inputs in their order, each decoded.
+        for (inputs) |input| {
+            var next: Values = .{};
+            read(piece, span, input, &next);
+            rotate_back(piece, &next);
+            for (0..span.end - span.begin) |place| {
+                wanted.put(place, wanted.get(place) + next.get(place));
+            }
+        }
+        var got: Values = .{};
+        read(piece, span, out, &got);
+        rotate_back(piece, &got);
+        const scale: f32 = @floatFromInt(divisor);
+        for (span.begin..span.end, 0..) |index, place| {
+            const lost = wanted.get(place) - got.get(place) * scale;
+            put_f32(rest.out, index, if (std.math.isFinite(lost)) lost else 0);
+        }
     }
 }
 

@@ -546,7 +546,7 @@ const Case = struct {
         try out.check(0, wanted.with_residual[0..piece.bytes()]);
         try rest_buffer.check(offset, std.mem.asBytes(&wanted.lost)[0..bytes.len]);
 
-        // Of what is added unencoded nothing is lost.
+        // What the encoding of a sum loses.
         var added: Encoded = undefined;
         var scratch: [length_max]f32 = undefined;
         const former: kernels.Residual = .{
@@ -558,8 +558,7 @@ const Case = struct {
         _ = rest_buffer.put(offset, bytes);
         kernels.accumulate_encode(piece, out.clear(0), encoded, own, residual, 2);
         try out.check(0, added[0..piece.bytes()]);
-        const nothing: [length_max * 4]u8 = @splat(0);
-        try rest_buffer.check(offset, nothing[0..bytes.len]);
+        try rest_buffer.check(offset, std.mem.asBytes(&scratch)[0..bytes.len]);
     }
 };
 

@@ -99,10 +99,11 @@ class ErrorFeedback:
     """What the codec has lost of this peer's contributions under one tag, to be added to the next.
 
     From `Group.error_feedback(tag)` on, every all_reduce of that tag with a codec adds the residual
-    to what this peer contributes, and keeps what its first encoding loses (Seide et al. 2014,
-    Karimireddy et al., arXiv 1901.09847). The residual changes only when an operation commits. In
-    the ring, only the parts whose sums start here are encoded alone; of the others nothing is lost
-    here. One operation at a time uses it, as a tag is.
+    to what this peer contributes, and keeps what this peer's encodings lose: of its contribution,
+    of the sums that it adds to in a ring, and of the results that it owns (Seide et al. 2014;
+    Karimireddy et al., arXiv 1901.09847; both ways as in Tang et al., arXiv 1905.05957). If all
+    members do it, nothing is lost for good. The residual changes only when an operation commits;
+    one operation at a time uses it, as a tag is.
     """
 
     def __init__(self, tag: int) -> None:

@@ -159,8 +159,13 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     }
     if (x.encodes()) {
         const encoding = x.encoding(piece, .contribution);
-        const residual = x.residual_of(piece);
-        kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, residual, 1);
+        if (x.residual_of(piece)) |residual| {
+            // What is lost is found in the end from the inputs, so they must still be there then.
+            // The place of the final bytes is free until they come.
+            const aside = x.encoded_piece(piece);
+            kernels.accumulate_encode(encoding, aside.ptr, partial.ptr, mine, residual, 1);
+            @memcpy(partial[0..aside.len], aside);
+        } else kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, null, 1);
     } else kernels.accumulate(op, dtype, partial.ptr, partial.ptr, mine, count);
     if (x.in_place()) x.save(piece);
     x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });

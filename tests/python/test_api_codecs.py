@@ -106,18 +106,15 @@ def test_a_codec_sends_fewer_bytes(world: Any) -> None:
     assert 0.125 < sent("int4") / plain < 0.14
 
 
-def test_one_that_sticks_out_spoils_others_less_when_rotated(world: Any) -> None:
-    inputs = normal()
-    for array in inputs:
-        array[::1000] *= 1000
-    small = np.ones(COUNT, bool)
-    small[::1000] = False
-
-    def error_of_small(rotate: bool) -> float:
-        result = reduce(world, inputs, codec=pccl.Codec("int4", rotate=rotate))
-        return error(result, inputs)
-
-    assert error_of_small(True) < error_of_small(False)
+def test_rotation_helps_where_some_elements_stick_out(world: Any) -> None:
+    """Student's t with three degrees of freedom: docs/KERNELS.md has the figures."""
+    tails = [np.random.default_rng(rank).standard_t(3, COUNT) for rank in range(3)]
+    inputs = [tail.astype(np.float32) for tail in tails]
+    turned, plain = (
+        error(reduce(world, inputs, codec=pccl.Codec("int8", rotate=rotate)), inputs)
+        for rotate in (True, False)
+    )
+    assert turned < 0.7 * plain
 
 
 def test_a_nan_reaches_everybody_and_spoils_its_block_only(world: Any) -> None:
@@ -197,10 +194,10 @@ def test_peers_that_differ_are_told_both(
 # ---- error feedback
 
 
-def descend(world: Any, codec: pccl.Codec, feeds_back: bool, steps: int = 120) -> float:
+def descend(world: Any, codec: pccl.Codec, feeds_back: bool, steps: int = 300) -> float:
     """How far gradient descent on a badly scaled quadratic gets with encoded gradients."""
     count = 1024
-    curvature = np.geomspace(1e-2, 1, count).astype(np.float32)
+    curvature = np.geomspace(0.1, 1, count).astype(np.float32)
     goals = [np.random.default_rng(rank).standard_normal(count) for rank in range(3)]
     goals = [goal.astype(np.float32) for goal in goals]
     mean = sum(goals) / 3
@@ -212,7 +209,7 @@ def descend(world: Any, codec: pccl.Codec, feeds_back: bool, steps: int = 120) -
         for _ in range(steps):
             gradient = curvature * (x - goals[comm.rank])
             comm.all_reduce(gradient, op="avg", tag=7, codec=codec)
-            x -= gradient
+            x -= np.float32(0.1) * gradient
         if feeds_back:
             comm.error_feedback(tag=7).close()
         return x
@@ -226,32 +223,30 @@ def test_error_feedback_converges_where_the_codec_alone_does_not(world: Any) -> 
     exact = descend(world, pccl.Codec("none"), False)
     alone = descend(world, codec, False)
     with_feedback = descend(world, codec, True)
-    assert with_feedback < 1.2 * exact + 1e-3
-    assert alone > 3 * with_feedback
+    assert with_feedback < 2 * exact + 1e-3
+    assert alone > 10 * with_feedback
 
 
 @pytest.mark.parametrize("plan", ["ring", "direct"])
-def test_the_residual_is_what_the_first_encoding_lost(world: Any, plan: str) -> None:
-    """Contributions of zeros but for one peer's: what was lost of it is what is missing."""
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_the_residuals_are_all_that_was_lost(world: Any, op: str, plan: str) -> None:
+    """Of all members together: the sum is the result and what all have lost of it."""
     inputs = normal()
-    for array in inputs[1:]:
-        array[:] = 0
-    codec = pccl.Codec("int4", rotate=False)
+    codec = pccl.Codec("int4")
 
     def run(comm: pccl.Communicator) -> tuple[np.ndarray, np.ndarray]:
         feedback = comm.error_feedback(tag=9)
-        result = pnp.all_reduce(comm, inputs[comm.rank], tag=9, codec=codec, plan=plan)
+        result = pnp.all_reduce(comm, inputs[comm.rank], op=op, tag=9, codec=codec, plan=plan)
         residual = np.frombuffer(feedback.save(), np.float32)
         feedback.close()
         return result, residual
 
-    (result, residual), *others = world.run(run)
-    for _, other in others:
-        assert not other.any()
-    encoded = residual != 0  # the parts that this peer owns are not encoded by it
-    assert 0.2 < encoded.mean() < 0.8
-    # An owner adds zeros and encodes again: the same codes, so nothing more is lost.
-    assert np.allclose(inputs[0][encoded], (result + residual)[encoded], atol=1e-6)
+    answers = world.run(run)
+    lost = sum(residual.astype(np.float64) for _, residual in answers)
+    exact = sum(array.astype(np.float64) for array in inputs)
+    result = answers[0][0].astype(np.float64) * (3 if op == "avg" else 1)
+    assert np.linalg.norm(lost) > 0.1 * np.linalg.norm(exact)
+    assert np.allclose(result + lost, exact, atol=1e-4)
 
 
 def test_a_residual_is_saved_and_loaded_and_survives_a_failure(world: Any) -> None:
