@@ -309,8 +309,9 @@ typedef struct pccl_collective_options {
   pccl_rounding_t codec_rounding;
   uint32_t reserved;        /* 0 */
   /* Error feedback: count f32 each, or both NULL. residual_in is added to send_buffer; residual_out receives what the
-   * encodings of this peer lost: of its contribution, and of the results that it owns. It counts only once the operation has succeeded: give it as
-   * residual_in of the next call then, and keep the old one on a failure. They lie apart. */
+   * encodings of this peer lost: of its contribution, of sums it passes on, of results it owns. It counts only once the
+   * operation has succeeded: give it as residual_in of the next call then, and keep the old one on a failure. They lie
+   * apart. */
   const float *residual_in;
   float *residual_out;
 } pccl_collective_options_t;

@@ -43,8 +43,8 @@ pub fn accumulate_encode(
 }
 
 /// The step of an owner: out := the encoding of the sum of all inputs over `divisor`, where `own`,
-/// which was never encoded, is added after `position` of them. `out` may be exactly an input, unless
-/// there is a residual: that is then what the encoding of the sum loses, times `divisor`.
+/// which was never encoded, is added after `position` of them. `out` may be exactly an input,
+/// unless there is a residual: that is then what the encoding of the sum loses, times `divisor`.
 pub fn reduce_encode(
     piece: Piece,
     out: [*]u8,

@@ -237,6 +237,12 @@ fn codec_of(
     op: base.ReduceOp,
     dtype: base.DType,
 ) status.Error!base.Codec {
+    if (options.reserved != 0) return status.fail(
+        .invalid_argument,
+        "the reserved field of pccl_collective_options_t is {d}: begin with " ++
+            "PCCL_COLLECTIVE_OPTIONS_INIT",
+        .{options.reserved},
+    );
     const kind = small_enum(base.codec.Kind, options.codec) orelse return status.fail(
         .invalid_argument,
         "codec {d} is unknown; see pccl_codec_t",

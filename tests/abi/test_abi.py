@@ -210,8 +210,10 @@ LAYOUTS = {
         },
     ),
     "collective_options": (
-        32,
-        {"size": 0, "tag": 8, "deadline_ns": 16, "op": 24, "recovery": 28},
+        72,
+        {"size": 0, "tag": 8, "deadline_ns": 16, "op": 24, "recovery": 28, "plan": 32}
+        | {"codec": 36, "codec_block": 40, "codec_rotate": 44, "codec_rounding": 48}
+        | {"reserved": 52, "residual_in": 56, "residual_out": 64},
     ),
     "outcome": (
         80,
