@@ -324,6 +324,8 @@ pub const Executor = struct {
             for (@min(range.begin, end)..end) |chunk| {
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
+                // What this peer holds is not what is kept, if others said so: it gets that.
+                if (!range.holders.has(options.rank)) x.chunk_discard(@intCast(chunk));
                 if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
             }
         }

@@ -295,6 +295,47 @@ test "a kept range of chunks that the operation does not have is ignored" {
     try std.testing.expectEqual(1, x.kept.count);
 }
 
+test "what a member holds that is not listed as a holder is taken from those who are" {
+    // Goal: one that lies about which attempt has reduced its chunks makes no two others reject
+    // each other's data. Method: all hold everything, and one of them alone is believed.
+    for (schedules) |schedule| for (0..3) |believed| {
+        const gpa = std.testing.allocator;
+        var pool = Pool.init(gpa);
+        defer pool.deinit();
+        var input: [3][300]u64 = @splat(@splat(1));
+        var executors: [3]Executor = undefined;
+        for (&executors, &input, 0..) |*x, *values, rank| x.* = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(.all_reduce, values.len),
+            .send = @ptrCast(values),
+            .recv = @ptrCast(values),
+            .world_size = executors.len,
+            .chunk_bytes = 64,
+            .window_bytes = 1024,
+            .is_root = rank == 0,
+        });
+        defer for (&executors) |*x| x.deinit();
+        var bench: Bench = .{
+            .executors = &executors,
+            .alive = .full(executors.len),
+            .schedule = schedule,
+        };
+        bench.begin(1, &.{});
+        while (try bench.step()) {}
+        for (&executors) |*x| x.halt();
+        var holders: base.Mask = .empty;
+        holders.set(believed);
+        const all = executors[0].partition.chunks;
+        bench.begin(2, &.{
+            .{ .begin = 0, .end = all, .reduced_attempt = 1, .holders = holders },
+        });
+        while (try bench.step()) {}
+        for (&executors, &input) |*x, *values| {
+            try std.testing.expect(x.complete());
+            for (values) |value| try std.testing.expectEqual(3, value);
+        }
+    };
+}
+
 test "widened contributions on their way out leave the slots that were promised" {
     const gpa = std.testing.allocator;
     var pool = Pool.init(gpa);
