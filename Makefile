@@ -26,7 +26,8 @@ MINUTES ?= 20
 # What the editable install depends on; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64 test-portable clean
+.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64
+.PHONY: test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
