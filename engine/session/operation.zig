@@ -88,33 +88,64 @@ pub const Operation = struct {
     /// writes.
     pub fn clashes(operation: *const Operation, buffers: Buffers) bool {
         if (operation.finished) return false; // the caller has them back
+        const uses = buffers.uses();
         if (operation.sync) |sync| {
             const state = sync.state orelse return false;
-            const from: Span = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
-            const to: Span = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
-            return state.meets(from) or state.meets(to);
+            for (uses.reads ++ uses.writes) |span| if (state.meets(span)) return true;
+            return false;
         }
         const x = &operation.executor;
-        const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
-        const send: Span = .{ .start = @intFromPtr(x.send), .bytes = bytes };
-        const recv: Span = .{ .start = @intFromPtr(operation.recv), .bytes = bytes };
-        const new_send: Span = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
-        const new_recv: Span = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
-        if (!operation.only_reads and (recv.meets(new_send) or recv.meets(new_recv))) return true;
-        return !buffers.only_read and send.meets(new_recv);
+        const own: Buffers = .{
+            .send = x.send,
+            .recv = operation.recv,
+            .bytes = @intCast(x.partition.count * x.partition.element_bytes),
+            .only_read = operation.only_reads,
+            .residual = x.residual,
+            .count = @intCast(x.partition.count),
+        };
+        return own.uses().clash(uses);
     }
 
+    /// What a call reads and writes.
     pub const Buffers = struct {
         send: [*]const u8,
         recv: [*]u8,
         bytes: usize,
         only_read: bool,
+        residual: ?kernels.Residual = null,
+        /// Elements of the residual.
+        count: usize = 0,
+
+        fn uses(buffers: *const Buffers) Uses {
+            var found: Uses = .{};
+            found.reads[0] = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
+            if (!buffers.only_read)
+                found.writes[0] = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
+            const residual = buffers.residual orelse return found;
+            const bytes = buffers.count * @sizeOf(f32);
+            found.reads[1] = .{ .start = @intFromPtr(residual.in), .bytes = bytes };
+            found.writes[1] = .{ .start = @intFromPtr(residual.out), .bytes = bytes };
+            return found;
+        }
+    };
+
+    const Uses = struct {
+        reads: [2]Span = @splat(.{}),
+        writes: [2]Span = @splat(.{}),
+
+        fn clash(a: Uses, b: Uses) bool {
+            for (a.writes) |span| for (b.reads ++ b.writes) |other| {
+                if (span.meets(other)) return true;
+            };
+            for (a.reads) |span| for (b.writes) |other| if (span.meets(other)) return true;
+            return false;
+        }
     };
 
     /// A place in memory.
     pub const Span = struct {
-        start: usize,
-        bytes: usize,
+        start: usize = 0,
+        bytes: usize = 0,
 
         pub fn meets(a: Span, b: Span) bool {
             if (a.bytes == 0 or b.bytes == 0) return false;

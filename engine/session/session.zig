@@ -721,6 +721,8 @@ pub const Session = struct {
             .recv = call.recv.?,
             .bytes = @intCast(call.count * call.dtype.size()),
             .only_read = only_reads,
+            .residual = call.residual,
+            .count = @intCast(call.count),
         })) return error.BufferInUse;
         const operation = try s.operation_create(group, epoch, &call);
         operation.only_reads = only_reads;

@@ -5,6 +5,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const kernels = @import("kernels");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const session = @import("root.zig");
@@ -422,6 +423,51 @@ test "one that gives up aborts for all, and a late caller is told" {
     w.nodes[0].s.release(first);
     w.nodes[1].s.release(second);
     w.nodes[2].s.release(third);
+}
+
+test "a residual that an operation in flight uses is no buffer of another call" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const node = &w.nodes[0];
+    var values: [4][elements]f32 = @splat(@splat(1));
+    const bytes = [4][*]u8{
+        @ptrCast(&values[0]),
+        @ptrCast(&values[1]),
+        @ptrCast(&values[2]),
+        @ptrCast(&values[3]),
+    };
+    var call: Session.Call = .{
+        .kind = .all_reduce,
+        .send = bytes[0],
+        .recv = bytes[0],
+        .count = elements,
+        .dtype = .f32,
+        .codec = .of(.int8),
+        .residual = .{ .in = bytes[1], .out = bytes[2] },
+        .deadline = base.never,
+    };
+    const operation = try node.s.begin(w.now, node.group, call);
+    call.tag = 1;
+    for ([_]?kernels.Residual{
+        null,
+        .{ .in = bytes[1], .out = bytes[2] },
+        .{ .in = bytes[2], .out = bytes[3] },
+        .{ .in = bytes[3], .out = bytes[1] },
+    }, [_]usize{ 1, 3, 3, 3 }) |residual, recv| {
+        call.residual = residual;
+        call.send = bytes[recv];
+        call.recv = bytes[recv];
+        try std.testing.expectError(error.BufferInUse, node.s.begin(w.now, node.group, call));
+    }
+    node.s.cancel(w.now, operation);
+    node.s.release(operation);
+    call.residual = .{ .in = bytes[1], .out = bytes[2] };
+    const second = try node.s.begin(w.now, node.group, call);
+    node.s.cancel(w.now, second);
+    node.s.release(second);
 }
 
 test "in a world too large for links to all, a call for the direct schedule takes the ring" {
