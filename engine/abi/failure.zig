@@ -780,7 +780,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
 /// More than the longest takes.
 const description_bytes_max = 224;
 
-/// "all_reduce(sum, 1000 f32, codec none, plan auto, recovery restart, after 3 safe points)"
+/// "all_reduce(sum, 1000 f32, recovery restart, codec int8, plan ring, after 3 safe points)"
 fn describe(maybe: ?Descriptor, text: *[description_bytes_max]u8) []const u8 {
     const descriptor = maybe orelse return "something else";
     var writer: std.Io.Writer = .fixed(text);
@@ -796,17 +796,16 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
     };
     const dtype = descriptor.dtype.name();
     switch (descriptor.kind) {
-        .all_reduce => {
-            const op = descriptor.op.name();
-            try writer.print("all_reduce({s}, {d} {s}, ", .{ op, descriptor.count, dtype });
-            try write_codec(writer, &descriptor.codec);
-            try writer.print(", plan {t}, recovery {s}", .{ descriptor.plan, recovery });
-        },
-        .broadcast => try writer.print("broadcast({d} {s} from peer {s}, plan {t}, recovery {s}", .{
+        .all_reduce => try writer.print("all_reduce({s}, {d} {s}, recovery {s}", .{
+            descriptor.op.name(),
+            descriptor.count,
+            dtype,
+            recovery,
+        }),
+        .broadcast => try writer.print("broadcast({d} {s} from peer {s}, recovery {s}", .{
             descriptor.count,
             dtype,
             descriptor.root.short(),
-            descriptor.plan,
             recovery,
         }),
         .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
@@ -815,16 +814,6 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
     if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
     if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
     try writer.print(", after {d} safe points)", .{descriptor.safe_points});
-}
-
-/// "codec int8 block 128 rotate on rounding nearest"; options where a kind has them. A descriptor
-/// of another peer may have any.
-fn write_codec(writer: *std.Io.Writer, codec: *const base.Codec) !void {
-    try writer.print("codec {s}", .{codec.kind.name()});
-    const on_off = if (codec.rotate) "on" else "off";
-    if (codec.kind.family() == .block)
-        try writer.print(" block {d} rotate {s}", .{ codec.block.elements(), on_off });
-    if (codec.kind != .none) try writer.print(" rounding {t}", .{codec.rounding});
 }
 
 fn expect_words_of_both_languages(err: Error) !void {
@@ -919,19 +908,22 @@ test "a mismatch shows every option in which calls can differ, the longest whole
         .dtype = .bf16,
         .op = .prod,
         .recovery = .restart,
-        .codec = .{ .kind = .fp8_e4m3, .block = .b256, .rotate = true, .rounding = .stochastic },
+        .codec = .{ .kind = .fp8_e4m3, .block = .b256, .rounding = .stochastic },
         .plan = .direct,
         .count = base.limits.elements_max,
         .root = .from_int(std.math.maxInt(u128)),
         .safe_points = std.math.maxInt(u64),
     };
     var text: [description_bytes_max]u8 = undefined;
-    const whole = "all_reduce(prod, 1099511627776 bf16, codec fp8_e4m3 block 256 rotate on " ++
-        "rounding stochastic, plan direct, recovery restart, after 18446744073709551615 safe " ++
-        "points)";
+    const whole = "all_reduce(prod, 1099511627776 bf16, recovery restart, codec fp8_e4m3 block " ++
+        "256 not rotated stochastic, plan direct, after 18446744073709551615 safe points)";
     try std.testing.expectEqualStrings(whole, describe(full, &text));
     var other: [description_bytes_max]u8 = undefined;
-    inline for (.{ "codec", "plan" }, .{ base.Codec.of(.int8), base.Plan.ring }) |field, value| {
+    inline for (.{ "codec", "codec", "plan" }, .{
+        base.Codec.of(.int8),
+        base.Codec.of(.fp8_e4m3),
+        base.Plan.ring,
+    }) |field, value| {
         var differs = full;
         @field(differs, field) = value;
         try std.testing.expect(!std.mem.eql(u8, describe(full, &text), describe(differs, &other)));
