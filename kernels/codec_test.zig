@@ -652,3 +652,41 @@ test "a long piece is the pieces it can be cut into, but for the place of its sc
         }
     }
 }
+
+test "whatever bytes a stranger sends, every level makes of them what the scalar code does" {
+    // Goal: no scale, code or range, and no sum of such, is more than the arithmetic can take.
+    // Method: random bytes as what came in; every other time with scales that are moderate, so that
+    // codes decide and not NaN.
+    const before = kernels.level_name();
+    defer _ = kernels.force(before);
+    var prng: std.Random.DefaultPrng = .init(77);
+    for (0..4) |round| for (float_dtypes) |dtype| for (all_codecs) |codec| {
+        const piece = piece_of(codec, dtype, length_max - 3 * round, round);
+        var own: [length_max * 8]u8 = undefined;
+        prng.random().bytes(&own);
+        var encoded: [3][length_max * 4 + 1024]u8 = undefined;
+        for (&encoded) |*bytes| {
+            prng.random().bytes(bytes);
+            if (round % 2 == 0 or codec.kind.family() != .block) continue;
+            for (0..codec.blocks(piece.count)) |block| {
+                const scale = 0x3f00 + prng.random().uintLessThan(u16, 0x200); // 0.5 to 8
+                std.mem.writeInt(u16, bytes[2 * block ..][0..2], scale, .little);
+            }
+        }
+        const inputs = [_][*]const u8{ &encoded[0], &encoded[1], &encoded[2] };
+        var wanted: [3][length_max * 8]u8 = @splat(@splat(0));
+        scalar.decode(piece, &wanted[0], inputs[0]);
+        scalar.accumulate_encode(piece, &wanted[1], inputs[0], &own, null, 2);
+        scalar.reduce_encode(piece, &wanted[2], &own, 1, &inputs, null, 4);
+        for (kernels.level_names, 0..) |name, index| {
+            if (!kernels.supported(index)) continue;
+            try expect(kernels.force(name));
+            errdefer std.debug.print("failed: level {s} {any}\n", .{ name, piece });
+            var got: [3][length_max * 8]u8 = @splat(@splat(0));
+            kernels.decode(piece, &got[0], inputs[0]);
+            kernels.accumulate_encode(piece, &got[1], inputs[0], &own, null, 2);
+            kernels.reduce_encode(piece, &got[2], &own, 1, &inputs, null, 4);
+            for (&wanted, &got) |*a, *b| try std.testing.expectEqualSlices(u8, a, b);
+        }
+    };
+}
