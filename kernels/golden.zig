@@ -157,6 +157,10 @@ const Memory = struct {
                 memory.fill(.f32, true);
                 memory.add(&memory.inputs[0]);
                 memory.add(&kernels.blake3(&memory.inputs[0]));
+                const k = 99;
+                kernels.top_k(&memory.out, &memory.other, &memory.inputs[0], 4096, k);
+                memory.add(memory.out[0 .. 4 * k]);
+                memory.add(memory.other[0 .. (k * 12 + 7) / 8]);
             },
         }
         return memory.chain;

@@ -12,6 +12,7 @@ const half = @import("half.zig");
 const range = @import("range.zig");
 const rotate = @import("rotate.zig");
 const skeleton = @import("skeleton.zig");
+const top_k = @import("top_k.zig");
 const digest = @import("digest.zig");
 const blake3 = @import("blake3.zig");
 
@@ -75,6 +76,7 @@ fn add_codecs(comptime t: *table.Table) void {
     }
     t.widen_range = &range.widen;
     t.lost = &half.lost;
+    t.top_k = &top_k.top_k;
     for (&t.skeletons, skeleton.shapes) |*entry, shape| entry.* = skeleton.skeleton(shape);
 }
 

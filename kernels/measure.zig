@@ -41,6 +41,8 @@ const Work = union(enum) {
     ring: Codec,
     owner: Codec,
     rotate: base.codec.Block,
+    /// So many of each 4096.
+    top_k: usize,
     digest,
     blake3,
 };
@@ -64,6 +66,8 @@ pub const cases = make: {
         case("hadamard/64", .{ .rotate = .b64 }, &.{32}, 32),
         case("hadamard/128", .{ .rotate = .b128 }, &.{32}, 32),
         case("hadamard/256", .{ .rotate = .b256 }, &.{32}, 32),
+        case("top_k/64_of_4096", .{ .top_k = 64 }, &.{32}, 0),
+        case("top_k/128_of_4096", .{ .top_k = 128 }, &.{32}, 0),
         case("digest", .digest, &.{32}, 0),
         case("blake3", .blake3, &.{32}, 0),
     };
@@ -226,6 +230,14 @@ pub const Bench = struct {
             },
             .rotate => |block| {
                 kernels.rotate(block, out, a, 1, count);
+            },
+            .top_k => |k| {
+                const chunk = kernels.top_k_chunk_max;
+                for (0..count / chunk) |number| {
+                    const values = out + number * k * 4;
+                    const places = b + number * k * 2;
+                    kernels.top_k(values, places, a + number * chunk * 4, chunk, k);
+                }
             },
             .digest => std.mem.doNotOptimizeAway(kernels.digest(a[0 .. 4 * count], 0)),
             .blake3 => std.mem.doNotOptimizeAway(kernels.blake3(a[0 .. 4 * count])),

@@ -118,6 +118,20 @@ pub fn rotate(
     dispatch.table().rotate[@intFromEnum(block)](out, input, &signs, blocks);
 }
 
+/// values, places := the k greatest magnitudes of up to 4096 f32 (scalar.zig).
+pub fn top_k(
+    values: [*]u8,
+    places: [*]u8,
+    input: [*]const u8,
+    count: usize,
+    k: usize,
+) void {
+    assert(k > 0 and k <= count and count <= top_k_chunk_max);
+    dispatch.table().top_k(values, places, input, count, k);
+}
+
+pub const top_k_chunk_max = @import("table.zig").top_k_chunk_max;
+
 /// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and that of an owner.
 pub const Piece = codec.Piece;
 pub const Residual = codec.Residual;

@@ -137,6 +137,36 @@ pub fn reduce_k(
     }
 }
 
+/// values := the k elements of `input` (f32) with the greatest magnitudes, in their order in
+/// `input`; places := 12 bits for each, its index, in consecutive bits from the lowest up.
+/// Magnitudes are compared by their bits, so NaNs are the greatest; of equal ones the first are
+/// taken.
+pub fn top_k(values: [*]u8, places: [*]u8, input: [*]const u8, count: usize, k: usize) void {
+    assert(k > 0 and k <= count and count <= 4096);
+    @memset(places[0 .. std.math.divCeil(usize, k * 12, 8) catch unreachable], 0);
+    var taken: usize = 0;
+    for (0..count) |index| {
+        var before: usize = 0; // elements that are to be taken rather than this one
+        for (0..count) |other| {
+            const mine = magnitude_bits(input, index);
+            const theirs = magnitude_bits(input, other);
+            before += @intFromBool(theirs > mine or (theirs == mine and other < index));
+        }
+        if (before >= k) continue;
+        put(.u32, values, taken).* = at(.u32, input, index).*;
+        for (0..12) |bit| {
+            const place = taken * 12 + bit;
+            const one: u8 = @intCast(index >> @intCast(bit) & 1);
+            places[place / 8] |= one << @intCast(place % 8);
+        }
+        taken += 1;
+    }
+}
+
+fn magnitude_bits(input: [*]const u8, index: usize) u32 {
+    return at(.u32, input, index).* & 0x7fff_ffff;
+}
+
 fn combine(comptime op: ReduceOp, comptime C: type, x: C, y: C) C {
     if (@typeInfo(C) == .float) return switch (op) {
         .sum, .avg => x + y,

@@ -68,6 +68,11 @@ pub const WidenRange = *const fn (*Range, [*]const u8, usize) callconv(.c) void;
 pub const EncodeRange = *const fn ([*]u8, [*]const u8, usize, *const Steps) callconv(.c) void;
 pub const DecodeRange = *const fn ([*]u8, [*]const u8, usize, *const [2]f32) callconv(.c) void;
 
+/// values, places, input, count, k.
+pub const TopK = *const fn ([*]u8, [*]u8, [*]const u8, usize, usize) callconv(.c) void;
+/// A place has 12 bits.
+pub const top_k_chunk_max = 4096;
+
 /// out, inputs, groups of elements: skeleton.zig.
 pub const Skeleton = *const fn ([*]u8, [*]const [*]const u8, usize) callconv(.c) void;
 pub const skeleton_count = 20;
@@ -105,5 +110,6 @@ pub const Table = extern struct {
     encode_range: [range_count]EncodeRange,
     decode_range: [range_count]DecodeRange,
     lost: Lost,
+    top_k: TopK,
     skeletons: [skeleton_count]Skeleton,
 };

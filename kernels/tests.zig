@@ -483,6 +483,46 @@ test "reduce_k of two inputs is first and the last hop, when nothing is rounded 
     };
 }
 
+// ---- Top-k ------------------------------------------------------------------------------------
+
+test "every level finds the greatest magnitudes like the scalar code, ties and NaNs included" {
+    const before = kernels.level_name();
+    defer _ = kernels.force(before);
+    const pool: Pool = .init(.f32, 21);
+    for (kernels.level_names, 0..) |name, index| {
+        if (!kernels.supported(index)) continue;
+        try expect(kernels.force(name));
+        for ([_]usize{ 1, 2, 15, 16, 17, 127, 128, 129, 250, 257 }) |count| {
+            for ([_]usize{ 1, 2, 3, 8, 64, 127, count }) |k| {
+                if (k > count) continue;
+                try top_k_case(pool.from(count * 7 + k, count), count, k, count % 7);
+            }
+        }
+        // A whole chunk, in which many elements are equal.
+        var chunk: [kernels.top_k_chunk_max]f32 = undefined;
+        var prng: std.Random.DefaultPrng = .init(22);
+        for (&chunk) |*value| value.* = @round(prng.random().floatNorm(f32) * 50) / 8;
+        for ([_]usize{ 64, 129, 4095 }) |k| {
+            try top_k_case(std.mem.asBytes(&chunk), chunk.len, k, 3);
+        }
+    }
+}
+
+fn top_k_case(input: []const u8, count: usize, k: usize, offset: usize) !void {
+    const Out = struct { values: [4 * 4096]u8, places: [6144 + 64]u8 };
+    var wanted: Out = undefined;
+    var got: Out = undefined;
+    var shifted: [4 * 4096 + 8]u8 = undefined;
+    @memcpy(shifted[offset..][0 .. count * 4], input[0 .. count * 4]);
+    const size = std.math.divCeil(usize, k * 12, 8) catch unreachable;
+    got.places[size] = 0xa5;
+    scalar.top_k(&wanted.values, &wanted.places, input.ptr, count, k);
+    kernels.top_k(&got.values, &got.places, shifted[offset..].ptr, count, k);
+    try expect_bytes(wanted.values[0 .. k * 4], got.values[0 .. k * 4]);
+    try expect_bytes(wanted.places[0..size], got.places[0..size]);
+    try expect_equal(0xa5, got.places[size]);
+}
+
 // ---- Digest -----------------------------------------------------------------------------------
 
 /// The reference implementation on its own test data; xxhsum and the Python package xxhash agree.
