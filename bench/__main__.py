@@ -37,6 +37,9 @@ def loopback_command(
         list[str] | None,
         typer.Option(help="As 64MiB; may be given again.  [4KiB to 256MiB, each four times more]"),
     ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="A codec to measure too; may be given again.  [int8]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
         "bench_out"
     ),
@@ -49,7 +52,14 @@ def loopback_command(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
     pccl_py.exit_on_sigterm()  # so that the processes it started end too
-    loopback.run(world or [2, 4], sizes, quick=quick, as_json=as_json, out=out)
+    loopback.run(
+        world or [2, 4],
+        sizes,
+        quick=quick,
+        as_json=as_json,
+        out=out,
+        codecs=["int8"] if codec is None else codec,
+    )
 
 
 @app.command(name="hash")

@@ -16,7 +16,8 @@ median.
     peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
                         processes that hold one library only, sizes ascending
 
-The rows of tcp_ring are the ceiling: the same bytes over bare sockets, nothing reduced.
+The rows of tcp_ring are the ceiling: the same bytes over bare sockets, nothing reduced. Those of a
+codec have ours without one as their baseline.
 """
 
 from __future__ import annotations
@@ -66,12 +67,19 @@ def plan(sizes: list[int], quick: bool) -> list[Case]:
 class Processes:
     """The processes of one world. None outlives this; when one fails, the others are ended."""
 
-    def __init__(self, purpose: str, world: int, libraries: list[str], cases: list[Case]) -> None:
+    def __init__(
+        self,
+        purpose: str,
+        world: int,
+        libraries: list[str],
+        cases: list[Case],
+        codecs: list[str] | None = None,
+    ) -> None:
         self._failure: str | None = None
         self._running: list[subprocess.Popen[str]] = []
         self._lines: list[queue.Queue[str | None]] = [queue.Queue() for _ in range(world)]
         for rank in range(world):
-            job = Job(purpose, rank, world, libraries, cases)
+            job = Job(purpose, rank, world, libraries, cases, codecs or [])
             command = [sys.executable, "-m", "bench.loopback_worker", job.to_json()]
             self._running.append(
                 subprocess.Popen(
@@ -144,7 +152,13 @@ class Processes:
 
 
 def run(
-    worlds: list[int], sizes: list[int] | None, *, quick: bool, as_json: bool, out: Path
+    worlds: list[int],
+    sizes: list[int] | None,
+    *,
+    quick: bool,
+    as_json: bool,
+    out: Path,
+    codecs: list[str] | None = None,
 ) -> list[Row]:
     """Measures all worlds, at all sizes where none are named; prints and writes the rows."""
     baseline = "gloo" if importlib.util.find_spec("torch") is not None else None
@@ -155,7 +169,7 @@ def run(
     warn_if_busy(status)
     rows: list[Row] = []
     for world in worlds:
-        for measured in measure(world, baseline, cases, status):
+        for measured in measure(world, baseline, cases, status, codecs or []):
             rows += measured
             if as_json:
                 print("\n".join(row.to_json() for row in measured), flush=True)
@@ -164,6 +178,8 @@ def run(
     loopback_plot.draw(rows, out / f"{BENCH}.png")
     if not as_json:
         Console().print(table(rows))
+        if (encoded := codec_table(rows)) is not None:
+            Console().print(encoded)
     status.print(f"written: {out / BENCH}.jsonl  {out / BENCH}.png")
     return rows
 
@@ -178,18 +194,19 @@ def warn_if_busy(status: Console) -> None:
 
 
 def measure(
-    world: int, baseline: str | None, cases: list[Case], status: Console
+    world: int, baseline: str | None, cases: list[Case], status: Console, codecs: list[str]
 ) -> Iterator[list[Row]]:
     """The rows of one world, size by size."""
     libraries = ["pccl", *([baseline] if baseline else [])]
     peaks = {name: measure_peaks(world, name, cases) for name in libraries}
-    with Processes("time", world, [*libraries, "tcp"], cases) as processes:
+    with Processes("time", world, [*libraries, "tcp"], cases, codecs) as processes:
         processes.introduce()
         for index, case in enumerate(cases):
             reports = processes.reports()
             status.print(f"world {world}, {common.size_name(case.size)}: measured", highlight=False)
             yield [
                 *time_rows(world, case, reports, baseline),
+                *codec_rows(world, case, reports, codecs),
                 peak_row(world, case, {name: peaks[name][index] for name in libraries}, baseline),
             ]
 
@@ -218,6 +235,25 @@ def time_rows(
     ceiling = common.case_name("tcp_ring", "bytes", "none", world, case.size)
     rows += [Row(BENCH, ceiling, metric, of["tcp"], unit) for metric, (unit, of) in values.items()]
     return rows
+
+
+def codec_rows(
+    world: int, case: Case, reports: list[dict[str, Any]], codecs: list[str]
+) -> list[Row]:
+    """Ours with each codec, beside ours without one."""
+    plain = seconds_of(case, reports, "pccl")
+    return [
+        Row(
+            BENCH,
+            common.case_name("all_reduce", "f32", codec, world, case.size),
+            "seconds",
+            seconds_of(case, reports, codec),
+            "s",
+            "none",
+            plain,
+        )
+        for codec in codecs
+    ]
 
 
 def peak_row(world: int, case: Case, peaks: dict[str, int], baseline: str | None) -> Row:
@@ -267,7 +303,7 @@ def table(rows: list[Row]) -> Table:
     by_name = {(one.case, one.metric): one for one in rows}
     for one in rows:
         collective, *_, world, size = one.case.split("/")
-        if collective != "all_reduce" or one.metric != "seconds":
+        if collective != "all_reduce" or one.metric != "seconds" or one.baseline == "none":
             continue
         rate, cpu, peak = (by_name[one.case, metric] for metric in METRICS[1:])
         ceiling = by_name[one.case.replace("all_reduce/f32", "tcp_ring/bytes"), "bus_bandwidth"]
@@ -279,6 +315,32 @@ def table(rows: list[Row]) -> Table:
             *(significant(value) for value in (rate.value, ceiling.value)),
             *(significant(value) for value in (cpu.value, cpu.baseline_value)),
             *(significant(value, 1 / MIB) for value in (peak.value, peak.baseline_value)),
+        )
+    return made
+
+
+def codec_table(rows: list[Row]) -> Table | None:
+    """Times with codecs, and their ratio to ours without one; None where none was measured."""
+    encoded = [one for one in rows if one.baseline == "none"]
+    if not encoded:
+        return None
+    made = Table(
+        title="with a codec, over the time without",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in ("n", "size", "codec", "ms", "without", "ratio"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    for one in encoded:
+        _, _, codec, world, size = one.case.split("/")
+        made.add_row(
+            world.removeprefix("w"),
+            size,
+            codec,
+            significant(one.value, 1e3),
+            significant(one.baseline_value, 1e3),
+            significant(one.ratio),
         )
     return made
 
