@@ -170,16 +170,17 @@ class ErrorFeedback:
                 f"the error feedback of tag {self._tag} has {self._count} elements, this call "
                 f"{count}: use another tag, or reset() it"
             )
-        if not self._count:
-            self._resize(count)
         if not count:
             return (0, 0), None
+        if not self._count:
+            self._residuals = _zeros(count)
         now, after = self._residuals
         return (_address(now), _address(after)), (now, after)
 
-    def begun(self, work: Work) -> None:
-        """The operation under way, whose end decides."""
+    def begun(self, work: Work, count: int) -> None:
+        """The operation under way, whose end decides; it was not refused, so it counts."""
         self._pending = work
+        self._count = self._count or count
 
     def _settle(self) -> None:
         work = self._pending
@@ -216,10 +217,14 @@ class ErrorFeedback:
 
     def _resize(self, count: int) -> None:
         self._count = count
-        self._residuals = bytearray(count * _FLOAT_BYTES), bytearray(count * _FLOAT_BYTES)
+        self._residuals = _zeros(count)
 
     def __repr__(self) -> str:
         return f"<ErrorFeedback of tag {self._tag}, {self._count} elements>"
+
+
+def _zeros(count: int) -> tuple[bytearray, bytearray]:
+    return bytearray(count * _FLOAT_BYTES), bytearray(count * _FLOAT_BYTES)
 
 
 def _address(data: bytearray) -> int:

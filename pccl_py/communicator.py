@@ -226,7 +226,7 @@ class Group:
         )
         work = Work(native_work)
         if feedback:
-            feedback.begun(work)
+            feedback.begun(work, send.count)
         return work if async_op else work.wait()
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:

@@ -692,23 +692,22 @@ pub const Executor = struct {
         return .{ .bytes = bytes, .slot = no_slot };
     }
 
-    /// The payload of a placed frame is complete.
-    pub fn arrived(
-        x: *Executor,
-        header: *const wire.frame.Header,
-        slot_index: u16,
-    ) void {
+    /// The payload of a placed frame is complete. Whether there may be more to send now.
+    pub fn arrived(x: *Executor, header: *const wire.frame.Header, slot_index: u16) bool {
         assert(x.members > 1);
         const piece: usize = @intCast(header.index);
         x.bytes_received += header.payload_bytes;
         if (header.kind == .final) {
             if (x.encodes()) x.decode(piece);
-            return x.finish(piece, header.reduced_attempt);
+            x.finish(piece, header.reduced_attempt);
+            // From the owner of a direct schedule, everybody has had it.
+            return x.schedule == .ring or x.kept.has(x.partition.chunk_of(piece));
         }
         switch (x.schedule) {
             .ring => ring.arrived(x, piece, slot_index),
             .direct => direct.arrived(x, piece),
         }
+        return x.schedule == .ring or x.settled.has(piece);
     }
 
     /// The final bytes of a piece are in the result: they go on to whoever waits for them here.

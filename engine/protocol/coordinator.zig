@@ -150,6 +150,8 @@ pub const Coordinator = struct {
     groups: std.ArrayList(*Group) = .empty,
     started_at: Instant = 0,
     last_tick: Instant = 0,
+    /// It hears nobody, so its own network may be gone.
+    deaf: bool = false,
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// How often a coordinator has begun to use the journal; rounds are told apart by it.
@@ -887,12 +889,13 @@ pub const Coordinator = struct {
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
         // judges nobody. Nor does one that hears nobody at all: its own network may be gone.
         const frozen = c.last_tick != 0 and now -| c.last_tick > 2 *| c.options.heartbeat_ns;
-        const late = frozen or c.hears_nobody(now);
+        const deaf = c.hears_nobody(now);
+        const late = frozen or deaf;
         c.last_tick = now;
         for (c.connections.items) |connection| {
             if (connection.peer) |peer| {
-                if (late) peer.last_heard = now;
-                if (now -| peer.last_heard < c.options.silence_ns) continue;
+                if (frozen) peer.last_heard = now;
+                if (deaf or now -| peer.last_heard < c.options.silence_ns) continue;
                 peer.say(.{ .expelled = .{
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
@@ -916,15 +919,31 @@ pub const Coordinator = struct {
         c.sweep(now);
     }
 
-    /// Peers are connected, and all of them have been silent for half of what they may.
-    fn hears_nobody(c: *const Coordinator, now: Instant) bool {
+    /// Peers were connected, and none of them has been heard for half of what they may be silent.
+    /// Once that is so, also those whose connections have ended are waited for until somebody is
+    /// heard again.
+    fn hears_nobody(c: *Coordinator, now: Instant) bool {
         var connected = false;
         for (c.peers.items) |peer| {
             if (peer.connection == null) continue;
-            if (now -| peer.last_heard < c.options.silence_ns / 2) return false;
             connected = true;
+            if (now -| peer.last_heard >= c.options.silence_ns / 2) continue;
+            if (c.deaf) c.wait_for_all(now);
+            c.deaf = false;
+            return false;
         }
-        return connected;
+        c.deaf = c.deaf or connected;
+        return c.deaf;
+    }
+
+    /// Somebody is heard again. As after a restart, the others may find out only by silence, so they
+    /// have twice the silence limit.
+    fn wait_for_all(c: *Coordinator, now: Instant) void {
+        for (c.peers.items) |peer| {
+            if (now -| peer.last_heard < c.options.silence_ns / 2) continue;
+            peer.last_heard = now +| c.options.silence_ns;
+            peer.away_since = now +| c.options.silence_ns;
+        }
     }
 
     /// Members that did not come back in time are lost. After a restart they have longer: they may

@@ -90,7 +90,7 @@ fn replay(s: *Session, operation: *Operation, neighbour: *const Operation.Neighb
             continue;
         };
         @memcpy(place.bytes, item.payload);
-        x.arrived(&item.header, place.slot);
+        _ = x.arrived(&item.header, place.slot); // whoever replays wakes all
     }
 }
 
@@ -485,8 +485,7 @@ fn on_payload(s: *Session, lane: *Lane) bool {
     }
     const x = &operation.executor;
     const settled = x.chunks_settled;
-    x.arrived(header, lane.into_slot);
-    wake_all(s, operation);
+    if (x.arrived(header, lane.into_slot)) wake_all(s, operation);
     if (x.chunks_settled == settled) return true;
     s.fault_point(operation, .all_reduce_settled);
     check_complete(s, operation);

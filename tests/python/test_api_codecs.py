@@ -255,6 +255,9 @@ def test_a_residual_is_saved_and_loaded_and_survives_a_failure(world: Any) -> No
     def run(comm: pccl.Communicator) -> None:
         feedback = comm.error_feedback(tag=11)
         assert feedback.count == 0 and feedback.save() == b""
+        with pytest.raises(pccl.InvalidArgument):
+            comm.all_reduce(np.ones(5, np.int32), tag=11, codec="int4")
+        assert feedback.count == 0, "a refused call counts"
         comm.all_reduce(inputs[comm.rank].copy(), tag=11, codec="int4")
         saved = feedback.save()
         assert feedback.count == COUNT and any(saved)
