@@ -936,8 +936,8 @@ pub const Coordinator = struct {
         return c.deaf;
     }
 
-    /// Somebody is heard again. As after a restart, the others may find out only by silence, so they
-    /// have twice the silence limit.
+    /// Somebody is heard again. As after a restart, the others may find out only by silence, so
+    /// they have twice the silence limit.
     fn wait_for_all(c: *Coordinator, now: Instant) void {
         for (c.peers.items) |peer| {
             if (now -| peer.last_heard < c.options.silence_ns / 2) continue;

@@ -53,14 +53,17 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
         for world in (2, 4)
         for size in sizes
     }
+    encoded = {f"all_reduce/f32/int8/w{world}/{size}" for world in (2, 4) for size in sizes}
+    expected |= {(case, "seconds") for case in encoded}
     by_name = {(row["case"], row["metric"]): row for row in rows}
     assert set(by_name) == expected and len(rows) == len(expected)
     has_torch = importlib.util.find_spec("torch") is not None
     for (case, metric), row in by_name.items():
         assert row["bench"] == "loopback"
         assert row["value"] >= 0 if metric == "peak_memory_bytes" else row["value"] > 0
-        with_baseline = has_torch and case.startswith("all_reduce/")
-        assert row["baseline"] == ("gloo" if with_baseline else None)
+        with_baseline = case in encoded or (has_torch and case.startswith("all_reduce/"))
+        baseline = "none" if case in encoded else "gloo"
+        assert row["baseline"] == (baseline if with_baseline else None)
         if with_baseline and row["baseline_value"]:
             assert row["ratio"] == pytest.approx(row["value"] / row["baseline_value"])
         if metric == "bus_bandwidth":
