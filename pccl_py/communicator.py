@@ -392,7 +392,9 @@ class Group:
 
     def _admitted(self) -> Admission:
         if self._admission is None:
-            raise InvalidUsage("rank and world_size are known after the first admit()")
+            raise InvalidUsage(
+                "rank and world_size are known after the first admit(): call it first"
+            )
         return self._admission
 
     def _rank_of(self, root: SupportsIndex | PeerId) -> int:
@@ -402,6 +404,8 @@ class Group:
                 raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
             return members.index(root)
         rank = index(root, "root")
+        if self._admission is None:
+            raise InvalidUsage("this peer has not entered the group yet: call admit first")
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank

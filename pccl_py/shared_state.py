@@ -33,6 +33,8 @@ class SharedState:
         may_differ: Iterable[str],
         prefetch: bool,
     ) -> None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors maps names to arrays, and is no {type(tensors).__name__}")
         own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
         unknown = sorted(own.difference(tensors))
         if unknown:

@@ -79,15 +79,24 @@ pub fn read(token: ?[*:0]const u8) status.Error!wire.token.Token {
     const slice = text.bounded(token orelse return status.is_null("token"), bytes_max) catch
         return no_token();
     const value = wire.token.decode(slice) catch |err| return switch (err) {
-        error.NotAToken => no_token(),
-        error.BadChecksum => status.fail(
-            .invalid_argument,
-            "the token is mistyped or cut: its checksum does not fit; copy it whole",
-            .{},
-        ),
+        error.NotAToken => if (begins_as_one(slice)) mistyped() else no_token(),
+        error.BadChecksum => mistyped(),
     };
     _ = net.address.Endpoint.parse(value.address()) catch return no_token();
     return value;
+}
+
+fn begins_as_one(slice: []const u8) bool {
+    const trimmed = std.mem.trim(u8, slice, " \t\r\n");
+    return std.mem.startsWith(u8, trimmed, wire.token.prefix);
+}
+
+fn mistyped() status.Error {
+    return status.fail(
+        .invalid_argument,
+        "the token is mistyped or cut: its checksum does not fit; copy it whole",
+        .{},
+    );
 }
 
 fn no_token() status.Error {

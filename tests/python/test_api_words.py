@@ -146,10 +146,12 @@ def test_a_mistyped_token_is_refused_wherever_the_mistake_is() -> None:
     token = pccl.token_create("127.0.0.1:4000", bytes(16))
     for index, letter in enumerate(token):
         other = "A" if letter != "A" else "B"
-        with pytest.raises(pccl.InvalidArgument):
+        reason = "this is no token" if index < len("pccl1-") else "mistyped or cut"
+        with pytest.raises(pccl.InvalidArgument, match=reason):
             pccl.token_parse(token[:index] + other + token[index + 1 :])
     for length in range(len(token)):
-        with pytest.raises(pccl.InvalidArgument):
+        reason = "this is no token" if length < len("pccl1-") else "mistyped or cut"
+        with pytest.raises(pccl.InvalidArgument, match=reason):
             pccl.token_parse(token[:length])
 
 
