@@ -257,7 +257,8 @@ def bench_root() -> None:
 def bench_kernels(
     match: Annotated[str, typer.Argument(help="Only kernels with this in their name.")] = "",
     mib: Annotated[
-        list[float] | None, typer.Option(help="Size in MiB of f32; may be given again.")
+        list[float] | None,
+        typer.Option(help="Size in MiB of f32; may be given again. " + _default("1 and 64")),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 15,
 ) -> None:
