@@ -18,7 +18,7 @@ from pccl_py.errors import (
     InvalidUsage,
     PcclError,
 )
-from pccl_py.words import parse, unsigned
+from pccl_py.words import DType, parse, unsigned
 from pccl_py.work import Work
 
 _FLOAT_BYTES = 4
@@ -134,11 +134,17 @@ class ErrorFeedback:
     def load(self, residual: object) -> None:
         """Goes on with a residual that was saved: bytes, or any f32 array.
 
-        Raises InvalidArgument if it does not consist of f32, or not of `count` once that is known;
-        InvalidUsage while an operation that uses it is in flight or in doubt.
+        Raises TypeError for elements of another type, InvalidArgument if they are not `count` once
+        that is known, or not contiguous; InvalidUsage while an operation that uses it is in flight
+        or in doubt.
         """
         self._settle()
-        data = bytes(memoryview(residual).cast("B"))  # type: ignore[arg-type]
+        given = buffers.readable(residual)
+        if given.dtype not in (DType.F32, DType.U8):
+            raise TypeError(f"a residual is f32, or bytes of it, not {given.dtype.name.lower()}")
+        import ctypes  # only those who load a residual need it
+
+        data = ctypes.string_at(given.address, given.count * given.dtype.size)
         if len(data) % _FLOAT_BYTES:
             raise InvalidArgument(f"a residual is f32; {len(data)} bytes are none")
         count = len(data) // _FLOAT_BYTES
