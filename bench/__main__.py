@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import common, kernels, loopback, recovery, state_hash
+from bench import accuracy, common, kernels, loopback, recovery, state_hash
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -94,6 +94,19 @@ def kernels_command(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
     kernels.run(sizes, match, quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="accuracy")
+def accuracy_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="256 Ki elements, not 16 Mi.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for accuracy.jsonl and .png.")] = Path(
+        "bench_out"
+    ),
+) -> None:
+    """How far the average of eight peers is off with every codec, sent through the library."""
+    count = accuracy.QUICK_COUNT if quick else accuracy.COUNT
+    accuracy.run(count=count, as_json=as_json, out=out)
 
 
 @app.command(name="recovery")

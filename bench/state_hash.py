@@ -57,7 +57,7 @@ def reference(words: Words, threads: int) -> Callable[[], object] | None:
         return None
     import blake3  # type: ignore[import-not-found,unused-ignore]  # optional
 
-    return lambda: blake3.blake3(words.view(np.uint8), max_threads=threads).digest()
+    return lambda: blake3.blake3(words.view(np.uint8).data, max_threads=threads).digest()
 
 
 def measure(comm: pccl.Communicator, size: int, threads: int, samples: int) -> list[Row]:

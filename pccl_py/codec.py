@@ -75,6 +75,11 @@ class Codec:
             raise InvalidArgument("block is 0; it must be 32, 64, 128 or 256")
 
     @property
+    def name(self) -> str:
+        """The kind in lower case."""
+        return parse(CodecKind, self.kind, "codec").name.lower()
+
+    @property
     def encodes(self) -> bool:
         """False for "none"."""
         return self.kind is not CodecKind.NONE

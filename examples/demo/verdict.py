@@ -133,7 +133,7 @@ def coordinator_came_back(story: Story) -> Check:
         for event in peer.admissions
         for peer_id in event["left"]
     }
-    others = {peer.peer_id for peer in survivors} & lost
+    others = {peer.peer_id for peer in survivors if peer.peer_id is not None} & lost
     holds = len(after) == len(survivors) and not others
     return Check(
         claim,

@@ -899,7 +899,7 @@ def test_log_events_come_one_by_one_and_are_cut_to_the_room() -> None:
 
 
 def test_kernels_are_measured_on_memory_of_the_caller() -> None:
-    names = []
+    names: list[str] = []
     while (name := lib.pccl_kernel_name(len(names))) != ffi.NULL:
         names.append(text(name))
     assert "encode/int8_rotated" in names and len(set(names)) == len(names)
