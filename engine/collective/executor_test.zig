@@ -382,188 +382,204 @@ test "after a loss, kept chunks keep the lost contribution and the others do wit
 
 /// One operation from its call to what each peer is left with: peers are lost, frames come half,
 /// calls return in doubt while the others still need what they hold, and at last some fail.
-const Life = struct {
-    prng: base.Prng,
-    n: u16,
-    count: usize,
-    kind: wire.control.OpKind,
-    /// One set of contributors for the whole result.
-    restart: bool,
-    /// Schedule, order and hubs are others in each attempt.
-    draws: bool,
-    executors: [5]Executor = undefined,
-    send: [5][]u64 = undefined,
-    recv: [5][]u64 = undefined,
-    send_before: [5][]u64 = undefined,
-    recv_before: [5][]u64 = undefined,
-    voted: base.Mask = .empty,
-    aside: base.Mask = .empty,
-    /// Members of each attempt.
-    attempts: [5]base.Mask = undefined,
+fn Life(comptime T: type) type {
+    return struct {
+        const Self = @This();
+        prng: base.Prng,
+        n: u16,
+        count: usize,
+        kind: wire.control.OpKind,
+        /// One set of contributors for the whole result.
+        restart: bool,
+        /// Schedule, order and hubs are others in each attempt.
+        draws: bool,
+        executors: [5]Executor = undefined,
+        send: [5][]T = undefined,
+        recv: [5][]T = undefined,
+        send_before: [5][]T = undefined,
+        recv_before: [5][]T = undefined,
+        voted: base.Mask = .empty,
+        aside: base.Mask = .empty,
+        /// Members of each attempt.
+        attempts: [5]base.Mask = undefined,
 
-    const scribble: u64 = 0x5c5c_5c5c_5c5c_5c5c;
+        const scribble: T = if (T == u64) 0x5c5c_5c5c_5c5c_5c5c else 12345;
 
-    fn init(life: *Life, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
-        for (0..life.n) |rank| {
-            const send = try arena.alloc(u64, life.count);
-            for (send, 0..) |*value, index| value.* = contribution(rank, index);
-            const in_place = life.kind == .broadcast or life.prng.chance(2);
-            const recv = if (in_place) send else try arena.alloc(u64, life.count);
-            if (!in_place) @memset(recv, 0xabab + rank);
-            life.send[rank] = send;
-            life.recv[rank] = recv;
-            life.send_before[rank] = try arena.dupe(u64, send);
-            life.recv_before[rank] = try arena.dupe(u64, recv);
-            life.executors[rank] = try Executor.init(arena, pool, .{
-                .descriptor = test_descriptor(life.kind, life.count),
-                .send = @ptrCast(send.ptr),
-                .recv = @ptrCast(recv.ptr),
-                .world_size = life.n,
-                .chunk_bytes = chunk_bytes,
-                .window_bytes = 1024,
-                .is_root = rank == 0,
-            });
-        }
-    }
-
-    fn contribution(rank: usize, index: usize) u64 {
-        return (index % 7 + 1) << @intCast(4 * rank);
-    }
-
-    fn run(life: *Life, arena: Allocator) !void {
-        var bench: Bench = .{
-            .executors = life.executors[0..life.n],
-            .alive = .full(life.n),
-            .schedule = if (life.prng.chance(2)) .ring else .direct,
-            .draws = if (life.draws) &life.prng else null,
-        };
-        const last = life.prng.between(1, 4);
-        var kept: []const KeptRange = &.{};
-        for (1..last + 1) |attempt| {
-            life.attempts[attempt] = bench.alive;
-            bench.begin(@intCast(attempt), kept);
-            try life.votes(&bench);
-            // A sixteenth of it, or half, or all.
-            const steps = life.count * life.prng.between(1, 8) / 16;
-            var step: usize = 0;
-            while (attempt == last or step < steps) : (step += 1) {
-                if (!try bench.step()) break;
-                try life.votes(&bench);
-            }
-            if (attempt == last) return life.check(&bench);
-            for (0..life.prng.below(3)) |position| try bench.step_half(@intCast(position));
-            for (bench.executors) |*x| x.halt();
-            life.lose(&bench);
-            kept = try life.kept_by(arena, &bench.alive);
-        }
-    }
-
-    fn votes(life: *Life, bench: *Bench) !void {
-        for (bench.executors, 0..) |*x, rank| {
-            if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
-            life.voted.set(rank);
-            if (!life.prng.chance(3)) continue;
-            x.set_aside();
-            life.aside.set(rank);
-            // The caller has its memory back, and uses it.
-            try life.returned(rank);
-            @memset(life.send[rank], scribble);
-            @memset(life.recv[rank], scribble);
-        }
-    }
-
-    fn lose(life: *Life, bench: *Bench) void {
-        const rank = life.prng.below(life.n);
-        const root = life.kind == .broadcast and rank == 0;
-        if (bench.alive.has(rank) and !root and bench.alive.count() > 1) bench.alive.unset(rank);
-    }
-
-    /// What the coordinator would keep (protocol/epoch.zig).
-    fn kept_by(life: *Life, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
-        var kept: std.ArrayList(KeptRange) = .empty;
-        var any_voted = false;
-        for (0..life.n) |rank| any_voted = any_voted or (alive.has(rank) and life.voted.has(rank));
-        for (0..life.executors[0].partition.chunks) |chunk| {
-            var range: KeptRange = .{
-                .begin = @intCast(chunk),
-                .end = @intCast(chunk + 1),
-                .reduced_attempt = 0,
-                .holders = .empty,
-            };
-            for (life.executors[0..life.n], 0..) |*x, rank| {
-                const reduced = x.chunk_reduced[chunk];
-                if (!alive.has(rank) or reduced == 0) continue;
-                if (range.reduced_attempt != 0 and life.kind != .broadcast)
-                    try std.testing.expectEqual(range.reduced_attempt, reduced);
-                range.reduced_attempt = reduced;
-                range.holders.set(rank);
-            }
-            if (range.holders.is_empty()) continue;
-            const mixed = life.restart and life.kind != .broadcast and !any_voted and
-                !life.attempts[range.reduced_attempt].eql(alive);
-            if (!mixed) try kept.append(arena, range);
-        }
-        return kept.items;
-    }
-
-    /// The buffers of a call that has no result are as they were.
-    fn returned(life: *const Life, rank: usize) !void {
-        try std.testing.expectEqualSlices(u64, life.send_before[rank], life.send[rank]);
-        try std.testing.expectEqualSlices(u64, life.recv_before[rank], life.recv[rank]);
-    }
-
-    fn check(life: *Life, bench: *Bench) !void {
-        const first = &life.executors[bench.alive.at(0)];
-        for (life.executors[0..life.n], 0..) |*x, rank| {
-            if (bench.alive.has(rank)) {
-                try std.testing.expect(x.complete());
-                try std.testing.expectEqual(first.digest(), x.digest());
-                try life.check_values(x);
-            }
-            x.halt();
-            if (life.aside.has(rank)) {
-                try std.testing.expect(std.mem.allEqual(u64, life.send[rank], scribble));
-                try std.testing.expect(std.mem.allEqual(u64, life.recv[rank], scribble));
-            } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
-                x.restore();
-                try life.returned(rank);
-            } else if (life.send[rank].ptr != life.recv[rank].ptr) {
-                const before = life.send_before[rank];
-                try std.testing.expectEqualSlices(u64, before, life.send[rank]);
-            }
-        }
-    }
-
-    fn check_values(life: *const Life, x: *const Executor) !void {
-        const result: [*]align(1) const u64 = @ptrCast(x.target);
-        for (result[0..life.count], 0..) |value, index| {
-            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
-            var expected: u64 = 0;
+        fn init(life: *Self, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
             for (0..life.n) |rank| {
-                const counts = if (life.kind == .broadcast)
-                    rank == 0
-                else
-                    life.attempts[x.chunk_reduced[chunk]].has(rank);
-                if (counts) expected += contribution(rank, index);
+                const send = try arena.alloc(T, life.count);
+                for (send, 0..) |*value, index| value.* = contribution(rank, index);
+                const in_place = life.kind == .broadcast or life.prng.chance(2);
+                const recv = if (in_place) send else try arena.alloc(T, life.count);
+                if (!in_place) @memset(recv, if (T == u64) 0xabab + rank else 678);
+                life.send[rank] = send;
+                life.recv[rank] = recv;
+                life.send_before[rank] = try arena.dupe(T, send);
+                life.recv_before[rank] = try arena.dupe(T, recv);
+                life.executors[rank] = try Executor.init(arena, pool, .{
+                    .descriptor = life.descriptor(),
+                    .send = @ptrCast(send.ptr),
+                    .recv = @ptrCast(recv.ptr),
+                    .world_size = life.n,
+                    .chunk_bytes = chunk_bytes,
+                    .window_bytes = 1024,
+                    .is_root = rank == 0,
+                });
             }
-            try std.testing.expectEqual(expected, value);
         }
-    }
-};
 
-fn test_life(seed: u64, count: usize, chunk_bytes: u32) !void {
-    test_one_life(seed, count, chunk_bytes) catch |err| {
+        /// Digits, or numbers that a codec with 16 bits has exactly: one from one rank.
+        fn contribution(rank: usize, index: usize) T {
+            if (T == u64) return (index % 7 + 1) << @intCast(4 * rank);
+            return @floatFromInt(@intFromBool(index % 5 == rank));
+        }
+
+        fn descriptor(life: *const Self) Descriptor {
+            var made = test_descriptor(life.kind, life.count);
+            if (T == u64) return made;
+            made.dtype = .f32;
+            if (life.kind == .all_reduce) made.codec = .of(.bf16);
+            return made;
+        }
+
+        fn run(life: *Self, arena: Allocator) !void {
+            var bench: Bench = .{
+                .executors = life.executors[0..life.n],
+                .alive = .full(life.n),
+                .schedule = if (life.prng.chance(2)) .ring else .direct,
+                .draws = if (life.draws) &life.prng else null,
+            };
+            const last = life.prng.between(1, 4);
+            var kept: []const KeptRange = &.{};
+            for (1..last + 1) |attempt| {
+                life.attempts[attempt] = bench.alive;
+                bench.begin(@intCast(attempt), kept);
+                try life.votes(&bench);
+                // A sixteenth of it, or half, or all.
+                const steps = life.count * life.prng.between(1, 8) / 16;
+                var step: usize = 0;
+                while (attempt == last or step < steps) : (step += 1) {
+                    if (!try bench.step()) break;
+                    try life.votes(&bench);
+                }
+                if (attempt == last) return life.check(&bench);
+                for (0..life.prng.below(3)) |position| try bench.step_half(@intCast(position));
+                for (bench.executors) |*x| x.halt();
+                life.lose(&bench);
+                kept = try life.kept_by(arena, &bench.alive);
+            }
+        }
+
+        fn votes(life: *Self, bench: *Bench) !void {
+            for (bench.executors, 0..) |*x, rank| {
+                if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
+                life.voted.set(rank);
+                if (!life.prng.chance(3)) continue;
+                x.set_aside();
+                life.aside.set(rank);
+                // The caller has its memory back, and uses it.
+                try life.returned(rank);
+                @memset(life.send[rank], scribble);
+                @memset(life.recv[rank], scribble);
+            }
+        }
+
+        fn lose(life: *Self, bench: *Bench) void {
+            const rank = life.prng.below(life.n);
+            const root = life.kind == .broadcast and rank == 0;
+            const several = bench.alive.count() > 1;
+            if (bench.alive.has(rank) and !root and several) bench.alive.unset(rank);
+        }
+
+        /// What the coordinator would keep (protocol/epoch.zig).
+        fn kept_by(life: *Self, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
+            var kept: std.ArrayList(KeptRange) = .empty;
+            var any_voted = false;
+            for (0..life.n) |rank| {
+                if (alive.has(rank) and life.voted.has(rank)) any_voted = true;
+            }
+            for (0..life.executors[0].partition.chunks) |chunk| {
+                var range: KeptRange = .{
+                    .begin = @intCast(chunk),
+                    .end = @intCast(chunk + 1),
+                    .reduced_attempt = 0,
+                    .holders = .empty,
+                };
+                for (life.executors[0..life.n], 0..) |*x, rank| {
+                    const reduced = x.chunk_reduced[chunk];
+                    if (!alive.has(rank) or reduced == 0) continue;
+                    if (range.reduced_attempt != 0 and life.kind != .broadcast)
+                        try std.testing.expectEqual(range.reduced_attempt, reduced);
+                    range.reduced_attempt = reduced;
+                    range.holders.set(rank);
+                }
+                if (range.holders.is_empty()) continue;
+                const mixed = life.restart and life.kind != .broadcast and !any_voted and
+                    !life.attempts[range.reduced_attempt].eql(alive);
+                if (!mixed) try kept.append(arena, range);
+            }
+            return kept.items;
+        }
+
+        /// The buffers of a call that has no result are as they were.
+        fn returned(life: *const Self, rank: usize) !void {
+            try std.testing.expectEqualSlices(T, life.send_before[rank], life.send[rank]);
+            try std.testing.expectEqualSlices(T, life.recv_before[rank], life.recv[rank]);
+        }
+
+        fn check(life: *Self, bench: *Bench) !void {
+            const first = &life.executors[bench.alive.at(0)];
+            for (life.executors[0..life.n], 0..) |*x, rank| {
+                if (bench.alive.has(rank)) {
+                    try std.testing.expect(x.complete());
+                    try std.testing.expectEqual(first.digest(), x.digest());
+                    try life.check_values(x);
+                }
+                x.halt();
+                if (life.aside.has(rank)) {
+                    try std.testing.expect(std.mem.allEqual(T, life.send[rank], scribble));
+                    try std.testing.expect(std.mem.allEqual(T, life.recv[rank], scribble));
+                } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
+                    x.restore();
+                    try life.returned(rank);
+                } else if (life.send[rank].ptr != life.recv[rank].ptr) {
+                    const before = life.send_before[rank];
+                    try std.testing.expectEqualSlices(T, before, life.send[rank]);
+                }
+            }
+        }
+
+        fn check_values(life: *const Self, x: *const Executor) !void {
+            const result: [*]align(1) const T = @ptrCast(x.target);
+            for (result[0..life.count], 0..) |value, index| {
+                const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+                var expected: T = 0;
+                for (0..life.n) |rank| {
+                    const counts = if (life.kind == .broadcast)
+                        rank == 0
+                    else
+                        life.attempts[x.chunk_reduced[chunk]].has(rank);
+                    if (counts) expected += contribution(rank, index);
+                }
+                try std.testing.expectEqual(expected, value);
+            }
+        }
+    };
+}
+
+fn test_life(comptime T: type, seed: u64, count: usize, chunk_bytes: u32) !void {
+    test_one_life(T, seed, count, chunk_bytes) catch |err| {
         try std.testing.expectEqual(null, @as(?u64, seed)); // says which
         return err;
     };
 }
 
-fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
+fn test_one_life(comptime T: type, seed: u64, count: usize, chunk_bytes: u32) !void {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
     var pool = Pool.init(arena.allocator());
     var prng: base.Prng = .init(seed);
-    var life: Life = .{
+    var life: Life(T) = .{
         .n = @intCast(prng.between(1, 5)),
         .count = count,
         .kind = if (prng.chance(4)) .broadcast else .all_reduce,
@@ -576,8 +592,10 @@ fn test_one_life(seed: u64, count: usize, chunk_bytes: u32) !void {
 }
 
 test "whatever happens on the way, a call gives its result or what was there before" {
-    for (0..2000) |seed| try test_life(seed, seed * 7 % 300, 64);
-    for (0..6) |seed| try test_life(seed, 2 * base.limits.chunks_max + 5, 8);
+    for (0..2000) |seed| try test_life(u64, seed, seed * 7 % 300, 64);
+    for (0..6) |seed| try test_life(u64, seed, 2 * base.limits.chunks_max + 5, 8);
+    // Encoded: what is passed on in later attempts is what came.
+    for (0..2000) |seed| try test_life(f32, seed, seed * 7 % 3000, 512);
 }
 
 /// Element i holds 1 from rank i mod n and 0 from the others: so a result says who contributed, as
