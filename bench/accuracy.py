@@ -34,6 +34,7 @@ import pccl_py as pccl
 from bench import common
 from bench.common import Row
 from bench.loopback_plot import STYLE
+from bench.report import Report
 
 BENCH = "accuracy"
 PEERS = 8
@@ -116,19 +117,12 @@ def reference_average(inputs: list[Array], plan: str) -> Array:
 
 def run(*, count: int, as_json: bool, out: Path) -> list[Row]:
     """Measures every codec; prints and writes the rows."""
-    rows: list[Row] = []
-    out.mkdir(parents=True, exist_ok=True)
+    report = Report(BENCH, out, as_json=as_json)
     for data in ("normal", "heavy"):
-        for row in measure(data, count):
-            rows.append(row)
-            if as_json:
-                print(row.to_json(), flush=True)
-    common.write_rows(rows, out / f"{BENCH}.jsonl")
-    draw(rows, out / f"{BENCH}.png")
-    if not as_json:
-        Console().print(table(rows))
-    Console(stderr=True).print(f"written: {out / BENCH}.jsonl  {out / BENCH}.png")
-    return rows
+        report.add(measure(data, count))
+    picture = out / f"{BENCH}.png"
+    draw(report.rows, picture)
+    return report.finish(table(report.rows), picture=picture)
 
 
 def measure(data: str, count: int) -> Iterator[Row]:

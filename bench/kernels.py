@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from bench import common
 from bench.common import MIB, Row
+from bench.report import Report, comparison
 from pccl_py import measure
 
 BENCH = "kernels"
@@ -205,34 +204,9 @@ def run(sizes: list[int] | None, match: str, *, quick: bool, as_json: bool, out:
     """Measures, prints and writes kernels.jsonl into `out`."""
     names = [name for name in measure.kernel_names() if match in name]
     rounds = QUICK_ROUNDS if quick else ROUNDS
-    rows: list[Row] = []
+    report = Report(BENCH, out, as_json=as_json)
     for size in sizes or (QUICK_SIZES if quick else SIZES):
         measurement, rivals = measure.Measurement(size), Rivals(size)
         for name in names:
-            made = rows_of(name, measurement, rivals, rounds)
-            rows += made
-            if as_json:
-                for row in made:
-                    print(row.to_json(), flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    common.write_rows(rows, out / "kernels.jsonl")
-    if not as_json:
-        Console().print(table(rows))
-    return rows
-
-
-def table(rows: list[Row]) -> Table:
-    """The rows for people."""
-    made = Table(title="Kernels, one thread, GB/s of f32")
-    for column in ("case", "ours", "against", "theirs", "ratio"):
-        made.add_column(column, justify="left" if column in ("case", "against") else "right")
-    for row in rows:
-        assert row.baseline_value is not None
-        made.add_row(
-            row.case,
-            f"{row.value / common.GIGABYTE:.1f}",
-            row.baseline,
-            f"{row.baseline_value / common.GIGABYTE:.1f}",
-            f"{row.ratio:.2f}",
-        )
-    return made
+            report.add(rows_of(name, measurement, rivals, rounds))
+    return report.finish(comparison("Kernels, one thread, GB/s of f32", report.rows, 1))

@@ -41,6 +41,7 @@ from rich.table import Table
 from bench import common, loopback_plot
 from bench.common import KIB, MIB, Row
 from bench.loopback_worker import Case, Job
+from bench.report import Report
 
 BENCH = "loopback"
 METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
@@ -167,21 +168,15 @@ def run(
     if baseline is None:
         status.print("torch is not installed: no baseline (pip install 'pccl-py[bench]')")
     warn_if_busy(status)
-    rows: list[Row] = []
+    report = Report(BENCH, out, as_json=as_json)
     for world in worlds:
         for measured in measure(world, baseline, cases, status, codecs or []):
-            rows += measured
-            if as_json:
-                print("\n".join(row.to_json() for row in measured), flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    common.write_rows(rows, out / f"{BENCH}.jsonl")
-    loopback_plot.draw(rows, out / f"{BENCH}.png")
-    if not as_json:
-        Console().print(table(rows))
-        if (encoded := codec_table(rows)) is not None:
-            Console().print(encoded)
-    status.print(f"written: {out / BENCH}.jsonl  {out / BENCH}.png")
-    return rows
+            report.add(measured)
+    picture = out / f"{BENCH}.png"
+    loopback_plot.draw(report.rows, picture)
+    encoded = codec_table(report.rows)
+    tables = [table(report.rows), *([] if encoded is None else [encoded])]
+    return report.finish(*tables, picture=picture)
 
 
 def warn_if_busy(status: Console) -> None:

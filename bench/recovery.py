@@ -34,10 +34,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import common
 from bench.common import MIB, Row
 from bench.loopback import warn_if_busy
 from bench.recovery_world import Peer, Step, World
+from bench.report import Report
 
 BENCH = "recovery"
 PEERS = 4
@@ -221,7 +221,7 @@ def run(
     """Measures the cases, each in a world of its own; prints and writes the rows."""
     status = Console(stderr=True)
     warn_if_busy(status)
-    rows: list[Row] = []
+    report = Report(BENCH, out, as_json=as_json)
     measured: list[Tries] = []
     for name, setting in [(case, one) for case in cases for one in CASES[case].settings]:
         state = STATE_SIZES * size if setting.with_state else 0
@@ -230,14 +230,8 @@ def run(
         done.suffix = setting.suffix
         measured.append(done)
         status.print(f"{name}: measured, undisturbed {done.step:.3f} s", highlight=False)
-        rows += done.rows()
-        if as_json:
-            print("\n".join(row.to_json() for row in done.rows()), flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    common.write_rows(rows, out / f"{BENCH}.jsonl")
-    (status if as_json else Console()).print(table(measured, size))
-    status.print(f"written: {out / BENCH}.jsonl")
-    return rows
+        report.add(done.rows())
+    return report.finish(table(measured, size))
 
 
 def table(measured: list[Tries], size: int) -> Table:

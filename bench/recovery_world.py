@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import pccl_py as pccl
 from bench.recovery_worker import Job
+from pccl_py.closing import Closing
 
 WAIT_SECONDS_MAX = 120.0
 
@@ -146,7 +146,7 @@ class Peer(Process):
         return sum(step.error is not None for step in self.steps if step.ended > at)
 
 
-class World:
+class World(Closing):
     """A coordinator in a process of its own, and `n` peers that work."""
 
     def __init__(self, n: int, size: int, silence: float, state: int = 0) -> None:
@@ -174,14 +174,6 @@ class World:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _start_coordinator(self) -> Process:
         command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]

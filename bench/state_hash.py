@@ -22,12 +22,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 import pccl_py as pccl
 from bench import common
 from bench.common import MIB, Row
+from bench.report import Report, comparison
 
 BENCH = "hash"
 METRIC = "bytes_per_second"
@@ -86,7 +85,7 @@ def measure(comm: pccl.Communicator, size: int, threads: int, samples: int) -> l
 def run(*, quick: bool, as_json: bool, out: Path) -> list[Row]:
     """Measures, prints and writes hash.jsonl into `out`."""
     allowed = os.sched_getaffinity(0)
-    rows: list[Row] = []
+    report = Report(BENCH, out, as_json=as_json)
     with pccl.LocalWorld(1) as world:
         for cores in ({min(allowed)}, allowed):
             os.sched_setaffinity(0, cores)
@@ -94,33 +93,9 @@ def run(*, quick: bool, as_json: bool, out: Path) -> list[Row]:
                 for size in QUICK_SIZES if quick else SIZES:
                     samples = QUICK_SAMPLES if quick else SAMPLES
                     threads = min(len(cores), THREADS_MAX)
-                    rows += measure(world.comms[0], size, threads, samples)
+                    report.add(measure(world.comms[0], size, threads, samples))
             finally:
                 os.sched_setaffinity(0, allowed)
             if len(allowed) == 1:
                 break
-    out.mkdir(parents=True, exist_ok=True)
-    common.write_rows(rows, out / "hash.jsonl")
-    if as_json:
-        for row in rows:
-            print(row.to_json())
-    else:
-        Console().print(table(rows))
-    return rows
-
-
-def table(rows: list[Row]) -> Table:
-    """The rows for people."""
-    made = Table(title="Hashing shared state, GB/s")
-    for column in ("case", "ours", "against", "theirs", "ratio"):
-        made.add_column(column, justify="left" if column in ("case", "against") else "right")
-    for row in rows:
-        assert row.baseline_value is not None
-        made.add_row(
-            row.case,
-            f"{row.value / common.GIGABYTE:.2f}",
-            row.baseline,
-            f"{row.baseline_value / common.GIGABYTE:.2f}",
-            f"{row.ratio:.2f}",
-        )
-    return made
+    return report.finish(comparison("Hashing shared state, GB/s", report.rows, 2))

@@ -12,10 +12,10 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self, SupportsIndex, overload
+from typing import Literal, SupportsIndex, overload
 
 from pccl_py import _lifecycle, _pccl, buffers
+from pccl_py.closing import Closing
 from pccl_py.codec import Codec, CodecKind, ErrorFeedback, parse_codec
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.outcome import Admission, Outcome
@@ -57,7 +57,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group:
+class Group(Closing):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
@@ -359,17 +359,6 @@ class Group:
     def closed(self) -> bool:
         """True after `close`."""
         return self._closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         kind, name = type(self).__name__, self._name

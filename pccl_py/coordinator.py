@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pccl_py import _lifecycle, _pccl
+from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import at_least_one, nanoseconds, text
 
 
-class Coordinator:
+class Coordinator(Closing):
     """Decides membership and outcomes of a run. Runs until `close`.
 
     `bind`: "host:port" to listen on; default: a free port on 127.0.0.1. `advertise`: address that
@@ -88,17 +88,6 @@ class Coordinator:
         """Stops it: peers see CoordinatorUnreachable. Idempotent; nothing in a forked child."""
         if not self._forked:
             self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _exit(self) -> None:
         self.close()

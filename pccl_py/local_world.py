@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from pccl_py.closing import Closing
 from pccl_py.communicator import Communicator, connect
 from pccl_py.coordinator import Coordinator
 from pccl_py.errors import InvalidArgument
@@ -20,7 +20,7 @@ ResultType = TypeVar("ResultType")
 LOOPBACK = "127.0.0.1:0"
 
 
-class LocalWorld:
+class LocalWorld(Closing):
     """`n` communicators, already admitted to one group, `comms[rank]` having rank `rank`.
 
         with LocalWorld(3) as world:
@@ -79,17 +79,6 @@ class LocalWorld:
                 comm.close()
         finally:
             self.coordinator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _bind(fn: Callable[[Communicator], ResultType], comm: Communicator) -> Callable[[], ResultType]:

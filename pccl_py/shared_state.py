@@ -8,16 +8,15 @@ docs/PROMISE.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Self
 
 from pccl_py import _pccl, buffers
+from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument
 from pccl_py.outcome import SyncOutcome
 from pccl_py.words import Strategy, nanoseconds, parse_strategy, text, unsigned
 
 
-class SharedState:
+class SharedState(Closing):
     """Made by `Group.shared_state`. Any thread may call any method; one sync at a time.
 
     `close`, or leaving the `with` block, lets go of the arrays; so does closing the group, of which
@@ -106,17 +105,6 @@ class SharedState:
         A sync on another thread is withdrawn, and ends with Cancelled or InDoubt.
         """
         self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<SharedState {self._name!r} revision {self.revision}>"

@@ -8,8 +8,7 @@ Everything else is pccl_py's: who wins, what moves, errors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,12 @@ from numpy.typing import NDArray
 from pccl_numpy.collectives import check_dtype, checked_array, is_packed
 from pccl_py import Group, Strategy, SyncOutcome
 from pccl_py import SharedState as CoreState
+from pccl_py.closing import Closing
 
 Array = NDArray[Any]
 
 
-class SharedState:
+class SharedState(Closing):
     """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
     Raises TypeError for what is no numpy.ndarray or has a dtype that is not in `pccl_py.DType`,
@@ -87,17 +87,6 @@ class SharedState:
     def close(self) -> None:
         """Lets go of the arrays, which stay as they are. Idempotent."""
         self._state.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return repr(self._state)

@@ -19,8 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ledger import Ledger
 from marker import Phase
@@ -30,6 +29,7 @@ from processes import CoordinatorProcess, Ended, News, Said, Slot, Stopped
 from strikes import Record, Strikes
 
 import pccl_py as pccl
+from pccl_py.closing import Closing
 
 # Small chunks and windows, so that an operation is many frames.
 SETTINGS = {"chunk-bytes": "16384", "window-bytes": "262144", "heartbeat": "0.2"}
@@ -50,7 +50,7 @@ class Failed(Exception):
     """The run cannot go on."""
 
 
-class Run:
+class Run(Closing):
     """One run. `go` once."""
 
     def __init__(self, plan: Plan, progress: Callable[[Run], None] = lambda run: None) -> None:
@@ -363,14 +363,3 @@ class Run:
         self.coordinator.close()
         self.network.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -20,10 +20,11 @@ import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import pytest
+
+from pccl_py.closing import Closing
 
 STEM = "pccl-test"
 CLONE_NEWNET = 0x4000_0000
@@ -125,7 +126,7 @@ class Place:
         return f"neighbour replace {to} dev eth0 nud permanent"
 
 
-class Switch:
+class Switch(Closing):
     """A namespace for each name. What is asked of it is in force when the call returns."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -237,14 +238,3 @@ class Switch:
         """The names are gone; a process that still runs in one keeps its eth0, at no switch."""
         self._counters.close()
         self._remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from pccl_py.closing import Closing
 
 HELLO_BYTES = 96
 SENDER = slice(32, 48)  # of the hello: the id of the peer that dials
@@ -147,7 +148,7 @@ class Connection:
         return frozenset((self.client_name, self.gate.name))
 
 
-class Proxy:
+class Proxy(Closing):
     """All gates, and the thread that moves the bytes. `name_of` names a peer by its id."""
 
     def __init__(self, name_of: Callable[[bytes], Name]) -> None:
@@ -232,17 +233,6 @@ class Proxy:
         self._do(stop)
         self._thread.join()
         self._wake_write.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _do(self, job: Callable[[], Any]) -> Any:
         done: Future[Any] = Future()

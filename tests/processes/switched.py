@@ -6,8 +6,7 @@ its sockets in its namespace. The processes of a Stage serve one world after the
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from contributions import SLOTS
 from linked import COORDINATOR, await_condition
@@ -15,13 +14,14 @@ from namespaces import Switch
 from peers import Nursery, Peer, World
 
 import pccl_py as pccl
+from pccl_py.closing import Closing
 
 
 def name_of(number: int) -> str:
     return str(number % SLOTS)
 
 
-class Stage:
+class Stage(Closing):
     """The switch, and idle processes at it."""
 
     def __init__(self, n: int) -> None:
@@ -29,15 +29,8 @@ class Stage:
         self.switch = Switch([COORDINATOR, *names])
         self.nurseries = {name: Nursery(self.switch.prefix(name)) for name in names}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends what was started on the peers' machines, and removes the network."""
         for nursery in self.nurseries.values():
             nursery.close()
         self.switch.close()
