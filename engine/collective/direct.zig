@@ -57,31 +57,21 @@ pub const State = struct {
         slots: [members_max]u16 = @splat(no_slot),
     };
 
+    /// `arena` gives all of it back.
     pub fn init(
-        gpa: Allocator,
+        arena: Allocator,
         partition: *const Partition,
         options: Executor.Options,
         slots: usize,
     ) Allocator.Error!State {
         if (options.world_size > members_max) return .{};
-        const holders = try gpa.alloc(Set, partition.chunks);
-        errdefer gpa.free(holders);
-        const lanes = try gpa.alloc(Lane, options.world_size);
-        @memset(lanes, .{});
-        errdefer {
-            for (lanes) |*lane| lane.ready.deinit(gpa);
-            gpa.free(lanes);
-        }
-        for (lanes) |*lane| lane.ready = try .init(gpa, @intCast(partition.pieces));
-        const pending: std.ArrayList(Pending) = try .initCapacity(gpa, slots);
-        return .{ .holders = holders, .lanes = lanes, .pending = pending };
-    }
-
-    pub fn deinit(state: *State, gpa: Allocator) void {
-        gpa.free(state.holders);
-        for (state.lanes) |*lane| lane.ready.deinit(gpa);
-        gpa.free(state.lanes);
-        state.pending.deinit(gpa);
+        const lanes = try arena.alloc(Lane, options.world_size);
+        for (lanes) |*lane| lane.* = .{ .ready = try .init(arena, @intCast(partition.pieces)) };
+        return .{
+            .holders = try arena.alloc(Set, partition.chunks),
+            .lanes = lanes,
+            .pending = try .initCapacity(arena, slots),
+        };
     }
 
     pub fn reset(state: *State) void {
@@ -187,19 +177,16 @@ pub fn place_partial(
     if (x.descriptor.kind != .all_reduce or x.kept.has(chunk) or giver(x, chunk) != x.position)
         return error.WrongPhase;
     if (x.settled.has(piece)) return error.Twice;
-    const bytes = x.partial_piece_bytes(piece);
-    if (header.payload_bytes != bytes) return error.WrongLength;
-    const credit = &x.credits[from];
-    if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
-    const pending = find(x, piece) orelse blk: {
-        // Each holds a slot at least.
-        x.direct.pending.appendAssumeCapacity(.{ .piece = piece });
-        break :blk &x.direct.pending.items[x.direct.pending.items.len - 1];
+    const known = find(x, piece);
+    if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
+    const place = try x.place_in_slot(header, piece, &x.credits[from]);
+    const pending = known orelse blk: {
+        const new = x.direct.pending.addOneAssumeCapacity(); // each holds a slot at least
+        new.* = .{ .piece = piece };
+        break :blk new;
     };
-    if (pending.slots[from] != no_slot) return error.Twice;
-    credit.held += 1;
-    pending.slots[from] = x.slot_take();
-    return .{ .bytes = x.slot(pending.slots[from])[0..bytes], .slot = pending.slots[from] };
+    pending.slots[from] = place.slot;
+    return place;
 }
 
 fn find(x: *Executor, piece: usize) ?*State.Pending {

@@ -45,7 +45,8 @@ pub const Schedule = enum {
 };
 
 pub const Executor = struct {
-    gpa: Allocator,
+    /// What the lists below are in; all of it is reserved at the start.
+    arena: std.heap.ArenaAllocator,
     pool: *Pool,
     descriptor: Descriptor,
     partition: Partition,
@@ -188,37 +189,11 @@ pub const Executor = struct {
             if (descriptor.codec.kind != .none) pieces * slot_bytes else 0,
         );
         errdefer pool.give(encoded);
-        const free_slots = try gpa.alloc(u16, slot_count);
-        errdefer gpa.free(free_slots);
-        const chunk_reduced = try gpa.alloc(u32, partition.chunks);
-        errdefer gpa.free(chunk_reduced);
-        const chunk_arriving = try gpa.alloc(u32, partition.chunks);
-        errdefer gpa.free(chunk_arriving);
-        const chunk_left = try gpa.alloc(u32, partition.chunks);
-        errdefer gpa.free(chunk_left);
-        const chunk_digest = try gpa.alloc(u128, partition.chunks);
-        errdefer gpa.free(chunk_digest);
-        const credits = try gpa.alloc(Credit, options.world_size);
-        errdefer gpa.free(credits);
-        const targets = try gpa.alloc(Target, options.world_size);
-        errdefer gpa.free(targets);
-        var kept = try BitSet.init(gpa, partition.chunks);
-        errdefer kept.deinit(gpa);
-        var saved = try BitSet.init(gpa, pieces);
-        errdefer saved.deinit(gpa);
-        var dirty = try BitSet.init(gpa, pieces);
-        errdefer dirty.deinit(gpa);
-        var settled = try BitSet.init(gpa, pieces);
-        errdefer settled.deinit(gpa);
-        var final_seen = try BitSet.init(gpa, pieces);
-        errdefer final_seen.deinit(gpa);
-        var ring_state: ring.State = try .init(gpa, &partition, slot_count);
-        errdefer ring_state.deinit(gpa);
-        var direct_state: direct.State = try .init(gpa, &partition, options, slot_count);
-        errdefer direct_state.deinit(gpa);
+        var arena: std.heap.ArenaAllocator = .init(gpa);
+        errdefer arena.deinit();
+        const memory = arena.allocator();
 
         var executor: Executor = .{
-            .gpa = gpa,
             .pool = pool,
             .descriptor = descriptor,
             .partition = partition,
@@ -229,22 +204,24 @@ pub const Executor = struct {
             .residual = options.residual,
             .slots = slots,
             .slot_bytes = slot_bytes,
-            .free_slots = free_slots,
+            .free_slots = try memory.alloc(u16, slot_count),
             .free_count = 0,
-            .chunk_reduced = chunk_reduced,
-            .chunk_arriving = chunk_arriving,
-            .chunk_left = chunk_left,
-            .chunk_digest = chunk_digest,
-            .kept = kept,
-            .saved = saved,
-            .dirty = dirty,
-            .settled = settled,
-            .final_seen = final_seen,
-            .targets = targets,
-            .credits = credits,
-            .ring = ring_state,
-            .direct = direct_state,
+            .chunk_reduced = try memory.alloc(u32, partition.chunks),
+            .chunk_arriving = try memory.alloc(u32, partition.chunks),
+            .chunk_left = try memory.alloc(u32, partition.chunks),
+            .chunk_digest = try memory.alloc(u128, partition.chunks),
+            .kept = try .init(memory, partition.chunks),
+            .saved = try .init(memory, pieces),
+            .dirty = try .init(memory, pieces),
+            .settled = try .init(memory, pieces),
+            .final_seen = try .init(memory, pieces),
+            .targets = try memory.alloc(Target, options.world_size),
+            .credits = try memory.alloc(Credit, options.world_size),
+            .ring = try .init(memory, &partition, slot_count),
+            .direct = try .init(memory, &partition, options, slot_count),
+            .arena = undefined,
         };
+        executor.arena = arena;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
         if (descriptor.kind == .broadcast and options.is_root) executor.settle_all_from_input();
         return executor;
@@ -254,21 +231,7 @@ pub const Executor = struct {
         x.pool.give(x.shadow);
         x.pool.give(x.slots);
         x.pool.give(x.encoded);
-        const gpa = x.gpa;
-        gpa.free(x.free_slots);
-        gpa.free(x.chunk_reduced);
-        gpa.free(x.chunk_arriving);
-        gpa.free(x.chunk_left);
-        gpa.free(x.chunk_digest);
-        gpa.free(x.credits);
-        gpa.free(x.targets);
-        x.kept.deinit(gpa);
-        x.saved.deinit(gpa);
-        x.dirty.deinit(gpa);
-        x.settled.deinit(gpa);
-        x.final_seen.deinit(gpa);
-        x.ring.deinit(gpa);
-        x.direct.deinit(gpa);
+        x.arena.deinit();
         x.* = undefined;
     }
 
@@ -603,6 +566,21 @@ pub const Executor = struct {
     pub fn slot_give(x: *Executor, index: u16) void {
         x.free_slots[x.free_count] = index;
         x.free_count += 1;
+    }
+
+    /// A slot for a sum or contribution that comes in, of those that its sender was promised.
+    pub fn place_in_slot(
+        x: *Executor,
+        header: *const wire.frame.Header,
+        piece: usize,
+        credit: *Credit,
+    ) PlaceError!Place {
+        const bytes = x.partial_piece_bytes(piece);
+        if (header.payload_bytes != bytes) return error.WrongLength;
+        if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
+        credit.held += 1;
+        const index = x.slot_take();
+        return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
     }
 
     /// A slot that came in is free again: its sender may fill it once more.

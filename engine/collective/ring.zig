@@ -32,28 +32,15 @@ pub const State = struct {
 
     const Partial = struct { piece: usize, slot: u16 };
 
-    pub fn init(gpa: Allocator, partition: *const Partition, slots: usize) Allocator.Error!State {
+    /// `arena` gives all of it back.
+    pub fn init(arena: Allocator, partition: *const Partition, slots: usize) Allocator.Error!State {
         const pieces: usize = @intCast(partition.pieces);
-        var successor_holds = try BitSet.init(gpa, partition.chunks);
-        errdefer successor_holds.deinit(gpa);
-        var partial_seen = try BitSet.init(gpa, pieces);
-        errdefer partial_seen.deinit(gpa);
-        var final_ready = try BitSet.init(gpa, pieces);
-        errdefer final_ready.deinit(gpa);
-        const ready: std.ArrayList(Partial) = try .initCapacity(gpa, slots);
         return .{
-            .successor_holds = successor_holds,
-            .partial_seen = partial_seen,
-            .final_ready = final_ready,
-            .ready = ready,
+            .successor_holds = try .init(arena, partition.chunks),
+            .partial_seen = try .init(arena, pieces),
+            .final_ready = try .init(arena, pieces),
+            .ready = try .initCapacity(arena, slots),
         };
-    }
-
-    pub fn deinit(state: *State, gpa: Allocator) void {
-        state.successor_holds.deinit(gpa);
-        state.partial_seen.deinit(gpa);
-        state.final_ready.deinit(gpa);
-        state.ready.deinit(gpa);
     }
 
     pub fn reset(state: *State) void {
@@ -126,14 +113,9 @@ pub fn place_partial(
         return error.WrongPhase;
     if (class == predecessor(x)) return error.WrongPhase; // its sums start here
     if (x.ring.partial_seen.has(piece)) return error.Twice;
-    const bytes = x.partial_piece_bytes(piece);
-    if (header.payload_bytes != bytes) return error.WrongLength;
-    const credit = &x.credits[class];
-    if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
-    credit.held += 1;
+    const place = try x.place_in_slot(header, piece, &x.credits[class]);
     x.ring.partial_seen.set_bit(piece);
-    const index = x.slot_take();
-    return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
+    return place;
 }
 
 /// A partial sum is there: this peer's part is added, and it goes on or is finished.
