@@ -6,16 +6,19 @@ const std = @import("std");
 const base = @import("base");
 const kernels = @import("root.zig");
 const scalar = @import("codec_scalar.zig");
+const guarded = @import("guarded.zig");
 const expect = std.testing.expect;
 const expect_equal = std.testing.expectEqual;
 
 const Codec = base.Codec;
 const DType = base.DType;
+const Buffer = guarded.Buffer;
+const expect_bytes = guarded.expect_bytes;
+const length_max = guarded.length_max;
 const Kind = base.codec.Kind;
 const Piece = kernels.Piece;
 
 const float_dtypes = [_]DType{ .f32, .f64, .f16, .bf16 };
-const length_max = 257;
 
 /// Every codec there is but none: kinds, blocks, rotation, rounding.
 const all_codecs = blk: {
@@ -386,39 +389,6 @@ fn special(choice: usize) f32 {
     };
     const sign: u32 = if (choice & 1 == 1) 1 << 31 else 0;
     return @bitCast(list[(choice >> 1) % list.len] | sign);
-}
-
-const guard = 64;
-const room = 2 * guard + 64 + length_max * 8 + 512;
-
-/// A buffer with room for any alignment and guards that show a write outside.
-const Buffer = struct {
-    bytes: [room]u8 align(64) = @splat(0xa5),
-
-    fn clear(buffer: *Buffer, offset: usize) [*]u8 {
-        @memset(&buffer.bytes, 0xa5);
-        return buffer.bytes[guard + offset ..].ptr;
-    }
-
-    fn put(buffer: *Buffer, offset: usize, data: []const u8) [*]u8 {
-        const at = buffer.clear(offset);
-        @memcpy(at, data);
-        return at;
-    }
-
-    fn check(buffer: *Buffer, offset: usize, wanted: []const u8) !void {
-        const start = guard + offset;
-        try expect_bytes(wanted, buffer.bytes[start..][0..wanted.len]);
-        try expect_bytes(&untouched, buffer.bytes[start - guard ..][0..guard]);
-        try expect_bytes(&untouched, buffer.bytes[start + wanted.len ..][0..guard]);
-    }
-};
-
-const untouched: [guard]u8 = @splat(0xa5);
-
-/// Like expectEqualSlices, whose loop is the cost of these tests when nothing is optimised.
-fn expect_bytes(wanted: []const u8, got: []const u8) !void {
-    if (!std.mem.eql(u8, wanted, got)) try std.testing.expectEqualSlices(u8, wanted, got);
 }
 
 /// All functions with one piece on every level that this machine has, against the scalar code.

@@ -6,12 +6,16 @@ const std = @import("std");
 const base = @import("base");
 const kernels = @import("root.zig");
 const scalar = @import("scalar.zig");
+const guarded = @import("guarded.zig");
 const vector = @import("vector.zig");
 const xxh3 = @import("xxh3.zig");
 const expect = std.testing.expect;
 const expect_equal = std.testing.expectEqual;
 
 const DType = base.DType;
+const Buffer = guarded.Buffer;
+const expect_bytes = guarded.expect_bytes;
+const length_max = guarded.length_max;
 const ReduceOp = base.ReduceOp;
 const dtypes = std.enums.values(DType);
 const ops = std.enums.values(ReduceOp);
@@ -166,9 +170,6 @@ test "f32 to f16 by integers rounds like the language, at and around every bound
 // ---- Every level against the scalar code ------------------------------------------------------
 
 const pool_count = 1024;
-const length_max = 257;
-const guard = 64;
-const room = guard + 64 + length_max * 8 + guard;
 
 /// Elements of one dtype: special values, random bits, and numbers of moderate size.
 const Pool = struct {
@@ -250,35 +251,6 @@ fn float_special(comptime d: DType, choice: usize) u64 {
 }
 
 const special_count = 32;
-
-/// A buffer with room for any alignment and guards that show a write outside.
-const Buffer = struct {
-    bytes: [room]u8 align(64) = @splat(0xa5),
-
-    fn at(buffer: *Buffer, offset: usize) [*]u8 {
-        return buffer.bytes[guard + offset ..].ptr;
-    }
-
-    fn put(buffer: *Buffer, offset: usize, data: []const u8) [*]u8 {
-        @memset(&buffer.bytes, 0xa5);
-        @memcpy(buffer.at(offset), data);
-        return buffer.at(offset);
-    }
-
-    fn check(buffer: *Buffer, offset: usize, wanted: []const u8) !void {
-        const start = guard + offset;
-        try expect_bytes(wanted, buffer.bytes[start..][0..wanted.len]);
-        try expect_bytes(&untouched, buffer.bytes[start - guard ..][0..guard]);
-        try expect_bytes(&untouched, buffer.bytes[start + wanted.len ..][0..guard]);
-    }
-};
-
-const untouched: [guard]u8 = @splat(0xa5);
-
-/// Like expectEqualSlices, whose loop is the cost of these tests when nothing is optimised.
-fn expect_bytes(wanted: []const u8, got: []const u8) !void {
-    if (!std.mem.eql(u8, wanted, got)) try std.testing.expectEqualSlices(u8, wanted, got);
-}
 
 const Case = struct {
     op: ReduceOp,

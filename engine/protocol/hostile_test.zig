@@ -321,19 +321,30 @@ const Court = struct {
 
     /// `voted_attempt`: 0 if it has not voted.
     fn report_vote(court: *Court, index: usize, tag: u64, chunks: u32, voted_attempt: u32) !void {
-        try court.say(index, .{ .report_op = .{
+        var said = court.running(tag, chunks);
+        if (voted_attempt > 0) {
+            said.state = .done;
+            said.voted_attempt = voted_attempt;
+            said.digest = 7;
+        }
+        try court.say(index, .{ .report_op = said });
+    }
+
+    /// The report of an operation that nobody has voted on and of which no chunk is settled.
+    fn running(court: *const Court, tag: u64, chunks: u32) control.ReportOp {
+        return .{
             .group = 0,
             .epoch = court.epoch,
             .attempt = court.attempt,
             .op = .{ .tag = tag, .sequence = 0 },
             .descriptor = descriptor,
-            .state = if (voted_attempt > 0) .done else .running,
+            .state = .running,
             .begun_attempt = 1,
-            .voted_attempt = voted_attempt,
-            .digest = if (voted_attempt > 0) 7 else 0,
+            .voted_attempt = 0,
+            .digest = 0,
             .chunks = chunks,
             .settled = .of(&.{}),
-        } });
+        };
     }
 
     fn report_end(court: *Court, index: usize) !void {
@@ -614,23 +625,9 @@ test "one that calls the same operation twice, differently, is let go" {
     try court.form();
     try court.done(2, 5, 0);
     try court.stumble();
-    try court.say(2, .{ .report_op = .{
-        .group = 0,
-        .epoch = 1,
-        .attempt = court.attempt,
-        .op = .{ .tag = 5, .sequence = 0 },
-        .descriptor = other: {
-            var other = descriptor;
-            other.count = 99;
-            break :other other;
-        },
-        .state = .running,
-        .begun_attempt = 1,
-        .voted_attempt = 0,
-        .digest = 0,
-        .chunks = 1,
-        .settled = .of(&.{}),
-    } });
+    var other = court.running(5, 1);
+    other.descriptor.count = 99;
+    try court.say(2, .{ .report_op = other });
     try expectEqual(null, court.peers[2]);
 }
 
@@ -665,19 +662,9 @@ test "a range beyond the chunks of its own report is a lie of its sender" {
     try court.form();
     try court.stumble();
     try court.report(0, 5, 8);
-    try court.say(1, .{ .report_op = .{
-        .group = 0,
-        .epoch = 1,
-        .attempt = court.attempt,
-        .op = .{ .tag = 5, .sequence = 0 },
-        .descriptor = descriptor,
-        .state = .running,
-        .begun_attempt = 1,
-        .voted_attempt = 0,
-        .digest = 0,
-        .chunks = 4,
-        .settled = .of(&.{.{ .begin = 0, .end = 5, .reduced_attempt = 1 }}),
-    } });
+    var lie = court.running(5, 4);
+    lie.settled = .of(&.{.{ .begin = 0, .end = 5, .reduced_attempt = 1 }});
+    try court.say(1, .{ .report_op = lie });
     try expectEqual(null, court.peers[1]);
     try expect(court.peers[0] != null);
 }
@@ -688,22 +675,12 @@ test "ranges of a report that go back are a lie: they would cost more than there
     defer court.c.destroy();
     try court.form();
     try court.stumble();
-    try court.say(1, .{ .report_op = .{
-        .group = 0,
-        .epoch = 1,
-        .attempt = court.attempt,
-        .op = .{ .tag = 5, .sequence = 0 },
-        .descriptor = descriptor,
-        .state = .running,
-        .begun_attempt = 1,
-        .voted_attempt = 0,
-        .digest = 0,
-        .chunks = 8,
-        .settled = .of(&.{
-            .{ .begin = 0, .end = 8, .reduced_attempt = 1 },
-            .{ .begin = 7, .end = 8, .reduced_attempt = 1 },
-        }),
-    } });
+    var lie = court.running(5, 8);
+    lie.settled = .of(&.{
+        .{ .begin = 0, .end = 8, .reduced_attempt = 1 },
+        .{ .begin = 7, .end = 8, .reduced_attempt = 1 },
+    });
+    try court.say(1, .{ .report_op = lie });
     try expectEqual(null, court.peers[1]);
     try expect(court.peers[0] != null);
 }
