@@ -434,7 +434,8 @@ fn smallest(comptime T: type) T {
         .@"struct" => |info| value: {
             var value: T = undefined;
             if (@hasDecl(T, "is_wire_bytes")) break :value Bytes.of("abc");
-            if (@hasDecl(T, "wire_item")) break :value T.of(&.{smallest(T.wire_item)});
+            // Made when compiling: what it points to must outlive this call.
+            if (@hasDecl(T, "wire_item")) break :value T.of(&.{comptime smallest(T.wire_item)});
             inline for (info.fields) |field| @field(value, field.name) = smallest(field.type);
             break :value value;
         },
