@@ -9,7 +9,8 @@
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
-#   make test-portable        that, and everything compiled for macOS
+#   make test-windows         all layers that know no sockets, built for Windows, under wine
+#   make test-portable        both, and everything compiled for macOS
 #   make clean                remove what was built, .venv too
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -22,12 +23,14 @@ ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
 SEEDS ?= 1000
 MINUTES ?= 20
+# All but net and abi, which Windows lacks.
+WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 
 # What the editable install depends on; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64
-.PHONY: test-portable clean
+.PHONY: test-windows test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -72,7 +75,16 @@ test-aarch64: $(VENV)/.installed
 	echo "make: qemu-aarch64 is missing: apt install qemu-user (dnf install qemu-user)"; exit 1; }
 	$(ZIG) test-kernels -Dtarget=aarch64-linux-musl -fqemu --summary new
 
-test-portable: test-aarch64
+# Wine keeps its world in the build cache; without the overrides it asks to download Mono.
+test-windows: $(VENV)/.installed
+	@command -v wine >/dev/null || { \
+	echo "make: wine is missing: apt install --no-install-recommends wine wine64 (dnf install wine)"; \
+	exit 1; }
+	@mkdir -p .zig-cache/wine
+	WINEPREFIX=$(CURDIR)/.zig-cache/wine WINEDLLOVERRIDES="mscoree,mshtml=" \
+	$(ZIG) $(WINDOWS_LAYERS:%=test-%) -Dtarget=x86_64-windows -fwine --summary new
+
+test-portable: test-aarch64 test-windows
 	$(ZIG) check -Dtarget=aarch64-macos
 
 clean:

@@ -139,6 +139,12 @@ fn baseline_target(b: *std.Build, chosen: std.Build.ResolvedTarget) std.Build.Re
     return b.resolveTargetQuery(query);
 }
 
+/// Only net and what is above it calls libc. The others are linked with the one that a system has;
+/// that of Windows is compiled here first, which takes longer than everything else together.
+fn links_libc(target: std.Build.ResolvedTarget) bool {
+    return target.result.os.tag != .windows;
+}
+
 /// One object per CPU level, shared by everything that is linked.
 const Kernels = struct {
     objects: []*std.Build.Step.Compile,
@@ -229,7 +235,7 @@ const Layers = struct {
                 .optimize = options.optimize,
                 .strip = options.strip,
                 .sanitize_thread = options.tsan,
-                .link_libc = true,
+                .link_libc = links_libc(options.target),
                 .pic = true,
             });
             for (layer.imports) |name| module.*.addImport(name, self.get(name));
@@ -322,12 +328,16 @@ fn add_levels(
         .root_source_file = b.path("kernels/levels.zig"),
         .target = kernels.resolved_target,
         .optimize = .ReleaseFast,
-        .link_libc = true,
+        .link_libc = links_libc(kernels.resolved_target.?),
         .strip = true, // as the library, else Zig 0.16 crashes on its debug information
         .pic = true,
         .imports = &.{.{ .name = "kernels", .module = kernels }},
     });
     const program = b.addExecutable(.{ .name = "kernel-levels", .root_module = module });
+    const alone = b.addRunArtifact(program);
+    alone.stdio = .inherit;
+    b.step("golden", "Compare what the kernels make with golden.txt").dependOn(&alone.step);
+
     const run = b.addRunArtifact(program);
     run.stdio = .inherit;
     run.step.dependOn(tests);
@@ -346,7 +356,7 @@ fn add_simulator(
         .root_source_file = b.path("tests/sim/main.zig"),
         .target = base.resolved_target,
         .optimize = .ReleaseSafe,
-        .link_libc = true,
+        .link_libc = links_libc(base.resolved_target.?),
     });
     // All that has no socket and no clock.
     for ([_][]const u8{ "base", "kernels", "wire", "protocol", "collective", "session" }) |name| {

@@ -10,7 +10,7 @@ pub fn main(init: std.process.Init) !void {
     var buffer: [1024]u8 = undefined;
     var stdout = std.Io.File.stdout().writer(init.io, &buffer);
     const out = &stdout.interface;
-    try compare(out);
+    try compare(init.gpa, out);
     try out.print("kernels tested on {t}, levels:", .{builtin.cpu.arch});
     var missing: usize = 0;
     for (kernels.level_names, 0..) |name, index| {
@@ -26,13 +26,13 @@ pub fn main(init: std.process.Init) !void {
     try out.flush();
 }
 
-fn compare(out: *std.Io.Writer) !void {
+fn compare(gpa: std.mem.Allocator, out: *std.Io.Writer) !void {
     var different = false;
     for (kernels.level_names, 0..) |level, index| {
         if (!kernels.supported(index)) continue;
         std.debug.assert(kernels.force(level));
         var begin: usize = 0;
-        while (try kernels.golden.check(std.heap.c_allocator, &begin)) |difference| {
+        while (try kernels.golden.check(gpa, &begin)) |difference| {
             // On the first level as a line of golden.txt, on others with what is wrong.
             if (index > 0) try out.print("level {s}: ", .{level});
             try out.print("{s} {x:0>32}\n", .{ difference.name(), difference.digest });

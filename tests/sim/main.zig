@@ -100,7 +100,7 @@ pub fn main(init: std.process.Init) !u8 {
     if (options.sweep) return run_sweep(gpa, &options);
     if (options.sweep_base) try sweep.add_base(gpa, options.seed orelse 0, &options.changes);
     if (options.seed) |seed| return replay(gpa, seed, &options);
-    return run_seeds(gpa, &options);
+    return run_seeds(gpa, init.io, &options);
 }
 
 fn parse(
@@ -189,7 +189,8 @@ const Shared = struct {
     options: *const Options,
     next: std.atomic.Value(u64),
     end: u64,
-    deadline_ns: ?u64,
+    deadline_ns: ?i96,
+    io: std.Io,
     stop: std.atomic.Value(bool) = .init(false),
     lock: std.atomic.Value(bool) = .init(false),
     statistics: Statistics = .{},
@@ -204,14 +205,12 @@ const Shared = struct {
     }
 };
 
-fn monotonic_ns() u64 {
-    var ts: std.c.timespec = undefined;
-    if (std.c.clock_gettime(.MONOTONIC, &ts) != 0) @panic("no monotonic clock");
-    return @as(u64, @intCast(ts.sec)) * std.time.ns_per_s + @as(u64, @intCast(ts.nsec));
+fn monotonic_ns(io: std.Io) i96 {
+    return std.Io.Clock.awake.now(io).nanoseconds;
 }
 
-fn run_seeds(gpa: std.mem.Allocator, options: *const Options) !u8 {
-    const started = monotonic_ns();
+fn run_seeds(gpa: std.mem.Allocator, io: std.Io, options: *const Options) !u8 {
+    const started_ns = monotonic_ns(io);
     const cores = std.Thread.getCpuCount() catch 1;
     const workers = if (options.workers > 0) options.workers else @min(cores, 2);
     var shared: Shared = .{
@@ -219,15 +218,16 @@ fn run_seeds(gpa: std.mem.Allocator, options: *const Options) !u8 {
         .end = if (options.seconds == null) options.start + options.seeds else std.math.maxInt(u64),
         .deadline_ns = null,
         .options = options,
+        .io = io,
     };
     if (options.seconds) |seconds| {
-        shared.deadline_ns = started + @as(u64, @intFromFloat(seconds * std.time.ns_per_s));
+        shared.deadline_ns = started_ns + @as(i96, @intFromFloat(seconds * std.time.ns_per_s));
     }
     const threads = try gpa.alloc(std.Thread, workers);
     defer gpa.free(threads);
     for (threads) |*thread| thread.* = try std.Thread.spawn(.{}, work, .{ gpa, &shared });
     for (threads) |thread| thread.join();
-    const seconds = @as(f64, @floatFromInt(monotonic_ns() - started)) / std.time.ns_per_s;
+    const seconds = @as(f64, @floatFromInt(monotonic_ns(io) - started_ns)) / std.time.ns_per_s;
     shared.statistics.print(seconds, workers);
     if (shared.failures > 0) {
         out("{d} seeds failed\n", .{shared.failures});
@@ -242,7 +242,7 @@ fn work(gpa: std.mem.Allocator, shared: *Shared) void {
     while (!shared.stop.load(.monotonic)) {
         const seed = shared.next.fetchAdd(1, .monotonic);
         if (seed >= shared.end) break;
-        if (shared.deadline_ns) |deadline| if (monotonic_ns() >= deadline) break;
+        if (shared.deadline_ns) |deadline| if (monotonic_ns(shared.io) >= deadline) break;
         const config = shared.options.config(seed);
         const result = rig.run(config, .off);
         var violation = result.violation;
