@@ -47,6 +47,10 @@ class Rivals:
             "sum_of_8/f32": (self.torch_sums,),
             "convert/f32_to_f16": (self.torch_cast("float16"),),
             "convert/f32_to_bf16": (self.torch_cast("bfloat16"), self.ml_dtypes_cast("bfloat16")),
+            "convert/f32_to_fp8_e4m3": (
+                self.torch_cast("float8_e4m3fn"),
+                self.ml_dtypes_cast("float8_e4m3fn"),
+            ),
             "encode/fp8_e4m3": (
                 self.torch_cast("float8_e4m3fn"),
                 self.ml_dtypes_cast("float8_e4m3fn"),

@@ -11,6 +11,7 @@ const builtin = @import("builtin");
 const codecs = @import("codec");
 const table = @import("table.zig");
 const vector = @import("vector.zig");
+const fp8 = @import("fp8.zig");
 const narrow = @import("narrow.zig");
 const rotate = @import("rotate.zig");
 const Noise = @import("noise.zig").Noise;
@@ -466,14 +467,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
                     const bits = (wide & @as(U, @splat(7))) << @splat(23) | sign;
                     return @as(V, @bitCast(bits)) * @as(V, @splat(0x1p126));
                 },
-                .fp8_e4m3 => {
-                    // As an f16, which has one exponent bit more: less by 2^8.
-                    const wide: @Vector(lanes, u16) = code;
-                    const W = @Vector(lanes, u16);
-                    const sign = (wide & @as(W, @splat(0x80))) << @splat(8);
-                    const half = (wide & @as(W, @splat(0x7f))) << @splat(7) | sign;
-                    return vector.f32_from_f16(lanes, half) * @as(V, @splat(0x1p8));
-                },
+                .fp8_e4m3 => return fp8.finite(code),
                 else => unreachable,
             }
         }

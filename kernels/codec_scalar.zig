@@ -291,6 +291,20 @@ fn half_from(piece: Piece, index: usize, value: f32) u16 {
     return sign | @as(u16, @intCast((fixed + (random >> 8)) >> 8));
 }
 
+// ---- 8-bit floats, without a scale --------------------------------------------------------------
+
+/// E4M3 of OCP has no infinity: beyond 464, halfway between 448 and the 480 that is NaN's code, is
+/// NaN. At 464 the even one is 448.
+pub fn fp8_from_f32(value: f32) u8 {
+    if (!(@abs(value) <= 464)) return 0x7f;
+    return small_float(3, -6, .{ .kind = .fp8_e4m3 }, value, 0);
+}
+
+pub fn f32_from_fp8(code: u8) f32 {
+    if (code & 0x7f == 0x7f) return std.math.nan(f32);
+    return small_float_value(3, -6, 8, code);
+}
+
 // ---- Blocks -----------------------------------------------------------------------------------
 
 /// The greatest magnitude of a code, which stands for the greatest magnitude of the block.

@@ -65,6 +65,7 @@ const Case = union(enum) {
     reduce: struct { op: ReduceOp, dtype: DType },
     codec: Codec,
     convert: DType,
+    convert_fp8,
     rotate: base.codec.Block,
     hashes,
 
@@ -78,6 +79,7 @@ const Case = union(enum) {
                 codec.rounding,
             }),
             .convert => |d| std.fmt.bufPrint(buffer, "convert/{t}", .{d}),
+            .convert_fp8 => std.fmt.bufPrint(buffer, "convert/fp8_e4m3", .{}),
             .rotate => |block| std.fmt.bufPrint(buffer, "rotate/{t}", .{block}),
             .hashes => std.fmt.bufPrint(buffer, "hashes", .{}),
         } catch unreachable;
@@ -119,6 +121,8 @@ const Names = struct {
                 return .{ .convert = dtypes[number] };
             }
             number -= dtypes.len;
+            if (number == 0) return .convert_fp8;
+            number -= 1;
             if (number < blocks.len) return .{ .rotate = blocks[number] };
             return if (number == blocks.len) .hashes else null;
         }
@@ -147,6 +151,14 @@ const Memory = struct {
                 memory.fill(.f32, true);
                 kernels.from_f32(d, &memory.out, &memory.inputs[0], count);
                 memory.add(memory.out[0 .. d.size() * count]);
+            },
+            .convert_fp8 => {
+                memory.fill(.u8, true);
+                kernels.fp8_to_f32(&memory.out, &memory.inputs[0], count);
+                memory.add(memory.out[0 .. 4 * count]);
+                memory.fill(.f32, true);
+                kernels.fp8_from_f32(&memory.out, &memory.inputs[0], count);
+                memory.add(memory.out[0..count]);
             },
             .rotate => |block| {
                 memory.fill(.f32, false);

@@ -119,7 +119,7 @@ pub fn lost(out: [*]u8, wanted: [*]const u8, got: [*]const u8, vectors: usize) c
 }
 
 /// Runs `step` on sixteen elements at a time, the last ones in a padded copy.
-inline fn each(
+pub inline fn each(
     comptime out_size: usize,
     comptime in_size: usize,
     out: [*]u8,

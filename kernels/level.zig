@@ -9,6 +9,7 @@ const reduce = @import("reduce.zig");
 const copy = @import("copy.zig");
 const block = @import("block.zig");
 const half = @import("half.zig");
+const fp8 = @import("fp8.zig");
 const range = @import("range.zig");
 const rotate = @import("rotate.zig");
 const skeleton = @import("skeleton.zig");
@@ -50,6 +51,8 @@ fn add_codecs(comptime t: *table.Table) void {
         t.to_f32[number] = if (d.is_float()) half.to_f32(d) else null;
         t.from_f32[number] = if (d.is_float()) half.from_f32(d) else null;
     }
+    t.fp8_to_f32 = &fp8.to_f32;
+    t.fp8_from_f32 = &fp8.from_f32;
     for (0..table.block_kind_count) |kind_number| {
         const kind = nth(.int8, kind_number);
         for (0..table.block_count) |block_number| {

@@ -104,6 +104,16 @@ pub fn from_f32(dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void
     dispatch.table().from_f32[@intFromEnum(dtype)].?(out, input, count);
 }
 
+/// out := f32 from fp8 E4M3, one byte each (fp8.zig). NaNs are canonical.
+pub fn fp8_to_f32(out: [*]u8, input: [*]const u8, count: usize) void {
+    dispatch.table().fp8_to_f32(out, input, count);
+}
+
+/// out := fp8 E4M3 from f32, rounded to nearest; what is beyond 448 then is NaN. NaNs are 0x7f.
+pub fn fp8_from_f32(out: [*]u8, input: [*]const u8, count: usize) void {
+    dispatch.table().fp8_from_f32(out, input, count);
+}
+
 /// out := the blocks of f32, each rotated with the signs of this seed and operation 0
 /// (codec_scalar.zig). `count` is a multiple of the block.
 pub fn rotate(
@@ -166,6 +176,7 @@ test {
     _ = @import("tests.zig");
     _ = @import("blake3_test.zig");
     _ = @import("codec_test.zig");
+    _ = @import("fp8_test.zig");
     _ = @import("golden.zig");
     _ = @import("measure.zig");
 }

@@ -101,6 +101,8 @@ pub const Table = extern struct {
     /// Between floats and f32; null for integers.
     to_f32: [dtype_count]?Widen,
     from_f32: [dtype_count]?Widen,
+    fp8_to_f32: Widen,
+    fp8_from_f32: Widen,
     encode_half: [half_count][rounding_count]EncodeHalf,
     encode_blocks: [block_kind_count][block_count][rounding_count]EncodeBlocks,
     decode_blocks: [block_kind_count][block_count]DecodeBlocks,
