@@ -18,6 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# The first time it compiles all kernels for that machine.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("target", "emulator", "flag"),
     [("aarch64-linux-musl", "qemu-aarch64", "-fqemu"), ("x86_64-windows", "wine", "-fwine")],
