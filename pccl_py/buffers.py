@@ -201,6 +201,9 @@ def _name(array: object) -> str:
 
 def _unsupported(array: object, what: str) -> str:
     known = ", ".join(dtype.name.lower() for dtype in DType)
+    dtype_of_library = getattr(array, "dtype", None)
+    if dtype_of_library is not None:  # its name for it, which users know
+        what = f"dtype {dtype_of_library}"
     return f"the {_name(array)} has {what}; supported are {known}"
 
 

@@ -22,6 +22,7 @@ from pccl_py.words import DType, parse, unsigned
 from pccl_py.work import Work
 
 _FLOAT_BYTES = 4
+_BLOCKS = (32, 64, 128, 256)
 
 
 class CodecKind(IntEnum):
@@ -71,8 +72,8 @@ class Codec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
         object.__setattr__(self, "rounding", parse(Rounding, self.rounding, "rounding"))
-        if self.block is not None and unsigned(self.block, "block", 32) == 0:
-            raise InvalidArgument("block is 0; it must be 32, 64, 128 or 256")
+        if self.block is not None and unsigned(self.block, "block", 32) not in _BLOCKS:
+            raise InvalidArgument(f"block is {self.block}; it must be 32, 64, 128 or 256")
 
     @property
     def name(self) -> str:
@@ -107,8 +108,9 @@ class ErrorFeedback:
     to what this peer contributes, and keeps what this peer's encodings lose: of its contribution,
     of the sums that it adds to in a ring, and of the results that it owns (Seide et al. 2014;
     Karimireddy et al., arXiv 1901.09847; both ways as in Tang et al., arXiv 1905.05957). If all
-    members do it, nothing is lost for good. The residual changes only when an operation commits;
-    one operation at a time uses it, as a tag is.
+    members do it, nothing is lost for good. The residual changes only when an operation commits,
+    whatever the call said: also one that Ctrl-C ended, or that was in doubt. One operation at a
+    time uses it, as a tag is.
     """
 
     def __init__(self, tag: int) -> None:

@@ -17,7 +17,7 @@ from typing import Literal, SupportsIndex, overload
 from pccl_py import _lifecycle, _pccl, buffers
 from pccl_py.closing import Closing
 from pccl_py.codec import Codec, CodecKind, ErrorFeedback, parse_codec
-from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError
 from pccl_py.outcome import Admission, Outcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -222,11 +222,12 @@ class Group(Closing):
             parse_plan(plan),
             (*encoding.native(), *residuals),
             (send.owner, recv.owner, kept),
-            not async_op,
+            not async_op and feedback is None,
         )
         work = Work(native_work)
         if feedback:
             feedback.begun(work, send.count)
+            return work if async_op else _wait_or_withdraw(work)
         return work if async_op else work.wait()
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
@@ -487,6 +488,18 @@ def connect(
         None if peer_id is None else PeerId(peer_id),
     )
     return Communicator(native, name)
+
+
+def _wait_or_withdraw(work: Work) -> Outcome:
+    """As a blocking call waits, but the work is still there to be asked what became of it."""
+    try:
+        return work.wait()
+    except PcclError:
+        raise
+    except BaseException:  # of a signal handler: Ctrl-C
+        work.cancel()
+        work.exception()
+        raise
 
 
 def _world_size(value: int | None, variable: str | None = None) -> int:

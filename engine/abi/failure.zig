@@ -109,8 +109,8 @@ fn reach(err: ReachError, at: []const u8) Error {
     return switch (err) {
         error.Refused => fail(
             .coordinator_unreachable,
-            "nothing listens at {s}: start the coordinator there, or check host and port of the " ++
-                "token",
+            "nothing listens at {s}: connections were refused, one after the other, until the " ++
+                "timeout. Start the coordinator there, or check host and port of the token",
             .{at},
         ),
         error.Unreachable => fail(
@@ -448,13 +448,17 @@ pub fn forked() Error {
 const removed = "the coordinator removed this peer from the group, because it said nothing, or " ++
     "another member could not reach it, for longer than the silence limit";
 
+/// A coordinator with its state is the one that was there; any other begins another run.
+const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
+    "--state DIR` goes on with the run) and call again; for another run, close this " ++
+    "communicator and create a new one";
+
 /// Why a peer is not a member any more, or did not pass a safe point.
 pub fn membership(why: session.Status) Error {
     return switch (why) {
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "the connection to the coordinator was lost: close this communicator and create a " ++
-                "new one",
+            "the connection to the coordinator was lost. " ++ start_again,
             .{},
         ),
         .expelled => fail(
@@ -675,8 +679,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "{s}: the connection to the coordinator was lost. The input is as it was; create a " ++
-                "new communicator",
+            "{s}: the connection to the coordinator was lost. The input is as it was. " ++
+                start_again,
             .{name},
         ),
         .state_unavailable => fail(

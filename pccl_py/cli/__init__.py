@@ -262,7 +262,11 @@ def bench_kernels(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, of which medians are taken.")] = 15,
 ) -> None:
-    """How fast each kernel runs here, beside a loop with its loads and stores and no arithmetic."""
+    """How fast each kernel runs here, beside a loop with its loads and stores and no arithmetic.
+
+    In the repository, `python -m bench kernels` sets other libraries beside it, and `python -m \
+bench loopback` measures whole collectives.
+    """
     bench.kernels([round(size * 2**20) for size in mib or [1, 64]], match, rounds=rounds)
 
 

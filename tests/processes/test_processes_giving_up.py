@@ -235,7 +235,9 @@ def test_a_coordinator_that_stays_away() -> None:
         coordinator.kill()
         for peer in (first, second):
             peer.send("wait", work="w")
-            assert peer.failure().kind == "CoordinatorUnreachable"
+            raised = peer.failure()
+            assert raised.kind == "CoordinatorUnreachable"
+            assert "start it again on the same address (`pccl coordinator" in raised.message
             peer.send("wait", work="barrier")
             assert peer.failure().kind == "InDoubt"
             peer.send("resolve", work="barrier", timeout=0.5)

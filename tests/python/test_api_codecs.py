@@ -13,6 +13,8 @@ import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
+from pccl_py import _pccl
+from pccl_py.work import Work
 
 COUNT = 50_003
 
@@ -141,7 +143,6 @@ def test_a_peer_alone_loses_nothing() -> None:
     ("options", "message"),
     [
         ({"codec": "int7"}, "unknown codec 'int7'"),
-        ({"codec": pccl.Codec("int8", block=100)}, "32, 64, 128 or 256"),
         ({"codec": pccl.Codec("bf16", block=64)}, "have blocks: leave `block` out"),
         ({"codec": pccl.Codec("none", rotate=True)}, "can be rotated"),
         ({"codec": pccl.Codec("min_max_u8", rounding="stochastic")}, "round to nearest only"),
@@ -161,6 +162,12 @@ def refuse(world: Any, dtype: Any, message: str, **options: Any) -> None:
             comm.all_reduce(np.ones(3, dtype), **options)
 
     world.run(run)
+
+
+@pytest.mark.parametrize("block", [0, 1, 100, 512])
+def test_a_block_of_another_size_is_refused_by_the_name_of_the_option(block: int) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=f"^block is {block}; .*32, 64, 128 or 256"):
+        pccl.Codec("int8", block=block)
 
 
 def test_integers_are_refused(world: Any) -> None:
@@ -283,6 +290,45 @@ def test_a_residual_is_saved_and_loaded_and_survives_a_failure(world: Any) -> No
         assert comm.error_feedback(tag=11).save() == b"", "a closed one is forgotten"
 
     world.run(run)
+
+
+def test_a_residual_changes_though_ctrl_c_ends_the_call_as_it_commits(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have the sum: to add the former residual once more would count it twice."""
+    inputs = normal()
+    codec = pccl.Codec("int4", rotate=False)
+    wait, native = Work.wait, _pccl.all_reduce
+    raised = []
+
+    def run(comm: pccl.Communicator, tag: int) -> bytes:
+        feedback = comm.error_feedback(tag)
+        try:
+            comm.all_reduce(inputs[comm.rank].copy(), tag=tag, codec=codec)
+        except KeyboardInterrupt:
+            raised.append(comm.rank)
+        residual = feedback.save()
+        feedback.close()
+        return residual
+
+    undisturbed = world.run(lambda comm: run(comm, 15))
+
+    def wait_and_be_interrupted(work: Work, timeout: float | None = None) -> pccl.Outcome:
+        outcome = wait(work, timeout)
+        if not raised:
+            raise KeyboardInterrupt
+        return outcome
+
+    def reduce_and_be_interrupted(*arguments: Any) -> Any:
+        work = native(*arguments)
+        if arguments[-1] and not raised:  # it has waited
+            raise KeyboardInterrupt
+        return work
+
+    monkeypatch.setattr(Work, "wait", wait_and_be_interrupted)
+    monkeypatch.setattr(_pccl, "all_reduce", reduce_and_be_interrupted)
+    assert world.run(lambda comm: run(comm, 16)) == undisturbed
+    assert raised
 
 
 OPS = ("sum", "avg", "avg")

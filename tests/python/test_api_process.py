@@ -66,6 +66,27 @@ for _ in range(int(sys.argv[1])):
         print("aborted", flush=True)
 world.run(lambda comm: comm.barrier())
 """,
+    "all_reduce with error feedback": """
+world = pccl.LocalWorld(2)
+a, b = world.comms
+array = np.full(100_000, 7.0)
+options = {"codec": pccl.Codec("int4", rotate=False), "tag": 1}
+feedback = a.error_feedback(tag=1)
+world.run(lambda comm: comm.all_reduce(np.linspace(0, 1, 100_000), **options))
+residual = feedback.save()
+assert any(residual)
+for _ in range(int(sys.argv[1])):
+    say_when(lambda: a.info().operations_in_flight == 1)
+    interrupted(lambda: a.all_reduce(array, **options))
+    assert a.info().operations_in_flight == 0, "it was not withdrawn"
+    assert sys.getrefcount(array) == 2, "its buffer was not released"
+    assert (array == 7.0).all()
+    assert feedback.save() == residual, "nothing was reduced, and the residual has changed"
+    try:
+        b.all_reduce(np.ones(100_000), **options)
+    except pccl.Aborted:
+        print("aborted", flush=True)
+""",
     "wait": """
 world = pccl.LocalWorld(2)
 a, b = world.comms
