@@ -223,8 +223,8 @@ class ErrorFeedback:
             return False
         except TimeoutError:
             raise InvalidUsage(
-                f"an operation with tag {self._tag} and its error feedback is in doubt: resolve "
-                "its work first"
+                f"an operation with tag {self._tag} and its error feedback is in doubt until the "
+                "coordinator answers: call again then, or resolve its work"
             ) from None
         return True
 
