@@ -19,6 +19,12 @@ pub const Canary = enum {
     keep_without_attempt,
     /// Two operations in flight receive into the same slots.
     shared_slots,
+    /// The owner of an encoded chunk keeps its own values instead of decoding what all others get.
+    keep_own_values,
+    /// What a codec loses is carried on at once, whether or not the operation is committed.
+    spend_residual,
+    /// An encoding that is done again carries on what the one before has lost.
+    residual_of_last_attempt,
     /// A sync elects the content of most members, whatever its revision.
     ignore_revision,
     /// A leaf is taken without a look at its hash.

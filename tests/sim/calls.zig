@@ -12,6 +12,7 @@ const Borrowed = @import("borrowed.zig").Borrowed;
 const checkers_file = @import("checkers.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
+const floats = @import("floats.zig");
 const oracle = @import("oracle.zig");
 const program = @import("program.zig");
 const syncs = @import("syncs.zig");
@@ -58,6 +59,9 @@ pub const Work = struct {
     kept: bool = false,
     /// The user wrote to the tensors meanwhile: what it holds is its own fault.
     torn: bool = false,
+    // Of floats (floats.zig).
+    residual: ?floats.Lent = null,
+    seen_attempt: u32 = 0,
 
     pub const State = enum {
         running,
@@ -126,15 +130,16 @@ pub fn begin(user: *User, planned: Step) bool {
     return true;
 }
 
-/// A user's mistake: another count, operation, recovery, root or plan than the others.
+/// A user's mistake: another count, operation, recovery, root, plan or codec than the others.
 fn deviate(world: *World, step: *Step) void {
     const prng = world.faults.stream(.mismatch);
     if (step.kind == .sync) {
         if (!world.config.keeps_state) step.count += 1; // another shape
         return;
     }
-    switch (prng.below(6)) {
+    switch (prng.below(if (step.floats == null) 6 else 8)) {
         0 => step.count += 1,
+        6, 7 => step.floats.?.codec = if (step.codec().kind == .none) .of(.bf16) else .none,
         4 => step.plan = if (step.plan == .ring) .direct else .ring,
         1 => step.recovery = if (step.recovery == .restart) .resume_chunks else .restart,
         2 => step.average = !step.average,
@@ -142,7 +147,9 @@ fn deviate(world: *World, step: *Step) void {
         else => step.count = if (step.count < 2) 3 else step.count / 2,
     }
     if (step.kind == .barrier) step.count = 0;
-    if (step.kind != .all_reduce) step.average = false;
+    if (step.kind == .all_reduce) return;
+    step.average = false;
+    step.floats = null;
 }
 
 fn asked(step: *const Step) u64 {
@@ -154,13 +161,21 @@ fn asked(step: *const Step) u64 {
         if (step.kind == .broadcast) step.root_rank else 0,
         @intFromBool(step.average),
         @intFromEnum(step.plan),
+        @intFromEnum(step.dtype()),
     }));
+    const codec = step.codec();
+    hash.update(&.{
+        @intFromEnum(codec.kind),
+        @intFromEnum(codec.block),
+        @intFromBool(codec.rotate),
+        @intFromEnum(codec.rounding),
+    });
     return hash.final();
 }
 
 fn element_bytes(step: *const Step) usize {
     if (step.kind == .sync) return 1;
-    return if (step.average) @sizeOf(i32) else @sizeOf(u64);
+    return step.dtype().size();
 }
 
 /// Buffers with this peer's contribution; null if there is no more memory to lend.
@@ -178,7 +193,9 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     const recv = if (in_place) send else world.borrowed.lend(index, bytes, skew) orelse return null;
     @memset(recv, 0xab);
     const digit = user.node.digit();
-    if (step.kind == .sync) syncs.fill(user, &step, send) else for (0..step.count) |element| {
+    if (step.kind == .sync) syncs.fill(user, &step, send) //
+    else if (step.floats != null) floats.fill(&step, digit, send) //
+    else for (0..step.count) |element| {
         const place = send[element * width ..];
         if (step.average) {
             const value = oracle.average_value(step.key, digit, element);
@@ -207,6 +224,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .impatient = impatient,
         .kept = kept != null,
         .strategy = if (step.kind == .sync) syncs.draw_strategy(user) else .popular,
+        .residual = floats.lend(user, &step, index),
     };
     world.works.append(gpa, work) catch @panic("out of memory");
     user.node.open_works.append(gpa, work) catch @panic("out of memory");
@@ -228,14 +246,18 @@ pub fn call(work: *Work) !void {
         .membership = user.membership,
         .asked = asked(step),
         .after_success = work.record.won != null,
+        .work = work,
     };
-    world.note("p{d} calls {f}: {t}[{d}] {t} {t} tag {d}{s}", .{
+    world.note("p{d} calls {f}: {t} {d} {t} {t} {t} codec {f}{s} tag {d}{s}", .{
         user.node.index,
         work.name(),
         step.kind,
         step.count,
+        step.dtype(),
         step.recovery,
         step.plan,
+        step.codec(),
+        if (work.residual != null) " with feedback" else "",
         step.tag,
         if (work.send.ptr == work.recv.ptr) " in place" else "",
     });
@@ -257,7 +279,9 @@ fn begin_plain(work: *const Work) !*Operation {
         .send = work.send.ptr,
         .recv = work.recv.ptr,
         .count = step.count,
-        .dtype = if (step.average) .i32 else .u64,
+        .dtype = step.dtype(),
+        .codec = step.codec(),
+        .residual = if (work.residual) |*lent| lent.native() else null,
         .op = if (step.average) .avg else .sum,
         .root_rank = step.root_rank,
         .recovery = step.recovery,
@@ -399,6 +423,10 @@ fn close(work: *Work) void {
         Borrowed.give_back(work.send);
         Borrowed.give_back(work.recv);
     }
+    if (work.residual) |lent| {
+        Borrowed.give_back(lent.in);
+        Borrowed.give_back(lent.out);
+    }
     const op = work.op orelse return syncs.forget(work);
     work.op = null;
     if (work.node.session) |s| s.release(op);
@@ -426,6 +454,7 @@ fn check_expected(work: *Work) void {
 fn check_input(work: *const Work) void {
     // What a user keeps, it writes to again as soon as the call has returned.
     if (work.kept and work.state != .running and work.state != .finished) return;
+    floats.check_input(work);
     const same = std.mem.eql(u8, work.send, work.send_before) and
         std.mem.eql(u8, work.recv, work.recv_before);
     if (same) return;
@@ -475,13 +504,18 @@ fn contributors_of(work: *const Work, mask: *const base.Mask) u16 {
     var digits: u16 = 0;
     for (work.op.?.member_ids(), 0..) |id, rank| {
         if (!mask.has(rank)) continue;
-        for (world.nodes[1..]) |*node| {
-            if (node.state != .absent and node.id.eql(id)) {
-                digits |= @as(u16, 1) << @intCast(node.digit());
-            }
-        }
+        const digit = digit_of(world, id) orelse continue;
+        digits |= @as(u16, 1) << @intCast(digit);
     }
     return digits;
+}
+
+/// Null if it is no peer.
+pub fn digit_of(world: *const World, id: base.PeerId) ?u8 {
+    for (world.nodes[1..]) |*node| {
+        if (node.state != .absent and node.id.eql(id)) return node.digit();
+    }
+    return null;
 }
 
 fn check_values(work: *Work) void {
@@ -509,11 +543,12 @@ fn check_values(work: *Work) void {
         const digits = contributors_of(work, &range.contributors);
         if (!check_contributors(work, digits, range.begin, range.end)) return;
     }
-    if (expected_begin != step.count) world.checkers.fail(
+    if (expected_begin != step.count) return world.checkers.fail(
         .p4_contributors,
         "p{d}: ranges of {f} end at {d} of {d}",
         .{ work.node.index, fmt_key(step.key), expected_begin, step.count },
     );
+    if (step.floats != null) floats.check(work);
 }
 
 fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
@@ -540,6 +575,7 @@ fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64
             return false;
         }
     }
+    if (work.step.floats != null) return true; // looked at as a whole
     if (work.step.average) return check_average(work, digits, range_begin, range_end);
     for (range_begin..range_end) |element| {
         const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
@@ -573,9 +609,7 @@ fn check_broadcast(work: *Work) void {
     const world = work.node.world;
     const key = work.step.key;
     const root_id = work.op.?.member_ids()[work.step.root_rank];
-    const root = for (world.nodes[1..]) |*node| {
-        if (node.state != .absent and node.id.eql(root_id)) break node.digit();
-    } else return world.checkers.fail(
+    const root = digit_of(world, root_id) orelse return world.checkers.fail(
         .p4_contributors,
         "{f}: the root is no peer",
         .{fmt_key(key)},
@@ -626,7 +660,11 @@ pub fn check_received_place(node: *Node, bytes: []const u8) void {
 pub fn check_borrowed(world: *World) void {
     for (world.works.items) |work| {
         if (work.state != .closed or work.kept) continue;
-        if (Borrowed.untouched(work.send) and Borrowed.untouched(work.recv)) continue;
+        var untouched = Borrowed.untouched(work.send) and Borrowed.untouched(work.recv);
+        if (work.residual) |lent| {
+            if (!Borrowed.untouched(lent.in) or !Borrowed.untouched(lent.out)) untouched = false;
+        }
+        if (untouched) continue;
         return world.checkers.fail(.p3_input_kept, "p{d}: {f} was over, its buffer was written", .{
             work.node.index, work.name(),
         });
@@ -644,6 +682,7 @@ pub fn observe(node: *Node) void {
 }
 
 fn check_send(work: *const Work) void {
+    floats.check_input(work);
     if (work.send.ptr == work.recv.ptr and work.step.kind != .sync) return;
     if (std.mem.eql(u8, work.send, work.send_before)) return;
     work.node.world.checkers.fail(.p3_input_kept, "p{d}: the send buffer of {f} changed", .{

@@ -6,6 +6,7 @@
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
 //!   P3 input kept      a call that fails or is in doubt leaves its buffers as they were, for good
 //!   P4 contributors    every element is the sum of exactly the listed contributors, each once
+//!   P5 same bits       a result of floats is what its definition says of view, order and inputs
 //!   P6 progress        once the network is well, everybody gets on
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
 //!
@@ -15,6 +16,8 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
+const calls = @import("calls.zig");
+const floats = @import("floats.zig");
 const program = @import("program.zig");
 const Allocator = std.mem.Allocator;
 const Status = protocol.Status;
@@ -24,11 +27,14 @@ pub const Check = enum {
     p2_atomicity,
     p3_input_kept,
     p4_contributors,
+    p5_same_bits,
     p6_progress,
     p7_bounded_wait,
     p8_restart,
     /// Recovery restart and raise: one contributor set for the whole result.
     one_set,
+    /// A peer carries on what its encodings have lost, as far as they are in a result.
+    residuals,
     /// Whoever is listed as a contributor called the same thing.
     descriptors,
     /// A sync ends with what somebody offered, whom nobody should have outvoted.
@@ -83,6 +89,8 @@ pub const Call = struct {
     strategy: wire.control.Strategy = .popular,
     /// After a doubt: was it committed?
     resolved: ?bool = null,
+    /// What it lent; kept until the world ends.
+    work: ?*const calls.Work = null,
 
     pub const State = enum { none, running, ok, failed, in_doubt, gone };
 };
@@ -96,6 +104,8 @@ pub const Record = struct {
     /// Of the first success; all others must be equal.
     won: ?Success = null,
     won_by: u8 = 0,
+    /// Of floats: what it must be.
+    known: ?*const floats.Known = null,
 
     pub const Success = struct {
         bytes_hash: u64,
@@ -107,6 +117,9 @@ pub const Record = struct {
 };
 
 pub const View = struct { group: u8, epoch: u64, attempt: u32, alive: base.Mask };
+
+/// An attempt of an epoch.
+pub const Attempt = struct { group: u8, epoch: u64, attempt: u32 };
 
 pub const Epoch = struct { group: u8, number: u64, members_hash: u64, members: u32 };
 
@@ -123,6 +136,7 @@ pub const Checkers = struct {
     records: std.AutoArrayHashMapUnmanaged(program.Key, *Record) = .empty,
     views: std.ArrayList(View) = .empty,
     epochs: std.ArrayList(Epoch) = .empty,
+    paths: std.AutoHashMapUnmanaged(Attempt, base.Paths) = .empty,
     /// By group and number, the round that began it; by group and round, the epoch that it began.
     rounds_of_epochs: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
     epochs_of_rounds: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
@@ -275,6 +289,24 @@ pub const Checkers = struct {
             );
         }
         c.views.append(c.gpa, view) catch @panic("out of memory");
+    }
+
+    /// What the data of an attempt can take, as a member was told.
+    pub fn paths_seen(c: *Checkers, attempt: Attempt, paths: *const base.Paths, digit: u8) void {
+        const known = c.paths.getOrPut(c.gpa, attempt) catch @panic("out of memory");
+        if (!known.found_existing) {
+            known.value_ptr.* = paths.*;
+            return;
+        }
+        if (known.value_ptr.eql(paths) or c.forgetful) return;
+        c.fail(.views, "group {d} epoch {d} attempt {d}: peer {d} was told another order or hubs", .{
+            attempt.group, attempt.epoch, attempt.attempt, digit,
+        });
+    }
+
+    /// Null if nobody was seen in it.
+    pub fn paths_of(c: *const Checkers, group: u8, epoch: u64, attempt: u32) ?*const base.Paths {
+        return c.paths.getPtr(.{ .group = group, .epoch = epoch, .attempt = attempt });
     }
 
     /// A coordinator has this epoch. Two are never one, even with the same members: another number

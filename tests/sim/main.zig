@@ -274,6 +274,7 @@ test {
     _ = @import("borrowed.zig");
     _ = @import("canaries.zig");
     _ = @import("checkers.zig");
+    _ = @import("definition.zig");
     _ = @import("fuzz.zig");
     _ = @import("memory.zig");
     _ = @import("narrow.zig");

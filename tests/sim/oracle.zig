@@ -47,6 +47,23 @@ pub fn average(key: Key, element: u64, contributors: u16) i32 {
     return @intCast(@divTrunc(sum, @popCount(contributors)));
 }
 
+/// What a peer contributes to an operation on floats: an integer that is never zero and so small
+/// that the sum of all digits is exact in 8 bits; in one operation of 16, now and then, one of the
+/// numbers that codecs have rules for.
+pub fn float_value(key: Key, digit: u8, element: u64) f32 {
+    const drawn = mix(key.hash() ^ element *% 0x9e3779b97f4a7c15 ^ @as(u64, digit) << 32);
+    const specials = [_]f32{
+        std.math.nan(f32), std.math.inf(f32), -std.math.inf(f32), 0x1p127, -0.0, 1e-31, 0x1p-140,
+    };
+    if (has_specials(key) and drawn >> 40 & 15 == 0) return specials[(drawn >> 48) % specials.len];
+    const magnitude: f32 = @floatFromInt(1 + drawn % 15);
+    return if (drawn >> 32 & 1 == 1) -magnitude else magnitude;
+}
+
+pub fn has_specials(key: Key) bool {
+    return mix(key.hash() ^ 0xf1) % 16 == 0;
+}
+
 /// Says what is wrong with one element of a sum; null if it is as it must be.
 pub const Fault = struct {
     digit: u8,

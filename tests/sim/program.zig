@@ -39,15 +39,36 @@ pub const Step = struct {
     /// Position among the members of the epoch.
     root_rank: u32,
     in_place: bool,
-    /// The average of i32 instead of the sum of u64: partial sums then travel wider than they are
-    /// called.
+    /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than they
+    /// are called.
     average: bool,
+    /// Floats instead of integers, with a codec or without (floats.zig).
+    floats: ?Floats = null,
     plan: base.Plan,
     /// Steps of one batch are called together, each peer in an order of its own.
     batch: u32,
     /// Nothing is called after this batch before all of it has finished.
     waits: bool,
+
+    pub fn dtype(step: *const Step) base.DType {
+        if (step.floats) |floats| return floats.dtype;
+        return if (step.average) .i32 else .u64;
+    }
+
+    pub fn codec(step: *const Step) base.Codec {
+        return if (step.floats) |floats| floats.codec else .none;
+    }
 };
+
+pub const Floats = struct {
+    dtype: base.DType = .f32,
+    codec: base.Codec = .none,
+    /// Peers that can carry on what they lose.
+    feedback: bool = false,
+};
+
+/// Elements of an operation on floats.
+pub const floats_max = 400;
 
 pub const steps_max = 8;
 
@@ -132,14 +153,17 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         1 => .broadcast,
         else => .all_reduce,
     };
+    const floats = if (kind == .all_reduce and prng.chance(4)) draw_floats(prng) else null;
+    const count_max = count_max_of(options, floats);
     const count: u32 = switch (prng.below(8)) {
         0 => 0,
         1 => 1,
-        2 => options.count_max,
-        else => @intCast(prng.between(1, options.count_max)),
+        2 => count_max,
+        else => @intCast(prng.between(1, count_max)),
     };
     return .{
         .key = key,
+        .floats = floats,
         .kind = kind,
         .count = if (kind == .barrier) 0 else count,
         .recovery = switch (prng.below(4)) {
@@ -155,6 +179,32 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .batch = 0,
         .waits = false,
     };
+}
+
+fn draw_floats(prng: *Prng) Floats {
+    const kinds = std.enums.values(base.codec.Kind);
+    const dtypes = [_]base.DType{ .f32, .f32, .f32, .f64, .f16, .bf16 };
+    const blocks = [_]base.codec.Block{ .b32, .b32, .b32, .b64, .b128, .b256 };
+    var codec: base.Codec = .{ .kind = kinds[prng.below(kinds.len)] };
+    if (codec.kind.family() == .block) {
+        codec.block = blocks[prng.below(blocks.len)];
+        codec.rotate = prng.chance(2);
+    }
+    codec.rounding = .stochastic;
+    if (codec.problem() != null or !prng.chance(3)) codec.rounding = .nearest;
+    return .{
+        .dtype = dtypes[prng.below(dtypes.len)],
+        .codec = codec,
+        .feedback = codec.kind != .none and !prng.chance(3),
+    };
+}
+
+/// Of a codec a piece is a block at least: as many of them as there are of other elements.
+fn count_max_of(options: *const Options, maybe: ?Floats) u32 {
+    const floats = maybe orelse return options.count_max;
+    const granule = if (floats.codec.kind == .none) 1 else floats.codec.granule();
+    const blocks: u32 = @intCast(options.count_max * granule / 8);
+    return std.math.clamp(blocks, options.count_max, floats_max);
 }
 
 test "a program is a function of its place, and tags of a batch differ" {

@@ -26,6 +26,13 @@ pub const Statistics = struct {
     retried_results: u64 = 0,
     /// Successes during which another operation was in flight at the peer.
     overlapping: u64 = 0,
+    /// Successes on floats; with a codec; of those, after an attempt that failed, in several ranges,
+    /// and with a residual carried on.
+    floats: u64 = 0,
+    encoded: u64 = 0,
+    encoded_retried: u64 = 0,
+    encoded_split: u64 = 0,
+    residuals: u64 = 0,
     /// Syncs that a peer saw committed; with leaves that it fetched; after an attempt that failed.
     syncs: u64 = 0,
     syncs_fetched: u64 = 0,
@@ -88,6 +95,15 @@ pub const Statistics = struct {
             statistics.split_results,
             statistics.retried_results,
             statistics.overlapping,
+        });
+        const encoded = "  floats: {d}, {d} encoded: {d} in several attempts, {d} in several " ++
+            "ranges, {d} with residuals\n";
+        out(encoded, .{
+            statistics.floats,
+            statistics.encoded,
+            statistics.encoded_retried,
+            statistics.encoded_split,
+            statistics.residuals,
         });
         const syncs = "  syncs: {d}, {d} with leaves fetched ({d}, and {d} ahead of time), " ++
             "{d} in several attempts\n";

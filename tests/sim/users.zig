@@ -8,6 +8,7 @@ const std = @import("std");
 const calls = @import("calls.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
+const floats = @import("floats.zig");
 const program = @import("program.zig");
 const syncs = @import("syncs.zig");
 const protocol = @import("protocol");
@@ -36,6 +37,8 @@ pub const User = struct {
     /// What it shares in syncs.
     content: syncs.Content,
     kept: ?syncs.Kept = null,
+    /// What it carries on of what codecs have lost.
+    residuals: floats.Residuals = .{},
     group: ?*Group = null,
     state: State = .outside,
     membership: u32 = 0,
@@ -476,6 +479,7 @@ pub fn observe(node: *Node) void {
         }, node.digit());
     }
     calls.observe(node);
+    floats.observe(node);
 }
 
 /// Its process is gone: its calls never returned.

@@ -1,0 +1,383 @@
+//! Definition: what an all_reduce of floats must give, to the bit, and what each contributor must
+//! have lost: docs/ALGORITHMS.md and docs/KERNELS.md said once more, without frames, slots, credits
+//! and losses. From the attempt that reduced a chunk follow its contributors, their order and its
+//! owner, and from these its bits. The arithmetic is that of the kernels, which have tests of their
+//! own; here counts who adds what to what, when it is rounded, and what is carried on.
+//!
+//! So that the definition errs not where the engine does, `unaccounted` knows neither plan nor
+//! order nor codec: what went in is what came out and what was lost. Who calls: floats.zig.
+
+const std = @import("std");
+const base = @import("base");
+const collective = @import("collective");
+const kernels = @import("kernels");
+const Allocator = std.mem.Allocator;
+const Partition = collective.Partition;
+const assert = std.debug.assert;
+
+/// What one member brings to a chunk. Slices are of the whole operation.
+pub const Contributor = struct {
+    rank: u16,
+    /// It reaches all others, and may own chunks of a direct schedule.
+    is_hub: bool,
+    values: []const u8,
+    /// Carried over, and lost now.
+    residual: []const f32,
+    lost: []f32,
+
+    fn own(contributor: *const Contributor, span: Span, dtype: base.DType) [*]const u8 {
+        return contributor.values.ptr + span.first * dtype.size();
+    }
+
+    fn residuals(contributor: *const Contributor, span: Span) kernels.Residual {
+        return .{
+            .in = @ptrCast(contributor.residual.ptr + span.first),
+            .out = @ptrCast(contributor.lost.ptr + span.first),
+        };
+    }
+};
+
+/// Elements of one piece.
+const Span = struct { first: usize, count: usize };
+
+pub const Definition = struct {
+    dtype: base.DType,
+    op: base.ReduceOp,
+    partition: Partition,
+    /// Signs and random bits follow from it.
+    operation: u64,
+    /// The result.
+    bytes: []u8,
+    /// Pieces on their way.
+    travelling: []u8,
+
+    pub const Options = struct {
+        dtype: base.DType,
+        op: base.ReduceOp,
+        partition: Partition,
+        operation: u64,
+    };
+
+    /// Memory is never given back: `arena` goes as a whole.
+    pub fn init(arena: Allocator, options: Options) Allocator.Error!Definition {
+        const partition = options.partition;
+        const bytes: usize = @intCast(partition.count * partition.element_bytes);
+        return .{
+            .dtype = options.dtype,
+            .op = options.op,
+            .partition = partition,
+            .operation = options.operation,
+            .bytes = try arena.alloc(u8, bytes),
+            .travelling = try arena.alloc(u8, collective.direct_members_max * room(&partition)),
+        };
+    }
+
+    fn room(partition: *const Partition) usize {
+        return partition.slot_bytes();
+    }
+
+    /// `contributors` by position: in the order of the ring, or of the ranks.
+    pub fn reduce(
+        d: *const Definition,
+        chunk: u32,
+        schedule: collective.Schedule,
+        contributors: []const Contributor,
+    ) void {
+        const first = d.partition.first_piece(chunk);
+        for (0..d.partition.pieces_of(chunk)) |index| {
+            const piece = first + index;
+            const span: Span = .{
+                .first = @intCast(d.partition.offset(piece)),
+                .count = d.partition.elements(piece),
+            };
+            if (contributors.len == 1) d.alone(span, &contributors[0]) //
+            else switch (schedule) {
+                .ring => d.around(span, chunk % contributors.len, contributors),
+                .direct => d.at_once(span, owner_of(chunk, contributors), contributors),
+            }
+        }
+    }
+
+    fn result(d: *const Definition, span: Span) [*]u8 {
+        return d.bytes.ptr + span.first * d.dtype.size();
+    }
+
+    fn encodes(d: *const Definition) bool {
+        return d.partition.codec.kind != .none;
+    }
+
+    fn divisor(d: *const Definition, contributors: usize) u32 {
+        return if (d.op == .avg) @intCast(contributors) else 1;
+    }
+
+    fn slot(d: *const Definition, index: usize) [*]u8 {
+        return d.travelling.ptr + index * room(&d.partition);
+    }
+
+    fn encoding_of(d: *const Definition, span: Span, rank: u16, is_result: bool) kernels.Piece {
+        return .{
+            .codec = d.partition.codec,
+            .dtype = d.dtype,
+            .count = span.count,
+            .seed = 0,
+            .operation = d.operation,
+            .origin = @as(u32, rank) << 1 | @intFromBool(is_result),
+            .first = span.first,
+        };
+    }
+
+    /// Nothing is encoded, and nothing lost.
+    fn alone(d: *const Definition, span: Span, only: *const Contributor) void {
+        const mine = only.own(span, d.dtype);
+        kernels.finish_one(d.op, d.dtype, d.result(span), mine, span.count);
+        @memcpy(only.lost[span.first..][0..span.count], only.residual[span.first..][0..span.count]);
+    }
+
+    /// From behind the owner all the way round to it, and each adds its own.
+    fn around(
+        d: *const Definition,
+        span: Span,
+        owner: usize,
+        contributors: []const Contributor,
+    ) void {
+        const n = contributors.len;
+        var partial = d.slot(0);
+        var next = d.slot(1);
+        for (1..n + 1) |distance| {
+            const who = &contributors[(owner + distance) % n];
+            const mine = who.own(span, d.dtype);
+            const is_last = distance == n;
+            if (!d.encodes()) {
+                if (distance == 1) {
+                    kernels.first(d.op, d.dtype, partial, mine, span.count);
+                } else if (!is_last) {
+                    kernels.accumulate(d.op, d.dtype, partial, partial, mine, span.count);
+                } else kernels.accumulate_last(
+                    d.op,
+                    d.dtype,
+                    d.result(span),
+                    partial,
+                    mine,
+                    @intCast(n),
+                    span.count,
+                );
+                continue;
+            }
+            const encoding = d.encoding_of(span, who.rank, is_last);
+            const residuals = who.residuals(span);
+            const by = if (is_last) d.divisor(n) else 1;
+            if (distance == 1) kernels.encode(encoding, next, mine, residuals) //
+            else kernels.accumulate_encode(encoding, next, partial, mine, residuals, by);
+            std.mem.swap([*]u8, &partial, &next);
+            if (is_last) kernels.decode(encoding, d.result(span), partial);
+        }
+    }
+
+    fn owner_of(chunk: u32, contributors: []const Contributor) usize {
+        var hubs: usize = 0;
+        for (contributors) |*who| hubs += @intFromBool(who.is_hub);
+        var turn = chunk % hubs;
+        for (contributors, 0..) |*who, position| {
+            if (!who.is_hub) continue;
+            if (turn == 0) return position;
+            turn -= 1;
+        }
+        unreachable;
+    }
+
+    /// All contributions at the owner, in rank order, of which its own was never encoded.
+    fn at_once(
+        d: *const Definition,
+        span: Span,
+        owner: usize,
+        contributors: []const Contributor,
+    ) void {
+        const n = contributors.len;
+        var inputs: [collective.direct_members_max][*]const u8 = undefined;
+        if (!d.encodes()) {
+            for (contributors, inputs[0..n]) |*who, *input| input.* = who.own(span, d.dtype);
+            const out = d.result(span);
+            return kernels.reduce_k(d.op, d.dtype, out, inputs[0..n], @intCast(n), span.count);
+        }
+        var count: usize = 0;
+        for (contributors, 0..) |*who, position| {
+            if (position == owner) continue;
+            const encoding = d.encoding_of(span, who.rank, false);
+            const encoded = d.slot(count);
+            kernels.encode(encoding, encoded, who.own(span, d.dtype), who.residuals(span));
+            inputs[count] = encoded;
+            count += 1;
+        }
+        const who = &contributors[owner];
+        const encoding = d.encoding_of(span, who.rank, true);
+        const out = d.slot(count);
+        kernels.reduce_encode(
+            encoding,
+            out,
+            who.own(span, d.dtype),
+            owner,
+            inputs[0..count],
+            who.residuals(span),
+            d.divisor(n),
+        );
+        kernels.decode(encoding, d.result(span), out);
+    }
+
+    // ---- what needs no definition
+
+    /// An element of which more, or less, came out than went in.
+    pub const Unaccounted = struct { element: usize, went_in: f64, came_out: f64 };
+
+    /// All that went into a chunk is in the result or in what was lost, but for roundings that are
+    /// far below any contribution. Values must be integers, and not zero.
+    pub fn unaccounted(
+        d: *const Definition,
+        chunk: u32,
+        contributors: []const Contributor,
+    ) ?Unaccounted {
+        const begin: usize = @intCast(d.partition.chunk_offset(chunk));
+        const end: usize = @intCast(d.partition.chunk_offset(@as(u64, chunk) + 1));
+        var greatest: f64 = 0;
+        for (begin..end) |element| {
+            var magnitude: f64 = 0;
+            for (contributors) |*who| magnitude += @abs(d.given(who, element));
+            greatest = @max(greatest, magnitude);
+        }
+        const by: f64 = @floatFromInt(d.divisor(contributors.len));
+        for (begin..end) |element| {
+            var went_in: f64 = 0;
+            var lost: f64 = 0;
+            for (contributors) |*who| {
+                went_in += d.given(who, element);
+                lost += if (d.encodes()) who.lost[element] else 0;
+            }
+            const got = value_at(d.dtype, d.bytes, element) * by;
+            const slack = greatest * d.rounding() + @abs(got) * epsilon(d.dtype);
+            const differs = @abs(got + lost - went_in) > slack;
+            if (differs or (d.is_exact(contributors, element) and got != went_in)) return .{
+                .element = element,
+                .went_in = went_in,
+                .came_out = got + lost,
+            };
+        }
+        return null;
+    }
+
+    /// Small integers that travel as they are, or as 16-bit floats, lose nothing.
+    fn is_exact(d: *const Definition, contributors: []const Contributor, element: usize) bool {
+        if (d.op == .avg) return false;
+        switch (d.partition.codec.kind.family()) {
+            .none => return true,
+            .half => {},
+            .block, .range => return false,
+        }
+        for (contributors) |*who| if (who.residual[element] != 0) return false;
+        return true;
+    }
+
+    fn given(d: *const Definition, who: *const Contributor, element: usize) f64 {
+        const residual = if (d.encodes()) who.residual[element] else 0;
+        return value_at(d.dtype, who.values, element) + residual;
+    }
+
+    /// Of f32, on the way through a block: relative to the greatest sum.
+    fn rounding(d: *const Definition) f64 {
+        const codec = d.partition.codec;
+        const elements = if (codec.rotate) codec.block.elements() else 1;
+        return 0x1p-20 * @as(f64, @floatFromInt(elements));
+    }
+
+    /// Of a result.
+    fn epsilon(dtype: base.DType) f64 {
+        return switch (dtype) {
+            .f32, .f64 => 0x1p-22,
+            .f16 => 0x1p-11,
+            .bf16 => 0x1p-8,
+            else => unreachable,
+        };
+    }
+};
+
+pub fn value_at(dtype: base.DType, bytes: []const u8, element: usize) f64 {
+    if (dtype == .f64) return @bitCast(bytes[element * 8 ..][0..8].*);
+    var value: f32 = undefined;
+    const at = bytes.ptr + element * dtype.size();
+    kernels.to_f32(dtype, std.mem.asBytes(&value), at, 1);
+    return value;
+}
+
+// ---- tests
+
+fn test_contributors(
+    arena: Allocator,
+    dtype: base.DType,
+    count: usize,
+    n: usize,
+) ![]Contributor {
+    const contributors = try arena.alloc(Contributor, n);
+    for (contributors, 0..) |*who, rank| {
+        const values = try arena.alloc(u8, count * dtype.size());
+        for (0..count) |element| {
+            const drawn: f32 = @floatFromInt(1 + (element * 7 + rank * 5) % 15);
+            const value = if ((element + rank) % 3 == 0) -drawn else drawn;
+            const at = values.ptr + element * dtype.size();
+            kernels.from_f32(dtype, at, std.mem.asBytes(&value), 1);
+        }
+        who.* = .{
+            .rank = @intCast(rank),
+            .is_hub = rank != 1 or n == 1,
+            .values = values,
+            .residual = try arena.alloc(f32, count),
+            .lost = try arena.alloc(f32, count),
+        };
+        @memset(@constCast(who.residual), 0);
+    }
+    return contributors;
+}
+
+test "whatever a codec does, nothing goes in that is neither in the result nor lost" {
+    // Goal: a contribution that is missing, or there twice, is seen in every element of every
+    // codec. Method: a second operation carries on what the first has lost; then the accounts are
+    // made with one contributor more, and with one less.
+    var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
+    defer arena.deinit();
+    for (std.enums.values(base.codec.Kind)) |kind| for ([_]base.DType{ .f32, .bf16 }) |dtype| {
+        for ([_]collective.Schedule{ .ring, .direct }) |schedule| for ([_]usize{ 1, 2, 5 }) |n| {
+            _ = arena.reset(.retain_capacity);
+            const op: base.ReduceOp = if (n == 5) .avg else .sum;
+            const count = 300;
+            const codec: base.Codec = .of(kind);
+            const d: Definition = try .init(arena.allocator(), .{
+                .dtype = dtype,
+                .op = op,
+                .operation = 77,
+                .partition = .init(.{
+                    .count = count,
+                    .element_bytes = dtype.size(),
+                    .partial_bytes = dtype.size(),
+                    .world_size = @intCast(n),
+                    .chunk_bytes_max = 64,
+                    .window_bytes = 1024,
+                    .codec = codec,
+                }),
+            });
+            const contributors = try test_contributors(arena.allocator(), dtype, count, n);
+            const twice = try std.mem.concat(arena.allocator(), Contributor, &.{
+                contributors, contributors[0..1],
+            });
+            for (0..2) |_| {
+                for (0..d.partition.chunks) |index| {
+                    const chunk: u32 = @intCast(index);
+                    d.reduce(chunk, schedule, contributors);
+                    const wrong = d.unaccounted(chunk, contributors);
+                    try std.testing.expectEqual(@as(?Definition.Unaccounted, null), wrong);
+                    if (op == .avg) continue;
+                    try std.testing.expect(d.unaccounted(chunk, twice) != null);
+                    const less = contributors[0 .. n - 1];
+                    if (n > 1) try std.testing.expect(d.unaccounted(chunk, less) != null);
+                }
+                for (contributors) |*who| @memcpy(@constCast(who.residual), who.lost);
+            }
+        };
+    };
+}
