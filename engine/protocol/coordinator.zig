@@ -629,6 +629,7 @@ pub const Coordinator = struct {
             .epoch_report => |*body| try c.on_epoch_report(peer, body),
             .knows_commit => |*body| try c.on_known(peer, .{ .commit = body }),
             .knows_abort => |*body| try c.on_known(peer, .{ .abort = body }),
+            .gave_up => |*body| try c.on_gave_up(peer, body),
             .join_end => try c.on_join_end(now, peer),
             .leave => |body| {
                 const group = try c.group_of(peer, body.group);
@@ -656,7 +657,6 @@ pub const Coordinator = struct {
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
             .link_told => |body| try c.on_link_told(now, peer, body),
             inline .done,
-            .gave_up,
             .mismatch_seen,
             .report_op,
             .report_end,
@@ -669,7 +669,6 @@ pub const Coordinator = struct {
                 const rank = epoch.rank_of(peer) orelse return;
                 switch (tag) {
                     .done => try epoch.on_done(rank, body),
-                    .gave_up => try epoch.on_gave_up(rank, body),
                     .mismatch_seen => try epoch.on_mismatch(rank, body),
                     .report_op => try epoch.on_report_op(rank, body),
                     .report_end => try epoch.on_report_end(rank, body),
@@ -786,6 +785,17 @@ pub const Coordinator = struct {
         const epoch = telling.group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         try epoch.on_known(rank, message);
+    }
+
+    /// While it tells, it is the group that it tells of, whose number it may not know yet.
+    fn on_gave_up(c: *Coordinator, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
+        const group = if (peer.telling) |*telling|
+            telling.group
+        else
+            try c.group_of(peer, body.group);
+        const epoch = group.epoch_of(body.epoch) orelse return; // it is over
+        const rank = epoch.rank_of(peer) orelse return;
+        try epoch.on_gave_up(rank, body);
     }
 
     /// Everything is told: the peer is a newcomer, a member that came back, or was let go.

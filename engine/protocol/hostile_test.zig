@@ -1279,7 +1279,7 @@ test "what a peer gives up while the coordinator is away is not more than it may
     }
     try std.testing.expectError(error.TooManyGivenUp, w.call(&op, 7));
     w.gave_up = 0;
-    w.member.welcomed(0);
+    w.member.present();
     try expectEqual(limits.given_up_max, w.gave_up);
     // Told at once, with as many as the others have not seen from before, they cost it nothing.
     var court: Court = undefined;

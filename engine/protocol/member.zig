@@ -320,8 +320,9 @@ pub const Member = struct {
         m.connected = false;
     }
 
-    /// A connection is there, and the group was named on it: what this peer is a member of, and
-    /// what it knows.
+    /// A connection is there, and the group was named on it: what this peer is a member of, what it
+    /// knows, and what it has given up: an epoch that it does not name it is through with, and
+    /// nobody may take that for a vote.
     pub fn present(m: *Member) void {
         for (m.epochs) |slot| if (slot) |epoch| m.send(.{ .epoch_report = .{
             .epoch = epoch.number,
@@ -335,6 +336,7 @@ pub const Member = struct {
             .commit => |message| .{ .knows_commit = message },
             .abort => |message| .{ .knows_abort = message },
         });
+        for (m.withdrawn.items) |*given_up| m.send_gave_up(given_up);
         m.send(.{ .join_end = .{} });
     }
 
@@ -342,7 +344,6 @@ pub const Member = struct {
     pub fn welcomed(m: *Member, group: u16) void {
         m.group = group;
         m.connected = true;
-        for (m.withdrawn.items) |*given_up| m.send_gave_up(given_up);
     }
 
     fn send_gave_up(m: *Member, given_up: *const Withdrawn) void {

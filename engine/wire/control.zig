@@ -117,7 +117,7 @@ pub const StateTensor = struct {
 
 // ---- peer to coordinator
 /// Opens every connection, once per group: a newcomer's wish, or the return of a member. What the
-/// peer is a member of follows (epoch_report, knows_commit, knows_abort), then join_end.
+/// peer is a member of follows (epoch_report, knows_commit, knows_abort, gave_up), then join_end.
 pub const Join = struct {
     name: Bytes,
     address: Bytes,

@@ -60,7 +60,7 @@ pub const Lent = struct {
 /// call of this tag is in doubt.
 pub fn lend(user: *User, step: *const program.Step, owner: u32) ?Lent {
     const floats = step.floats orelse return null;
-    if (!floats.feedback or step.count == 0) return null;
+    if (!floats.feedback or floats.codec.kind == .none or step.count == 0) return null;
     const world = user.world();
     // Members need not agree about it.
     if (!world.scripted and world.prng_users.chance(4)) return null;
@@ -128,12 +128,12 @@ pub fn check(work: *Work) void {
     const lost = std.mem.sliceAsBytes(known.lost[work.node.digit()]);
     if (!std.mem.eql(u8, lost, lent.out)) {
         const element = differing(lost, lent.out, @sizeOf(f32));
-        return checkers.fail(.residuals, "p{d}: {f} has lost {d} of element {d}, not {d}", .{
+        return checkers.fail(.residuals, "p{d}: {f} element {d} has lost {d}, by definition {d}", .{
             work.node.index,
             work.name(),
-            definition.value_at(.f32, lost, element),
             element,
             definition.value_at(.f32, lent.out, element),
+            definition.value_at(.f32, lost, element),
         });
     }
     const carried = work.user.residuals.of(work.node.world.gpa, work.step.tag);

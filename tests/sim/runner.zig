@@ -42,7 +42,7 @@ pub const Rig = struct {
     /// Only failures are printed.
     quiet: bool = false,
 
-    const borrowed_bytes = 1 << 20;
+    const borrowed_bytes = 4 << 20;
 
     pub fn init(backing: Allocator) !Rig {
         return .{

@@ -44,6 +44,7 @@ pub const all = .{
     "give_up_before_claims_are_settled",
     "frames_of_a_passed_attempt",
     "give_up_races_done",
+    "gives_up_while_nobody_hears",
     "half_open_lane",
     "hears_no_coordinator",
     "join_during_operation",
