@@ -37,6 +37,7 @@ pub const all = .{
     "credit_overtakes_open",
     "deadline_after_the_vote",
     "decided_before_the_call",
+    "dies_inside_an_encoded_sum",
     "dies_writing_a_removal",
     "dies_writing_an_activation",
     "doubt_then_expelled",
@@ -456,7 +457,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place] [average]
-/// [plan=P]
+/// [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
     const kind_text = try take_word(script, words);
@@ -494,6 +495,10 @@ fn call(script: *Script, words: *Words) Error!void {
             deadline_ns = try duration_of(script, value);
         } else if (std.mem.eql(u8, name, "plan")) {
             step.plan = std.meta.stringToEnum(base.Plan, value) orelse return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "codec") or std.mem.eql(u8, name, "feedback")) {
+            const kind_of = std.meta.stringToEnum(base.codec.Kind, value) orelse
+                return script.syntax(option);
+            step.floats = .{ .codec = .of(kind_of), .feedback = name.len == "feedback".len };
         } else if (std.mem.eql(u8, name, "recovery")) {
             step.recovery = if (std.mem.eql(u8, value, "resume"))
                 .resume_chunks
@@ -501,6 +506,10 @@ fn call(script: *Script, words: *Words) Error!void {
                 std.meta.stringToEnum(program.Recovery, value) orelse return script.syntax(option);
         } else return script.syntax(option);
     }
+    if (step.floats != null and count > program.floats_max) return script.fail(
+        "at most {d} floats",
+        .{program.floats_max},
+    );
     while (peers.next()) |node| {
         const user = &node.users[0];
         const deadline = node.here() + deadline_ns;
