@@ -299,9 +299,11 @@ pub const Checkers = struct {
             return;
         }
         if (known.value_ptr.eql(paths) or c.forgetful) return;
-        c.fail(.views, "group {d} epoch {d} attempt {d}: peer {d} was told another order or hubs", .{
-            attempt.group, attempt.epoch, attempt.attempt, digit,
-        });
+        c.fail(
+            .views,
+            "group {d} epoch {d} attempt {d}: peer {d} was told another order or hubs",
+            .{ attempt.group, attempt.epoch, attempt.attempt, digit },
+        );
     }
 
     /// Null if nobody was seen in it.

@@ -39,8 +39,8 @@ pub const Step = struct {
     /// Position among the members of the epoch.
     root_rank: u32,
     in_place: bool,
-    /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than they
-    /// are called.
+    /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than
+    /// they are called.
     average: bool,
     /// Floats instead of integers, with a codec or without (floats.zig).
     floats: ?Floats = null,

@@ -26,8 +26,8 @@ pub const Statistics = struct {
     retried_results: u64 = 0,
     /// Successes during which another operation was in flight at the peer.
     overlapping: u64 = 0,
-    /// Successes on floats; with a codec; of those, after an attempt that failed, in several ranges,
-    /// and with a residual carried on.
+    /// Successes on floats; with a codec; of those, after an attempt that failed, in several
+    /// ranges, and with a residual carried on.
     floats: u64 = 0,
     encoded: u64 = 0,
     encoded_retried: u64 = 0,
