@@ -42,6 +42,14 @@ pub const State = struct {
     lanes: []Lane = &.{},
     /// Pieces of which some contributions are there.
     pending: std.ArrayList(Pending) = .empty,
+    /// Per piece: its place in `pending`, or no_place.
+    places: []u16 = &.{},
+
+    const no_place = std.math.maxInt(u16);
+
+    comptime {
+        assert(no_slot <= no_place); // there are no more pending ones than slots
+    }
 
     /// What goes to one position.
     const Lane = struct {
@@ -67,7 +75,10 @@ pub const State = struct {
         if (options.world_size > members_max) return .{};
         const lanes = try arena.alloc(Lane, options.world_size);
         for (lanes) |*lane| lane.* = .{ .ready = try .init(arena, @intCast(partition.pieces)) };
+        const places = try arena.alloc(u16, @intCast(partition.pieces));
+        @memset(places, no_place);
         return .{
+            .places = places,
             .holders = try arena.alloc(Set, partition.chunks),
             .lanes = lanes,
             .pending = try .initCapacity(arena, slots),
@@ -81,7 +92,29 @@ pub const State = struct {
             lane.ready.clear();
             lane.cursor = 0;
         }
+        for (state.pending.items) |*pending| state.places[pending.piece] = no_place;
         state.pending.clearRetainingCapacity();
+    }
+
+    fn find(state: *State, piece: usize) ?*Pending {
+        const place = state.places[piece];
+        return if (place == no_place) null else &state.pending.items[place];
+    }
+
+    fn add(state: *State, piece: usize) *Pending {
+        state.places[piece] = @intCast(state.pending.items.len);
+        const new = state.pending.addOneAssumeCapacity(); // each holds a slot at least
+        new.* = .{ .piece = piece };
+        return new;
+    }
+
+    /// The last one takes its place.
+    fn remove(state: *State, piece: usize) void {
+        const place = state.places[piece];
+        _ = state.pending.swapRemove(place);
+        state.places[piece] = no_place;
+        if (place == state.pending.items.len) return;
+        state.places[state.pending.items[place].piece] = place;
     }
 };
 
@@ -177,34 +210,24 @@ pub fn place_partial(
     if (x.descriptor.kind != .all_reduce or x.kept.has(chunk) or giver(x, chunk) != x.position)
         return error.WrongPhase;
     if (x.settled.has(piece)) return error.Twice;
-    const known = find(x, piece);
+    const known = x.direct.find(piece);
     if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
     const place = try x.place_in_slot(header, piece, &x.credits[from]);
-    const pending = known orelse blk: {
-        const new = x.direct.pending.addOneAssumeCapacity(); // each holds a slot at least
-        new.* = .{ .piece = piece };
-        break :blk new;
-    };
+    const pending = known orelse x.direct.add(piece);
     pending.slots[from] = place.slot;
     return place;
 }
 
-fn find(x: *Executor, piece: usize) ?*State.Pending {
-    for (x.direct.pending.items) |*pending| if (pending.piece == piece) return pending;
-    return null;
-}
-
 /// A contribution is there; with the last one the piece is reduced, in rank order.
 pub fn arrived(x: *Executor, piece: usize) void {
-    const pending = find(x, piece).?;
+    const pending = x.direct.find(piece).?;
     pending.arrived += 1;
     if (pending.arrived < x.members - 1) return;
     if (x.encodes()) reduce_encoded(x, pending) else reduce_plain(x, pending);
     for (pending.slots[0..x.members], 0..) |slot, position| {
         if (position != x.position) x.slot_free(&x.credits[position], slot);
     }
-    _ = x.direct.pending.swapRemove((@intFromPtr(pending) -
-        @intFromPtr(x.direct.pending.items.ptr)) / @sizeOf(State.Pending));
+    x.direct.remove(piece);
     x.finish(piece, x.attempt);
 }
 

@@ -70,8 +70,9 @@ pub const Executor = struct {
     slot_bytes: usize,
     free_slots: []u16,
     free_count: u16,
-    /// Slots that hold a contribution of this peer on its way out; at most origin_slots.
+    /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
+    origin_slots: u16,
 
     // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
     // settled.
@@ -132,7 +133,7 @@ pub const Executor = struct {
 
     pub const no_slot: u16 = std.math.maxInt(u16);
     /// Slots for contributions that must be converted before they travel.
-    pub const origin_slots = 8;
+    const origin_slots_min = 8;
 
     pub const Options = struct {
         descriptor: Descriptor,
@@ -204,6 +205,7 @@ pub const Executor = struct {
             .residual = options.residual,
             .slots = slots,
             .slot_bytes = slot_bytes,
+            .origin_slots = origin_slots_of(options.world_size),
             .free_slots = try memory.alloc(u16, slot_count),
             .free_count = 0,
             .chunk_reduced = try memory.alloc(u32, partition.chunks),
@@ -217,6 +219,8 @@ pub const Executor = struct {
             .final_seen = try .init(memory, pieces),
             .targets = try memory.alloc(Target, options.world_size),
             .credits = try memory.alloc(Credit, options.world_size),
+            // Both, whatever the call asks for: links that break may change the schedule, and then
+            // it must not be memory that is missing.
             .ring = try .init(memory, &partition, slot_count),
             .direct = try .init(memory, &partition, options, slot_count),
             .arena = undefined,
@@ -244,9 +248,15 @@ pub const Executor = struct {
         const by_work = @max(1, std.math.divCeil(u64, partition.pieces, 2) catch unreachable);
         const converts_any = partition.partial_bytes > partition.element_bytes or
             descriptor.codec.kind != .none;
-        const converting: usize = if (converts_any) origin_slots else 0;
+        const converting: usize = if (converts_any) origin_slots_of(options.world_size) else 0;
         const per_sender = @min(by_window, by_work, 4096);
         return @intCast(@min(per_sender * senders + converting, no_slot - 1));
+    }
+
+    /// One at least on its way to each owner of a direct schedule, so that none waits for another.
+    fn origin_slots_of(world_size: u32) u16 {
+        if (world_size > direct.members_max) return origin_slots_min;
+        return @intCast(@max(origin_slots_min, world_size -| 1));
     }
 
     // ---- attempts
@@ -552,7 +562,7 @@ pub const Executor = struct {
     /// may fill here in this attempt.
     pub fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
-        const reserved: usize = if (x.converts()) origin_slots else 0;
+        const reserved: usize = if (x.converts()) x.origin_slots else 0;
         const senders = x.members - 1;
         return @intCast(@max(1, (x.free_slots.len - reserved) / senders));
     }
@@ -603,7 +613,7 @@ pub const Executor = struct {
         const mine = x.own(piece);
         if (!x.converts()) return .{ .slot = no_slot, .bytes = mine[0..x.piece_bytes(piece)] };
         // More would take slots that others have been promised.
-        if (x.free_count == 0 or x.origin_held == origin_slots) return null;
+        if (x.free_count == 0 or x.origin_held == x.origin_slots) return null;
         x.origin_held += 1;
         const index = x.slot_take();
         const into = x.slot(index);

@@ -357,12 +357,44 @@ test "widened contributions on their way out leave the slots that were promised"
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
     x.opened(1, x.initial_credit());
-    var out: [Executor.origin_slots]Executor.Out = undefined;
+    var out: [8]Executor.Out = undefined;
+    try std.testing.expectEqual(out.len, x.origin_slots);
     for (&out) |*item| item.* = x.next(1).?;
     try std.testing.expectEqual(null, x.next(1));
     try std.testing.expect(x.free_count >= x.initial_credit());
     x.sent(&out[0]);
     try std.testing.expect(x.next(1) != null);
+}
+
+test "in a large direct schedule no owner waits for what is on its way to another" {
+    const n = 12;
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [n * 256]f32 = @splat(1);
+    var descriptor = test_descriptor(.all_reduce, input.len);
+    descriptor.dtype = .f32;
+    descriptor.codec = .of(.int8);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = descriptor,
+        .send = @ptrCast(&input),
+        .recv = @ptrCast(&input),
+        .world_size = n,
+        .chunk_bytes = 512,
+        .window_bytes = 1 << 16,
+        .is_root = true,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(n));
+    var begin = test_begin(1, &order, &.{});
+    begin.schedule = .direct;
+    begin.hubs = &.full(n);
+    x.begin(begin);
+    for (1..n) |to| {
+        x.opened(@intCast(to), x.initial_credit());
+        try std.testing.expect(x.next(@intCast(to)) != null);
+    }
+    try std.testing.expect(x.free_count >= (n - 1) * x.initial_credit());
 }
 
 test "after a loss, kept chunks keep the lost contribution and the others do without" {

@@ -593,7 +593,8 @@ pub const Epoch = struct {
     }
 
     /// All have reported: what any of them knows, and somebody does not, is decided again, under a
-    /// number of its own.
+    /// number of its own. No maker has more of these than it may cause (`withdraw` counts them), so
+    /// nothing here is the fault of whoever reports last.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
         if (base.canary.on(.forget_claims)) epoch.claims.clearRetainingCapacity();
         var seen_by_all: u64 = std.math.maxInt(u64);

@@ -20,10 +20,11 @@ pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
 
-/// Whether ranks a and b of a group of `count` keep a link.
-pub fn reaches(a: usize, b: usize, count: usize) bool {
+/// Whether those at positions a and b of `count` keep a link. `world_size` is that of the epoch,
+/// lost members included: few who are left of a large one go on in a ring (base/order.zig: Paths).
+pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
     if (a == b) return false;
-    if (count <= limits.full_mesh_max) return true;
+    if (world_size <= limits.full_mesh_max) return true;
     const distance = if (a > b) a - b else b - a;
     return @min(distance, count - distance) <= limits.ring_reach;
 }
@@ -68,7 +69,8 @@ pub fn review(s: *Session) void {
             for ([_]base.Order{ epoch.paths.order, .of(&epoch.alive) }) |order| {
                 const own = order.position(epoch.rank);
                 for (order.slice(), 0..) |rank, position| {
-                    if (reaches(own, position, order.count)) want(s, epoch.ids[rank]);
+                    if (reaches(own, position, order.count, epoch.world_size()))
+                        want(s, epoch.ids[rank]);
                 }
             }
         }
@@ -424,4 +426,14 @@ pub fn next_deadline(s: *const Session) base.Instant {
         }
     }
     return next;
+}
+
+test "those who are left of a large world keep links to neighbours only, as they move in a ring" {
+    const expect = std.testing.expect;
+    try expect(reaches(0, 16, 32, 32));
+    try expect(!reaches(0, 16, 32, 33));
+    try expect(reaches(0, limits.ring_reach, 32, 33) and reaches(31, 1, 32, 33));
+    try expect(!reaches(0, limits.ring_reach + 1, 32, 33));
+    // So few that their neighbours are all.
+    for (0..7) |a| for (0..7) |b| try expect(reaches(a, b, 7, 40) == (a != b));
 }

@@ -21,6 +21,7 @@ test {
     _ = @import("session.zig");
     _ = @import("lane.zig");
     _ = @import("link.zig");
+    _ = @import("links.zig");
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("state.zig");

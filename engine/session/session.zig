@@ -528,7 +528,7 @@ pub const Session = struct {
         const count = group.round_peers.items.len;
         var kept: usize = 0;
         for (0..count) |index| {
-            if (!links.reaches(position, index, count)) continue;
+            if (!links.reaches(position, index, count, count)) continue;
             group.round_peers.items[kept] = group.round_peers.items[index];
             kept += 1;
         }
