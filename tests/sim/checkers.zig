@@ -234,6 +234,9 @@ pub const Checkers = struct {
             for (&r.calls, 0..) |*call, digit| {
                 if (call.resolved) |committed| {
                     if (committed or r.won == null) continue;
+                    // As below. With all who know of an abort, and are removed for being away,
+                    // what is known of it is gone: those who are left may go on and succeed.
+                    if (c.proofs.items[call.membership] <= call.finished) continue;
                     return c.fail(
                         .p2_atomicity,
                         "{f}: peer {d} was in doubt and then told aborted, peer {d} succeeded",
