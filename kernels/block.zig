@@ -3,11 +3,11 @@
 //!
 //! From a block's values to its scale is a long way of dependent steps: reduce, multiply, round,
 //! divide. So encoding goes in batches: first the values of some blocks and their greatest
-//! magnitudes, then all scales in one vector, then all codes. What a batch keeps stays in the
+//! magnitudes, then all scales in one vector. The codes are made when the values of the next batch
+//! have been found, so that the CPU need not wait for the scales. What a batch keeps stays in the
 //! first-level cache.
 
 const std = @import("std");
-const builtin = @import("builtin");
 const codecs = @import("codec");
 const table = @import("table.zig");
 const vector = @import("vector.zig");
@@ -23,7 +23,9 @@ const Rounding = codecs.Rounding;
 const lanes = 16;
 const V = @Vector(lanes, f32);
 const U = @Vector(lanes, u32);
+const I = @Vector(lanes, i32);
 const Bytes = @Vector(lanes, u8);
+const Quad = @Vector(4, i32);
 const has_fma = vector.has_fma;
 
 const escape_bits = 0x7f00_0000;
@@ -42,47 +44,17 @@ pub fn encode(
         fn run(job: *const table.EncodeJob) callconv(.c) void {
             const stochastic = rounding == .stochastic;
             var noise: Noise = if (stochastic) .init(job.key, job.first >> 6) else undefined;
-            const in_place = job.signs == null and job.input_count == 0;
-            var scratch: [B.batch * B.elements]f32 align(64) = undefined;
+            var scratch: [2][B.batch * B.elements]f32 align(64) = undefined;
+            var now: B.Valued = undefined;
+            now.count = 0;
             var number: usize = 0;
-            while (number < job.blocks) : (number += B.batch) {
-                const count = @min(B.batch, job.blocks - number);
-                var values: [*]const u8 = std.mem.asBytes(&scratch);
-                if (in_place) values = job.own + number * B.value_bytes;
-                // The lanes behind the last block are those of a harmless one.
-                var magnitudes: [B.batch]u32 = @splat(one_bits);
-                for (magnitudes[0..count], 0..) |*magnitude, index| {
-                    const own = job.own + (number + index) * B.value_bytes;
-                    rotate.prefetch(own, B.value_bytes);
-                    const to = std.mem.asBytes(&scratch)[index * B.value_bytes ..].ptr;
-                    if (in_place) {
-                        magnitude.* = B.greatest(own);
-                    } else if (job.signs) |signs| {
-                        rotate.forward(B.vectors, to, own, signs);
-                        magnitude.* = B.sum(job, number + index, to, to);
-                    } else {
-                        magnitude.* = B.sum(job, number + index, to, own);
-                    }
-                }
-                const batch = B.scales(rounding, magnitudes, job.factor);
-                for (0..count) |index| {
-                    const to = job.codes + (number + index) * B.code_bytes;
-                    if (batch.any_empty and batch.inverses[index] == 0) {
-                        @branchHint(.unlikely);
-                        B.put_zeros(to[0..B.code_bytes]);
-                        continue;
-                    }
-                    const from = values + index * B.value_bytes;
-                    const element = job.first + (number + index) * B.elements;
-                    B.put_codes(to, from, batch.inverses[index], rounding, &noise, element);
-                }
-                const to = job.scales + number * codecs.scale_bytes;
-                if (count == B.batch) {
-                    const all: @Vector(B.batch, u16) = batch.scales;
-                    vector.put(to, all);
-                } else for (batch.scales[0..count], 0..) |scale, index| {
-                    vector.put(to + index * codecs.scale_bytes, scale);
-                }
+            while (true) : (number += B.batch) {
+                const count = @min(B.batch, job.blocks - @min(number, job.blocks));
+                const to = std.mem.asBytes(&scratch[number / B.batch % 2]);
+                const next = B.gather(rounding, job, number, count, to);
+                B.put_all(rounding, job, number -% B.batch, &now, &noise);
+                if (count == 0) return;
+                now = next;
             }
         }
     }.run;
@@ -99,6 +71,9 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
             signs: ?*const table.Signs,
             blocks: usize,
         ) callconv(.c) void {
+            if (B.is_integer) if (signs) |turns| {
+                return B.decode_back(out, scales, codes, turns, blocks);
+            };
             const factor: f32 = if (signs == null) 1 else 1.0 / @as(f32, B.elements);
             for (0..blocks) |number| {
                 const to = out + number * B.value_bytes;
@@ -106,23 +81,19 @@ pub fn decode(comptime kind: Kind, comptime block: Block) table.DecodeBlocks {
                 rotate.prefetch(from, B.code_bytes);
                 const scale = B.scale_at(scales, number) orelse {
                     @branchHint(.unlikely);
-                    const nans: V = @splat(std.math.nan(f32));
-                    inline for (0..B.vectors) |v| vector.put(to + v * 64, nans);
+                    B.put_nans(to);
                     continue;
                 };
-                const times: V = @splat(scale * factor);
-                inline for (0..B.vectors / B.chunk) |c| {
-                    var values: [B.chunk]V = undefined;
-                    inline for (&values, c * B.chunk..) |*value, v| {
-                        value.* = B.number_at(from, v) * times;
-                    }
-                    if (signs != null) rotate.within(B.chunk, &values);
-                    inline for (values, c * B.chunk..) |value, v| vector.put(to + v * 64, value);
-                }
-                if (signs) |turns| rotate.spread(B.vectors, to, turns);
+                B.put_values(to, from, scale * factor);
+                if (signs) |turns| back(B.elements, to, turns);
             }
         }
     }.run;
+}
+
+/// Rotates values back where they are.
+noinline fn back(comptime elements: usize, at: [*]u8, signs: *const table.Signs) void {
+    rotate.transform(f32, elements, at, at, null, signs);
 }
 
 /// out := a + the values. `out` may be exactly `a`.
@@ -158,33 +129,107 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
         const value_bytes = elements * 4;
         const code_bytes = elements * kind.bits() / 8;
 
-        /// Blocks whose scales are computed together.
-        const batch = @min(16, 1024 / elements);
+        /// Blocks whose scales are computed together: a multiple of four.
+        const batch = if (elements > 128) 4 else 8;
 
         /// Vectors of a block that are worked on in registers.
-        const chunk = @min(vectors, rotate.chunk_max);
+        const chunk = @min(vectors, rotate.chunk_bytes / 64);
+
+        /// Where the values of some blocks are, and one over their scales: zero for blocks without
+        /// codes, which are escaped ones and those of zeros.
+        const Valued = struct {
+            values: [*]const u8,
+            count: usize,
+            inverses: [batch]f32,
+            any_empty: bool,
+        };
+
+        /// Finds the values and the scales of some blocks, and puts these.
+        inline fn gather(
+            comptime rounding: Rounding,
+            job: *const table.EncodeJob,
+            number: usize,
+            count: usize,
+            scratch: [*]u8,
+        ) Valued {
+            const own = job.own + number * value_bytes;
+            const in_place = job.signs == null and job.input_count == 0;
+            // Behind the last block there are harmless ones.
+            var quads: [batch]Quad align(64) = @splat(@splat(one_bits));
+            for (0..count) |index| rotate.prefetch(own + index * value_bytes, value_bytes);
+            if (job.signs) |signs| for (0..count) |index| {
+                const at = index * value_bytes;
+                rotate.transform(f32, elements, scratch + at, own + at, signs, null);
+            };
+            for (quads[0..count], 0..) |*quad, index| {
+                const at = index * value_bytes;
+                const from = if (job.signs == null) own + at else scratch + at;
+                quad.* = if (job.input_count == 0)
+                    greatest(from)
+                else
+                    sum(job, number + index, scratch + at, from);
+            }
+            const found = scales_of(rounding, all_met(&quads), job.factor);
+            const to = job.scales + number * codecs.scale_bytes;
+            if (count == batch) vector.put(to, found.scales) else {
+                const scales: [batch]u16 = found.scales;
+                for (scales[0..count], 0..) |scale, index| {
+                    vector.put(to + index * codecs.scale_bytes, scale);
+                }
+            }
+            return .{
+                .values = if (in_place) own else scratch,
+                .count = count,
+                .inverses = found.inverses,
+                .any_empty = found.any_empty,
+            };
+        }
+
+        inline fn put_all(
+            comptime rounding: Rounding,
+            job: *const table.EncodeJob,
+            number: usize,
+            now: *const Valued,
+            noise: *Noise,
+        ) void {
+            for (now.inverses[0..now.count], 0..) |inverse, index| {
+                const to = job.codes + (number + index) * code_bytes;
+                const from = now.values + index * value_bytes;
+                const element = job.first + (number + index) * elements;
+                if (now.any_empty and inverse == 0) {
+                    @branchHint(.unlikely);
+                    put_zeros(to[0..code_bytes]);
+                } else put_codes(to, from, inverse, rounding, noise, element);
+            }
+        }
 
         /// to := the values of a block that are to be encoded, added in the order of the ranks.
-        /// `own` may be `to`. Returns the bits of the greatest magnitude.
+        /// `own` may be `to`. Returns what `greatest` does.
         inline fn sum(
             job: *const table.EncodeJob,
             number: usize,
             to: [*]u8,
             own: [*]const u8,
-        ) u32 {
-            if (job.input_count == 0) return greatest(own);
+        ) Quad {
             for (job.inputs[0..job.input_count]) |from| {
                 rotate.prefetch(from + job.codes_at + number * code_bytes, code_bytes);
             }
+            // The first of two that are added makes no difference.
+            const before = if (job.position > 1) job.position else 0;
             inline for (0..vectors / chunk) |c| {
                 var sums: [chunk]V = undefined;
-                // A negative zero changes nothing that is added to it.
-                inline for (&sums) |*s| s.* = @splat(-0.0);
-                add_all(c, &sums, job, number, 0, job.position);
-                inline for (&sums, c * chunk..) |*s, v| {
-                    s.* += vector.load(.f32, f32, own + v * 64);
+                if (before > 0) {
+                    @branchHint(.unlikely);
+                    // A negative zero changes nothing that is added to it.
+                    inline for (&sums) |*s| s.* = @splat(-0.0);
+                    add_all(c, &sums, job, number, 0, before);
+                    inline for (&sums, c * chunk..) |*s, v| {
+                        s.* += vector.load(.f32, f32, own + v * 64);
+                    }
+                } else inline for (&sums, c * chunk..) |*s, v| {
+                    s.* = vector.load(.f32, f32, own + v * 64);
                 }
-                add_all(c, &sums, job, number, job.position, job.input_count);
+                add_all(c, &sums, job, number, before, job.input_count);
                 inline for (sums, c * chunk..) |s, v| vector.put(to + v * 64, s);
             }
             return greatest(to);
@@ -208,9 +253,9 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             }
         }
 
-        /// Bits order like integers, NaNs above all.
-        inline fn greatest(from: [*]const u8) u32 {
-            const I = @Vector(lanes, i32);
+        /// The bits of the greatest magnitudes of a block, of four kinds of its elements. Bits
+        /// order like integers, NaNs above all.
+        inline fn greatest(from: [*]const u8) Quad {
             const mask: I = @splat(0x7fff_ffff);
             var parts: [vectors]I = undefined;
             inline for (&parts, 0..) |*part, v| {
@@ -221,21 +266,39 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             inline while (half > 0) : (half /= 2) {
                 inline for (0..half) |v| parts[v] = @max(parts[v], parts[v + half]);
             }
-            return @bitCast(@reduce(.Max, parts[0]));
+            const eight = @max(part_of(8, 0, parts[0]), part_of(8, 8, parts[0]));
+            return @max(part_of(4, 0, eight), part_of(4, 4, eight));
         }
 
-        /// `inverses` are zero for blocks without codes: escaped ones and those of zeros.
-        const Scales = struct { scales: [batch]u16, inverses: [batch]f32, any_empty: bool };
+        /// The greatest of each.
+        inline fn all_met(quads: *const [batch]Quad) @Vector(batch, u32) {
+            const first = met(met(quads[0], quads[2]), met(quads[1], quads[3]));
+            if (batch == 4) return @bitCast(first);
+            const second = met(met(quads[4], quads[6]), met(quads[5], quads[7]));
+            return @bitCast(@shuffle(i32, first, second, [8]i32{ 0, 1, 2, 3, -1, -2, -3, -4 }));
+        }
 
-        inline fn scales(
+        /// Two kinds of each, a b a b.
+        inline fn met(a: Quad, b: Quad) Quad {
+            const lower = @shuffle(i32, a, b, [4]i32{ 0, ~@as(i32, 0), 1, ~@as(i32, 1) });
+            const upper = @shuffle(i32, a, b, [4]i32{ 2, ~@as(i32, 2), 3, ~@as(i32, 3) });
+            return @max(lower, upper);
+        }
+
+        const Scales = struct {
+            scales: @Vector(batch, u16),
+            inverses: @Vector(batch, f32),
+            any_empty: bool,
+        };
+
+        inline fn scales_of(
             comptime rounding: Rounding,
-            magnitudes: [batch]u32,
+            magnitude: @Vector(batch, u32),
             factor: f32,
         ) Scales {
-            const I = @Vector(batch, i32); // no sign bit is set: SSE2 compares signed integers
             const F = @Vector(batch, f32);
-            const magnitude: @Vector(batch, u32) = magnitudes;
-            const escaped = @as(I, @bitCast(magnitude)) >= @as(I, @splat(escape_bits));
+            const N = @Vector(batch, i32); // no sign bit is set: SSE2 compares signed integers
+            const escaped = @as(N, @bitCast(magnitude)) >= @as(N, @splat(escape_bits));
             const wanted = @as(F, @bitCast(magnitude)) * @as(F, @splat(factor)) *
                 @as(F, @splat(1.0 / code_max));
             const bits: @Vector(batch, u32) = @bitCast(wanted);
@@ -244,16 +307,16 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
                 @splat(0xffff)
             else
                 @as(@Vector(batch, u32), @splat(0x7fff)) + odd;
-            const rounded: I = @bitCast((bits +% added) >> @splat(16));
-            const tiny = rounded < @as(I, @splat(scale_min_bits));
-            const kept = @select(i32, tiny, @as(I, @splat(0)), rounded);
-            const scale = @select(i32, escaped, @as(I, @splat(scale_nan)), kept);
+            const rounded: N = @bitCast((bits +% added) >> @splat(16));
+            const tiny = rounded < @as(N, @splat(scale_min_bits));
+            const kept = @select(i32, tiny, @as(N, @splat(0)), rounded);
+            const scale = @select(i32, escaped, @as(N, @splat(scale_nan)), kept);
             const empty = @select(bool, escaped, escaped, tiny);
             const ones: F = @splat(1);
             const divisor: F = @bitCast(scale << @splat(16));
             const inverse = @as(F, @splat(factor)) / @select(f32, empty, ones, divisor);
             return .{
-                .scales = @as(@Vector(batch, u16), @intCast(scale)),
+                .scales = @intCast(scale),
                 .inverses = @select(f32, empty, @as(F, @splat(0)), inverse),
                 .any_empty = @reduce(.Or, empty),
             };
@@ -268,27 +331,86 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             element: u64,
         ) void {
             const times: V = @splat(inverse);
-            var words: U = undefined;
-            var made: [vectors]U = undefined;
-            inline for (&made, 0..) |*code, v| {
-                var byte: U = undefined;
-                if (rounding == .stochastic) {
-                    if (v % 4 == 0) words = random_words(noise, element, v);
-                    byte = words >> @splat(8 * (v % 4)) & @as(U, @splat(255));
+            // 16 elements make a vector, four of which share words.
+            var words: [@max(1, vectors / 4)]U = undefined;
+            if (rounding == .stochastic) inline for (&words, 0..) |*word, number| {
+                word.* = noise.words((element >> 6) + number);
+                // A block of 32 is the first or the second half of 64.
+                if (elements < 64) word.* >>= @splat(@intCast((element & 32) >> 1));
+            };
+            var bytes: [elements]u8 = undefined;
+            const all = comptime if (kind.bits() == 4) vectors / 2 else vectors;
+            const width = comptime @min(4, all);
+            inline for (0..all / width) |step| {
+                const v = step * width;
+                const made = numbers(rounding, width, v, from, times, &words);
+                if (comptime kind.bits() == 4) {
+                    const high = v + vectors / 2;
+                    const others = numbers(rounding, width, high, from, times, &words);
+                    put_pairs(rounding, width, to + v * lanes, made, others);
+                } else {
+                    const at: [*]u8 = if (comptime kind.bits() == 8) to else &bytes;
+                    put_bytes(rounding, width, at + v * lanes, made);
                 }
-                const value = vector.load(.f32, f32, from + v * 64);
-                code.* = code_from(rounding, value * times, byte);
             }
-            pack(to, &made);
+            if (comptime kind.bits() == 5 or kind.bits() == 6) planes(to, &bytes);
         }
 
-        /// 16 elements make a vector, four of which share words.
-        inline fn random_words(noise: *Noise, element: u64, comptime v: usize) U {
-            const words = noise.words((element >> 6) + v / 4);
-            // A block of 32 is the first or the second half of 64.
-            if (elements >= 64) return words;
-            const shift: @Vector(lanes, u5) = @splat(@intCast((element & 32) >> 1));
-            return words >> shift;
+        const is_integer = switch (kind) {
+            .int8, .int6, .int5, .int4 => true,
+            else => false,
+        };
+
+        /// Of an element before its code is put: that times the scale, if the nearest integer is
+        /// meant, which narrow.zig finds; else the code.
+        fn Number(comptime rounding: Rounding) type {
+            return if (rounding == .nearest and is_integer) V else U;
+        }
+
+        inline fn numbers(
+            comptime rounding: Rounding,
+            comptime width: usize,
+            comptime begin: usize,
+            from: [*]const u8,
+            times: V,
+            words: []const U,
+        ) [width]Number(rounding) {
+            var made: [width]Number(rounding) = undefined;
+            inline for (&made, begin..) |*number, v| {
+                const scaled = vector.load(.f32, f32, from + v * 64) * times;
+                var byte: U = undefined;
+                if (rounding == .stochastic) {
+                    byte = words[v / 4] >> @splat(8 * (v % 4)) & @as(U, @splat(255));
+                }
+                const plain = @TypeOf(number.*) == V;
+                number.* = if (plain) scaled else code_from(rounding, scaled, byte);
+            }
+            return made;
+        }
+
+        inline fn put_bytes(
+            comptime rounding: Rounding,
+            comptime width: usize,
+            to: [*]u8,
+            made: [width]Number(rounding),
+        ) void {
+            if (@TypeOf(made) == [width]V) return narrow.put_nearest(width, bias, to, made);
+            narrow.put_bytes(width, to, made);
+        }
+
+        inline fn put_pairs(
+            comptime rounding: Rounding,
+            comptime width: usize,
+            to: [*]u8,
+            low: [width]Number(rounding),
+            high: [width]Number(rounding),
+        ) void {
+            if (@TypeOf(low) == [width]V) {
+                return narrow.put_nearest_pairs(width, bias, to, low, high);
+            }
+            var pairs: [width]U = undefined;
+            inline for (&pairs, low, high) |*pair, a, b| pair.* = a | b << @splat(4);
+            narrow.put_bytes(width, to, pairs);
         }
 
         fn put_zeros(to: *[code_bytes]u8) void {
@@ -315,7 +437,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
         /// low byte is wrong.
         inline fn code_from(comptime rounding: Rounding, scaled: V, random: U) U {
             return switch (kind) {
-                .int8, .int6, .int5, .int4 => integer(rounding, scaled, random),
+                .int8, .int6, .int5, .int4 => integer_stochastic(scaled, random),
                 .e3m0 => small_float(0, 0, rounding, scaled, random),
                 .fp8_e4m3 => small_float(3, -6, rounding, scaled, random),
                 else => unreachable,
@@ -324,11 +446,9 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
 
         const bias = if (kind == .int8) 0 else 1 << (kind.bits() - 1);
 
-        inline fn integer(comptime rounding: Rounding, scaled: V, random: U) U {
-            const fraction = if (rounding == .nearest) 0 else 8;
-            const big: V = @splat(1.5 * (1 << (23 - fraction)) + bias);
+        inline fn integer_stochastic(scaled: V, random: U) U {
+            const big: V = @splat(1.5 * (1 << 15) + bias); // the last bit is worth 2^-8
             const fixed: U = @bitCast(scaled + big);
-            if (rounding == .nearest) return fixed;
             return (fixed +% random) >> @splat(8) & @as(U, @splat(255));
         }
 
@@ -364,24 +484,6 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             return sign | @select(u32, magnitude < normal_min, subnormal, normal);
         }
 
-        inline fn pack(to: [*]u8, made: *const [vectors]U) void {
-            switch (comptime kind.bits()) {
-                8 => narrow.put_bytes(vectors, to, made.*),
-                4 => {
-                    var pairs: [vectors / 2]U = undefined;
-                    inline for (&pairs, 0..) |*pair, v| {
-                        pair.* = made[v] | made[v + vectors / 2] << @splat(4);
-                    }
-                    narrow.put_bytes(vectors / 2, to, pairs);
-                },
-                else => {
-                    var bytes: [elements]u8 = undefined;
-                    narrow.put_bytes(vectors, &bytes, made.*);
-                    planes(to, &bytes);
-                },
-            }
-        }
-
         /// The low four bits of all, then the bits above them.
         inline fn planes(to: [*]u8, bytes: *const [elements]u8) void {
             const Half = @Vector(elements / 2, u8);
@@ -400,6 +502,72 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             to[elements / 2 ..][0..width].* = high;
         }
 
+        /// `decode` with signs. All sums of codes are integers of 15 bits, and exact times a scale
+        /// of 8, so that the transform of the codes and that of their values have the same bits.
+        inline fn decode_back(
+            out: [*]u8,
+            scales: [*]const u8,
+            codes: [*]const u8,
+            signs: *const table.Signs,
+            blocks: usize,
+        ) void {
+            var sums: [batch][elements]i16 align(64) = undefined;
+            var begin: usize = 0;
+            while (begin < blocks) : (begin += batch) {
+                const count = @min(batch, blocks - begin);
+                for (sums[0..count], begin..) |*block_sums, number| {
+                    const from = codes + number * code_bytes;
+                    rotate.prefetch(from, code_bytes);
+                    const to = std.mem.asBytes(block_sums);
+                    inline for (0..vectors) |v| {
+                        const wide: @Vector(lanes, i16) = integer_at(from, v);
+                        vector.put(to[v * 32 ..].ptr, wide);
+                    }
+                    rotate.transform(i16, elements, to, to, null, null);
+                }
+                rotate.through_memory(std.mem.asBytes(&sums));
+                for (sums[0..count], begin..) |*block_sums, number| {
+                    const to = out + number * value_bytes;
+                    const scale = scale_at(scales, number) orelse std.math.nan(f32);
+                    if (scale > 0) {
+                        put_sums(to, block_sums, scale / elements, signs);
+                    } else if (scale == 0) {
+                        @branchHint(.unlikely);
+                        // The codes are zero too, if an encoder wrote them; else zeros have signs.
+                        put_values(to, codes + number * code_bytes, 0);
+                        back(elements, to, signs);
+                    } else {
+                        @branchHint(.unlikely);
+                        put_nans(to);
+                    }
+                }
+            }
+        }
+
+        inline fn put_sums(
+            to: [*]u8,
+            sums: *const [elements]i16,
+            factor: f32,
+            signs: *const table.Signs,
+        ) void {
+            const times: V = @splat(factor);
+            inline for (0..vectors) |v| {
+                const some: @Vector(lanes, i16) = sums[v * lanes ..][0..lanes].*;
+                const values = @as(V, @floatFromInt(@as(I, some))) * times;
+                vector.put(to + v * 64, rotate.turned(values, signs, v));
+            }
+        }
+
+        inline fn put_values(to: [*]u8, codes: [*]const u8, factor: f32) void {
+            const times: V = @splat(factor);
+            inline for (0..vectors) |v| vector.put(to + v * 64, number_at(codes, v) * times);
+        }
+
+        fn put_nans(to: [*]u8) void {
+            const nans: V = @splat(std.math.nan(f32));
+            inline for (0..vectors) |v| vector.put(to + v * 64, nans);
+        }
+
         /// Null for an escape block.
         inline fn scale_at(from: [*]const u8, number: usize) ?f32 {
             const pointer: *align(1) const u16 = @ptrCast(from + number * codecs.scale_bytes);
@@ -414,12 +582,21 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
 
         /// What the codes of vector `v` of a block stand for, without the scale.
         inline fn number_at(codes: [*]const u8, comptime v: usize) V {
-            if (comptime kind.bits() == 8) return value_of(bytes_at(codes, v * lanes));
+            if (is_integer) return @floatFromInt(@as(I, integer_at(codes, v)));
+            return value_of(code_at(codes, v));
+        }
+
+        inline fn integer_at(codes: [*]const u8, comptime v: usize) @Vector(lanes, i8) {
+            return @bitCast(code_at(codes, v) -% @as(Bytes, @splat(bias)));
+        }
+
+        inline fn code_at(codes: [*]const u8, comptime v: usize) Bytes {
+            if (comptime kind.bits() == 8) return bytes_at(codes, v * lanes);
             const is_low = v < vectors / 2;
             const pairs = bytes_at(codes, v % (vectors / 2) * lanes);
             const low = if (is_low) pairs & @as(Bytes, @splat(15)) else pairs >> @splat(4);
-            if (comptime kind.bits() == 4) return value_of(low);
-            return value_of(low | high_bits(codes + elements / 2, v) << @splat(4));
+            if (comptime kind.bits() == 4) return low;
+            return low | high_bits(codes + elements / 2, v) << @splat(4);
         }
 
         /// The bits above the low four of vector `v`.
@@ -452,14 +629,6 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
 
         inline fn value_of(code: @Vector(lanes, u8)) V {
             switch (kind) {
-                .int8 => {
-                    const signed: @Vector(lanes, i8) = @bitCast(code);
-                    return @floatFromInt(@as(@Vector(lanes, i32), signed));
-                },
-                .int6, .int5, .int4 => {
-                    const wide: @Vector(lanes, i32) = code;
-                    return @floatFromInt(wide - @as(@Vector(lanes, i32), @splat(bias)));
-                },
                 .e3m0 => {
                     const wide: U = code;
                     const sign = (wide & @as(U, @splat(8))) << @splat(28);
@@ -472,6 +641,13 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             }
         }
     };
+}
+
+/// Some lanes of a vector.
+inline fn part_of(comptime n: usize, comptime at: usize, value: anytype) @Vector(n, i32) {
+    comptime var places: [n]i32 = undefined;
+    inline for (&places, at..) |*place, lane| place.* = lane;
+    return @shuffle(i32, value, undefined, places);
 }
 
 /// The product is exact, so that fused or not gives the same bits.

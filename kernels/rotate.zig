@@ -1,72 +1,80 @@
 //! The rotation of blocks: random signs and a fast Hadamard transform, and its inverse. Compiled
 //! once per CPU level (level.zig). What it computes: codec_scalar.zig. The butterflies are in the
-//! same order on every CPU: distances 1 to 8 inside a vector of 16, then whole vectors.
+//! same order on every CPU: distances 1, 2, 4, ... of elements.
+//!
+//! Butterflies inside 16 bytes need a shuffle each, those between registers none. AVX2 has
+//! registers of two times 16 bytes, and slow shuffles between these: there what has been done
+//! inside goes to memory, and then each 16 bytes are loaded into both halves of a register.
 
 const builtin = @import("builtin");
 const codecs = @import("codec");
 const table = @import("table.zig");
 const vector = @import("vector.zig");
 
-const V = @Vector(16, f32);
-const U = @Vector(16, u32);
-const lanes = 16;
 const has_fma = vector.has_fma;
-const has_avx512 = builtin.cpu.arch == .x86_64 and builtin.cpu.has(.x86, .avx512f);
+const is_x86 = builtin.cpu.arch == .x86_64;
+const has_avx512 = is_x86 and builtin.cpu.has(.x86, .avx512f);
+const is_avx2 = is_x86 and builtin.cpu.has(.x86, .avx2) and !has_avx512;
 
 const Signs = table.Signs;
 
 /// Bytes that are asked for ahead of their use: a block is too long for the CPU to see the stream.
 const prefetch_bytes = 2048;
 
-/// So many vectors of a block are worked on in registers.
-pub const chunk_max = if (has_avx512) 16 else 4;
+/// So many bytes of a block are worked on in registers.
+pub const chunk_bytes = if (has_avx512) 1024 else 256;
 
-/// to := the rotated block of `from`: signs, then the transform.
-pub inline fn forward(
-    comptime vectors: usize,
+/// Other CPUs take several registers for a vector.
+const register_bytes = if (is_avx2) 32 else 64;
+const part_bytes = 16;
+
+fn Register(comptime T: type) type {
+    return @Vector(register_bytes / @sizeOf(T), T);
+}
+
+/// to := the transform of `count` elements of `from`, of f32 with the signs turned before or
+/// after. `to` may be `from`.
+pub inline fn transform(
+    comptime T: type,
+    comptime count: usize,
     to: [*]u8,
     from: [*]const u8,
-    signs: *const Signs,
+    before: ?*const Signs,
+    after: ?*const Signs,
 ) void {
-    const chunk = @min(vectors, chunk_max);
-    inline for (0..vectors / chunk) |c| {
-        var values: [chunk]V = undefined;
-        inline for (&values, c * chunk..) |*value, v| {
-            value.* = turned(vector.load(.f32, f32, from + v * 64), signs, v);
+    const bytes = count * @sizeOf(T);
+    const size = @min(bytes, chunk_bytes);
+    const registers = size / register_bytes;
+    const last = size == bytes;
+    if (is_avx2) inline for (0..bytes / register_bytes) |place| {
+        put(to, place, near(T, get(T, from, place, before)), null);
+    };
+    if (is_avx2) through_memory(to);
+    inline for (0..bytes / size) |c| {
+        var values: [registers]Register(T) = undefined;
+        inline for (&values, c * registers..) |*value, place| {
+            value.* = if (is_avx2)
+                halves_met(T, to + place * register_bytes)
+            else
+                far(T, near(T, get(T, from, place, before)));
         }
-        within(chunk, &values);
-        inline for (values, c * chunk..) |value, v| vector.put(to + v * 64, value);
-    }
-    if (chunk < vectors) spread(vectors, to, null);
-}
-
-/// The transform of the vectors of one chunk.
-pub inline fn within(comptime chunk: usize, values: *[chunk]V) void {
-    inline for (values) |*value| value.* = across(value.*);
-    between(chunk, values);
-}
-
-/// What the transform of a block still needs when each of its chunks has had its own; then signs,
-/// for the way back.
-pub inline fn spread(comptime vectors: usize, at: [*]u8, signs: ?*const Signs) void {
-    const chunk = @min(vectors, chunk_max);
-    inline for (0..chunk) |first| {
-        var values: [vectors / chunk]V = undefined;
-        inline for (&values, 0..) |*value, c| {
-            value.* = vector.load(.f32, f32, at + (c * chunk + first) * 64);
-        }
-        between(vectors / chunk, &values);
-        inline for (values, 0..) |value, c| {
-            const v = c * chunk + first;
-            vector.put(at + v * 64, if (signs) |turns| turned(value, turns, v) else value);
+        between(&values);
+        inline for (values, c * registers..) |value, place| {
+            put(to, place, value, if (last) after else null);
         }
     }
+    // The butterflies between chunks.
+    if (!last) inline for (0..registers) |first| {
+        var values: [bytes / size]Register(T) = undefined;
+        inline for (&values, 0..) |*value, c| value.* = get(T, to, c * registers + first, null);
+        between(&values);
+        inline for (values, 0..) |value, c| put(to, c * registers + first, value, after);
+    };
 }
 
 /// out := the rotated blocks. `out` may be exactly `input`.
 pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
-    const vectors = comptime block.elements() / lanes;
-    const stride = vectors * lanes * 4;
+    const stride = block.elements() * 4;
     return struct {
         fn run(
             out: [*]u8,
@@ -77,10 +85,18 @@ pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
             for (0..blocks) |number| {
                 const from = input + number * stride;
                 prefetch(from, stride);
-                forward(vectors, out + number * stride, from, signs);
+                transform(f32, block.elements(), out + number * stride, from, signs, null);
             }
         }
     }.run;
+}
+
+/// What was stored is loaded from there. Else the compiler may leave out both, and shuffle instead.
+pub inline fn through_memory(at: [*]const u8) void {
+    asm volatile (""
+        :
+        : [at] "r" (at),
+        : .{ .memory = true });
 }
 
 pub inline fn prefetch(from: [*]const u8, comptime bytes: usize) void {
@@ -89,56 +105,99 @@ pub inline fn prefetch(from: [*]const u8, comptime bytes: usize) void {
     }
 }
 
-pub inline fn turned(value: V, signs: *const Signs, comptime v: usize) V {
-    const mask: U = signs[v * lanes ..][0..lanes].*;
-    return @bitCast(@as(U, @bitCast(value)) ^ mask);
+inline fn get(
+    comptime T: type,
+    from: [*]const u8,
+    comptime place: usize,
+    signs: ?*const Signs,
+) Register(T) {
+    const pointer: *align(1) const Register(T) = @ptrCast(from + place * register_bytes);
+    return if (signs) |turns| turned(pointer.*, turns, place) else pointer.*;
 }
 
-/// Distances 1, 2, 4 and 8: each lane takes its partner and adds itself, negated in the upper lane
-/// of a pair. A product with one or minus one is exact, so fused or not gives the same bits.
-inline fn across(value: V) V {
-    @setEvalBranchQuota(100_000);
+inline fn put(to: [*]u8, comptime place: usize, value: anytype, signs: ?*const Signs) void {
+    const pointer: *align(1) @TypeOf(value) = @ptrCast(to + place * register_bytes);
+    pointer.* = if (signs) |turns| turned(value, turns, place) else value;
+}
+
+/// Vector number `place` of a block with its signs turned.
+pub inline fn turned(value: anytype, signs: *const Signs, comptime place: usize) @TypeOf(value) {
+    const lanes = @typeInfo(@TypeOf(value)).vector.len;
+    const mask: @Vector(lanes, u32) = signs[place * lanes ..][0..lanes].*;
+    return @bitCast(@as(@Vector(lanes, u32), @bitCast(value)) ^ mask);
+}
+
+/// The butterflies inside each 16 bytes.
+inline fn near(comptime T: type, value: Register(T)) Register(T) {
     var x = value;
-    inline for (.{ 1, 2, 4, 8 }) |distance| {
-        const partner = @shuffle(f32, x, undefined, partners(distance));
-        if (has_fma) {
-            x = @mulAdd(V, x, comptime ones(distance), partner);
-        } else {
-            const negated: U = @as(U, @bitCast(x)) ^ comptime sign_bits(distance);
-            x = @as(V, @bitCast(negated)) + partner;
-        }
+    comptime var distance = 1;
+    inline while (distance < part_bytes / @sizeOf(T)) : (distance *= 2) x = across(T, distance, x);
+    return x;
+}
+
+/// Those between the 16 bytes of a register.
+inline fn far(comptime T: type, value: Register(T)) Register(T) {
+    var x = value;
+    comptime var distance = part_bytes / @sizeOf(T);
+    inline while (distance < register_bytes / @sizeOf(T)) : (distance *= 2) {
+        x = across(T, distance, x);
     }
     return x;
 }
 
-inline fn between(comptime vectors: usize, values: *[vectors]V) void {
+/// The same from memory, of two times 16 bytes.
+inline fn halves_met(comptime T: type, at: [*]const u8) Register(T) {
+    const lanes = part_bytes / @sizeOf(T);
+    const parts: *align(1) const [2]@Vector(lanes, T) = @ptrCast(at);
+    comptime var twice: [2 * lanes]i32 = undefined;
+    inline for (&twice, 0..) |*place, lane| place.* = lane % lanes;
+    const lower = @shuffle(T, parts[0], undefined, twice);
+    const upper = @shuffle(T, parts[1], undefined, twice);
+    return plus_signed(T, lanes, lower, upper);
+}
+
+/// Each lane takes its partner and adds itself, negated in the upper lane of a pair.
+inline fn across(comptime T: type, comptime distance: usize, x: Register(T)) Register(T) {
+    @setEvalBranchQuota(100_000);
+    const lanes = register_bytes / @sizeOf(T);
+    comptime var places: [lanes]i32 = undefined;
+    inline for (&places, 0..) |*place, lane| place.* = lane ^ distance;
+    return plus_signed(T, distance, @shuffle(T, x, undefined, places), x);
+}
+
+/// x + y, where y is negated in the upper lanes of pairs.
+inline fn plus_signed(
+    comptime T: type,
+    comptime distance: usize,
+    x: Register(T),
+    y: Register(T),
+) Register(T) {
+    const lanes = register_bytes / @sizeOf(T);
+    comptime var ones: [lanes]T = undefined;
+    inline for (&ones, 0..) |*one, lane| one.* = if (lane & distance == 0) 1 else -1;
+    if (T != f32) return x +% y *% ones;
+    // A product with one or minus one is exact, so fused or not gives the same bits. Not all of
+    // them, or the units that multiply would have more to do than those that add.
+    if (has_fma and !(is_avx2 and distance == 1)) return @mulAdd(Register(T), y, ones, x);
+    comptime var signs: [lanes]u32 = undefined;
+    inline for (&signs, ones) |*sign, one| sign.* = @as(u32, @bitCast(one)) & 1 << 31;
+    const negated = @as(@Vector(lanes, u32), @bitCast(y)) ^ signs;
+    return @as(Register(T), @bitCast(negated)) + x;
+}
+
+/// The butterflies between registers.
+inline fn between(values: anytype) void {
+    const count = values.len;
     comptime var distance = 1;
-    inline while (distance < vectors) : (distance *= 2) {
-        inline for (0..vectors) |index| {
+    inline while (distance < count) : (distance *= 2) {
+        inline for (0..count) |index| {
             if (index & distance == 0) {
                 const a = values[index];
                 const b = values[index + distance];
-                values[index] = a + b;
-                values[index + distance] = a - b;
+                const is_float = @typeInfo(@TypeOf(a)).vector.child == f32;
+                values[index] = if (is_float) a + b else a +% b;
+                values[index + distance] = if (is_float) a - b else a -% b;
             }
         }
     }
-}
-
-fn partners(distance: usize) [lanes]i32 {
-    var places: [lanes]i32 = undefined;
-    for (&places, 0..) |*place, lane| place.* = @intCast(lane ^ distance);
-    return places;
-}
-
-fn ones(distance: usize) V {
-    var factors: [lanes]f32 = undefined;
-    for (&factors, 0..) |*factor, lane| factor.* = if (lane & distance == 0) 1 else -1;
-    return factors;
-}
-
-fn sign_bits(distance: usize) U {
-    var bits: [lanes]u32 = undefined;
-    for (&bits, 0..) |*bit, lane| bit.* = if (lane & distance == 0) 0 else 1 << 31;
-    return bits;
 }
