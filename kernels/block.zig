@@ -51,8 +51,7 @@ pub fn encode(
             while (true) : (number += B.batch) {
                 const count = @min(B.batch, job.blocks - @min(number, job.blocks));
                 const to = std.mem.asBytes(&scratch[number / B.batch % 2]);
-                const next = B.gather(rounding, job, number, count, to);
-                B.put_all(rounding, job, number -% B.batch, &now, &noise);
+                const next = B.next(rounding, job, number, count, to, &now, &noise);
                 if (count == 0) return;
                 now = next;
             }
@@ -144,30 +143,39 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             any_empty: bool,
         };
 
-        /// Finds the values and the scales of some blocks, and puts these.
-        inline fn gather(
+        /// Finds the values and the scales of some blocks, and puts these, and the codes of those
+        /// before them: memory that the ones wait for and the arithmetic of the others overlap.
+        inline fn next(
             comptime rounding: Rounding,
             job: *const table.EncodeJob,
             number: usize,
             count: usize,
             scratch: [*]u8,
+            former: *const Valued,
+            noise: *Noise,
         ) Valued {
             const own = job.own + number * value_bytes;
-            const in_place = job.signs == null and job.input_count == 0;
             // Behind the last block there are harmless ones.
             var quads: [batch]Quad align(64) = @splat(@splat(one_bits));
-            for (0..count) |index| rotate.prefetch(own + index * value_bytes, value_bytes);
-            if (job.signs) |signs| for (0..count) |index| {
-                const at = index * value_bytes;
-                rotate.transform(f32, elements, scratch + at, own + at, signs, null);
-            };
-            for (quads[0..count], 0..) |*quad, index| {
-                const at = index * value_bytes;
-                const from = if (job.signs == null) own + at else scratch + at;
-                quad.* = if (job.input_count == 0)
-                    greatest(from)
-                else
-                    sum(job, number + index, scratch + at, from);
+            for (&quads, 0..) |*quad, index| {
+                const from = own + index * value_bytes;
+                const to = scratch + index * value_bytes;
+                if (index < count) {
+                    rotate.prefetch(from, value_bytes);
+                    if (job.signs) |signs| {
+                        rotate.transform(f32, elements, to, from, signs, null);
+                    }
+                }
+                if (index < former.count) {
+                    put_codes_of(former, index, rounding, job, number - batch + index, noise);
+                }
+                if (index < count) {
+                    const values = if (job.signs == null) from else to;
+                    quad.* = if (job.input_count == 0)
+                        greatest(values)
+                    else
+                        sum(job, number + index, to, values);
+                }
             }
             const found = scales_of(rounding, all_met(&quads), job.factor);
             const to = job.scales + number * codecs.scale_bytes;
@@ -178,29 +186,29 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
                 }
             }
             return .{
-                .values = if (in_place) own else scratch,
+                .values = if (job.signs == null and job.input_count == 0) own else scratch,
                 .count = count,
                 .inverses = found.inverses,
                 .any_empty = found.any_empty,
             };
         }
 
-        inline fn put_all(
+        inline fn put_codes_of(
+            blocks: *const Valued,
+            index: usize,
             comptime rounding: Rounding,
             job: *const table.EncodeJob,
             number: usize,
-            now: *const Valued,
             noise: *Noise,
         ) void {
-            for (now.inverses[0..now.count], 0..) |inverse, index| {
-                const to = job.codes + (number + index) * code_bytes;
-                const from = now.values + index * value_bytes;
-                const element = job.first + (number + index) * elements;
-                if (now.any_empty and inverse == 0) {
-                    @branchHint(.unlikely);
-                    put_zeros(to[0..code_bytes]);
-                } else put_codes(to, from, inverse, rounding, noise, element);
+            const to = job.codes + number * code_bytes;
+            const from = blocks.values + index * value_bytes;
+            const inverse = blocks.inverses[index];
+            if (blocks.any_empty and inverse == 0) {
+                @branchHint(.unlikely);
+                return put_zeros(to[0..code_bytes]);
             }
+            put_codes(to, from, inverse, rounding, noise, job.first + number * elements);
         }
 
         /// to := the values of a block that are to be encoded, added in the order of the ranks.
@@ -216,6 +224,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             }
             // The first of two that are added makes no difference.
             const before = if (job.position > 1) job.position else 0;
+            var most: I = @splat(0);
             inline for (0..vectors / chunk) |c| {
                 var sums: [chunk]V = undefined;
                 if (before > 0) {
@@ -231,8 +240,9 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
                 }
                 add_all(c, &sums, job, number, before, job.input_count);
                 inline for (sums, c * chunk..) |s, v| vector.put(to + v * 64, s);
+                most = @max(most, greatest_of(chunk, &sums));
             }
-            return greatest(to);
+            return folded(most);
         }
 
         inline fn add_all(
@@ -256,17 +266,27 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
         /// The bits of the greatest magnitudes of a block, of four kinds of its elements. Bits
         /// order like integers, NaNs above all.
         inline fn greatest(from: [*]const u8) Quad {
-            const mask: I = @splat(0x7fff_ffff);
-            var parts: [vectors]I = undefined;
-            inline for (&parts, 0..) |*part, v| {
-                const bits: I = @bitCast(vector.load(.f32, f32, from + v * 64));
-                part.* = bits & mask;
+            var values: [vectors]V = undefined;
+            inline for (&values, 0..) |*value, v| {
+                value.* = vector.load(.f32, f32, from + v * 64);
             }
-            comptime var half = vectors / 2;
+            return folded(greatest_of(vectors, &values));
+        }
+
+        inline fn greatest_of(comptime count: usize, values: *const [count]V) I {
+            var parts: [count]I = undefined;
+            inline for (&parts, values) |*part, value| {
+                part.* = @as(I, @bitCast(value)) & @as(I, @splat(0x7fff_ffff));
+            }
+            comptime var half = count / 2;
             inline while (half > 0) : (half /= 2) {
                 inline for (0..half) |v| parts[v] = @max(parts[v], parts[v + half]);
             }
-            const eight = @max(part_of(8, 0, parts[0]), part_of(8, 8, parts[0]));
+            return parts[0];
+        }
+
+        inline fn folded(most: I) Quad {
+            const eight = @max(part_of(8, 0, most), part_of(8, 8, most));
             return @max(part_of(4, 0, eight), part_of(4, 4, eight));
         }
 
