@@ -38,7 +38,7 @@ pub fn encode(
     comptime kind: Kind,
     comptime block: Block,
     comptime rounding: Rounding,
-) table.EncodeBlocks {
+) table.Encode {
     const B = Blocks(kind, block);
     return struct {
         fn run(job: *const table.EncodeJob) callconv(.c) void {
@@ -49,7 +49,7 @@ pub fn encode(
             now.count = 0;
             var number: usize = 0;
             while (true) : (number += B.batch) {
-                const count = @min(B.batch, job.blocks - @min(number, job.blocks));
+                const count = @min(B.batch, job.count - @min(number, job.count));
                 const to = std.mem.asBytes(&scratch[number / B.batch % 2]);
                 const next = B.next(rounding, job, number, count, to, &now, &noise);
                 if (count == 0) return;

@@ -157,7 +157,7 @@ const Call = struct {
         const head_first = sources.inputs.len == 0 or sources.residual != null;
         if (family == .range and head_first) head.* = @bitCast(steps.head);
         const direct = piece.dtype == .f32 and sources.residual == null;
-        const whole = direct and (family == .block or sources.inputs.len == 0);
+        const whole = direct and (family != .range or sources.inputs.len == 0);
         var begin: usize = 0;
         while (begin < piece.count) {
             const part = call.tile(begin, whole);
@@ -195,7 +195,7 @@ const Call = struct {
         return at;
     }
 
-    /// The sum of all sources, for the codecs without blocks.
+    /// The sum of all sources, for the codecs with a range.
     fn sum(call: *Call, part: Tile) [*]const u8 {
         const inputs = call.sources.inputs;
         const mine = call.contribution(part);
@@ -285,7 +285,7 @@ const Call = struct {
             .position = call.sources.position,
             .scales_at = at.scales,
             .codes_at = at.codes,
-            .blocks = call.blocks_of(part),
+            .count = call.blocks_of(part),
             .factor = call.factor,
             .key = call.key,
             .first = call.piece.first + part.begin,
@@ -297,9 +297,22 @@ const Call = struct {
     fn encode_half(call: *Call, part: Tile, out: [*]u8) void {
         const codec = call.piece.codec;
         const number = @intFromEnum(codec.kind) - @intFromEnum(Kind.bf16);
-        const kernel = call.kernels.encode_half[number][@intFromEnum(codec.rounding)];
-        const first = call.piece.first + part.begin;
-        kernel(out + part.begin * 2, call.sum(part), part.count, call.factor, call.key, first);
+        const job: table.EncodeJob = .{
+            .scales = undefined,
+            .codes = out + part.begin * 2,
+            .own = call.contribution(part),
+            .signs = null,
+            .inputs = call.sources.inputs.ptr,
+            .input_count = call.sources.inputs.len,
+            .position = call.sources.position,
+            .scales_at = 0,
+            .codes_at = part.begin * 2,
+            .count = part.count,
+            .factor = call.factor,
+            .key = call.key,
+            .first = call.piece.first + part.begin,
+        };
+        call.kernels.encode_half[number][@intFromEnum(codec.rounding)](&job);
     }
 
     fn encode_range(call: *Call, part: Tile, out: [*]u8, steps: *const table.Steps) void {

@@ -49,34 +49,95 @@ inline fn get(comptime d: DType, from: [*]const u8) V {
     return @floatCast(pointer.*);
 }
 
-/// The codecs bf16 and f16: out := input * factor.
-pub fn encode(comptime kind: codecs.Kind, comptime rounding: codecs.Rounding) table.EncodeHalf {
+/// Vectors that are summed up and rounded together.
+const unroll = 4;
+
+/// The codecs bf16 and f16: out := the sum of the job's inputs and own elements, times its factor.
+pub fn encode(comptime kind: codecs.Kind, comptime rounding: codecs.Rounding) table.Encode {
     const d: DType = if (kind == .bf16) .bf16 else .f16;
-    const Context = struct { factor: f32, noise: Noise, first: u64 };
     return struct {
-        fn run(
-            out: [*]u8,
-            input: [*]const u8,
-            count: usize,
-            factor: f32,
-            key: u64,
-            first: u64,
-        ) callconv(.c) void {
-            var context: Context = .{
-                .factor = factor,
-                .noise = if (rounding == .stochastic) .init(key, first >> 5) else undefined,
-                .first = first,
-            };
-            each(2, 4, out, input, count, &context, step);
+        fn run(given: *const table.EncodeJob) callconv(.c) void {
+            const job = given.*;
+            var noise: Noise = undefined;
+            if (rounding == .stochastic) noise = .init(job.key, job.first >> 5);
+            var index: usize = 0;
+
+            // Main loop, and the vectors that are left.
+            inline for (.{ unroll, 1 }) |width| {
+                while (job.count - index >= width * lanes) : (index += width * lanes) {
+                    const sums = total(width, &job, index, null);
+                    inline for (sums, 0..) |sum, v| {
+                        const at = index + v * lanes;
+                        vector.put(job.codes + at * 2, half(sum, &job, at, &noise));
+                    }
+                }
+            }
+
+            // Tail: one vector of padded copies.
+            const left = job.count - index;
+            if (left == 0) return;
+            const sums = total(1, &job, index, left);
+            var last: [lanes * 2]u8 = undefined;
+            vector.put(&last, half(sums[0], &job, index, &noise));
+            @memcpy(job.codes[index * 2 ..][0 .. left * 2], last[0 .. left * 2]);
         }
 
-        inline fn step(to: [*]u8, from: [*]const u8, index: usize, context: *Context) void {
-            const value = get(.f32, from) * @as(V, @splat(context.factor));
-            if (rounding == .nearest) return vector.store(d, f32, to, value);
-            const element = context.first + index;
-            const words = context.noise.words(element >> 5);
+        /// The sums of some vectors, in the order of the ranks.
+        inline fn total(
+            comptime width: usize,
+            job: *const table.EncodeJob,
+            index: usize,
+            left: ?usize,
+        ) [width]V {
+            // The first of two that are added makes no difference.
+            const before = if (job.position > 1) job.position else 0;
+            var sums: [width]V = undefined;
+            if (before > 0) {
+                @branchHint(.unlikely);
+                sums = @splat(@splat(-0.0)); // changes nothing that is added to it
+                add_inputs(&sums, job, 0, before, index, left);
+            }
+            inline for (&sums, 0..) |*sum, v| {
+                const own = some(.f32, job.own + (index + v * lanes) * 4, left);
+                sum.* = if (before > 0) sum.* + own else own;
+            }
+            add_inputs(&sums, job, before, job.input_count, index, left);
+            return sums;
+        }
+
+        inline fn add_inputs(
+            sums: anytype,
+            job: *const table.EncodeJob,
+            begin: usize,
+            end: usize,
+            index: usize,
+            left: ?usize,
+        ) void {
+            for (job.inputs[begin..end]) |input| {
+                const from = input + job.codes_at + index * 2;
+                inline for (sums, 0..) |*sum, v| sum.* += some(d, from + v * lanes * 2, left);
+            }
+        }
+
+        /// A vector, or so many elements and zeros.
+        inline fn some(comptime from_dtype: DType, from: [*]const u8, left: ?usize) V {
+            const bytes = (left orelse return get(from_dtype, from)) * comptime from_dtype.size();
+            var block: [lanes * from_dtype.size()]u8 = @splat(0);
+            @memcpy(block[0..bytes], from);
+            return get(from_dtype, &block);
+        }
+
+        inline fn half(sum: V, job: *const table.EncodeJob, index: usize, noise: *Noise) H {
+            const value = sum * @as(V, @splat(job.factor));
+            if (rounding == .nearest) {
+                const plain = vector.canonical(f32, value);
+                if (d == .bf16) return vector.bf16_from_f32(lanes, plain);
+                return vector.f16_from_f32(lanes, plain);
+            }
+            const element = job.first + index;
+            const words = noise.words(element >> 5);
             const shift: @Vector(lanes, u5) = @splat(@intCast(element & 16));
-            vector.put(to, rounded(words >> shift & @as(U, @splat(0xffff)), value));
+            return rounded(words >> shift & @as(U, @splat(0xffff)), value);
         }
 
         inline fn rounded(random: U, value: V) H {

@@ -24,8 +24,8 @@ pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(
 /// A sign bit for each place in a block.
 pub const Signs = [256]u32;
 
-/// What is encoded: blocks of f32, the callers own, and the same blocks of encoded pieces, of which
-/// `position` come before them in the sum.
+/// What is encoded: f32, the callers own, and the same elements of encoded pieces, of which
+/// `position` come before them in the sum. Codecs without blocks have no scales.
 pub const EncodeJob = extern struct {
     scales: [*]u8,
     codes: [*]u8,
@@ -38,13 +38,14 @@ pub const EncodeJob = extern struct {
     /// Where the first of these blocks has its scale and its codes in each input.
     scales_at: usize,
     codes_at: usize,
-    blocks: usize,
+    /// Of blocks; of elements where there are none.
+    count: usize,
     factor: f32,
     /// Of the random bits, and the number of the first element.
     key: u64,
     first: u64,
 };
-pub const EncodeBlocks = *const fn (*const EncodeJob) callconv(.c) void;
+pub const Encode = *const fn (*const EncodeJob) callconv(.c) void;
 pub const DecodeBlocks = *const fn (
     [*]u8,
     [*]const u8,
@@ -55,8 +56,6 @@ pub const DecodeBlocks = *const fn (
 pub const AddBlocks =
     *const fn ([*]u8, [*]const u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
 pub const Rotate = *const fn ([*]u8, [*]const u8, *const Signs, usize) callconv(.c) void;
-pub const EncodeHalf =
-    *const fn ([*]u8, [*]const u8, usize, f32, u64, u64) callconv(.c) void;
 pub const Lost = *const fn ([*]u8, [*]const u8, [*]const u8, usize) callconv(.c) void;
 
 /// `magnitude` is the greatest in bits, NaNs above all.
@@ -103,8 +102,8 @@ pub const Table = extern struct {
     from_f32: [dtype_count]?Widen,
     fp8_to_f32: Widen,
     fp8_from_f32: Widen,
-    encode_half: [half_count][rounding_count]EncodeHalf,
-    encode_blocks: [block_kind_count][block_count][rounding_count]EncodeBlocks,
+    encode_half: [half_count][rounding_count]Encode,
+    encode_blocks: [block_kind_count][block_count][rounding_count]Encode,
     decode_blocks: [block_kind_count][block_count]DecodeBlocks,
     add_blocks: [block_kind_count][block_count]AddBlocks,
     rotate: [block_count]Rotate,
