@@ -1,7 +1,12 @@
-// init_collective.cpp: all_reduce, broadcast and barrier. Each begins the asynchronous form; with
+// init_collective.cpp: the collectives. Each begins the asynchronous form; with
 // block it also waits, in slices, so that Ctrl-C works, and returns the finished work, whatever its
 // status: the caller reads that with Work.wait. Buffers come as checked addresses.
 #include "common.h"
+
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <variant>
 
 namespace pccl_binding {
 
@@ -73,6 +78,74 @@ std::unique_ptr<Work> broadcast(Comm &comm, uintptr_t address, uint64_t count, i
   });
 }
 
+// What the reductions and gathers below have in common: op, tag, deadline_ns, recovery, plan.
+using Options = std::tuple<int, uint64_t, uint64_t, int, int>;
+
+pccl_collective_options_t make_options(const Options &from) {
+  const auto &[op, tag, deadline_ns, recovery, plan] = from;
+  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
+  options.op = static_cast<pccl_reduce_op_t>(op);
+  options.plan = static_cast<pccl_plan_t>(plan);
+  return options;
+}
+
+std::unique_ptr<Work> reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count, int dtype,
+                             uint32_t root, const Options &from, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(from);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return pccl_reduce_async(native, reinterpret_cast<const void *>(send),
+                             reinterpret_cast<void *>(recv), count,
+                             static_cast<pccl_dtype_t>(dtype), root, &options, work);
+  });
+}
+
+// Elements of each rank's shard: one number for all, or a list.
+using Counts = std::variant<uint64_t, std::vector<uint64_t>>;
+
+template <auto even, auto uneven>
+std::unique_ptr<Work> sharded(Comm &comm, uintptr_t send, uintptr_t recv, const Counts &counts,
+                              int dtype, const Options &from, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(from);
+  const void *source = reinterpret_cast<const void *>(send);
+  void *target = reinterpret_cast<void *>(recv);
+  auto type = static_cast<pccl_dtype_t>(dtype);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    if (const uint64_t *count = std::get_if<uint64_t>(&counts))
+      return even(native, source, target, *count, type, &options, work);
+    const auto &list = std::get<std::vector<uint64_t>>(counts);
+    return uneven(native, source, target, list.data(), static_cast<uint32_t>(list.size()), type,
+                  &options, work);
+  });
+}
+
+// The same with a root.
+template <auto even, auto uneven>
+std::unique_ptr<Work> rooted(Comm &comm, uintptr_t send, uintptr_t recv, const Counts &counts,
+                             int dtype, uint32_t root, const Options &from, nb::object buffers,
+                             bool block) {
+  pccl_collective_options_t options = make_options(from);
+  const void *source = reinterpret_cast<const void *>(send);
+  void *target = reinterpret_cast<void *>(recv);
+  auto type = static_cast<pccl_dtype_t>(dtype);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    if (const uint64_t *count = std::get_if<uint64_t>(&counts))
+      return even(native, source, target, *count, type, root, &options, work);
+    const auto &list = std::get<std::vector<uint64_t>>(counts);
+    return uneven(native, source, target, list.data(), static_cast<uint32_t>(list.size()), type,
+                  root, &options, work);
+  });
+}
+
+std::unique_ptr<Work> all_to_all(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
+                                 int dtype, const Options &from, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(from);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return pccl_all_to_all_async(native, reinterpret_cast<const void *>(send),
+                                 reinterpret_cast<void *>(recv), count,
+                                 static_cast<pccl_dtype_t>(dtype), &options, work);
+  });
+}
+
 std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
   return run(comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **work) {
@@ -90,6 +163,24 @@ void init_collective(nb::module_ &module) {
   module.def("broadcast", &broadcast, nb::arg("comm"), nb::arg("address"), nb::arg("count"),
              nb::arg("dtype"), nb::arg("root"), nb::arg("tag"), nb::arg("deadline_ns"),
              nb::arg("recovery"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("reduce", &reduce, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
+             nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("options"),
+             nb::arg("buffers").none(), nb::arg("block"));
+  module.def("reduce_scatter", &sharded<&pccl_reduce_scatter_async, &pccl_reduce_scatter_v_async>,
+             nb::arg("comm"), nb::arg("send"), nb::arg("recv"), nb::arg("counts"),
+             nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("all_gather", &sharded<&pccl_all_gather_async, &pccl_all_gather_v_async>,
+             nb::arg("comm"), nb::arg("send"), nb::arg("recv"), nb::arg("counts"),
+             nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("scatter", &rooted<&pccl_scatter_async, &pccl_scatter_v_async>, nb::arg("comm"),
+             nb::arg("send"), nb::arg("recv"), nb::arg("counts"), nb::arg("dtype"),
+             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("gather", &rooted<&pccl_gather_async, &pccl_gather_v_async>, nb::arg("comm"),
+             nb::arg("send"), nb::arg("recv"), nb::arg("counts"), nb::arg("dtype"),
+             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("all_to_all", &all_to_all, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
+             nb::arg("count"), nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(),
+             nb::arg("block"));
   module.def("barrier", &barrier, nb::arg("comm"), nb::arg("tag"), nb::arg("deadline_ns"),
              nb::arg("block"));
 }

@@ -300,7 +300,7 @@ typedef struct pccl_collective_options {
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
                             Those from 255 << 56 on belong to shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
-  pccl_reduce_op_t op;   /* all_reduce only */
+  pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;
   pccl_plan_t plan;
   pccl_codec_t codec;       /* all_reduce of floats with sum or avg; all members the same, with the same options */
@@ -330,6 +330,54 @@ PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffe
 /* buffer of every member := buffer of root (a rank of the current epoch), which is only read there. */
 PCCL_API pccl_status_t pccl_broadcast(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
                                       uint32_t root, const pccl_collective_options_t *options, pccl_work_t **work);
+/* recv_buffer of root := reduction over all members of send_buffer, count elements each. Elsewhere recv_buffer is not
+ * used and may be NULL. In place at root: send_buffer == recv_buffer. */
+PCCL_API pccl_status_t pccl_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                   pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
+                                   pccl_work_t **work);
+/* recv_buffer := this rank's shard of the reduction over all members of send_buffer, which has world_size shards of
+ * count elements each, in rank order. In place: recv_buffer is this rank's shard of send_buffer. _v: shards of
+ * counts[rank] elements, the same on every member; ranks is the number of counts, which is world_size. A shard whose
+ * rank is lost is given to nobody. */
+PCCL_API pccl_status_t pccl_reduce_scatter(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                           uint64_t count, pccl_dtype_t dtype,
+                                           const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_reduce_scatter_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                             const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
+                                             const pccl_collective_options_t *options, pccl_work_t **work);
+/* recv_buffer := the shards of all ranks, in rank order: each member sends count elements (_v: counts[its rank]) and
+ * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer. What
+ * a lost member had, and no survivor got, is left in recv_buffer as it was, and the outcome names no contributor for
+ * it; unless recovery is resume, a shard comes whole or not at all. */
+PCCL_API pccl_status_t pccl_all_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                       pccl_dtype_t dtype, const pccl_collective_options_t *options,
+                                       pccl_work_t **work);
+PCCL_API pccl_status_t pccl_all_gather_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                         const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
+                                         const pccl_collective_options_t *options, pccl_work_t **work);
+/* recv_buffer of each := its rank's shard of send_buffer of root, which has world_size shards of count elements each
+ * (_v: of counts[rank]), in rank order. Elsewhere send_buffer is not used and may be NULL. In place at root:
+ * recv_buffer is its shard of send_buffer. A lost root ends the call with PCCL_ABORTED. */
+PCCL_API pccl_status_t pccl_scatter(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                    pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
+                                    pccl_work_t **work);
+PCCL_API pccl_status_t pccl_scatter_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                      const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
+                                      const pccl_collective_options_t *options, pccl_work_t **work);
+/* recv_buffer of root := the shards of all ranks, in rank order, as all_gather has them; elsewhere recv_buffer is not
+ * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. What a lost member had, and the
+ * root has not got, is left as it was there. A lost root ends the call with PCCL_ABORTED. */
+PCCL_API pccl_status_t pccl_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                   pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
+                                   pccl_work_t **work);
+PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                     const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
+                                     const pccl_collective_options_t *options, pccl_work_t **work);
+/* Shard r of recv_buffer := this rank's shard of send_buffer of rank r. Both have world_size shards of count elements
+ * each, in rank order, and lie apart. What a lost member had for this rank, if it is not here, is left as it was. */
+PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
+                                       pccl_dtype_t dtype, const pccl_collective_options_t *options,
+                                       pccl_work_t **work);
 /* Returns once every member has called it. */
 PCCL_API pccl_status_t pccl_barrier(pccl_comm_t *comm, const pccl_collective_options_t *options, pccl_work_t **work);
 
@@ -340,6 +388,37 @@ PCCL_API pccl_status_t pccl_all_reduce_async(pccl_comm_t *comm, const void *send
 PCCL_API pccl_status_t pccl_broadcast_async(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
                                             uint32_t root, const pccl_collective_options_t *options,
                                             pccl_work_t **work);
+PCCL_API pccl_status_t pccl_reduce_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                         uint64_t count, pccl_dtype_t dtype, uint32_t root,
+                                         const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_reduce_scatter_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                                 uint64_t count, pccl_dtype_t dtype,
+                                                 const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_reduce_scatter_v_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                                   const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
+                                                   const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_all_gather_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                             uint64_t count, pccl_dtype_t dtype,
+                                             const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_all_gather_v_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                               const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
+                                               const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_scatter_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                          uint64_t count, pccl_dtype_t dtype, uint32_t root,
+                                          const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_scatter_v_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                            const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
+                                            uint32_t root, const pccl_collective_options_t *options,
+                                            pccl_work_t **work);
+PCCL_API pccl_status_t pccl_gather_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                         uint64_t count, pccl_dtype_t dtype, uint32_t root,
+                                         const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_gather_v_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                           const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
+                                           const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_all_to_all_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                             uint64_t count, pccl_dtype_t dtype,
+                                             const pccl_collective_options_t *options, pccl_work_t **work);
 PCCL_API pccl_status_t pccl_barrier_async(pccl_comm_t *comm, const pccl_collective_options_t *options,
                                           pccl_work_t **work);
 
@@ -356,7 +435,7 @@ PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
 PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
 /* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others,
  * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier, or the root of a broadcast, votes as
- * it calls). Returns PCCL_OK also if it had finished before. */
+ * it calls; who only sends to a reduce, once that has left). Returns PCCL_OK also if it had finished before. */
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
@@ -372,8 +451,9 @@ typedef struct pccl_outcome {
   uint64_t tag;
   uint64_t sequence;      /* of this tag in this epoch, from 0 */
   uint32_t attempts;      /* 1 without a loss */
-  uint32_t range_count;   /* ranges with different contributors; 1 without a loss. 0 for an empty operation */
-  uint8_t digest[16];     /* of the result; equal on every peer */
+  uint32_t range_count;   /* ranges of this peer's result with different contributors; 1 without a loss, all_gather,
+                             gather, all_to_all: one for each shard. 0 for an empty result */
+  uint8_t digest[16];     /* of the result; equal on every peer. Zeros where each has a result of its own */
   uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
   uint64_t bytes_received;
   uint64_t duration_ns;   /* from the call to the commit */

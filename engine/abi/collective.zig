@@ -40,10 +40,14 @@ const Arguments = struct {
     kind: wire.control.OpKind,
     send: ?[*]const u8 = null,
     recv: ?[*]u8 = null,
+    /// Where ranks have shards: of each, if `counts` does not say otherwise.
     count: u64 = 0,
+    counts: ?Counts = null,
     dtype: c_uint = 0,
     root: u32 = 0,
     options: ?*const CollectiveOptions,
+
+    const Counts = struct { first: ?[*]const u64, ranks: u32 };
 };
 
 // ---- blocking
@@ -83,6 +87,210 @@ export fn pccl_broadcast(
         .count = count,
         .dtype = dtype,
         .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_reduce(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .reduce,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_reduce_scatter(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .reduce_scatter,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_reduce_scatter_v(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .reduce_scatter,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_gather(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .all_gather,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_gather_v(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .all_gather,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_scatter(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .scatter,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_scatter_v(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .scatter,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_gather(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .gather,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_gather_v(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .gather,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_to_all(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .all_to_all,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
         .options = options,
     }));
 }
@@ -154,6 +362,210 @@ export fn pccl_broadcast_async(
     }));
 }
 
+export fn pccl_reduce_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .reduce,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_reduce_scatter_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .reduce_scatter,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_reduce_scatter_v_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .reduce_scatter,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_gather_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .all_gather,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_gather_v_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .all_gather,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_scatter_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .scatter,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_scatter_v_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .scatter,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_gather_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .gather,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_gather_v_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .gather,
+        .send = send,
+        .recv = recv,
+        .counts = .{ .first = counts, .ranks = ranks },
+        .dtype = dtype,
+        .root = root,
+        .options = options,
+    }));
+}
+
+export fn pccl_all_to_all_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .all_to_all,
+        .send = send,
+        .recv = recv,
+        .count = count,
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
 export fn pccl_barrier_async(
     comm: ?*Comm,
     options: ?*const CollectiveOptions,
@@ -186,13 +598,14 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         "dtype {d} is unknown; see pccl_dtype_t",
         .{arguments.dtype},
     );
-    try check_buffers(&arguments, dtype);
+    const counts = try counts_of(&arguments);
     const codec = try codec_of(&options, &arguments, op, dtype);
-    work.begin(comm.membership, .{
+    const call: session.Session.Call = .{
         .kind = arguments.kind,
         .send = arguments.send,
         .recv = arguments.recv,
         .count = arguments.count,
+        .counts = counts,
         .dtype = dtype,
         .op = op,
         .root_rank = arguments.root,
@@ -206,9 +619,10 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .residual = try residual_of(&options, &arguments, codec, dtype),
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
-    }) catch |err| {
+    };
+    work.begin(comm.membership, call) catch |err| {
         if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
-        return failure.begin(err, options.tag, arguments.root);
+        return failure.begin(err, &call);
     };
 }
 
@@ -308,12 +722,14 @@ fn residual_of(
         .{},
     );
     if (arguments.count == 0) return null;
+    const send = arguments.send orelse return status.is_null("send_buffer");
+    const recv = arguments.recv orelse return status.is_null("recv_buffer");
     const sizes = [_]u64{ @sizeOf(f32), @sizeOf(f32), dtype.size(), dtype.size() };
     const pointers = [_]usize{
         @intFromPtr(out),
         @intFromPtr(in),
-        @intFromPtr(arguments.send.?),
-        @intFromPtr(arguments.recv.?),
+        @intFromPtr(send),
+        @intFromPtr(recv),
     };
     var spans: [pointers.len]Span = undefined;
     for (&spans, pointers, sizes) |*span, pointer, size| {
@@ -333,30 +749,9 @@ fn residual_of(
     return .{ .in = in, .out = out };
 }
 
-fn check_buffers(arguments: *const Arguments, dtype: base.DType) status.Error!void {
-    const count = arguments.count;
-    if (count > base.limits.elements_max) return status.fail(
-        .invalid_argument,
-        "count is {d}; one operation has at most {d} elements",
-        .{ count, @as(u64, base.limits.elements_max) },
-    );
-    if (count == 0) return;
-    const send = arguments.send orelse return status.is_null("the buffer to send");
-    const recv = arguments.recv orelse return status.is_null("the buffer to receive");
-    const send_address = @intFromPtr(send);
-    const recv_address = @intFromPtr(recv);
-    const size = count * dtype.size(); // 2^40 elements of 8 bytes fit easily
-    const space = std.math.maxInt(usize) - @max(send_address, recv_address);
-    if (size > space) return status.fail(
-        .invalid_argument,
-        "count is {d}, and so many {s} do not fit into memory behind the buffer",
-        .{ count, dtype.name() },
-    );
-    if (send_address == recv_address) return;
-    const sent: Span = .{ .start = send_address, .bytes = size };
-    if (sent.meets(.{ .start = recv_address, .bytes = size })) return status.fail(
-        .invalid_argument,
-        "send_buffer and recv_buffer overlap: they must be the same, or lie apart",
-        .{},
-    );
+fn counts_of(arguments: *const Arguments) status.Error!?[]const u64 {
+    const counts = arguments.counts orelse return null;
+    if (counts.ranks == 0) return &.{};
+    const first = counts.first orelse return status.is_null("counts");
+    return first[0..counts.ranks];
 }

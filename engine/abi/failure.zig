@@ -488,14 +488,27 @@ pub fn membership(why: session.Status) Error {
 
 // ---- operations
 
-pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
+/// How many elements a call names.
+const Counted = struct {
+    call: *const session.Session.Call,
+
+    pub fn format(counted: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const counts = counted.call.counts orelse
+            return writer.print("count is {d}", .{counted.call.count});
+        var total: u64 = 0;
+        for (counts) |count| total +|= count;
+        return writer.print("counts are {d} together", .{total});
+    }
+};
+
+pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) Error {
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.TagInUse => fail(
             .invalid_usage,
             "an operation with tag {d} is in flight on this communicator: wait for it, or use " ++
                 "another tag",
-            .{tag},
+            .{call.tag},
         ),
         error.TooManyOperations => fail(
             .invalid_usage,
@@ -529,12 +542,42 @@ pub fn begin(err: session.Session.CallError, tag: u64, root: u32) Error {
         error.TagReserved => fail(
             .invalid_argument,
             "tag {d} belongs to shared states: use one below 255 * 2**56",
-            .{tag},
+            .{call.tag},
         ),
         error.RootOutOfRange => fail(
             .invalid_argument,
             "root {d} is not a rank of this epoch: it must be below world_size",
-            .{root},
+            .{call.root_rank},
+        ),
+        error.CountsOfAnotherWorld => fail(
+            .invalid_argument,
+            "there are {d} counts: there must be one for each rank of this epoch",
+            .{call.counts.?.len},
+        ),
+        error.TooManyElements => fail(
+            .invalid_argument,
+            "{f}; one operation has at most {d} elements, over all ranks",
+            .{ Counted{ .call = call }, @as(u64, base.limits.elements_max) },
+        ),
+        error.SendMissing => status.is_null("the buffer to send"),
+        error.RecvMissing => status.is_null("the buffer to receive"),
+        error.BeyondMemory => fail(
+            .invalid_argument,
+            "{f}, and so many {s} do not fit into memory behind the buffer",
+            .{ Counted{ .call = call }, call.dtype.name() },
+        ),
+        error.BuffersOverlap => fail(
+            .invalid_argument,
+            "send_buffer and recv_buffer overlap: {s}",
+            .{switch (call.kind) {
+                .all_gather => "send_buffer must be this rank's part of recv_buffer, or lie apart",
+                .reduce_scatter => "recv_buffer must be this rank's part of send_buffer, or lie " ++
+                    "apart",
+                .scatter => "recv_buffer must be the root's part of send_buffer, or lie apart",
+                .gather => "send_buffer must be the root's part of recv_buffer, or lie apart",
+                .all_to_all => "they must lie apart",
+                else => "they must be the same, or lie apart",
+            }},
         ),
     };
 }
@@ -622,7 +665,7 @@ pub fn sync(err: net.SharedState.SyncError) Error {
         error.NotAdmitted,
         error.Left,
         error.BufferInUse,
-        => |common| begin(common, 0, 0),
+        => |common| begin(common, &.{ .kind = .sync, .deadline = 0 }),
     };
 }
 
@@ -731,11 +774,14 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 "input is as it was",
             .{ name, peer },
         ),
+        // Who says so may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, peer {s}, was lost before another peer held all " ++
-                "of its data",
-            .{ name, peer },
+            "{s} was aborted, because its root, peer {s}, was lost{s}. The input is as it was",
+            .{ name, op.op.descriptor.root.short(), switch (op.op.descriptor.kind) {
+                .broadcast => " before another peer held all of its data",
+                else => "",
+            } },
         ),
         .too_few_peers => fail(
             .too_few_peers,
@@ -800,20 +846,43 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
     };
     const dtype = descriptor.dtype.name();
     switch (descriptor.kind) {
-        .all_reduce => try writer.print("all_reduce({s}, {d} {s}, recovery {s}", .{
+        .all_reduce, .reduce_scatter => |kind| try writer.print("{t}({s}, {d} {s}", .{
+            kind,
             descriptor.op.name(),
             descriptor.count,
             dtype,
-            recovery,
         }),
-        .broadcast => try writer.print("broadcast({d} {s} from peer {s}, recovery {s}", .{
+        .all_gather, .all_to_all => |kind| try writer.print("{t}({d} {s}", .{
+            kind,
+            descriptor.count,
+            dtype,
+        }),
+        .broadcast, .scatter => |kind| try writer.print("{t}({d} {s} from peer {s}", .{
+            kind,
             descriptor.count,
             dtype,
             descriptor.root.short(),
-            recovery,
         }),
-        .barrier => try writer.print("barrier(recovery {s}", .{recovery}),
+        .gather => try writer.print("gather({d} {s} to peer {s}", .{
+            descriptor.count,
+            dtype,
+            descriptor.root.short(),
+        }),
+        .reduce => try writer.print("reduce({s}, {d} {s} to peer {s}", .{
+            descriptor.op.name(),
+            descriptor.count,
+            dtype,
+            descriptor.root.short(),
+        }),
+        .barrier => try writer.writeAll("barrier("),
         .sync => try writer.writeAll("sync("),
+    }
+    if (descriptor.counts != 0) try writer.print(", counts hash to {x:0>16}", .{
+        descriptor.counts,
+    });
+    if (descriptor.kind != .sync) {
+        if (descriptor.kind != .barrier) try writer.writeAll(", ");
+        try writer.print("recovery {s}", .{recovery});
     }
     if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
     if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
@@ -841,7 +910,10 @@ test "no sentence about a group or an operation has a word that only C knows" {
         try expect_words_of_both_languages(operation(&op));
     }
     try expect_words_of_both_languages(admit(error.Busy));
-    try expect_words_of_both_languages(begin(error.NotAdmitted, 0, 0));
+    try expect_words_of_both_languages(begin(error.NotAdmitted, &.{
+        .kind = .barrier,
+        .deadline = 0,
+    }));
 }
 
 test "an operation and a safe point say the same of why the coordinator removed this peer" {
@@ -932,7 +1004,8 @@ test "a mismatch shows every option in which calls can differ, the longest whole
         @field(differs, field) = value;
         try std.testing.expect(!std.mem.eql(u8, describe(full, &text), describe(differs, &other)));
     }
-    for ([_]wire.control.OpKind{ .broadcast, .barrier, .sync }) |kind| {
+    for (std.enums.values(wire.control.OpKind)) |kind| {
+        if (kind == full.kind) continue;
         var differs = full;
         differs.kind = kind;
         try std.testing.expect(std.mem.endsWith(u8, describe(differs, &text), "safe points)"));

@@ -42,6 +42,8 @@ pub const State = struct {
     lanes: []Lane = &.{},
     /// Pieces of which some contributions are there.
     pending: std.ArrayList(Pending) = .empty,
+    /// Results for others that can only have them from here, each in the slot of a contribution.
+    passing: std.ArrayList(Passing) = .empty,
     /// Per piece: its place in `pending`, or no_place.
     places: []u16 = &.{},
 
@@ -58,6 +60,8 @@ pub const State = struct {
         /// The next piece that this peer contributes to there.
         contribute_next: u64 = 0,
     };
+
+    const Passing = struct { piece: usize, slot: u16, from: u16 };
 
     const Pending = struct {
         piece: usize,
@@ -82,6 +86,7 @@ pub const State = struct {
             .holders = try arena.alloc(Set, partition.chunks),
             .lanes = lanes,
             .pending = try .initCapacity(arena, slots),
+            .passing = try .initCapacity(arena, slots),
         };
     }
 
@@ -94,6 +99,7 @@ pub const State = struct {
         }
         for (state.pending.items) |*pending| state.places[pending.piece] = no_place;
         state.pending.clearRetainingCapacity();
+        state.passing.clearRetainingCapacity();
     }
 
     fn find(state: *State, piece: usize) ?*Pending {
@@ -149,21 +155,58 @@ pub fn begin(x: *Executor, order: *const base.Order, hubs: *const base.Mask) voi
         if (hubs.has(rank)) x.direct.hubs |= bit(position);
     }
     assert(x.direct.hubs != 0);
-    for (0..x.partition.chunks) |chunk| {
+    if (x.descriptor.kind.carries()) {
+        set_out(x);
+    } else if (!x.descriptor.kind.is_private()) for (0..x.partition.chunks) |chunk| {
         if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) continue;
         const first: usize = @intCast(x.partition.first_piece(chunk));
         const count = x.partition.pieces_of(@intCast(chunk));
         for (first..first + count) |piece| forward_final(x, piece);
-    }
+    };
     for (x.direct.lanes[0..x.members], 0..) |*lane, to| {
         lane.contribute_next = next_contributed(x, @intCast(to), 0);
     }
 }
 
+/// What is carried from here goes straight to its audience, if it can.
+fn set_out(x: *Executor) void {
+    for (0..x.partition.chunks) |index| {
+        const chunk: u32 = @intCast(index);
+        if (x.is_done(chunk) or x.source_position(chunk) != x.position) continue;
+        const to = x.audience_position(chunk).?;
+        if (to == x.position or relay(x, chunk) != null) continue;
+        const first: usize = @intCast(x.partition.first_piece(chunk));
+        const lane = &x.direct.lanes[to];
+        for (first..first + x.partition.pieces_of(chunk)) |piece| lane.ready.set_bit(piece);
+    }
+}
+
 // ---- who gives what to whom
 
-/// The owner of a chunk, or who gives a kept one to those that lack it.
-fn giver(x: *const Executor, chunk: usize) u16 {
+/// The hub that carries a chunk on, if neither its source nor its audience is one.
+fn relay(x: *const Executor, chunk: usize) ?u16 {
+    const source = x.source_position(chunk).?;
+    const audience = x.audience_position(chunk).?;
+    if (source == audience) return null;
+    if (x.direct.hubs & (bit(source) | bit(audience)) != 0) return null;
+    return at(x.direct.hubs, chunk);
+}
+
+/// Whether a private chunk, which is not void, goes on from here.
+pub fn passes_here(x: *const Executor, chunk: usize) bool {
+    if (x.wants(chunk)) return x.source(chunk) == null and giver(x, chunk) != x.position;
+    if (x.source_position(chunk)) |source|
+        return source == x.position or relay(x, chunk) == x.position;
+    return true;
+}
+
+/// The owner of a chunk, or who gives a kept one to those that lack it. The chunk is not void.
+pub fn giver(x: *const Executor, chunk: usize) u16 {
+    if (x.descriptor.kind.carries()) return relay(x, chunk) orelse x.source_position(chunk).?;
+    if (x.audience_position(chunk)) |position| {
+        const able = x.direct.hubs & bit(position) != 0;
+        return if (able) position else at(x.direct.hubs, chunk);
+    }
     const able = x.direct.holders[chunk] & x.direct.hubs;
     return at(if (able != 0) able else x.direct.hubs, chunk);
 }
@@ -181,21 +224,29 @@ pub fn gives(x: *const Executor, chunk: usize, from: u16) bool {
 }
 
 fn hands_over(x: *const Executor, chunk: usize, from: u16, to: u16) bool {
-    if (from == to or x.direct.holders[chunk] & bit(to) != 0) return false;
+    if (from == to or x.voided.has(chunk)) return false;
+    if (x.direct.holders[chunk] & bit(to) != 0) return false;
     const giving = giver(x, chunk);
     return from == giving or (to == giving and from == feeder(x, chunk));
 }
 
 /// The first piece at or after `from` to which that position wants this peer's contribution.
 fn next_contributed(x: *const Executor, to: u16, from: u64) u64 {
-    if (x.descriptor.kind != .all_reduce or to == x.position) return x.partition.pieces;
+    if (to == x.position or x.free_slots.len == 0) return x.partition.pieces;
     var piece = from;
     while (piece < x.partition.pieces) {
         const chunk = x.partition.chunk_of(piece);
-        if (!x.kept.has(chunk) and giver(x, chunk) == to) return piece;
+        if (contributes(x, chunk, x.position) and giver(x, chunk) == to) return piece;
         piece = x.partition.first_piece(@as(u64, chunk) + 1);
     }
     return piece;
+}
+
+/// Whether the giver of a chunk gets something for it from that position.
+fn contributes(x: *const Executor, chunk: usize, from: u16) bool {
+    if (x.is_done(chunk)) return false;
+    if (x.descriptor.kind.reduces()) return true;
+    return x.source_position(chunk) == from and relay(x, chunk) != null;
 }
 
 // ---- what comes in
@@ -207,9 +258,8 @@ pub fn place_partial(
     from: u16,
 ) Executor.PlaceError!Executor.Place {
     const chunk = x.partition.chunk_of(piece);
-    if (x.descriptor.kind != .all_reduce or x.kept.has(chunk) or giver(x, chunk) != x.position)
-        return error.WrongPhase;
-    if (x.settled.has(piece)) return error.Twice;
+    if (!contributes(x, chunk, from) or giver(x, chunk) != x.position) return error.WrongPhase;
+    if (x.final_seen.has(piece)) return error.Twice;
     const known = x.direct.find(piece);
     if (known) |pending| if (pending.slots[from] != no_slot) return error.Twice;
     const place = try x.place_in_slot(header, piece, &x.credits[from]);
@@ -222,26 +272,39 @@ pub fn place_partial(
 pub fn arrived(x: *Executor, piece: usize) void {
     const pending = x.direct.find(piece).?;
     pending.arrived += 1;
-    if (pending.arrived < x.members - 1) return;
-    if (x.encodes()) reduce_encoded(x, pending) else reduce_plain(x, pending);
+    if (pending.arrived < x.members - 1 and !x.descriptor.kind.carries()) return;
+    const on_the_way = !x.wants(x.partition.chunk_of(piece));
+    if (on_the_way) pass_on(x, pending) //
+    else if (x.encodes()) reduce_encoded(x, pending) //
+    else reduce_plain(x, pending, x.overwrite(piece).ptr);
     for (pending.slots[0..x.members], 0..) |slot, position| {
-        if (position != x.position) x.slot_free(&x.credits[position], slot);
+        if (slot != no_slot) x.slot_free(&x.credits[position], slot);
     }
     x.direct.remove(piece);
-    x.finish(piece, x.attempt);
+    if (!on_the_way) x.finish(piece, x.attempt);
 }
 
-fn reduce_plain(x: *Executor, pending: *const State.Pending) void {
+/// What another wants, which can only have it from here, stays in a slot until it has left.
+fn pass_on(x: *Executor, pending: *State.Pending) void {
+    const source = x.source_position(x.partition.chunk_of(pending.piece));
+    const from: u16 = source orelse if (x.position == 0) 1 else 0;
+    const slot = pending.slots[from];
+    if (source == null) reduce_plain(x, pending, x.slot(slot).ptr);
+    pending.slots[from] = no_slot;
+    x.final_seen.set_bit(pending.piece);
+    x.direct.passing.appendAssumeCapacity(.{ .piece = pending.piece, .slot = slot, .from = from });
+}
+
+fn reduce_plain(x: *Executor, pending: *const State.Pending, out: [*]u8) void {
     const piece = pending.piece;
     var inputs: [members_max][*]const u8 = undefined;
     for (inputs[0..x.members], pending.slots[0..x.members], 0..) |*input, slot, position| {
         input.* = if (position == x.position) x.own(piece) else x.slot(slot).ptr;
     }
-    const out = x.overwrite(piece);
     kernels.reduce_k(
         x.descriptor.op,
         x.descriptor.dtype,
-        out.ptr,
+        out,
         inputs[0..x.members],
         x.members,
         x.partition.elements(piece),
@@ -286,7 +349,7 @@ pub fn next(x: *Executor, to: u16, is_eager: bool) ?Executor.Out {
         lane.ready.unset_bit(piece);
         lane.cursor = piece + 1;
         return x.final_out(piece);
-    };
+    } else if (next_passing(x, to)) |out| return out;
     if (lane.contribute_next >= x.partition.pieces) return null;
     const credit = &x.credits[to];
     if (!credit.has_left()) return null;
@@ -295,4 +358,22 @@ pub fn next(x: *Executor, to: u16, is_eager: bool) ?Executor.Out {
     credit.used += 1;
     lane.contribute_next = next_contributed(x, to, piece + 1);
     return Executor.partial_out(piece, 0, contributed);
+}
+
+fn next_passing(x: *Executor, to: u16) ?Executor.Out {
+    for (x.direct.passing.items, 0..) |item, index| {
+        const chunk = x.partition.chunk_of(item.piece);
+        if (x.audience_position(chunk) != to) continue;
+        _ = x.direct.passing.orderedRemove(index);
+        return .{
+            .kind = .final,
+            .piece = item.piece,
+            .class = 0,
+            .reduced_attempt = x.attempt,
+            .slot = item.slot,
+            .from = item.from,
+            .payload = x.slot(item.slot)[0..x.piece_bytes(item.piece)],
+        };
+    }
+    return null;
 }

@@ -3,9 +3,13 @@
 //! owners and back (direct.zig).
 //!
 //! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
-//! partial sums or contributions travel to the owner, the final bytes from there to everybody. A
-//! broadcast is the second half alone: all chunks are final at the root. After a loss, chunks that
-//! some survivors hold travel on from them in the same way.
+//! partial sums or contributions travel to the owner, the final bytes from there to everybody.
+//! Other collectives are a part of that. A chunk may have a *source*, the one rank that contributes
+//! to it, where it is final from the start: so it is with a broadcast and an all_gather. It may
+//! have an *audience*, the one rank that wants its result: a reduce, a reduce_scatter. With both it
+//! is *carried*, unchanged, from one to the other: a scatter, a gather, an all_to_all. After a
+//! loss, chunks that some survivors hold travel on from them in the same way, and those whose
+//! source or audience is lost are *void*: nobody waits for them.
 //!
 //! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
 //! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
@@ -22,6 +26,7 @@ const kernels = @import("kernels");
 const ring = @import("ring.zig");
 const direct = @import("direct.zig");
 const Partition = @import("partition.zig").Partition;
+const Shard = @import("partition.zig").Shard;
 const Pool = @import("pool.zig").Pool;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
@@ -37,7 +42,8 @@ pub const Schedule = enum {
     /// that each is encoded once.
     pub fn of(descriptor: *const Descriptor) Schedule {
         return switch (descriptor.plan) {
-            .auto => if (descriptor.codec.kind == .none) .ring else .direct,
+            .auto => if (descriptor.codec.kind != .none or descriptor.kind.carries()) .direct //
+            else .ring,
             .ring => .ring,
             .direct => .direct,
         };
@@ -54,6 +60,12 @@ pub const Executor = struct {
     send: [*]const u8,
     /// Where the result grows: the caller's buffer, or `shadow` once it was set aside.
     target: [*]u8,
+    /// Elements before the first that `send` has, and before the first that `target` has, where a
+    /// buffer is of this peer's shard alone.
+    send_first: u64,
+    target_first: u64,
+    /// Elements that `target` has.
+    target_count: u64,
     /// What `target` held before it was written: the undo log.
     shadow: Pool.Buffer,
     /// With a codec: the final bytes as they travel, of all pieces. Whoever holds a chunk decodes
@@ -61,7 +73,8 @@ pub const Executor = struct {
     encoded: Pool.Buffer,
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64 = 0,
-    rank: u16 = 0,
+    rank: u16,
+    root: u16,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
@@ -82,6 +95,8 @@ pub const Executor = struct {
     chunk_digest: []u128,
     chunks_settled: u32 = 0,
     kept: BitSet,
+    /// What nobody waits for in this attempt, because its source or its audience is lost.
+    voided: BitSet,
 
     // Per piece.
     saved: BitSet,
@@ -94,6 +109,12 @@ pub const Executor = struct {
     position: u16 = 0,
     members: u16 = 0,
     schedule: Schedule = .ring,
+    /// By rank, where ranks have shards: its position in this attempt, or `nobody`.
+    positions: []u16,
+    /// Chunks that are this peer's result in this attempt.
+    chunks_wanted: u32 = 0,
+    /// Of private results: frames that this peer has still to send for others to have theirs.
+    frames_owed: u64 = 0,
     /// By position.
     targets: []Target,
     /// By position of the owner in a ring, of the sender or receiver in a direct schedule.
@@ -132,57 +153,73 @@ pub const Executor = struct {
     };
 
     pub const no_slot: u16 = std.math.maxInt(u16);
+    pub const nobody: u16 = std.math.maxInt(u16);
     /// Slots for contributions that must be converted before they travel.
     const origin_slots_min = 8;
 
     pub const Options = struct {
         descriptor: Descriptor,
+        /// All elements, or of this rank's shard alone (all_gather).
         send: [*]const u8,
-        /// The caller's buffer: `send` itself, or apart from it.
+        /// The caller's buffer: `send` itself, or apart from it. All elements, those of this rank's
+        /// shard alone (reduce_scatter), or none (reduce, but at the root).
         recv: [*]u8,
         residual: ?kernels.Residual = null,
+        /// Elements of each rank's shard; null for equal ones.
+        counts: ?[]const u64 = null,
+        rank: u16,
+        root: u16 = 0,
         world_size: u32,
         chunk_bytes: u32,
         window_bytes: u64,
-        is_root: bool,
     };
 
-    pub fn partition_of(
-        descriptor: Descriptor,
-        world_size: u32,
-        chunk_bytes: u32,
-        window: u64,
-    ) Partition {
+    fn partition_of(arena: Allocator, options: *const Options) Allocator.Error!Partition {
+        const descriptor = &options.descriptor;
+        const world_size = options.world_size;
+        const count: usize = if (descriptor.kind == .all_to_all)
+            @as(usize, world_size) * world_size
+        else if (descriptor.kind.has_shards()) world_size else 1;
+        const shards = try arena.alloc(Shard, count);
+        for (shards, 0..) |*shard, rank| shard.* = .{
+            .elements = if (options.counts) |counts| counts[rank] else descriptor.count / count,
+        };
         return Partition.init(.{
-            .count = if (descriptor.kind == .barrier) 0 else descriptor.count,
+            .shards = shards,
             .element_bytes = descriptor.dtype.size(),
             .partial_bytes = partial_bytes(descriptor),
             .world_size = world_size,
-            .chunk_bytes_max = chunk_bytes,
-            .window_bytes = window,
+            .chunk_bytes_max = options.chunk_bytes,
+            .window_bytes = options.window_bytes,
             .codec = descriptor.codec,
         });
     }
 
-    fn partial_bytes(descriptor: Descriptor) usize {
-        if (descriptor.kind != .all_reduce) return descriptor.dtype.size();
+    fn partial_bytes(descriptor: *const Descriptor) usize {
+        if (!descriptor.kind.reduces()) return descriptor.dtype.size();
         return base.dtype.partial_size(descriptor.op, descriptor.dtype);
     }
 
     /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
     pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
+        var arena: std.heap.ArenaAllocator = .init(gpa);
+        errdefer arena.deinit();
+        const memory = arena.allocator();
         const descriptor = options.descriptor;
-        const partition = partition_of(
-            descriptor,
-            options.world_size,
-            options.chunk_bytes,
-            options.window_bytes,
-        );
-        const slot_count = slots_needed(&partition, descriptor, options);
+        const kind = descriptor.kind;
+        const partition = try partition_of(memory, &options);
+        const slot_count = slots_needed(&partition, &options);
         const slot_bytes = partition.slot_bytes();
         const pieces: usize = @intCast(partition.pieces);
+        const shards = partition.shards;
+        const target_count = switch (kind) {
+            .reduce, .gather => if (options.rank == options.root) partition.count else 0,
+            .reduce_scatter, .scatter => shards[options.rank].elements,
+            .all_to_all => partition.count / options.world_size,
+            .all_reduce, .broadcast, .barrier, .sync, .all_gather => partition.count,
+        };
 
-        const shadow = try pool.take(@intCast(partition.count * partition.element_bytes));
+        const shadow = try pool.take(@intCast(target_count * partition.element_bytes));
         errdefer pool.give(shadow);
         const slots = try pool.take(slot_count * slot_bytes);
         errdefer pool.give(slots);
@@ -190,9 +227,6 @@ pub const Executor = struct {
             if (descriptor.codec.kind != .none) pieces * slot_bytes else 0,
         );
         errdefer pool.give(encoded);
-        var arena: std.heap.ArenaAllocator = .init(gpa);
-        errdefer arena.deinit();
-        const memory = arena.allocator();
 
         var executor: Executor = .{
             .pool = pool,
@@ -200,6 +234,20 @@ pub const Executor = struct {
             .partition = partition,
             .send = options.send,
             .target = options.recv,
+            .send_first = switch (kind) {
+                .all_gather, .gather => shards[options.rank].first,
+                .all_to_all => shards[@as(usize, options.rank) * options.world_size].first,
+                .all_reduce, .broadcast, .barrier, .sync => 0,
+                .reduce, .reduce_scatter, .scatter => 0,
+            },
+            .target_first = switch (kind) {
+                .reduce_scatter, .scatter => shards[options.rank].first,
+                .all_reduce, .broadcast, .barrier, .sync => 0,
+                .reduce, .all_gather, .gather, .all_to_all => 0,
+            },
+            .target_count = target_count,
+            .rank = options.rank,
+            .root = options.root,
             .shadow = shadow,
             .encoded = encoded,
             .residual = options.residual,
@@ -213,6 +261,8 @@ pub const Executor = struct {
             .chunk_left = try memory.alloc(u32, partition.chunks),
             .chunk_digest = try memory.alloc(u128, partition.chunks),
             .kept = try .init(memory, partition.chunks),
+            .voided = try .init(memory, partition.chunks),
+            .positions = try memory.alloc(u16, options.world_size),
             .saved = try .init(memory, pieces),
             .dirty = try .init(memory, pieces),
             .settled = try .init(memory, pieces),
@@ -227,7 +277,7 @@ pub const Executor = struct {
         };
         executor.arena = arena;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
-        if (descriptor.kind == .broadcast and options.is_root) executor.settle_all_from_input();
+        executor.settle_own();
         return executor;
     }
 
@@ -239,8 +289,10 @@ pub const Executor = struct {
         x.* = undefined;
     }
 
-    fn slots_needed(partition: *const Partition, descriptor: Descriptor, options: Options) usize {
-        if (descriptor.kind != .all_reduce or options.world_size < 2) return 0;
+    fn slots_needed(partition: *const Partition, options: *const Options) usize {
+        const descriptor = &options.descriptor;
+        const kind = descriptor.kind;
+        if (!(kind.reduces() or kind.carries()) or options.world_size < 2) return 0;
         const senders = options.world_size - 1;
         const slot_bytes = @max(1, partition.slot_bytes());
         const by_window = @max(1, options.window_bytes / (slot_bytes * senders));
@@ -268,13 +320,10 @@ pub const Executor = struct {
         order: *const base.Order,
         /// Ranks of members that reach all others; they own the chunks of a direct schedule.
         hubs: *const base.Mask,
-        rank: u16,
         /// A number of the operation, the same on all peers.
         operation: u64,
         /// Ranges that some members hold; null for a first attempt.
         kept: []const KeptRange,
-        /// The root's rank, for a broadcast.
-        root: u16,
     };
 
     /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
@@ -283,49 +332,143 @@ pub const Executor = struct {
         x.attempt = options.attempt;
         x.members = options.order.count;
         x.operation = options.operation;
-        x.rank = options.rank;
         x.schedule = options.schedule;
-        x.position = options.order.position(options.rank);
+        x.position = options.order.position(x.rank);
+        @memset(x.positions, nobody);
+        for (options.order.slice(), 0..) |rank, position| x.positions[rank] = @intCast(position);
         x.reset_movement();
         // Before a receiver says what it allows, it is taken to have the same window as this peer.
         for (x.credits) |*credit| credit.allowed = x.slots_per_sender();
 
         x.kept.clear();
+        x.voided.clear();
         for (options.kept) |range| {
             // Reports of others made it: it may name chunks that this operation does not have.
             const end = @min(range.end, x.partition.chunks);
             for (@min(range.begin, end)..end) |chunk| {
+                // Only the audience can hold it; who else says so lies.
+                if (x.audience(chunk)) |rank| if (!range.holders.has(rank)) continue;
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
                 // What this peer holds is not what is kept, if others said so: it gets that.
-                if (!range.holders.has(options.rank)) x.chunk_discard(@intCast(chunk));
+                if (!range.holders.has(x.rank)) x.chunk_discard(@intCast(chunk));
                 if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
             }
         }
-        // A chunk of a broadcast that nobody else holds is still held by the root.
-        if (x.descriptor.kind == .broadcast) {
-            var root: base.Mask = .empty;
-            root.set(options.root);
-            for (0..x.partition.chunks) |chunk| {
-                if (x.kept.has(chunk)) continue;
-                x.kept.set_bit(chunk);
-                x.held_by(chunk, &root, options.order);
-            }
-        }
+        x.give_from_source(options.order);
+        x.chunks_wanted = 0;
         for (0..x.partition.chunks) |index| {
             const chunk: u32 = @intCast(index);
+            if (x.audience(chunk)) |rank| if (x.positions[rank] == nobody) x.voided.set_bit(chunk);
             if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) x.chunk_discard(chunk);
+            if (x.wants(chunk)) x.chunks_wanted += 1;
         }
         x.final_seen.clear();
         for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
         x.final_seen.count = x.settled.count;
 
         x.alone_next = 0;
+        x.frames_owed = 0;
         if (x.members == 1) return x.work_alone();
         switch (x.schedule) {
             .ring => ring.begin(x),
             .direct => direct.begin(x, options.order, options.hubs),
         }
+        if (x.descriptor.kind.is_private()) x.frames_owed = x.owed();
+    }
+
+    // ---- whose a chunk is
+
+    /// The rank that alone contributes to it; null: all do.
+    pub fn source(x: *const Executor, chunk: usize) ?u16 {
+        return switch (x.descriptor.kind) {
+            .broadcast, .scatter => x.root,
+            .all_gather, .gather => @intCast(x.partition.shard_of_chunk(chunk)),
+            .all_to_all => @intCast(x.partition.shard_of_chunk(chunk) / x.positions.len),
+            .all_reduce, .barrier, .sync, .reduce, .reduce_scatter => null,
+        };
+    }
+
+    /// The rank that alone wants it; null: all do.
+    pub fn audience(x: *const Executor, chunk: usize) ?u16 {
+        return switch (x.descriptor.kind) {
+            .reduce, .gather => x.root,
+            .reduce_scatter, .scatter => @intCast(x.partition.shard_of_chunk(chunk)),
+            .all_to_all => @intCast(x.partition.shard_of_chunk(chunk) % x.positions.len),
+            .all_reduce, .broadcast, .barrier, .sync, .all_gather => null,
+        };
+    }
+
+    /// The audience's position; the chunk is not void.
+    pub fn audience_position(x: *const Executor, chunk: usize) ?u16 {
+        return x.positions[x.audience(chunk) orelse return null];
+    }
+
+    pub fn source_position(x: *const Executor, chunk: usize) ?u16 {
+        return x.positions[x.source(chunk) orelse return null];
+    }
+
+    /// Whether it is a part of this peer's result.
+    pub fn wants(x: *const Executor, chunk: usize) bool {
+        if (x.voided.has(chunk)) return false;
+        const rank = x.audience(chunk) orelse return true;
+        return rank == x.rank;
+    }
+
+    /// Whether nothing moves for it but final bytes, if anything.
+    pub fn is_done(x: *const Executor, chunk: usize) bool {
+        return x.kept.has(chunk) or x.voided.has(chunk);
+    }
+
+    /// What nobody else holds is still held by its source. What a lost one had, and nobody holds
+    /// now, is void; without `resume`, all of its shard is, so that a shard is there or is not.
+    fn give_from_source(x: *Executor, order: *const base.Order) void {
+        const chunks = x.partition.chunks;
+        if (chunks == 0 or x.source(0) == null) return;
+        for (0..chunks) |chunk| {
+            if (x.kept.has(chunk)) continue;
+            const rank = x.source(chunk).?;
+            if (x.positions[rank] == nobody) {
+                x.give_up_chunk(@intCast(chunk));
+                continue;
+            }
+            // What is carried is held by its audience alone, which may be its source.
+            if (x.descriptor.kind.carries() and x.audience(chunk).? != rank) continue;
+            var holder: base.Mask = .empty;
+            holder.set(rank);
+            x.kept.set_bit(chunk);
+            x.held_by(chunk, &holder, order);
+        }
+        if (x.voided.count == 0 or x.descriptor.recovery == .resume_chunks) return;
+        for (x.partition.shards, 0..) |*shard, index| {
+            const last = index + 1 == x.partition.shards.len;
+            const end = if (last) chunks else x.partition.shards[index + 1].first_chunk;
+            const is_void = for (shard.first_chunk..end) |chunk| {
+                if (x.voided.has(chunk)) break true;
+            } else false;
+            if (is_void) for (shard.first_chunk..end) |chunk| x.give_up_chunk(@intCast(chunk));
+        }
+    }
+
+    fn give_up_chunk(x: *Executor, chunk: u32) void {
+        x.kept.unset_bit(chunk);
+        x.voided.set_bit(chunk);
+        x.restore_pieces(x.partition.first_piece(chunk), x.partition.first_piece(chunk + 1));
+    }
+
+    /// What others wait for, of private results: a frame for each piece that goes on from here.
+    fn owed(x: *const Executor) u64 {
+        var frames: u64 = 0;
+        for (0..x.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            if (x.is_done(chunk)) continue;
+            const passes = switch (x.schedule) {
+                .ring => ring.passes_here(x, chunk),
+                .direct => direct.passes_here(x, chunk),
+            };
+            if (passes) frames += x.partition.pieces_of(chunk);
+        }
+        return frames;
     }
 
     fn held_by(x: *Executor, chunk: usize, ranks: *const base.Mask, order: *const base.Order) void {
@@ -386,50 +529,89 @@ pub const Executor = struct {
         while (x.alone_next < x.partition.pieces and bytes < alone_bytes_max) {
             const piece = x.alone_next;
             x.alone_next += 1;
-            if (x.settled.has(piece)) continue;
+            if (x.settled.has(piece) or !x.wants(x.partition.chunk_of(piece))) continue;
             bytes += x.piece_bytes(piece);
             const count = x.partition.elements(piece);
             const mine = x.own(piece);
             const out = x.overwrite(piece);
             kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, mine, count);
             // Nothing was encoded, so nothing is given back and nothing is lost.
-            if (x.residual_of(piece)) |rest| @memcpy(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
+            if (x.residual_of(piece)) |rest| @memmove(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
             x.settle(piece, x.attempt);
         }
     }
 
     pub const alone_bytes_max = 8 * base.limits.MiB;
 
-    /// The root of a broadcast has its result from the start.
-    fn settle_all_from_input(x: *Executor) void {
-        assert(x.in_place());
-        for (0..@intCast(x.partition.pieces)) |piece| x.settle(piece, 1);
+    /// A source has its own chunks of the result from the start.
+    fn settle_own(x: *Executor) void {
+        const pieces: usize = @intCast(x.partition.pieces);
+        if (pieces == 0 or x.source(0) == null) return;
+        for (0..pieces) |piece| {
+            const chunk = x.partition.chunk_of(piece);
+            if (x.source(chunk).? != x.rank or !x.wants(chunk)) continue;
+            if (!x.in_place()) @memcpy(x.overwrite(piece), x.own(piece));
+            x.settle(piece, 1);
+        }
     }
 
     // ---- pieces
 
     /// The result grows over the contribution: what was overwritten is read from `shadow`.
     pub fn in_place(x: *const Executor) bool {
-        return x.send == x.target;
+        if (x.descriptor.kind == .all_to_all) return false;
+        // Where one of them is of nothing its address says nothing.
+        const target = @intFromPtr(x.target) +% x.bytes_of(x.send_first);
+        return target == @intFromPtr(x.send) +% x.bytes_of(x.target_first);
+    }
+
+    fn bytes_of(x: *const Executor, elements: u64) usize {
+        return @intCast(elements * x.partition.element_bytes);
     }
 
     /// This peer's contribution.
     pub fn own(x: *const Executor, piece: usize) [*]const u8 {
-        const start = x.piece_start(piece);
-        if (x.in_place() and x.dirty.has(piece)) return x.shadow.ptr + start;
-        return x.send + start;
+        if (x.dirty.has(piece) and x.in_place()) return x.shadow_piece(piece).ptr;
+        return x.send + x.bytes_of(x.partition.offset(piece) - x.send_first);
     }
 
-    fn piece_start(x: *const Executor, piece: usize) usize {
-        return @intCast(x.partition.offset(piece) * x.partition.element_bytes);
+    /// Where a piece is in `target`, which has it.
+    fn target_start(x: *const Executor, piece: usize) usize {
+        return x.bytes_of(x.target_element(x.partition.offset(piece)));
+    }
+
+    /// Where an element of the operation is in `target`, which has it.
+    pub fn target_element(x: *const Executor, element: u64) u64 {
+        if (x.descriptor.kind != .all_to_all) return element - x.target_first;
+        // Of equal shards, one from each rank.
+        const shard = x.partition.shards[0].elements;
+        const ranks = x.positions.len;
+        return element / (shard * ranks) * shard + element % shard;
     }
 
     pub fn target_piece(x: *const Executor, piece: usize) []u8 {
-        return x.target[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+        return x.target[x.target_start(piece)..][0..x.piece_bytes(piece)];
     }
 
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
-        return x.shadow[x.piece_start(piece)..][0..x.piece_bytes(piece)];
+        return x.shadow[x.target_start(piece)..][0..x.piece_bytes(piece)];
+    }
+
+    fn in_target(x: *const Executor, piece: usize) bool {
+        return x.is_target(x.partition.offset(piece));
+    }
+
+    /// Whether a chunk is a part of what this peer receives, void or not.
+    pub fn has_target(x: *const Executor, chunk: u32) bool {
+        return x.is_target(x.partition.chunk_offset(chunk));
+    }
+
+    fn is_target(x: *const Executor, element: u64) bool {
+        if (x.descriptor.kind == .all_to_all) {
+            const shard = x.partition.shards[0].elements;
+            return element / shard % x.positions.len == x.rank;
+        }
+        return element >= x.target_first and element < x.target_first + x.target_count;
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
@@ -498,7 +680,12 @@ pub const Executor = struct {
         return x.target_piece(piece);
     }
 
-    pub fn save(x: *Executor, piece: usize) void {
+    /// A contribution is read for the last time before it may be overwritten.
+    pub fn save_own(x: *Executor, piece: usize) void {
+        if (x.in_target(piece) and x.in_place()) x.save(piece);
+    }
+
+    fn save(x: *Executor, piece: usize) void {
         if (x.saved.has(piece) or base.canary.on(.forget_shadow)) return;
         x.saved.set_bit(piece);
         const from = x.target_piece(piece);
@@ -513,25 +700,33 @@ pub const Executor = struct {
     /// The call has failed: the caller's buffer is as it was. No lane uses it any more.
     pub fn restore(x: *Executor) void {
         assert(x.members == 0);
-        for (0..@intCast(x.partition.pieces)) |piece| {
+        x.restore_pieces(0, x.partition.pieces);
+        x.dirty.clear();
+    }
+
+    fn restore_pieces(x: *Executor, begin_piece: u64, end_piece: u64) void {
+        for (@intCast(begin_piece)..@intCast(end_piece)) |piece| {
             if (!x.dirty.has(piece) or !x.saved.has(piece)) continue;
             @memcpy(x.target_piece(piece), x.shadow_piece(piece));
+            x.dirty.unset_bit(piece);
         }
-        x.dirty.clear();
     }
 
     /// The call returns in doubt: the caller's buffer is as it was, and the result, which others
     /// may still need, is in `shadow`. No lane uses either.
     pub fn set_aside(x: *Executor) void {
         for (0..@intCast(x.partition.pieces)) |piece| {
-            const in_target = x.target_piece(piece);
-            const in_shadow = x.shadow_piece(piece);
-            if (x.dirty.has(piece) and x.saved.has(piece)) swap(in_target, in_shadow) //
-            else @memcpy(in_shadow, in_target);
+            if (!x.in_target(piece)) continue;
+            const result = x.target_piece(piece);
+            const before = x.shadow_piece(piece);
+            if (x.dirty.has(piece) and x.saved.has(piece)) swap(result, before) //
+            else @memcpy(before, result);
             x.saved.set_bit(piece); // nothing of the caller's is left here
         }
         x.target = x.shadow.ptr;
+        // Nothing is contributed any more: what this peer has voted for is all it gives.
         x.send = x.shadow.ptr;
+        x.send_first = x.target_first;
         x.residual = null;
         x.dirty.clear();
     }
@@ -563,7 +758,9 @@ pub const Executor = struct {
     pub fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (x.converts()) x.origin_slots else 0;
-        const senders = x.members - 1;
+        // Round the ring, the sums of one owner alone come in.
+        const one_owner = x.schedule == .ring and x.descriptor.kind == .reduce;
+        const senders = if (one_owner) 1 else x.members - 1;
         return @intCast(@max(1, (x.free_slots.len - reserved) / senders));
     }
 
@@ -608,7 +805,7 @@ pub const Executor = struct {
     /// This peer's contribution as it travels, for a piece whose sum starts with it. Null: no slot
     /// is free for it.
     pub fn contribution(x: *Executor, piece: usize) ?Contribution {
-        if (x.in_place()) x.save(piece);
+        x.save_own(piece);
         const count = x.partition.elements(piece);
         const mine = x.own(piece);
         if (!x.converts()) return .{ .slot = no_slot, .bytes = mine[0..x.piece_bytes(piece)] };
@@ -673,10 +870,10 @@ pub const Executor = struct {
         if (x.final_seen.has(piece)) return error.Twice;
         const chunk = x.partition.chunk_of(piece);
         const expected = switch (x.schedule) {
-            .ring => x.kept.has(chunk) or ring.owner(x, piece) != x.position,
+            .ring => ring.gives(x, chunk),
             .direct => direct.gives(x, chunk, from),
         };
-        if (!expected) return error.WrongPhase;
+        if (!expected or !x.wants(chunk)) return error.WrongPhase;
         if (header.payload_bytes != x.final_piece(piece).len) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
             return error.WrongPhase;
@@ -700,12 +897,13 @@ pub const Executor = struct {
             .ring => ring.arrived(x, piece, slot_index),
             .direct => direct.arrived(x, piece),
         }
-        return x.schedule == .ring or x.settled.has(piece);
+        return x.schedule == .ring or x.final_seen.has(piece);
     }
 
     /// The final bytes of a piece are in the result: they go on to whoever waits for them here.
     pub fn finish(x: *Executor, piece: usize, reduced_attempt: u32) void {
         x.settle(piece, reduced_attempt);
+        if (x.descriptor.kind.is_private()) return;
         switch (x.schedule) {
             .ring => ring.forward_final(x, piece),
             .direct => direct.forward_final(x, piece),
@@ -796,6 +994,8 @@ pub const Executor = struct {
         class: u16,
         reduced_attempt: u32,
         slot: u16,
+        /// Whose slot it is, if this peer has added up what another wants.
+        from: u16 = nobody,
         payload: []const u8,
     };
 
@@ -824,14 +1024,18 @@ pub const Executor = struct {
         return out;
     }
 
-    pub fn final_out(x: *const Executor, piece: usize) Out {
+    pub fn final_out(x: *Executor, piece: usize) Out {
+        const carries = x.descriptor.kind.carries();
+        if (carries) x.save_own(piece);
         return .{
             .kind = .final,
             .piece = piece,
             .class = 0,
-            .reduced_attempt = x.chunk_arriving[x.partition.chunk_of(piece)],
+            .reduced_attempt = if (carries) x.attempt //
+            else x.chunk_arriving[x.partition.chunk_of(piece)],
             .slot = no_slot,
-            .payload = x.final_piece(piece),
+            .payload = if (carries) x.own(piece)[0..x.piece_bytes(piece)] //
+            else x.final_piece(piece),
         };
     }
 
@@ -849,21 +1053,31 @@ pub const Executor = struct {
     /// A frame of `next` has left: its slot is free again.
     pub fn sent(x: *Executor, out: *const Out) void {
         assert(x.members > 1);
+        x.frames_owed -|= 1;
         if (out.slot == no_slot) return;
-        const came_in = x.schedule == .ring and out.class != ring.predecessor(x);
-        if (came_in) return x.slot_free(&x.credits[out.class], out.slot);
+        if (x.credit_of(out)) |credit| return x.slot_free(credit, out.slot);
         x.origin_held -= 1;
         x.slot_give(out.slot);
     }
 
-    // ---- results
-
-    pub fn complete(x: *const Executor) bool {
-        return x.chunks_settled == x.partition.chunks;
+    /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
+    fn credit_of(x: *Executor, out: *const Out) ?*Credit {
+        return switch (x.schedule) {
+            .ring => if (ring.is_origin(x, out.piece)) null else &x.credits[out.class],
+            .direct => if (out.kind == .partial) null else &x.credits[out.from],
+        };
     }
 
-    /// Order-independent digest of the whole result.
+    // ---- results
+
+    /// This peer has its result, and others have from it what they need for a private one.
+    pub fn complete(x: *const Executor) bool {
+        return x.chunks_settled == x.chunks_wanted and x.frames_owed == 0;
+    }
+
+    /// Order-independent digest of what all members have; 0 where results are private.
     pub fn digest(x: *const Executor) u128 {
+        if (x.descriptor.kind.is_private()) return 0;
         var total: u128 = 0;
         for (x.chunk_digest) |part| total +%= part;
         return total;

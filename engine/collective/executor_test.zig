@@ -97,10 +97,8 @@ const Bench = struct {
             .schedule = bench.schedule,
             .order = &bench.order,
             .hubs = &bench.hubs,
-            .rank = rank,
             .operation = 1,
             .kept = kept,
-            .root = 0,
         });
         for (bench.order.slice()) |rank| {
             const x = &bench.executors[rank];
@@ -114,13 +112,13 @@ const Bench = struct {
     fn draw(bench: *Bench, prng: *base.Prng) void {
         const n = bench.order.count;
         bench.schedule = if (prng.chance(2)) .ring else .direct;
-        if (bench.schedule == .ring) for (0..n) |position| {
+        if (bench.schedule == .ring) {
             const ranks = &bench.order.ranks;
-            std.mem.swap(u16, &ranks[position], &ranks[prng.below(n)]);
-        } else {
-            for (0..n) |position| if (prng.chance(3)) bench.hubs.unset(bench.order.at(position));
-            bench.hubs.set(bench.order.at(prng.below(n)));
-        };
+            for (0..n) |position| std.mem.swap(u16, &ranks[position], &ranks[prng.below(n)]);
+            return;
+        }
+        for (0..n) |position| if (prng.chance(3)) bench.hubs.unset(bench.order.at(position));
+        bench.hubs.set(bench.order.at(prng.below(n)));
     }
 };
 
@@ -142,10 +140,8 @@ fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) E
         .schedule = .ring,
         .order = order,
         .hubs = &base.Mask.empty,
-        .rank = 0,
         .operation = 1,
         .kept = kept,
-        .root = 0,
     };
 }
 
@@ -181,7 +177,7 @@ fn test_case(case: Case) !void {
             .world_size = n,
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 1024,
-            .is_root = rank == 0,
+            .rank = @intCast(rank),
         });
     }
     defer for (executors[0..n]) |*x| x.deinit();
@@ -257,7 +253,7 @@ test "a large world of one is worked off in steps" {
         .world_size = 1,
         .chunk_bytes = 256 * 1024,
         .window_bytes = 1024,
-        .is_root = true,
+        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(1));
@@ -282,7 +278,7 @@ test "a kept range of chunks that the operation does not have is ignored" {
         .world_size = 2,
         .chunk_bytes = 64,
         .window_bytes = 1024,
-        .is_root = true,
+        .rank = 0,
     });
     defer x.deinit();
     const chunks = x.partition.chunks;
@@ -311,7 +307,7 @@ test "what a member holds that is not listed as a holder is taken from those who
             .world_size = executors.len,
             .chunk_bytes = 64,
             .window_bytes = 1024,
-            .is_root = rank == 0,
+            .rank = @intCast(rank),
         });
         defer for (&executors) |*x| x.deinit();
         var bench: Bench = .{
@@ -351,7 +347,7 @@ test "widened contributions on their way out leave the slots that were promised"
         .world_size = 2,
         .chunk_bytes = 64,
         .window_bytes = 4096,
-        .is_root = true,
+        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
@@ -382,7 +378,7 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
         .world_size = n,
         .chunk_bytes = 512,
         .window_bytes = 1 << 16,
-        .is_root = true,
+        .rank = 0,
     });
     defer x.deinit();
     const order: base.Order = .of(&.full(n));
@@ -419,8 +415,12 @@ fn Life(comptime T: type) type {
         const Self = @This();
         prng: base.Prng,
         n: u16,
+        /// Of all shards together.
         count: usize,
+        /// Of each rank's shard, where ranks have shards.
+        counts: [5]u64 = @splat(0),
         kind: wire.control.OpKind,
+        root: u16 = 0,
         /// One set of contributors for the whole result.
         restart: bool,
         /// Schedule, order and hubs are others in each attempt.
@@ -438,12 +438,37 @@ fn Life(comptime T: type) type {
         const scribble: T = if (T == u64) 0x5c5c_5c5c_5c5c_5c5c else 12345;
 
         fn init(life: *Self, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
+            if (life.is_uneven()) life.draw_counts();
+            if (life.kind == .all_to_all) life.count -= life.count % (life.n * life.n);
             for (0..life.n) |rank| {
-                const send = try arena.alloc(T, life.count);
-                for (send, 0..) |*value, index| value.* = contribution(rank, index);
-                const in_place = life.kind == .broadcast or life.prng.chance(2);
-                const recv = if (in_place) send else try arena.alloc(T, life.count);
-                if (!in_place) @memset(recv, if (T == u64) 0xabab + rank else 678);
+                const part = life.shard(rank);
+                const whole: Span = .{ .first = 0, .count = life.count };
+                const at_root = if (rank == life.root) whole else Span{ .first = 0, .count = 0 };
+                const row = life.count / life.n;
+                const sends = switch (life.kind) {
+                    .all_gather, .gather => part,
+                    .scatter => at_root,
+                    .all_to_all => Span{ .first = rank * row, .count = row },
+                    else => whole,
+                };
+                const receives = switch (life.kind) {
+                    .reduce, .gather => at_root,
+                    .reduce_scatter, .scatter => part,
+                    .all_to_all => Span{ .first = 0, .count = row },
+                    else => whole,
+                };
+                const in_place = life.kind != .all_to_all and
+                    (life.kind == .broadcast or life.prng.chance(2));
+                const before: T = if (T == u64) 0xabab + rank else 678;
+                const all = try arena.alloc(T, life.count);
+                @memset(all, before);
+                const send = all[sends.first..][0..sends.count];
+                for (send, sends.first..) |*value, index| value.* = contribution(rank, index);
+                const recv = if (in_place)
+                    all[receives.first..][0..receives.count]
+                else
+                    try arena.alloc(T, receives.count);
+                if (!in_place) @memset(recv, before);
                 life.send[rank] = send;
                 life.recv[rank] = recv;
                 life.send_before[rank] = try arena.dupe(T, send);
@@ -452,12 +477,36 @@ fn Life(comptime T: type) type {
                     .descriptor = life.descriptor(),
                     .send = @ptrCast(send.ptr),
                     .recv = @ptrCast(recv.ptr),
+                    .counts = if (life.is_uneven()) life.counts[0..life.n] else null,
+                    .rank = @intCast(rank),
+                    .root = life.root,
                     .world_size = life.n,
                     .chunk_bytes = chunk_bytes,
                     .window_bytes = 1024,
-                    .is_root = rank == 0,
                 });
             }
+        }
+
+        const Span = struct { first: usize, count: usize };
+
+        fn is_uneven(life: *const Self) bool {
+            return life.kind.has_shards() and life.kind != .all_to_all;
+        }
+
+        /// Shards that differ; some are empty.
+        fn draw_counts(life: *Self) void {
+            var left = life.count;
+            for (life.counts[0..life.n]) |*count| {
+                count.* = if (life.prng.chance(4)) 0 else life.prng.below(left + 1);
+                left -= @intCast(count.*);
+            }
+            life.count -= left;
+        }
+
+        fn shard(life: *const Self, rank: usize) Span {
+            var first: u64 = 0;
+            for (life.counts[0..rank]) |count| first += count;
+            return .{ .first = @intCast(first), .count = @intCast(life.counts[rank]) };
         }
 
         /// Digits, or numbers that a codec with 16 bits has exactly: one from one rank.
@@ -468,6 +517,7 @@ fn Life(comptime T: type) type {
 
         fn descriptor(life: *const Self) Descriptor {
             var made = test_descriptor(life.kind, life.count);
+            if (life.restart) made.recovery = .restart;
             if (T == u64) return made;
             made.dtype = .f32;
             if (life.kind == .all_reduce) made.codec = .of(.bf16);
@@ -485,16 +535,19 @@ fn Life(comptime T: type) type {
             var kept: []const KeptRange = &.{};
             for (1..last + 1) |attempt| {
                 life.attempts[attempt] = bench.alive;
+                const is_last = attempt == last;
                 bench.begin(@intCast(attempt), kept);
-                try life.votes(&bench);
+                // What is private is voted for again in each attempt.
+                if (life.kind.is_private()) life.voted = .empty;
+                try life.votes(&bench, is_last);
                 // A sixteenth of it, or half, or all.
                 const steps = life.count * life.prng.between(1, 8) / 16;
                 var step: usize = 0;
-                while (attempt == last or step < steps) : (step += 1) {
+                while (is_last or step < steps) : (step += 1) {
                     if (!try bench.step()) break;
-                    try life.votes(&bench);
+                    try life.votes(&bench, is_last);
                 }
-                if (attempt == last) return life.check(&bench);
+                if (is_last) return life.check(&bench);
                 for (0..life.prng.below(3)) |position| try bench.step_half(@intCast(position));
                 for (bench.executors) |*x| x.halt();
                 life.lose(&bench);
@@ -502,10 +555,12 @@ fn Life(comptime T: type) type {
             }
         }
 
-        fn votes(life: *Self, bench: *Bench) !void {
+        fn votes(life: *Self, bench: *Bench, is_last: bool) !void {
             for (bench.executors, 0..) |*x, rank| {
                 if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
                 life.voted.set(rank);
+                // What is private cannot be done again without the inputs: it would be aborted.
+                if (life.kind.is_private() and !is_last) continue;
                 if (!life.prng.chance(3)) continue;
                 x.set_aside();
                 life.aside.set(rank);
@@ -518,7 +573,7 @@ fn Life(comptime T: type) type {
 
         fn lose(life: *Self, bench: *Bench) void {
             const rank = life.prng.below(life.n);
-            const root = life.kind == .broadcast and rank == 0;
+            const root = life.kind.has_root() and rank == life.root;
             const several = bench.alive.count() > 1;
             if (bench.alive.has(rank) and !root and several) bench.alive.unset(rank);
         }
@@ -540,13 +595,14 @@ fn Life(comptime T: type) type {
                 for (life.executors[0..life.n], 0..) |*x, rank| {
                     const reduced = x.chunk_reduced[chunk];
                     if (!alive.has(rank) or reduced == 0) continue;
-                    if (range.reduced_attempt != 0 and life.kind != .broadcast)
+                    if (range.reduced_attempt != 0 and life.kind.reduces())
                         try std.testing.expectEqual(range.reduced_attempt, reduced);
                     range.reduced_attempt = reduced;
                     range.holders.set(rank);
                 }
                 if (range.holders.is_empty()) continue;
-                const mixed = life.restart and life.kind != .broadcast and !any_voted and
+                const whole = any_voted and !life.kind.is_private();
+                const mixed = life.restart and life.kind.reduces() and !whole and
                     !life.attempts[range.reduced_attempt].eql(alive);
                 if (!mixed) try kept.append(arena, range);
             }
@@ -574,7 +630,7 @@ fn Life(comptime T: type) type {
                 } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
                     x.restore();
                     try life.returned(rank);
-                } else if (life.send[rank].ptr != life.recv[rank].ptr) {
+                } else if (!x.in_place()) {
                     const before = life.send_before[rank];
                     try std.testing.expectEqualSlices(T, before, life.send[rank]);
                 }
@@ -583,18 +639,31 @@ fn Life(comptime T: type) type {
 
         fn check_values(life: *const Self, x: *const Executor) !void {
             const result: [*]align(1) const T = @ptrCast(x.target);
-            for (result[0..life.count], 0..) |value, index| {
-                const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
-                var expected: T = 0;
-                for (0..life.n) |rank| {
-                    const counts = if (life.kind == .broadcast)
-                        rank == 0
-                    else
-                        life.attempts[x.chunk_reduced[chunk]].has(rank);
-                    if (counts) expected += contribution(rank, index);
+            for (0..@intCast(x.partition.pieces)) |piece| {
+                const chunk = x.partition.chunk_of(piece);
+                const first = x.partition.offset(piece);
+                if (!x.has_target(chunk)) continue;
+                const start: usize = @intCast(x.target_element(first));
+                const count = x.partition.elements(piece);
+                const lost = !x.wants(chunk);
+                const before = life.recv_before[x.rank][start..][0..count];
+                for (result[start..][0..count], before, 0..) |value, old, index| {
+                    const at = @as(usize, @intCast(first)) + index;
+                    const wanted = if (lost) old else life.expected(x, chunk, at);
+                    try std.testing.expectEqual(wanted, value);
                 }
-                try std.testing.expectEqual(expected, value);
+                if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));
             }
+        }
+
+        fn expected(life: *const Self, x: *const Executor, chunk: u32, index: usize) T {
+            if (x.source(chunk)) |rank| return contribution(rank, index);
+            var sum: T = 0;
+            for (0..life.n) |rank| {
+                const counts = life.attempts[x.chunk_reduced[chunk]].has(rank);
+                if (counts) sum += contribution(rank, index);
+            }
+            return sum;
         }
     };
 }
@@ -611,10 +680,15 @@ fn test_one_life(comptime T: type, seed: u64, count: usize, chunk_bytes: u32) !v
     defer arena.deinit();
     var pool = Pool.init(arena.allocator());
     var prng: base.Prng = .init(seed);
+    const kinds = [_]wire.control.OpKind{
+        .all_reduce,     .all_reduce, .broadcast, .reduce,
+        .reduce_scatter, .all_gather, .scatter,   .gather,
+        .all_to_all,
+    };
     var life: Life(T) = .{
         .n = @intCast(prng.between(1, 5)),
         .count = count,
-        .kind = if (prng.chance(4)) .broadcast else .all_reduce,
+        .kind = kinds[prng.below(if (T == u64) kinds.len else 3)],
         .restart = prng.chance(2),
         .draws = prng.chance(2),
         .prng = prng,
@@ -656,7 +730,7 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
             .world_size = case.n,
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 4096,
-            .is_root = rank == 0,
+            .rank = @intCast(rank),
         });
     }
     defer for (executors[0..case.n]) |*x| x.deinit();

@@ -1,14 +1,24 @@
 //! Partition: how the elements of an operation are cut. A piece is what one frame carries; a chunk
 //! is the unit of recovery, one piece unless the operation is huge. It follows from the descriptor
 //! and the epoch alone, never from the attempt, so a chunk means the same after a loss
-//! (docs/ALGORITHMS.md).
+//! (docs/ALGORITHMS.md). Where each rank has a shard of the elements, no piece is of two shards.
 
 const std = @import("std");
 const base = @import("base");
 const limits = base.limits;
 const assert = std.debug.assert;
 
+/// Elements that belong to one rank, or all of them.
+pub const Shard = struct {
+    first: u64 = 0,
+    elements: u64,
+    first_piece: u64 = 0,
+    first_chunk: u32 = 0,
+};
+
 pub const Partition = struct {
+    /// In their order; at least one.
+    shards: []const Shard,
     count: u64,
     /// Bytes of an element of the result, and of a partial sum on the wire.
     element_bytes: u8,
@@ -21,7 +31,8 @@ pub const Partition = struct {
     codec: base.Codec,
 
     pub const Options = struct {
-        count: u64,
+        /// Their elements are set, the rest is done here; to be kept as long as the partition.
+        shards: []Shard,
         element_bytes: usize,
         partial_bytes: usize,
         /// Members of the epoch.
@@ -32,10 +43,16 @@ pub const Partition = struct {
     };
 
     pub fn init(options: Options) Partition {
-        assert(options.count <= limits.elements_max);
+        const shards = options.shards;
+        var count: u64 = 0;
+        for (shards) |*shard| {
+            shard.first = count;
+            count += shard.elements;
+        }
+        assert(count <= limits.elements_max);
         const largest: u64 = @min(options.chunk_bytes_max, limits.frame_payload_bytes_max);
         const smallest: u64 = @min(limits.chunk_bytes_min, largest);
-        const total = options.count * options.partial_bytes;
+        const total = count * options.partial_bytes;
         // Four chunks for each owner keep a ring busy; more members share the window.
         const wanted = total / (4 * @as(u64, options.world_size));
         const share = options.window_bytes / (2 * @as(u64, options.world_size));
@@ -47,29 +64,65 @@ pub const Partition = struct {
         if (options.codec.kind != .none)
             piece_elements = std.mem.alignForward(u64, piece_elements, options.codec.granule());
 
-        const pieces = std.math.divCeil(u64, options.count, piece_elements) catch unreachable;
-        const per_chunk = @max(
-            1,
-            std.math.divCeil(u64, pieces, limits.chunks_max) catch unreachable,
-        );
+        var pieces: u64 = 0;
+        for (shards) |*shard| {
+            shard.first_piece = pieces;
+            pieces += div_ceil(shard.elements, piece_elements);
+        }
+        // Each shard but one may end in a chunk that is not full.
+        const per_chunk = @max(1, div_ceil(pieces, limits.chunks_max - (shards.len - 1)));
+        var chunks: u64 = 0;
+        for (shards) |*shard| {
+            shard.first_chunk = @intCast(chunks);
+            chunks += div_ceil(div_ceil(shard.elements, piece_elements), per_chunk);
+        }
         return .{
-            .count = options.count,
+            .shards = shards,
+            .count = count,
             .element_bytes = @intCast(options.element_bytes),
             .partial_bytes = @intCast(options.partial_bytes),
             .piece_elements = @intCast(piece_elements),
             .pieces_per_chunk = @intCast(per_chunk),
             .pieces = pieces,
             .codec = options.codec,
-            .chunks = @intCast(std.math.divCeil(u64, pieces, per_chunk) catch unreachable),
+            .chunks = @intCast(chunks),
         };
     }
 
+    fn div_ceil(a: u64, b: u64) u64 {
+        return std.math.divCeil(u64, a, b) catch unreachable;
+    }
+
+    /// The shard of a piece, or of a chunk: the last that begins there or before it.
+    fn shard_at(
+        partition: *const Partition,
+        comptime field: std.meta.FieldEnum(Shard),
+        at: u64,
+    ) usize {
+        var low: usize = 0;
+        var high = partition.shards.len;
+        while (high - low > 1) {
+            const middle = low + (high - low) / 2;
+            if (@field(partition.shards[middle], @tagName(field)) <= at) low = middle //
+            else high = middle;
+        }
+        return low;
+    }
+
+    pub fn shard_of_chunk(partition: *const Partition, chunk: u64) usize {
+        return partition.shard_at(.first_chunk, chunk);
+    }
+
     pub fn chunk_of(partition: *const Partition, piece: u64) u32 {
-        return @intCast(piece / partition.pieces_per_chunk);
+        const shard = &partition.shards[partition.shard_at(.first_piece, piece)];
+        const within: u32 = @intCast((piece - shard.first_piece) / partition.pieces_per_chunk);
+        return shard.first_chunk + within;
     }
 
     pub fn first_piece(partition: *const Partition, chunk: u64) u64 {
-        return @min(chunk * partition.pieces_per_chunk, partition.pieces);
+        if (chunk >= partition.chunks) return partition.pieces;
+        const shard = &partition.shards[partition.shard_of_chunk(chunk)];
+        return shard.first_piece + (chunk - shard.first_chunk) * partition.pieces_per_chunk;
     }
 
     pub fn pieces_of(partition: *const Partition, chunk: u32) u32 {
@@ -79,7 +132,9 @@ pub const Partition = struct {
 
     /// First element of a piece; `pieces` gives the count.
     pub fn offset(partition: *const Partition, piece: u64) u64 {
-        return @min(piece * partition.piece_elements, partition.count);
+        if (piece >= partition.pieces) return partition.count;
+        const shard = &partition.shards[partition.shard_at(.first_piece, piece)];
+        return shard.first + (piece - shard.first_piece) * partition.piece_elements;
     }
 
     pub fn elements(partition: *const Partition, piece: u64) usize {
@@ -99,31 +154,61 @@ pub const Partition = struct {
     }
 };
 
-test "pieces tile the elements, and chunks the pieces, within the limits" {
+test "pieces tile the shards, and chunks the pieces, within the limits" {
     const counts = [_]u64{ 0, 1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 26) + 1, 1 << 33, 1 << 40 };
     const kinds = [_]base.codec.Kind{ .none, .int8, .min_max_u8 };
     for (counts) |count| for ([_]u32{ 1, 2, 3, 16, 512 }) |world_size| for (kinds) |kind| {
-        const partition = Partition.init(.{
-            .count = count,
-            .element_bytes = 4,
-            .partial_bytes = 4,
-            .world_size = world_size,
-            .chunk_bytes_max = 256 * 1024,
-            .window_bytes = 16 << 20,
-            .codec = .of(kind),
-        });
-        try std.testing.expect(partition.chunks <= limits.chunks_max);
-        try std.testing.expect(partition.slot_bytes() <= limits.frame_payload_bytes_max);
-        try std.testing.expectEqual(count, partition.offset(partition.pieces));
-        try std.testing.expectEqual(count, partition.chunk_offset(partition.chunks));
-        if (kind != .none and partition.pieces > 1)
-            try std.testing.expectEqual(0, partition.offset(1) % partition.codec.granule());
-        if (count == 0) continue;
-        try std.testing.expect(partition.elements(partition.pieces - 1) > 0);
-        try std.testing.expect(partition.pieces_of(partition.chunks - 1) > 0);
-        try std.testing.expectEqual(
-            partition.chunks - 1,
-            partition.chunk_of(partition.pieces - 1),
-        );
+        const size: Size = .{ .world_size = world_size, .kind = kind };
+        var one = [_]Shard{.{ .elements = count }};
+        try test_partition(size, &one);
+        // Some are empty, the first and the last of them too.
+        var many: [7]Shard = undefined;
+        for (&many, 0..) |*shard, index| shard.* = .{
+            .elements = if (index % 3 == 0) 0 else count / (2 * index),
+        };
+        try test_partition(size, &many);
     };
+}
+
+const Size = struct { world_size: u32, kind: base.codec.Kind };
+
+fn test_partition(size: Size, shards: []Shard) !void {
+    const partition = Partition.init(.{
+        .shards = shards,
+        .element_bytes = 4,
+        .partial_bytes = 4,
+        .world_size = size.world_size,
+        .chunk_bytes_max = 256 * 1024,
+        .window_bytes = 16 << 20,
+        .codec = .of(size.kind),
+    });
+    try std.testing.expect(partition.chunks <= limits.chunks_max);
+    try std.testing.expect(partition.slot_bytes() <= limits.frame_payload_bytes_max);
+    try std.testing.expectEqual(partition.count, partition.offset(partition.pieces));
+    try std.testing.expectEqual(partition.count, partition.chunk_offset(partition.chunks));
+    var count: u64 = 0;
+    for (shards, 0..) |*shard, index| {
+        try std.testing.expectEqual(count, shard.first);
+        count += shard.elements;
+        if (shard.elements == 0) continue;
+        try std.testing.expectEqual(count - shard.elements, partition.offset(shard.first_piece));
+        const end = if (index + 1 < shards.len) shards[index + 1] else Shard{
+            .elements = 0,
+            .first_piece = partition.pieces,
+            .first_chunk = partition.chunks,
+        };
+        try std.testing.expect(end.first_piece > shard.first_piece);
+        const last = end.first_chunk - 1;
+        try std.testing.expectEqual(index, partition.shard_of_chunk(shard.first_chunk));
+        try std.testing.expectEqual(index, partition.shard_of_chunk(last));
+        try std.testing.expectEqual(last, partition.chunk_of(end.first_piece - 1));
+        try std.testing.expectEqual(shard.first_chunk, partition.chunk_of(shard.first_piece));
+        try std.testing.expect(partition.elements(end.first_piece - 1) > 0);
+        try std.testing.expect(partition.pieces_of(last) > 0);
+        if (size.kind != .none and end.first_piece - shard.first_piece > 1) {
+            const first = partition.elements(shard.first_piece);
+            try std.testing.expectEqual(0, first % partition.codec.granule());
+        }
+    }
+    try std.testing.expectEqual(count, partition.count);
 }

@@ -1,7 +1,7 @@
 //! ring: the schedule in which each position sends to the next. Chunk c is owned by position c mod
-//! n. Its partial sum starts behind the owner and travels all the way round to it while everybody
-//! adds its own part, and is finished there; the final bytes travel on from the owner until
-//! everybody has them.
+//! n, or by its audience. Its partial sum starts behind the owner and travels all the way round to
+//! it while everybody adds its own part, and is finished there; the final bytes travel on from the
+//! owner until everybody who wants them has them.
 //!
 //! Every owner has slots of its own at every position, so partial sums of one owner never wait for
 //! those of another. Called by executor.zig, which has the memory. Order of the positions:
@@ -65,20 +65,48 @@ pub fn held_by(
 }
 
 pub fn begin(x: *Executor) void {
-    for (0..x.partition.chunks) |chunk| {
+    if (!x.descriptor.kind.is_private()) for (0..x.partition.chunks) |chunk| {
         if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) continue;
         if (x.ring.successor_holds.has(chunk)) continue;
         const first: usize = @intCast(x.partition.first_piece(chunk));
         const count = x.partition.pieces_of(@intCast(chunk));
         for (first..first + count) |piece| x.ring.final_ready.set_bit(piece);
-    }
+    };
     x.ring.origin_next = next_origin(x, 0);
 }
 
 // ---- who owns what
 
 pub fn owner(x: *const Executor, piece: u64) u16 {
-    return @intCast(x.partition.chunk_of(piece) % x.members);
+    return chunk_owner(x, x.partition.chunk_of(piece));
+}
+
+/// Who forms its result; the chunk is not void.
+pub fn chunk_owner(x: *const Executor, chunk: u32) u16 {
+    return x.audience_position(chunk) orelse @intCast(chunk % x.members);
+}
+
+/// Whether a piece sets out from here, to the owner of its chunk.
+pub fn is_origin(x: *const Executor, piece: u64) bool {
+    const chunk = x.partition.chunk_of(piece);
+    const source = x.source_position(chunk) orelse
+        return chunk_owner(x, chunk) == predecessor(x);
+    return source == x.position;
+}
+
+/// Whether what the owner of a chunk gets goes on from here: all sums do, what is carried only on
+/// its way from its source.
+pub fn passes_here(x: *const Executor, chunk: u32) bool {
+    const n = x.members;
+    const to = chunk_owner(x, chunk);
+    const source = x.source_position(chunk) orelse return to != x.position;
+    return (x.position + n - source) % n < (to + n - source) % n;
+}
+
+/// Whether the final bytes of this chunk come from the predecessor.
+pub fn gives(x: *const Executor, chunk: u32) bool {
+    if (x.descriptor.kind.is_private()) return false;
+    return x.kept.has(chunk) or chunk_owner(x, chunk) != x.position;
 }
 
 pub fn predecessor(x: *const Executor) u16 {
@@ -89,16 +117,21 @@ pub fn successor(x: *const Executor) u16 {
     return (x.position + 1) % x.members;
 }
 
-/// The first piece at or after `from` whose partial sum starts here.
+/// The first piece at or after `from` that sets out here.
 fn next_origin(x: *const Executor, from: u64) u64 {
-    if (x.descriptor.kind != .all_reduce) return x.partition.pieces;
+    if (!has_partials(x)) return x.partition.pieces;
     var piece = from;
     while (piece < x.partition.pieces) {
         const chunk = x.partition.chunk_of(piece);
-        if (chunk % x.members == predecessor(x) and !x.kept.has(chunk)) return piece;
+        const waits = !x.is_done(chunk) and passes_here(x, chunk);
+        if (waits and is_origin(x, piece)) return piece;
         piece = x.partition.first_piece(@as(u64, chunk) + 1);
     }
     return piece;
+}
+
+fn has_partials(x: *const Executor) bool {
+    return x.descriptor.kind.reduces() or x.descriptor.kind.carries();
 }
 
 // ---- from the predecessor
@@ -108,10 +141,11 @@ pub fn place_partial(
     header: *const wire.frame.Header,
     piece: usize,
 ) Executor.PlaceError!Executor.Place {
-    const class = owner(x, piece);
-    if (x.descriptor.kind != .all_reduce or x.kept.has(x.partition.chunk_of(piece)))
-        return error.WrongPhase;
-    if (class == predecessor(x)) return error.WrongPhase; // its sums start here
+    const chunk = x.partition.chunk_of(piece);
+    if (!has_partials(x) or x.is_done(chunk)) return error.WrongPhase;
+    const class = chunk_owner(x, chunk);
+    if (is_origin(x, piece)) return error.WrongPhase;
+    if (class != x.position and !passes_here(x, chunk)) return error.WrongPhase;
     if (x.ring.partial_seen.has(piece)) return error.Twice;
     const place = try x.place_in_slot(header, piece, &x.credits[class]);
     x.ring.partial_seen.set_bit(piece);
@@ -124,6 +158,7 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     const dtype = x.descriptor.dtype;
     const count = x.partition.elements(piece);
     const partial = x.slot(slot);
+    if (x.descriptor.kind.carries()) return carried(x, piece, slot);
     const mine = x.own(piece);
     if (owner(x, piece) == x.position) {
         if (x.encodes()) {
@@ -149,8 +184,16 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
             @memcpy(partial[0..aside.len], aside);
         } else kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, null, 1);
     } else kernels.accumulate(op, dtype, partial.ptr, partial.ptr, mine, count);
-    if (x.in_place()) x.save(piece);
+    x.save_own(piece);
     x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });
+}
+
+fn carried(x: *Executor, piece: usize, slot: u16) void {
+    if (owner(x, piece) != x.position)
+        return x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });
+    @memcpy(x.overwrite(piece), x.slot(slot)[0..x.piece_bytes(piece)]);
+    x.slot_free(&x.credits[x.position], slot);
+    x.finish(piece, x.attempt);
 }
 
 pub fn forward_final(x: *Executor, piece: usize) void {
@@ -194,10 +237,10 @@ fn next_forward(x: *Executor) ?Executor.Out {
 
 fn next_own(x: *Executor) ?Executor.Out {
     if (x.ring.origin_next >= x.partition.pieces) return null;
-    const class = predecessor(x);
+    const piece: usize = @intCast(x.ring.origin_next);
+    const class = owner(x, piece);
     const credit = &x.credits[class];
     if (!credit.has_left()) return null;
-    const piece: usize = @intCast(x.ring.origin_next);
     const contributed = x.contribution(piece) orelse return null;
     credit.used += 1;
     x.ring.origin_next = next_origin(x, piece + 1);

@@ -4,6 +4,7 @@
 //! which drives it.
 
 pub const Partition = @import("partition.zig").Partition;
+pub const Shard = @import("partition.zig").Shard;
 pub const Executor = @import("executor.zig").Executor;
 pub const Schedule = @import("executor.zig").Schedule;
 pub const direct_members_max = @import("direct.zig").members_max;

@@ -957,9 +957,10 @@ pub const Epoch = struct {
         if (epoch.starved()) return .{ .reason = .too_few_peers };
         if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
             return .{ .reason = .peer_lost, .peer = lost };
-        if (known.descriptor.kind == .broadcast and !epoch.root_alive(known)) {
-            for (known.chunks) |*chunk| if (chunk.holders.is_empty())
-                return .{ .reason = .root_lost, .peer = known.descriptor.root };
+        if (known.descriptor.kind.has_root() and !epoch.root_alive(known)) {
+            const verdict: Verdict = .{ .reason = .root_lost, .peer = known.descriptor.root };
+            if (known.descriptor.kind.is_private()) return verdict;
+            for (known.chunks) |*chunk| if (chunk.holders.is_empty()) return verdict;
         }
         return null;
     }
@@ -994,12 +995,13 @@ pub const Epoch = struct {
     fn is_kept(epoch: *const Epoch, known: *const Record, chunk: *const Record.Chunk) bool {
         if (chunk.holders.is_empty()) return false;
         if (base.canary.on(.keep_without_attempt)) return true;
-        if (known.descriptor.kind == .broadcast) return true;
+        const kind = known.descriptor.kind;
+        if (!kind.reduces()) return true;
         return switch (known.descriptor.recovery) {
             .resume_chunks => true,
             // One contributor set for all: a voted result as it is, else what the present members
-            // reduced.
-            .restart, .raise => !known.done_reported.is_empty() or
+            // reduced. One that has voted for a private result cannot give it to others.
+            .restart, .raise => (!kind.is_private() and !known.done_reported.is_empty()) or
                 epoch.history.members(chunk.reduced_attempt).eql(&epoch.alive),
         };
     }

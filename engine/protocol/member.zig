@@ -582,6 +582,13 @@ pub const Member = struct {
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
         op.attempts += 1;
+        // It goes on, so nobody was told that it was committed; and a private result may have to be
+        // formed again, which makes the vote for it void.
+        if (op.descriptor.kind.is_private() and op.state == .voted) {
+            op.state = .running;
+            op.voted_attempt = 0;
+            op.complete = false;
+        }
         for (epoch.resumes.items, 0..) |stored, index| {
             if (!stored.id.eql(op.id)) continue;
             _ = epoch.resumes.swapRemove(index);
@@ -592,9 +599,9 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// A broadcast that was called after its root was lost, and of which nobody holds anything.
+    /// It was called after its root was lost, and nobody holds anything of it.
     fn root_lost(epoch: *const Epoch, op: *const Op) bool {
-        if (op.descriptor.kind != .broadcast or op.chunks == 0) return false;
+        if (!op.descriptor.kind.has_root() or op.chunks == 0) return false;
         const root = epoch.rank_of(op.descriptor.root) orelse return true;
         return !epoch.alive.has(root);
     }
@@ -668,10 +675,12 @@ pub const Member = struct {
             .voted => if (base.canary.on(.withdraw_vote) and !m.connected) {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
-            } else if (op.descriptor.kind == .sync) m.give_up_sync(op, reason) else m.doubt(
-                op,
-                reason,
-            ),
+            } else if (op.descriptor.kind == .sync) {
+                m.give_up_sync(op, reason);
+            } else {
+                op.abort_asked = reason;
+                m.doubt(op, reason);
+            },
             .new, .in_doubt, .finished => {},
         }
     }
@@ -774,7 +783,7 @@ pub const Member = struct {
     }
 
     /// Also in the attempts that follow: nobody shall wait for one that has given up.
-    fn ask_to_abort(m: *Member, op: *const Op) void {
+    pub fn ask_to_abort(m: *Member, op: *const Op) void {
         m.send(.{ .gave_up = .{
             .group = m.group,
             .epoch = op.epoch,

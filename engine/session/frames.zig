@@ -26,6 +26,9 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     const group = operation.group;
     const epoch = group.member.epoch_of(operation.op.epoch).?;
     const x = &operation.executor;
+    // Its inputs are the caller's again, so nothing can be done a second time.
+    if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
+        return group.member.ask_to_abort(&operation.op);
     // Completion is looked at later: this runs inside the member.
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
@@ -36,10 +39,8 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         .schedule = schedule,
         .order = &order,
         .hubs = &epoch.paths.hubs,
-        .rank = epoch.rank,
         .operation = number_of(operation),
         .kept = kept,
-        .root = operation.root_rank,
     });
     if (operation.sync != null) return sync.start(s, operation);
     for (order.slice(), 0..) |rank, index| {
@@ -281,6 +282,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
+    if (operation.op.descriptor.kind.is_private()) check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.
     if (lane.out.slot != collective.Executor.no_slot) wake_all(s, operation);
 }

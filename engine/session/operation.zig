@@ -25,6 +25,9 @@ pub const Operation = struct {
     /// Of a sync of shared state; then the executor has nothing to move.
     sync: ?*Sync = null,
     recv: [*]u8,
+    /// Of the caller's buffers.
+    send_bytes: usize,
+    recv_bytes: usize,
     /// The root of a broadcast: nothing is written to `recv`.
     only_reads: bool = false,
     deadline: Instant,
@@ -44,7 +47,6 @@ pub const Operation = struct {
     schedule: collective.Schedule,
 
     // The attempt under way.
-    root_rank: u16 = 0,
     /// Whom it exchanges data with, and room for all who may come.
     neighbours: []Neighbour = &.{},
     neighbours_room: []Neighbour,
@@ -98,7 +100,8 @@ pub const Operation = struct {
         const own: Buffers = .{
             .send = x.send,
             .recv = operation.recv,
-            .bytes = @intCast(x.partition.count * x.partition.element_bytes),
+            .send_bytes = operation.send_bytes,
+            .recv_bytes = operation.recv_bytes,
             .only_read = operation.only_reads,
             .residual = x.residual,
             .count = @intCast(x.partition.count),
@@ -110,7 +113,8 @@ pub const Operation = struct {
     pub const Buffers = struct {
         send: [*]const u8,
         recv: [*]u8,
-        bytes: usize,
+        send_bytes: usize,
+        recv_bytes: usize,
         only_read: bool,
         residual: ?kernels.Residual = null,
         /// Elements of the residual.
@@ -118,9 +122,11 @@ pub const Operation = struct {
 
         fn uses(buffers: *const Buffers) Uses {
             var found: Uses = .{};
-            found.reads[0] = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.bytes };
-            if (!buffers.only_read)
-                found.writes[0] = .{ .start = @intFromPtr(buffers.recv), .bytes = buffers.bytes };
+            found.reads[0] = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.send_bytes };
+            if (!buffers.only_read) found.writes[0] = .{
+                .start = @intFromPtr(buffers.recv),
+                .bytes = buffers.recv_bytes,
+            };
             const residual = buffers.residual orelse return found;
             const bytes = buffers.count * @sizeOf(f32);
             found.reads[1] = .{ .start = @intFromPtr(residual.in), .bytes = bytes };
@@ -162,15 +168,9 @@ pub const Operation = struct {
     pub fn copy_result(operation: *const Operation) void {
         const x = &operation.executor;
         assert(operation.committed == true);
-        if (operation.is_root()) return;
-        const bytes: usize = @intCast(x.partition.count * x.partition.element_bytes);
+        if (operation.only_reads) return;
+        const bytes = operation.recv_bytes;
         if (bytes > 0) kernels.copy_past(operation.recv, x.target, bytes);
-    }
-
-    fn is_root(operation: *const Operation) bool {
-        const descriptor = &operation.op.descriptor;
-        return descriptor.kind == .broadcast and
-            descriptor.root.eql(operation.group.session.self);
     }
 
     pub fn digest(operation: *const Operation) u128 {
@@ -194,21 +194,25 @@ pub const Operation = struct {
         return .{ .operation = operation };
     }
 
+    /// Over the elements of this peer's result.
     pub const RangeIterator = struct {
         operation: *const Operation,
         chunk: u32 = 0,
 
         pub fn next(it: *RangeIterator) ?Range {
             const x = &it.operation.executor;
-            if (it.chunk >= x.partition.chunks) return null;
+            const partition = &x.partition;
+            while (it.chunk < partition.chunks and !x.has_target(it.chunk)) it.chunk += 1;
             const first = it.chunk;
+            if (first == partition.chunks) return null;
             const who = it.operation.contributors(first);
-            while (it.chunk < x.partition.chunks) : (it.chunk += 1) {
+            while (it.chunk < partition.chunks and x.has_target(it.chunk)) : (it.chunk += 1) {
                 if (!it.operation.contributors(it.chunk).eql(&who)) break;
             }
+            const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);
             return .{
-                .begin = x.partition.chunk_offset(first),
-                .end = x.partition.chunk_offset(it.chunk),
+                .begin = x.target_element(partition.chunk_offset(first)),
+                .end = x.target_element(partition.chunk_offset(it.chunk - 1)) + last,
                 .contributors = who,
             };
         }
@@ -216,11 +220,12 @@ pub const Operation = struct {
 
     fn contributors(operation: *const Operation, chunk: u32) Mask {
         var mask: Mask = .empty;
-        if (operation.op.descriptor.kind == .broadcast) {
-            mask.set(operation.root_rank);
+        const x = &operation.executor;
+        const reduced = x.chunk_reduced[chunk];
+        if (x.source(chunk)) |rank| {
+            if (reduced != 0 or x.descriptor.kind == .broadcast) mask.set(rank);
             return mask;
         }
-        const reduced = operation.executor.chunk_reduced[chunk];
         if (reduced == 0) return mask; // not settled
         return operation.history.members(reduced).*;
     }

@@ -48,7 +48,8 @@ pub const GroupEvent = union(enum) {
     gone: Status,
 };
 
-/// Named points of an all_reduce or a sync at which tests may end the process (net/fault.zig).
+/// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
+/// reduces, gathers or scatters.
 pub const FaultPoint = enum {
     all_reduce_called,
     all_reduce_opened,
@@ -682,10 +683,13 @@ pub const Session = struct {
 
     pub const Call = struct {
         kind: control.OpKind,
-        /// Null only for a barrier or a count of 0.
+        /// Null where nothing is sent, or received.
         send: ?[*]const u8 = null,
         recv: ?[*]u8 = null,
+        /// Where ranks have shards: of one shard.
         count: u64 = 0,
+        /// Of each rank's shard, where they differ.
+        counts: ?[]const u64 = null,
         dtype: base.DType = .u8,
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
@@ -695,11 +699,25 @@ pub const Session = struct {
         plan: base.Plan = .auto,
         tag: u64 = 0,
         deadline: Instant,
+
+        fn shard_count(call: *const Call, rank: usize) u64 {
+            return if (call.counts) |counts| counts[rank] else call.count;
+        }
     };
 
     pub const CallError = protocol.Member.StartError || error{
         Left,
         RootOutOfRange,
+        /// Not one count for each rank.
+        CountsOfAnotherWorld,
+        /// All shards together have more elements than an operation may have.
+        TooManyElements,
+        /// This rank needs a buffer that is not there.
+        SendMissing,
+        RecvMissing,
+        BeyondMemory,
+        /// What is sent and received is neither apart nor the same elements.
+        BuffersOverlap,
         /// Tags from limits.state_tags_first on are those of shared states.
         TagReserved,
         /// An operation in flight writes a buffer of this call, or uses one that it would write.
@@ -715,22 +733,98 @@ pub const Session = struct {
         try group.member.check_start(call.tag);
         const epoch = group.member.current.?;
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
-        const only_reads = call.kind == .broadcast and call.root_rank == epoch.rank;
-        if (call.count > 0) for (s.operations.items) |other| if (other.clashes(.{
-            .send = call.send.?,
-            .recv = call.recv.?,
-            .bytes = @intCast(call.count * call.dtype.size()),
-            .only_read = only_reads,
+        const sizes = try sizes_of(&call, epoch.rank, epoch.world_size());
+        try check_buffers(&call, &sizes);
+        const nothing: [*]u8 = &s.sink;
+        for (s.operations.items) |other| if (other.clashes(.{
+            .send = call.send orelse nothing,
+            .recv = call.recv orelse nothing,
+            .send_bytes = sizes.send,
+            .recv_bytes = sizes.recv,
+            .only_read = sizes.only_reads,
             .residual = call.residual,
             .count = @intCast(call.count),
         })) return error.BufferInUse;
-        const operation = try s.operation_create(group, epoch, &call);
-        operation.only_reads = only_reads;
+        const operation = try s.operation_create(group, epoch, &call, &sizes);
         s.operations.appendAssumeCapacity(operation);
         group.member.start(&operation.op, call.tag);
         s.fault_point(operation, .all_reduce_called);
         s.run_deferred();
         return operation;
+    }
+
+    const Sizes = struct {
+        /// Elements of all shards.
+        count: u64 = 0,
+        /// Bytes.
+        send: usize = 0,
+        recv: usize = 0,
+        /// Bytes before the part that both buffers have, in each of them.
+        send_skip: usize = 0,
+        recv_skip: usize = 0,
+        /// The root of a broadcast.
+        only_reads: bool = false,
+    };
+
+    fn check_buffers(call: *const Call, sizes: *const Sizes) CallError!void {
+        if (sizes.send > 0 and call.send == null) return error.SendMissing;
+        if (sizes.recv > 0 and call.recv == null) return error.RecvMissing;
+        const from: Operation.Span = .{ .start = @intFromPtr(call.send), .bytes = sizes.send };
+        const to: Operation.Span = .{ .start = @intFromPtr(call.recv), .bytes = sizes.recv };
+        for ([_]Operation.Span{ from, to }) |span|
+            _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
+        const same = from.start +% sizes.send_skip == to.start +% sizes.recv_skip;
+        if (same and call.kind != .all_to_all) return;
+        if (from.meets(to)) return error.BuffersOverlap;
+    }
+
+    fn sizes_of(call: *const Call, rank: u16, world_size: u32) CallError!Sizes {
+        if (call.counts) |counts| if (counts.len != world_size) return error.CountsOfAnotherWorld;
+        assert(call.kind != .all_to_all or call.counts == null);
+        var count: u64 = call.count;
+        if (call.kind.has_shards()) {
+            count = 0;
+            for (0..world_size) |index| count +|= call.shard_count(index);
+            if (call.kind == .all_to_all) count *|= world_size;
+        }
+        if (count > limits.elements_max) return error.TooManyElements;
+        const whole: usize = @intCast(count * call.dtype.size());
+        const shard: usize = @intCast(call.shard_count(rank) * call.dtype.size());
+        var before: u64 = 0;
+        if (call.kind.has_shards()) for (0..rank) |index| {
+            before += call.shard_count(index);
+        };
+        const skip: usize = @intCast(before * call.dtype.size());
+        const is_root = call.root_rank == rank;
+        return switch (call.kind) {
+            .all_reduce, .barrier, .sync => .{ .count = count, .send = whole, .recv = whole },
+            .broadcast => .{ .count = count, .send = whole, .recv = whole, .only_reads = is_root },
+            .reduce => .{ .count = count, .send = whole, .recv = if (is_root) whole else 0 },
+            .reduce_scatter => .{
+                .count = count,
+                .send = whole,
+                .recv = shard,
+                .send_skip = skip,
+            },
+            .all_gather => .{ .count = count, .send = shard, .recv = whole, .recv_skip = skip },
+            .scatter => .{
+                .count = count,
+                .send = if (is_root) whole else 0,
+                .recv = shard,
+                .send_skip = skip,
+            },
+            .gather => .{
+                .count = count,
+                .send = shard,
+                .recv = if (is_root) whole else 0,
+                .recv_skip = skip,
+            },
+            .all_to_all => .{
+                .count = count,
+                .send = whole / world_size,
+                .recv = whole / world_size,
+            },
+        };
     }
 
     // ---- shared states
@@ -786,7 +880,8 @@ pub const Session = struct {
             if (span.bytes > 0 and other.clashes(.{
                 .send = @ptrFromInt(span.start),
                 .recv = @ptrFromInt(span.start),
-                .bytes = span.bytes,
+                .send_bytes = span.bytes,
+                .recv_bytes = span.bytes,
                 .only_read = false,
             })) return error.BufferInUse;
         };
@@ -799,7 +894,7 @@ pub const Session = struct {
             .tag = state.tag,
             .deadline = sync_call.deadline,
         };
-        const operation = try s.operation_create(group, epoch, &call);
+        const operation = try s.operation_create(group, epoch, &call, &.{});
         operation.sync = made;
         state.operation = operation;
         s.operations.appendAssumeCapacity(operation);
@@ -813,6 +908,7 @@ pub const Session = struct {
         group: *Group,
         epoch: anytype,
         call: *const Call,
+        sizes: *const Sizes,
     ) Allocator.Error!*Operation {
         const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
@@ -822,8 +918,9 @@ pub const Session = struct {
             .recovery = call.recovery orelse default,
             .codec = call.codec,
             .plan = call.plan,
-            .count = call.count,
-            .root = if (call.kind == .broadcast) epoch.ids[call.root_rank] else .none,
+            .count = sizes.count,
+            .counts = if (call.counts) |counts| hash_of(counts) else 0,
+            .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
         };
         try s.operations.ensureUnusedCapacity(s.gpa, 1);
@@ -844,10 +941,12 @@ pub const Session = struct {
             .send = call.send orelse nothing,
             .recv = call.recv orelse nothing,
             .residual = call.residual,
+            .counts = call.counts,
+            .rank = epoch.rank,
+            .root = @intCast(call.root_rank),
             .world_size = epoch.world_size(),
             .chunk_bytes = s.settings.chunk_bytes,
             .window_bytes = s.settings.window_bytes,
-            .is_root = call.root_rank == epoch.rank,
         });
         operation.* = .{
             .gpa = s.gpa,
@@ -855,16 +954,26 @@ pub const Session = struct {
             .op = .{ .descriptor = descriptor, .chunks = executor.partition.chunks },
             .executor = executor,
             .recv = call.recv orelse nothing,
+            .send_bytes = sizes.send,
+            .recv_bytes = sizes.recv,
+            .only_reads = sizes.only_reads,
             .neighbours_room = neighbours,
             .schedule = .of(&descriptor),
             .deadline = call.deadline,
             .started_at = s.now,
-            .root_rank = @intCast(call.root_rank),
             .fingerprint = descriptor.fingerprint(),
             .ids = ids,
             .history = history,
         };
         return operation;
+    }
+
+    /// The same counts have the same; 0 only where all are equal, as if there were one count.
+    fn hash_of(counts: []const u64) u64 {
+        if (std.mem.allEqual(u64, counts, counts[0])) return 0;
+        var hash: std.hash.Wyhash = .init(0);
+        for (counts) |count| hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, count)));
+        return hash.final() | 1;
     }
 
     /// Withdraws an operation: cancelled before the vote, in doubt after it.
@@ -901,11 +1010,20 @@ pub const Session = struct {
     }
 
     pub fn fault_point(s: *Session, operation: *Operation, point: FaultPoint) void {
-        if (operation.op.descriptor.kind != .all_reduce) return;
+        switch (operation.op.descriptor.kind) {
+            .broadcast, .barrier, .sync => return,
+            .all_reduce,
+            .reduce,
+            .reduce_scatter,
+            .all_gather,
+            .scatter,
+            .gather,
+            .all_to_all,
+            => {},
+        }
         const x = &operation.executor;
         const sequence = operation.op.id.sequence;
-        const total = x.partition.chunks;
-        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.chunks_settled, total);
+        s.host.vtable.fault_point(s.host.ctx, point, sequence, x.chunks_settled, x.chunks_wanted);
     }
 
     /// `done`: leaves, where that says something.

@@ -12,7 +12,59 @@ const Mask = base.Mask;
 
 pub const header_bytes = 8;
 
-pub const OpKind = enum(u8) { all_reduce = 0, broadcast = 1, barrier = 2, sync = 3 };
+pub const OpKind = enum(u8) {
+    all_reduce = 0,
+    broadcast = 1,
+    barrier = 2,
+    sync = 3,
+    reduce = 4,
+    reduce_scatter = 5,
+    all_gather = 6,
+    scatter = 7,
+    gather = 8,
+    all_to_all = 9,
+
+    /// Contributions are added up.
+    pub fn reduces(kind: OpKind) bool {
+        return switch (kind) {
+            .all_reduce, .reduce, .reduce_scatter => true,
+            .broadcast, .barrier, .sync, .all_gather => false,
+            .scatter, .gather, .all_to_all => false,
+        };
+    }
+
+    /// Each shard is carried from one rank to another.
+    pub fn carries(kind: OpKind) bool {
+        return switch (kind) {
+            .scatter, .gather, .all_to_all => true,
+            .all_reduce, .broadcast, .barrier, .sync => false,
+            .reduce, .reduce_scatter, .all_gather => false,
+        };
+    }
+
+    pub fn has_root(kind: OpKind) bool {
+        return switch (kind) {
+            .broadcast, .reduce, .scatter, .gather => true,
+            .all_reduce, .barrier, .sync, .reduce_scatter, .all_gather, .all_to_all => false,
+        };
+    }
+
+    /// Each rank has a shard of the elements, or one for each rank.
+    pub fn has_shards(kind: OpKind) bool {
+        return switch (kind) {
+            .reduce_scatter, .all_gather, .scatter, .gather, .all_to_all => true,
+            .all_reduce, .broadcast, .barrier, .sync, .reduce => false,
+        };
+    }
+
+    /// No two members have the same result, so nobody can give another what that one lacks.
+    pub fn is_private(kind: OpKind) bool {
+        return switch (kind) {
+            .reduce, .reduce_scatter, .scatter, .gather, .all_to_all => true,
+            .all_reduce, .broadcast, .barrier, .sync, .all_gather => false,
+        };
+    }
+};
 pub const Recovery = enum(u8) { resume_chunks = 1, restart = 2, raise = 3 };
 
 /// What a call asks for. All members must ask for the same; a difference is a Mismatch.
@@ -24,7 +76,10 @@ pub const Descriptor = struct {
     codec: base.Codec = .none,
     plan: base.Plan = .auto,
     reserved: [3]u8 = @splat(0),
+    /// Of all shards together.
     count: u64,
+    /// Of the shards' elements, where they differ; else 0.
+    counts: u64 = 0,
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
@@ -38,7 +93,7 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 8;
 
 /// An operation within its group and epoch.
 pub const OpId = struct {

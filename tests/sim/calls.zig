@@ -15,6 +15,7 @@ const faults = @import("faults.zig");
 const floats = @import("floats.zig");
 const oracle = @import("oracle.zig");
 const program = @import("program.zig");
+const shards = @import("shards.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
@@ -44,6 +45,7 @@ pub const Work = struct {
     /// What the buffers hold again when the call fails, or returns in doubt.
     send_before: []u8,
     recv_before: []u8,
+    layout: shards.Layout,
     state: State = .running,
     deadline: Instant,
     impatient: bool,
@@ -146,19 +148,20 @@ fn deviate(world: *World, step: *Step) void {
         3 => step.kind = if (step.kind == .all_reduce) .barrier else .all_reduce,
         else => step.count = if (step.count < 2) 3 else step.count / 2,
     }
+    const may_differ = step.kind.has_shards() and step.kind != .all_to_all;
+    step.uneven = may_differ and step.uneven != prng.chance(3);
     if (step.kind == .barrier) step.count = 0;
-    if (step.kind == .all_reduce) return;
-    step.average = false;
-    step.floats = null;
+    if (!step.kind.reduces()) step.average = false;
+    if (step.kind != .all_reduce) step.floats = null;
 }
 
-fn asked(step: *const Step) u64 {
+fn asked(step: *const Step, layout: *const shards.Layout) u64 {
     var hash = std.hash.Wyhash.init(1);
+    shards.hash_into(&hash, layout);
     hash.update(std.mem.asBytes(&[_]u64{
         @intFromEnum(step.kind),
-        if (step.kind == .barrier) 0 else step.count,
         @intFromEnum(step.recovery),
-        if (step.kind == .broadcast) step.root_rank else 0,
+        if (step.kind.has_root()) step.root_rank else 0,
         @intFromBool(step.average),
         @intFromEnum(step.plan),
         @intFromEnum(step.dtype()),
@@ -173,6 +176,14 @@ fn asked(step: *const Step) u64 {
     return hash.final();
 }
 
+fn is_in_place(step: *const Step) bool {
+    return switch (step.kind) {
+        .broadcast, .sync => true,
+        .all_to_all => false,
+        else => step.in_place,
+    };
+}
+
 fn element_bytes(step: *const Step) usize {
     if (step.kind == .sync) return 1;
     return step.dtype().size();
@@ -184,27 +195,33 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     const gpa = world.gpa;
     const index: u32 = @intCast(world.works.items.len);
     const width = element_bytes(&step);
-    const bytes = step.count * width;
-    const in_place = step.in_place or step.kind == .broadcast or step.kind == .sync;
+    const epoch = user.group.?.member.current.?;
+    const layout: shards.Layout = .of(gpa, &step, epoch.rank, epoch.ids.len);
+    const bytes: usize = @intCast(layout.total() * width);
+    const in_place = is_in_place(&step);
     const skew: usize = if (world.prng_users.chance(4)) 4 else 0;
     const kept = if (step.kind == .sync) user.kept else null;
-    const send = if (kept) |shared| shared.memory else //
+    const memory = if (kept) |shared| shared.memory else //
         world.borrowed.lend(index, bytes, skew) orelse return null;
-    const recv = if (in_place) send else world.borrowed.lend(index, bytes, skew) orelse return null;
+    const other = if (in_place) memory else world.borrowed.lend(index, bytes, skew) orelse
+        return null;
+    const send = layout.together(memory, width)[0];
+    const recv = layout.together(other, width)[1];
     @memset(recv, 0xab);
     const digit = user.node.digit();
     if (step.kind == .sync) syncs.fill(user, &step, send) //
     else if (step.floats != null) floats.fill(&step, digit, send) //
-    else for (0..step.count) |element| {
-        const place = send[element * width ..];
+    else for (0..@intCast(layout.send.count)) |index_in_send| {
+        const place = send[index_in_send * width ..];
+        const element = layout.send.first + index_in_send;
         if (step.average) {
             const value = oracle.average_value(step.key, digit, element);
             std.mem.writeInt(i32, place[0..4], value, .little);
         } else {
-            const value = if (step.kind == .broadcast)
-                oracle.broadcast_value(step.key, digit, element)
+            const value = if (step.kind.reduces())
+                oracle.contribution(step.key, digit, element)
             else
-                oracle.contribution(step.key, digit, element);
+                oracle.broadcast_value(step.key, digit, element);
             std.mem.writeInt(u64, place[0..8], value, .little);
         }
     }
@@ -220,6 +237,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .recv = recv,
         .send_before = gpa.dupe(u8, send) catch @panic("out of memory"),
         .recv_before = gpa.dupe(u8, recv) catch @panic("out of memory"),
+        .layout = layout,
         .deadline = deadline,
         .impatient = impatient,
         .kept = kept != null,
@@ -244,7 +262,7 @@ pub fn call(work: *Work) !void {
         .state = .running,
         .began = world.stamp,
         .membership = user.membership,
-        .asked = asked(step),
+        .asked = asked(step, &work.layout),
         .after_success = work.record.won != null,
         .work = work,
     };
@@ -259,7 +277,7 @@ pub fn call(work: *Work) !void {
         step.codec(),
         if (work.residual != null) " with feedback" else "",
         step.tag,
-        if (work.send.ptr == work.recv.ptr) " in place" else "",
+        if (is_in_place(step)) " in place" else "",
     });
     const op = if (step.kind == .sync) try syncs.begin(work) else try begin_plain(work);
     work.op = op;
@@ -279,6 +297,7 @@ fn begin_plain(work: *const Work) !*Operation {
         .send = work.send.ptr,
         .recv = work.recv.ptr,
         .count = step.count,
+        .counts = if (step.uneven) work.layout.counts else null,
         .dtype = step.dtype(),
         .codec = step.codec(),
         .residual = if (work.residual) |*lent| lent.native() else null,
@@ -490,12 +509,20 @@ fn succeed(work: *Work) void {
         std.hash.Wyhash.hash(0, work.recv);
     world.trace.mix(bytes_hash);
     world.checkers.succeeded(work.record, work.node.digit(), .{
-        .bytes_hash = bytes_hash,
+        .bytes_hash = if (work.step.kind.is_private()) 0 else bytes_hash,
         .digest = op.digest(),
-        .ranges_hash = ranges_hash,
+        .ranges_hash = if (work.step.kind.is_private()) 0 else ranges_hash,
+        .contributors = one_set(work),
         .sequence = op.op.id.sequence,
         .asked = work.call().asked,
     });
+}
+
+/// Who contributed to every part of a private result; null if they may differ, or there is none.
+fn one_set(work: *const Work) ?u16 {
+    const kind = work.step.kind;
+    if (!kind.is_private() or kind.carries() or work.step.recovery == .resume_chunks) return null;
+    return if (work.ranges.items.len > 0) work.ranges.items[0].contributors else null;
 }
 
 /// Ranks of the epoch as digits.
@@ -524,7 +551,8 @@ fn check_values(work: *Work) void {
     const step = &work.step;
     if (step.kind == .broadcast) return check_broadcast(work);
     if (step.kind == .sync) return syncs.check(work);
-    if (step.count == 0) return;
+    if (step.kind == .all_gather or step.kind.carries()) return shards.check_gathered(work);
+    if (work.layout.recv.count == 0) return;
     const restarting = step.recovery != .resume_chunks;
     if (restarting and op.range_count() != 1) return world.checkers.fail(
         .one_set,
@@ -543,10 +571,10 @@ fn check_values(work: *Work) void {
         const digits = contributors_of(work, &range.contributors);
         if (!check_contributors(work, digits, range.begin, range.end)) return;
     }
-    if (expected_begin != step.count) return world.checkers.fail(
+    if (expected_begin != work.layout.recv.count) return world.checkers.fail(
         .p4_contributors,
         "p{d}: ranges of {f} end at {d} of {d}",
-        .{ work.node.index, fmt_key(step.key), expected_begin, step.count },
+        .{ work.node.index, fmt_key(step.key), expected_begin, work.layout.recv.count },
     );
     if (step.floats != null) floats.check(work);
 }
@@ -577,8 +605,9 @@ fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64
     }
     if (work.step.floats != null) return true; // looked at as a whole
     if (work.step.average) return check_average(work, digits, range_begin, range_end);
-    for (range_begin..range_end) |element| {
-        const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
+    for (range_begin..range_end) |index| {
+        const value = std.mem.readInt(u64, work.recv[index * 8 ..][0..8], .little);
+        const element = work.layout.recv.first + index;
         const fault = oracle.check_sum(key, element, digits, value) orelse continue;
         world.checkers.fail(
             .p4_contributors,
@@ -591,8 +620,9 @@ fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64
 }
 
 fn check_average(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
-    for (range_begin..range_end) |element| {
-        const value = std.mem.readInt(i32, work.recv[element * 4 ..][0..4], .little);
+    for (range_begin..range_end) |index| {
+        const value = std.mem.readInt(i32, work.recv[index * 4 ..][0..4], .little);
+        const element = work.layout.recv.first + index;
         const expected = oracle.average(work.step.key, element, digits);
         if (value == expected) continue;
         work.node.world.checkers.fail(
@@ -683,7 +713,7 @@ pub fn observe(node: *Node) void {
 
 fn check_send(work: *const Work) void {
     floats.check_input(work);
-    if (work.send.ptr == work.recv.ptr and work.step.kind != .sync) return;
+    if (is_in_place(&work.step) and work.step.kind != .sync) return;
     if (std.mem.eql(u8, work.send, work.send_before)) return;
     work.node.world.checkers.fail(.p3_input_kept, "p{d}: the send buffer of {f} changed", .{
         work.node.index, work.name(),

@@ -113,6 +113,8 @@ pub const Record = struct {
         ranges_hash: u64,
         sequence: u64,
         asked: u64,
+        /// Of every part of a private result, where that must be one set.
+        contributors: ?u16 = null,
     };
 };
 
@@ -216,6 +218,13 @@ pub const Checkers = struct {
             "{f}: peers {d} and {d} list different ranges or contributors",
             .{ fmt_key(r.key), other, digit },
         );
+        if (won.contributors) |set| if (success.contributors) |also| if (set != also)
+            return c.fail(
+                .one_set,
+                "{f}: the contributors of peer {d} are {b}, those of peer {d} {b}",
+                .{ fmt_key(r.key), other, set, digit, also },
+            );
+        if (won.contributors == null) r.won.?.contributors = success.contributors;
         if (won.sequence != success.sequence) return c.fail(
             .p1_agreement,
             "{f}: peer {d} says sequence {d}, peer {d} says {d}",

@@ -347,12 +347,13 @@ test "whatever a codec does, nothing goes in that is neither in the result nor l
             const op: base.ReduceOp = if (n == 5) .avg else .sum;
             const count = 300;
             const codec: base.Codec = .of(kind);
+            var shards = [_]collective.Shard{.{ .elements = count }};
             const d: Definition = try .init(arena.allocator(), .{
                 .dtype = dtype,
                 .op = op,
                 .operation = 77,
                 .partition = .init(.{
-                    .count = count,
+                    .shards = &shards,
                     .element_bytes = dtype.size(),
                     .partial_bytes = dtype.size(),
                     .world_size = @intCast(n),

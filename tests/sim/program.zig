@@ -39,6 +39,8 @@ pub const Step = struct {
     /// Position among the members of the epoch.
     root_rank: u32,
     in_place: bool,
+    /// Of shards, that ranks have different ones.
+    uneven: bool = false,
     /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than
     /// they are called.
     average: bool,
@@ -148,19 +150,30 @@ fn sync_step(options: *const Options, key: Key) Step {
 }
 
 fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
-    const kind: OpKind = switch (prng.below(10)) {
+    const kind: OpKind = switch (prng.below(14)) {
         0 => .barrier,
         1 => .broadcast,
+        2 => .reduce,
+        3 => .reduce_scatter,
+        4 => .all_gather,
+        5 => .scatter,
+        6 => .gather,
+        7 => .all_to_all,
         else => .all_reduce,
     };
     const floats = if (kind == .all_reduce and prng.chance(4)) draw_floats(prng) else null;
     const count_max = count_max_of(options, floats);
-    const count: u32 = switch (prng.below(8)) {
+    var count: u32 = switch (prng.below(8)) {
         0 => 0,
         1 => 1,
         2 => count_max,
         else => @intCast(prng.between(1, count_max)),
     };
+    // Together they are about as many.
+    const shards = if (kind == .all_to_all)
+        options.world_size * options.world_size
+    else if (kind.has_shards()) options.world_size else 1;
+    count = (count + shards - 1) / shards;
     return .{
         .key = key,
         .floats = floats,
@@ -172,9 +185,10 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
             else => .resume_chunks,
         },
         .tag = 0,
-        .root_rank = if (kind == .broadcast) @intCast(prng.below(options.world_size)) else 0,
+        .root_rank = if (kind.has_root()) @intCast(prng.below(options.world_size)) else 0,
         .in_place = prng.chance(2),
-        .average = kind == .all_reduce and prng.chance(8),
+        .uneven = kind.has_shards() and kind != .all_to_all and prng.chance(2),
+        .average = kind.reduces() and prng.chance(8),
         .plan = if (prng.chance(2)) .ring else .direct,
         .batch = 0,
         .waits = false,

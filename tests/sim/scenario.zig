@@ -40,6 +40,7 @@ pub const all = .{
     "dies_inside_an_encoded_sum",
     "dies_writing_a_removal",
     "dies_writing_an_activation",
+    "doubt_about_a_private_result",
     "doubt_then_expelled",
     "doubt_while_the_coordinator_is_away",
     "give_up_before_claims_are_settled",
@@ -69,6 +70,7 @@ pub const all = .{
     "restart",
     "root_dies_as_ranks_shift",
     "sender_dies_in_a_frame",
+    "votes_for_a_private_result",
     "withdrawn_unheard",
 };
 

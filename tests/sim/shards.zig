@@ -1,0 +1,181 @@
+//! Shards: where the elements of a call lie that this peer lends: all of them, those of its own
+//! rank alone, or none; and what must be in shards that each come from one rank. Other calls, and
+//! what all have in common: calls.zig.
+
+const std = @import("std");
+const base = @import("base");
+const calls = @import("calls.zig");
+const checkers_file = @import("checkers.zig");
+const oracle = @import("oracle.zig");
+const program = @import("program.zig");
+const fmt_key = checkers_file.fmt_key;
+const Step = program.Step;
+const Work = calls.Work;
+
+/// Elements [first, first + count) of the operation.
+pub const Part = struct {
+    first: u64 = 0,
+    count: u64 = 0,
+
+    fn end(part: Part) u64 {
+        return part.first + part.count;
+    }
+};
+
+/// What a peer lends to a call.
+pub const Layout = struct {
+    send: Part,
+    /// Of an all_to_all, the first of the elements; the others are not behind it.
+    recv: Part,
+    rank: u16,
+    /// Of each rank's shard; one for a call without shards.
+    counts: []const u64,
+    /// For each of those, so many.
+    times: usize = 1,
+
+    pub fn total(layout: *const Layout) u64 {
+        var sum: u64 = 0;
+        for (layout.counts) |count| sum += count;
+        return sum * layout.times;
+    }
+
+    pub fn shard(layout: *const Layout, rank: usize) Part {
+        var first: u64 = 0;
+        for (layout.counts[0..rank]) |count| first += count;
+        return .{ .first = first, .count = layout.counts[rank] };
+    }
+
+    pub fn of(gpa: std.mem.Allocator, step: *const Step, rank: u16, world_size: usize) Layout {
+        const ranks = if (step.kind.has_shards()) world_size else 1;
+        const counts = gpa.alloc(u64, ranks) catch @panic("out of memory");
+        for (counts, 0..) |*count, index| count.* = count_of(step, index);
+        var layout: Layout = .{ .send = .{}, .recv = .{}, .rank = rank, .counts = counts };
+        if (step.kind == .all_to_all) layout.times = world_size;
+        const all: Part = .{ .count = layout.total() };
+        const at_root = if (rank == step.root_rank) all else Part{};
+        const row = all.count / world_size;
+        layout.send = switch (step.kind) {
+            .all_gather, .gather => layout.shard(rank),
+            .scatter => at_root,
+            .all_to_all => .{ .first = row * rank, .count = row },
+            else => all,
+        };
+        layout.recv = switch (step.kind) {
+            .reduce_scatter, .scatter => layout.shard(rank),
+            .reduce, .gather => at_root,
+            .all_to_all => .{ .first = step.count * @as(u64, rank), .count = row },
+            else => all,
+        };
+        return layout;
+    }
+
+    /// From which rank an element comes that this peer receives, and which one of all it is.
+    fn origin(layout: *const Layout, step: *const Step, index: u64) Origin {
+        switch (step.kind) {
+            .all_gather, .gather => return .{ .rank = layout.rank_at(index), .element = index },
+            .scatter => return .{
+                .rank = @intCast(step.root_rank),
+                .element = layout.recv.first + index,
+            },
+            .all_to_all => {
+                const rank = index / step.count;
+                const row = rank * layout.recv.count;
+                return .{
+                    .rank = @intCast(rank),
+                    .element = row + layout.recv.first + index % step.count,
+                };
+            },
+            else => unreachable,
+        }
+    }
+
+    const Origin = struct { rank: u16, element: u64 };
+
+    fn rank_at(layout: *const Layout, element: u64) u16 {
+        var end: u64 = 0;
+        for (layout.counts, 0..) |count, rank| {
+            end += count;
+            if (element < end) return @intCast(rank);
+        }
+        unreachable;
+    }
+
+    /// Bytes of the buffers when one of them lies in the other.
+    pub fn together(layout: *const Layout, memory: []u8, width: usize) [2][]u8 {
+        const first = @min(layout.send.first, layout.recv.first);
+        var parts: [2][]u8 = undefined;
+        for (&parts, [2]Part{ layout.send, layout.recv }) |*part, place| {
+            const start: usize = @intCast((place.first - first) * width);
+            part.* = memory[start..][0..@intCast(place.count * width)];
+        }
+        return parts;
+    }
+};
+
+/// Elements of a rank's shard: `count`, or some of that many, perhaps none.
+fn count_of(step: *const Step, rank: usize) u64 {
+    if (!step.uneven) return step.count;
+    var prng = base.Prng.init(step.key.hash() ^ rank);
+    return if (prng.chance(4)) 0 else prng.between(0, step.count);
+}
+
+/// What a peer asks for, if nothing else differs.
+pub fn hash_into(hash: *std.hash.Wyhash, layout: *const Layout) void {
+    hash.update(std.mem.sliceAsBytes(layout.counts));
+}
+
+/// Every shard is its source's, or was lost with it: then what was there before is there still.
+pub fn check_gathered(work: *const Work) void {
+    const world = work.node.world;
+    const checkers = &world.checkers;
+    const key = work.step.key;
+    const ids = work.op.?.member_ids();
+    var seen: [base.limits.full_mesh_max]Seen = @splat(.{});
+    var at: u64 = 0;
+    var it = work.op.?.ranges();
+    while (it.next()) |range| {
+        if (range.begin != at or range.end <= range.begin) return checkers.fail(
+            .p4_contributors,
+            "p{d}: ranges of {f} do not tile the elements",
+            .{ work.node.index, fmt_key(key) },
+        );
+        at = range.end;
+        for (range.begin..range.end) |element| {
+            const origin = work.layout.origin(&work.step, element);
+            const rank = origin.rank;
+            const listed = range.contributors.has(rank);
+            if (listed) seen[rank].there = true else seen[rank].missing = true;
+            const wanted = if (listed) blk: {
+                const digit = calls.digit_of(world, ids[rank]) orelse return checkers.fail(
+                    .p4_contributors,
+                    "{f}: rank {d} is no peer",
+                    .{ fmt_key(key), rank },
+                );
+                break :blk oracle.broadcast_value(key, digit, origin.element);
+            } else std.mem.readInt(u64, work.recv_before[element * 8 ..][0..8], .little);
+            const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
+            if (value != wanted) return checkers.fail(
+                .p4_contributors,
+                "p{d}: {f} element {d} is {x}, not {x} of rank {d}",
+                .{ work.node.index, fmt_key(key), element, value, wanted, rank },
+            );
+        }
+    }
+    if (at != work.layout.recv.count) return checkers.fail(
+        .p4_contributors,
+        "p{d}: ranges of {f} end at {d} of {d}",
+        .{ work.node.index, fmt_key(key), at, work.layout.recv.count },
+    );
+    const alive = work.op.?.history.members(work.op.?.executor.attempt);
+    for (seen[0..ids.len], 0..) |*shard, rank| {
+        if (!shard.missing) continue;
+        const whole = !shard.there or work.step.recovery == .resume_chunks;
+        if (whole and !alive.has(rank)) continue;
+        return checkers.fail(.p4_contributors, "p{d}: {f}: the shard of rank {d} is missing{s}", .{
+            work.node.index, work.name(), rank, if (whole) "" else " in part",
+        });
+    }
+}
+
+/// Of the shard of a rank.
+const Seen = struct { there: bool = false, missing: bool = false };
