@@ -93,9 +93,7 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     if out is None or out is array:
         buffer = writable(array)
         return buffer, buffer
-    send, recv = readable(array), writable(out)
-    if send.dtype != recv.dtype:
-        raise TypeError(f"out is {recv.dtype.name.lower()}, array is {send.dtype.name.lower()}")
+    send, recv = apart(array, out)
     if send.count != recv.count:
         raise InvalidArgument(f"out has {recv.count} elements, array has {send.count}")
     same = send.address == recv.address
@@ -104,6 +102,14 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
             "array and out overlap in part: pass the same array for a reduction in place, or "
             "separate ones"
         )
+    return send, recv
+
+
+def apart(array: object, out: object) -> tuple[Buffer, Buffer]:
+    """The input and the output of an operation on shards; they agree in dtype, else TypeError."""
+    send, recv = readable(array), writable(out)
+    if send.dtype != recv.dtype:
+        raise TypeError(f"out is {recv.dtype.name.lower()}, array is {send.dtype.name.lower()}")
     return send, recv
 
 

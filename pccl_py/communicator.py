@@ -1,9 +1,8 @@
-"""Groups: entering and leaving them, safe points, and the collectives.
+"""Groups: entering and leaving them, and safe points.
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
-What is checked here are arguments; everything else is decided in the native library. Operations
-in flight are in work.py, shared states in shared_state.py, buffers in buffers.py, waiting for the
-world in docs/ARCHITECTURE.md.
+What is checked here are arguments; everything else is decided in the native library. What members
+do together is in collectives.py and shared_state.py, waiting for the world in docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -12,29 +11,18 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, overload
 
-from pccl_py import _lifecycle, _pccl, buffers
-from pccl_py.closing import Closing
-from pccl_py.codec import Codec, CodecKind, ErrorFeedback, parse_codec
-from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError
-from pccl_py.outcome import Admission, Outcome
+from pccl_py import _lifecycle, _pccl
+from pccl_py.collectives import Collectives
+from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.outcome import Admission
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
-    Plan,
-    Recovery,
-    ReduceOp,
     at_least_one,
-    index,
     nanoseconds,
-    parse_op,
-    parse_plan,
-    parse_recovery,
     text,
-    unsigned,
 )
-from pccl_py.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +45,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group(Closing):
+class Group(Collectives):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
@@ -74,7 +62,7 @@ class Group(Closing):
         self._admission: Admission | None = None
         self._closed = False
         self._forked = False
-        self._feedbacks: dict[int, ErrorFeedback] = {}
+        super().__init__()
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
 
@@ -151,176 +139,6 @@ class Group(Closing):
         )
         return self._admission
 
-    # ---- collectives -------------------------------------------------------------------------
-
-    @overload
-    def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> Outcome: ...
-    @overload
-    def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
-    ) -> Work: ...
-    def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
-    ) -> Outcome | Work:
-        """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
-
-        `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op, codec,
-        plan and recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
-        with options; with sum and avg only. `out`: as many elements, the same dtype, no partial
-        overlap. On any error the output is as it was. Raises, beside the errors of `PcclError`:
-        ValueError for a bad argument or layout, TypeError for a dtype. `deadline` is in seconds
-        from now (default: the communicator's). With `async_op`, returns a Work at once.
-        """
-        native = self._open()
-        encoding = parse_codec(codec)
-        send, recv = buffers.pair(array, out)
-        number = unsigned(tag, "tag", 64)
-        feedback = self._feedback_of(number) if encoding.encodes else None
-        residuals, kept = feedback.begin(send.count) if feedback else ((0, 0), None)
-        native_work = _pccl.all_reduce(
-            native,
-            send.address,
-            recv.address,
-            send.count,
-            send.dtype,
-            parse_op(op),
-            number,
-            nanoseconds(deadline, "deadline"),
-            parse_recovery(recovery),
-            parse_plan(plan),
-            (*encoding.native(), *residuals),
-            (send.owner, recv.owner, kept),
-            not async_op and feedback is None,
-        )
-        work = Work(native_work)
-        if feedback:
-            feedback.begun(work, send.count)
-            return work if async_op else _wait_or_withdraw(work)
-        return work if async_op else work.wait()
-
-    def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on what codecs lose of this peer's contributions with `tag` is given back.
-
-        The same object for the same tag, until it is closed; a new one starts from zero. Members
-        need not agree about it.
-        """
-        self._open()
-        number = unsigned(tag, "tag", 64)
-        feedback = self._feedback_of(number)
-        if feedback is None:
-            feedback = self._feedbacks[number] = ErrorFeedback(number)
-        return feedback
-
-    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
-        feedback = self._feedbacks.get(tag)
-        return None if feedback is None or feedback.closed else feedback
-
-    @overload
-    def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> Outcome: ...
-    @overload
-    def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
-    ) -> Work: ...
-    def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = 0,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
-    ) -> Outcome | Work:
-        """Copies `array` of `root` into `array` of every member. Arguments as for `all_reduce`.
-
-        `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
-        read, and may be read-only.
-        """
-        native = self._open()
-        rank = self._rank_of(root)
-        buffer = buffers.readable(array) if rank == self.rank else buffers.writable(array)
-        work = _pccl.broadcast(
-            native,
-            buffer.address,
-            buffer.count,
-            buffer.dtype,
-            rank,
-            unsigned(tag, "tag", 64),
-            nanoseconds(deadline, "deadline"),
-            parse_recovery(recovery),
-            buffer.owner,
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
-
-    @overload
-    def barrier(
-        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[False] = ...
-    ) -> Outcome: ...
-    @overload
-    def barrier(
-        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[True]
-    ) -> Work: ...
-    def barrier(
-        self, *, tag: int = 0, deadline: float | None = None, async_op: bool = False
-    ) -> Outcome | Work:
-        """Returns once every member has called it."""
-        work = _pccl.barrier(
-            self._open(),
-            unsigned(tag, "tag", 64),
-            nanoseconds(deadline, "deadline"),
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
-
     # ---- shared state ------------------------------------------------------------------------
 
     def shared_state(
@@ -386,19 +204,6 @@ class Group(Closing):
                 "rank and world_size are known after the first admit(): call it first"
             )
         return self._admission
-
-    def _rank_of(self, root: SupportsIndex | PeerId) -> int:
-        if isinstance(root, PeerId):
-            members = self.members
-            if root not in members:
-                raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
-            return members.index(root)
-        rank = index(root, "root")
-        if self._admission is None:
-            raise InvalidUsage("this peer has not entered the group yet: call admit first")
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
-        return rank
 
     def _exit(self) -> None:
         self.close()
@@ -488,18 +293,6 @@ def connect(
         None if peer_id is None else PeerId(peer_id),
     )
     return Communicator(native, name)
-
-
-def _wait_or_withdraw(work: Work) -> Outcome:
-    """As a blocking call waits, but the work is still there to be asked what became of it."""
-    try:
-        return work.wait()
-    except PcclError:
-        raise
-    except BaseException:  # of a signal handler: Ctrl-C
-        work.cancel()
-        work.exception()
-        raise
 
 
 def _world_size(value: int | None, variable: str | None = None) -> int:

@@ -22,12 +22,15 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A committed operation. Equal on every peer but for the bytes and the duration.
+    """A committed operation. Equal on every peer but for the bytes and the duration, and the ranges
+    where each peer has a result of its own.
 
     `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss.
-    `digest` is the digest of the result, 32 hexadecimal digits. `ranges` lists who contributed to
-    what: one range without a loss, none for an empty operation. Sizes are payload bytes that this
-    peer sent and received; `duration` is seconds from the call to the commit.
+    `digest` is the digest of the result, 32 hexadecimal digits, zeros where each peer has a result
+    of its own. `ranges` lists who contributed to what: one range without a loss, one for each shard
+    of an all_gather, a gather or an all_to_all, none for an empty result. Nobody contributed to
+    what was lost with its only source. Sizes are payload bytes that this peer sent and received;
+    `duration` is seconds from the call to the commit.
     """
 
     epoch: int

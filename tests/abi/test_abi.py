@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import threading
@@ -302,7 +303,8 @@ def null_calls() -> dict[str, Any]:
     state = ffi.new("pccl_state_t **")
     token = ffi.new("char[]", b"pccl1-x")
     null, good = ffi.NULL, {}
-    data = ffi.new("float[4]")
+    data, counts = ffi.new("float[4]"), ffi.new("uint64_t[2]", [3, 1])
+    apart = ffi.new("float[4]")
     good["c"] = data
     return {
         "token_create address": lambda c: lib.pccl_token_create(null, null, out, 600),
@@ -327,6 +329,69 @@ def null_calls() -> dict[str, Any]:
         "all_reduce recv": lambda c: lib.pccl_all_reduce(c, data, null, 4, 0, null, null),
         "broadcast comm": lambda c: lib.pccl_broadcast(null, data, 4, 0, 0, null, null),
         "broadcast buffer": lambda c: lib.pccl_broadcast(c, null, 4, 0, 0, null, null),
+        "reduce comm": lambda c: lib.pccl_reduce(null, data, data, 4, 0, 0, null, null),
+        "reduce send": lambda c: lib.pccl_reduce(c, null, data, 4, 0, 0, null, null),
+        "reduce send, not root": lambda c: lib.pccl_reduce(c, null, null, 4, 0, 1, null, null),
+        "reduce recv, root": lambda c: lib.pccl_reduce(c, data, null, 4, 0, 0, null, null),
+        "reduce_scatter comm": lambda c: lib.pccl_reduce_scatter(
+            null, data, data, 2, 0, null, null
+        ),
+        "reduce_scatter send": lambda c: lib.pccl_reduce_scatter(c, null, data, 2, 0, null, null),
+        "reduce_scatter recv": lambda c: lib.pccl_reduce_scatter(c, data, null, 2, 0, null, null),
+        "reduce_scatter_v comm": lambda c: lib.pccl_reduce_scatter_v(
+            null, data, data, counts, 2, 0, null, null
+        ),
+        "reduce_scatter_v send": lambda c: lib.pccl_reduce_scatter_v(
+            c, null, data, counts, 2, 0, null, null
+        ),
+        "reduce_scatter_v recv": lambda c: lib.pccl_reduce_scatter_v(
+            c, data, null, counts, 2, 0, null, null
+        ),
+        "reduce_scatter_v counts": lambda c: lib.pccl_reduce_scatter_v(
+            c, data, data, null, 2, 0, null, null
+        ),
+        "all_gather comm": lambda c: lib.pccl_all_gather(null, data, data, 2, 0, null, null),
+        "all_gather send": lambda c: lib.pccl_all_gather(c, null, data, 2, 0, null, null),
+        "all_gather recv": lambda c: lib.pccl_all_gather(c, data, null, 2, 0, null, null),
+        "all_gather_v comm": lambda c: lib.pccl_all_gather_v(
+            null, data, data, counts, 2, 0, null, null
+        ),
+        "all_gather_v send": lambda c: lib.pccl_all_gather_v(
+            c, null, data, counts, 2, 0, null, null
+        ),
+        "all_gather_v recv": lambda c: lib.pccl_all_gather_v(
+            c, data, null, counts, 2, 0, null, null
+        ),
+        "all_gather_v counts": lambda c: lib.pccl_all_gather_v(
+            c, data, data, null, 2, 0, null, null
+        ),
+        "scatter comm": lambda c: lib.pccl_scatter(null, data, apart, 2, 0, 0, null, null),
+        "scatter send, root": lambda c: lib.pccl_scatter(c, null, apart, 2, 0, 0, null, null),
+        "scatter recv": lambda c: lib.pccl_scatter(c, data, null, 2, 0, 0, null, null),
+        "scatter recv, not root": lambda c: lib.pccl_scatter(c, null, null, 2, 0, 1, null, null),
+        "scatter_v comm": lambda c: lib.pccl_scatter_v(
+            null, data, apart, counts, 2, 0, 0, null, null
+        ),
+        "scatter_v send, root": lambda c: lib.pccl_scatter_v(
+            c, null, apart, counts, 2, 0, 0, null, null
+        ),
+        "scatter_v recv": lambda c: lib.pccl_scatter_v(c, data, null, counts, 2, 0, 0, null, null),
+        "scatter_v counts": lambda c: lib.pccl_scatter_v(c, data, apart, null, 2, 0, 0, null, null),
+        "gather comm": lambda c: lib.pccl_gather(null, apart, data, 2, 0, 0, null, null),
+        "gather send": lambda c: lib.pccl_gather(c, null, data, 2, 0, 0, null, null),
+        "gather send, not root": lambda c: lib.pccl_gather(c, null, null, 2, 0, 1, null, null),
+        "gather recv, root": lambda c: lib.pccl_gather(c, apart, null, 2, 0, 0, null, null),
+        "gather_v comm": lambda c: lib.pccl_gather_v(
+            null, apart, data, counts, 2, 0, 0, null, null
+        ),
+        "gather_v send": lambda c: lib.pccl_gather_v(c, null, data, counts, 2, 0, 0, null, null),
+        "gather_v recv, root": lambda c: lib.pccl_gather_v(
+            c, apart, null, counts, 2, 0, 0, null, null
+        ),
+        "gather_v counts": lambda c: lib.pccl_gather_v(c, apart, data, null, 2, 0, 0, null, null),
+        "all_to_all comm": lambda c: lib.pccl_all_to_all(null, data, apart, 2, 0, null, null),
+        "all_to_all send": lambda c: lib.pccl_all_to_all(c, null, apart, 2, 0, null, null),
+        "all_to_all recv": lambda c: lib.pccl_all_to_all(c, data, null, 2, 0, null, null),
         "barrier comm": lambda c: lib.pccl_barrier(null, null, null),
         "all_reduce_async comm": lambda c: lib.pccl_all_reduce_async(
             null, data, data, 4, 0, null, work
@@ -336,6 +401,58 @@ def null_calls() -> dict[str, Any]:
         ),
         "broadcast_async comm": lambda c: lib.pccl_broadcast_async(null, data, 4, 0, 0, null, work),
         "broadcast_async work": lambda c: lib.pccl_broadcast_async(c, data, 4, 0, 0, null, null),
+        "reduce_async comm": lambda c: lib.pccl_reduce_async(null, data, data, 4, 0, 0, null, work),
+        "reduce_async work": lambda c: lib.pccl_reduce_async(c, data, data, 4, 0, 0, null, null),
+        "reduce_scatter_async comm": lambda c: lib.pccl_reduce_scatter_async(
+            null, data, data, 2, 0, null, work
+        ),
+        "reduce_scatter_async work": lambda c: lib.pccl_reduce_scatter_async(
+            c, data, data, 2, 0, null, null
+        ),
+        "reduce_scatter_v_async comm": lambda c: lib.pccl_reduce_scatter_v_async(
+            null, data, data, counts, 2, 0, null, work
+        ),
+        "reduce_scatter_v_async work": lambda c: lib.pccl_reduce_scatter_v_async(
+            c, data, data, counts, 2, 0, null, null
+        ),
+        "all_gather_async comm": lambda c: lib.pccl_all_gather_async(
+            null, data, data, 2, 0, null, work
+        ),
+        "all_gather_async work": lambda c: lib.pccl_all_gather_async(
+            c, data, data, 2, 0, null, null
+        ),
+        "all_gather_v_async comm": lambda c: lib.pccl_all_gather_v_async(
+            null, data, data, counts, 2, 0, null, work
+        ),
+        "all_gather_v_async work": lambda c: lib.pccl_all_gather_v_async(
+            c, data, data, counts, 2, 0, null, null
+        ),
+        "scatter_async comm": lambda c: lib.pccl_scatter_async(
+            null, data, apart, 2, 0, 0, null, work
+        ),
+        "scatter_async work": lambda c: lib.pccl_scatter_async(c, data, apart, 2, 0, 0, null, null),
+        "scatter_v_async comm": lambda c: lib.pccl_scatter_v_async(
+            null, data, apart, counts, 2, 0, 0, null, work
+        ),
+        "scatter_v_async work": lambda c: lib.pccl_scatter_v_async(
+            c, data, apart, counts, 2, 0, 0, null, null
+        ),
+        "gather_async comm": lambda c: lib.pccl_gather_async(
+            null, apart, data, 2, 0, 0, null, work
+        ),
+        "gather_async work": lambda c: lib.pccl_gather_async(c, apart, data, 2, 0, 0, null, null),
+        "gather_v_async comm": lambda c: lib.pccl_gather_v_async(
+            null, apart, data, counts, 2, 0, 0, null, work
+        ),
+        "gather_v_async work": lambda c: lib.pccl_gather_v_async(
+            c, apart, data, counts, 2, 0, 0, null, null
+        ),
+        "all_to_all_async comm": lambda c: lib.pccl_all_to_all_async(
+            null, data, apart, 2, 0, null, work
+        ),
+        "all_to_all_async work": lambda c: lib.pccl_all_to_all_async(
+            c, data, apart, 2, 0, null, null
+        ),
         "barrier_async comm": lambda c: lib.pccl_barrier_async(null, null, work),
         "barrier_async work": lambda c: lib.pccl_barrier_async(c, null, null),
         "work_wait": lambda c: lib.pccl_work_wait(null, 0),
@@ -374,6 +491,53 @@ def test_null_where_it_means_nothing_or_none() -> None:
         assert count(ffi.NULL, ffi.NULL, 0) == 0
 
 
+def counts_of(*counts: int) -> tuple[Any, int]:
+    """For each rank, as the functions with _v take them."""
+    return ffi.new("uint64_t[]", counts), len(counts)
+
+
+# With the arguments (communicator, send, recv, count, dtype, options); two ranks have a shard each.
+CALLS: dict[str, Any] = {
+    "all_reduce": lambda c, send, recv, n, dtype, chosen: lib.pccl_all_reduce(
+        c, send, recv, n, dtype, chosen, ffi.NULL
+    ),
+    "broadcast": lambda c, send, _, n, dtype, chosen: lib.pccl_broadcast(
+        c, send, n, dtype, 0, chosen, ffi.NULL
+    ),
+    "reduce": lambda c, send, recv, n, dtype, chosen: lib.pccl_reduce(
+        c, send, recv, n, dtype, 0, chosen, ffi.NULL
+    ),
+    "reduce_scatter": lambda c, send, recv, n, dtype, chosen: lib.pccl_reduce_scatter(
+        c, send, recv, n, dtype, chosen, ffi.NULL
+    ),
+    "reduce_scatter_v": lambda c, send, recv, n, dtype, chosen: lib.pccl_reduce_scatter_v(
+        c, send, recv, *counts_of(n, 3), dtype, chosen, ffi.NULL
+    ),
+    "all_gather": lambda c, send, recv, n, dtype, chosen: lib.pccl_all_gather(
+        c, send, recv, n, dtype, chosen, ffi.NULL
+    ),
+    "all_gather_v": lambda c, send, recv, n, dtype, chosen: lib.pccl_all_gather_v(
+        c, send, recv, *counts_of(n, 3), dtype, chosen, ffi.NULL
+    ),
+    "scatter": lambda c, send, recv, n, dtype, chosen: lib.pccl_scatter(
+        c, send, recv, n, dtype, 0, chosen, ffi.NULL
+    ),
+    "scatter_v": lambda c, send, recv, n, dtype, chosen: lib.pccl_scatter_v(
+        c, send, recv, *counts_of(n, 3), dtype, 0, chosen, ffi.NULL
+    ),
+    "gather": lambda c, send, recv, n, dtype, chosen: lib.pccl_gather(
+        c, send, recv, n, dtype, 0, chosen, ffi.NULL
+    ),
+    "gather_v": lambda c, send, recv, n, dtype, chosen: lib.pccl_gather_v(
+        c, send, recv, *counts_of(n, 3), dtype, 0, chosen, ffi.NULL
+    ),
+    "all_to_all": lambda c, send, recv, n, dtype, chosen: lib.pccl_all_to_all(
+        c, send, recv, n, dtype, chosen, ffi.NULL
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("count", "dtype", "fields", "word"),
     [
@@ -388,7 +552,7 @@ def test_null_where_it_means_nothing_or_none() -> None:
     ],
 )
 def test_nonsense_is_refused_before_memory_is_touched(
-    pair: tuple[Any, Any], count: int, dtype: int, fields: dict[str, int], word: str
+    pair: tuple[Any, Any], call: str, count: int, dtype: int, fields: dict[str, int], word: str
 ) -> None:
     """Enumerations are plain integers in C: any value may come."""
     data = ffi.new("float[4]", [1, 2, 3, 4])
@@ -397,23 +561,100 @@ def test_nonsense_is_refused_before_memory_is_touched(
         place = ffi.cast("uint32_t *", ffi.addressof(chosen, name))
         place[0] = value
     as_dtype = ffi.cast("pccl_dtype_t", dtype)
-    said = refused(lib.pccl_all_reduce(pair[0], data, data, count, as_dtype, chosen, ffi.NULL))
+    said = refused(CALLS[call](pair[0], data, data, count, as_dtype, chosen))
     assert word in said
+    if word == "count":
+        total = min(count + 3, FOREVER) if call.endswith("_v") else count
+        assert str(total) in said, said
     assert list(data) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_ends_behind_the_last_address_is_refused(pair: tuple[Any, Any], call: str) -> None:
+    last = ffi.cast("float *", 2**64 - 16)
+    said = refused(CALLS[call](pair[0], last, last, 2**20, lib.PCCL_F32, ffi.NULL))
+    assert "f32 do not fit into memory" in said
+
+
+def test_a_codec_is_for_all_reduce_only(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("float[8]")
+    chosen = options("collective_options", codec=lib.PCCL_CODEC_INT8)
+    for name, call in CALLS.items():
+        if name != "all_reduce":
+            said = refused(call(pair[0], data, data, 4, lib.PCCL_F32, chosen))
+            assert "codec int8" in said and "all_reduce" in said
 
 
 def test_overlap_in_part_is_refused(pair: tuple[Any, Any]) -> None:
     data = ffi.new("float[8]")
     for send, recv in ((data, data + 1), (data + 3, data)):
-        said = refused(lib.pccl_all_reduce(pair[0], send, recv, 4, 0, ffi.NULL, ffi.NULL))
-        assert "overlap" in said
+        for call in ("all_reduce", "reduce"):
+            said = refused(CALLS[call](pair[0], send, recv, 4, 0, ffi.NULL))
+            assert "overlap" in said and "must be the same, or lie apart" in said
+
+
+def test_a_shard_is_that_of_its_rank_or_apart(pair: tuple[Any, Any]) -> None:
+    """One element beside the place of the rank, and the place of the other rank."""
+    data, null = ffi.new("float[8]"), ffi.NULL
+    ours = {0: (0, 0), 1: (2, 4)}  # first elements of this rank's shard: of two, of four and three
+    for rank, comm in enumerate(pair):
+        equal, uneven = ours[rank]
+        for wrong in {equal + 1, 2 - equal}:
+            said = refused(CALLS["reduce_scatter"](comm, data, data + wrong, 2, 0, null))
+            assert "overlap" in said and "recv_buffer must be this rank's part" in said
+            said = refused(CALLS["all_gather"](comm, data + wrong, data, 2, 0, null))
+            assert "overlap" in said and "send_buffer must be this rank's part" in said
+        for wrong in {uneven + 1, 4 - uneven}:
+            said = refused(CALLS["reduce_scatter_v"](comm, data, data + wrong, 4, 0, null))
+            assert "overlap" in said and "recv_buffer" in said
+            said = refused(CALLS["all_gather_v"](comm, data + wrong, data, 4, 0, null))
+            assert "overlap" in said and "send_buffer" in said
+    # At the root; elsewhere there is one buffer.
+    for wrong in (1, 2):
+        said = refused(CALLS["scatter"](pair[0], data, data + wrong, 2, 0, null))
+        assert "overlap" in said and "recv_buffer must be the root's part" in said
+        said = refused(CALLS["gather"](pair[0], data + wrong, data, 2, 0, null))
+        assert "overlap" in said and "send_buffer must be the root's part" in said
+    for wrong in (1, 4):
+        said = refused(CALLS["scatter_v"](pair[0], data, data + wrong, 4, 0, null))
+        assert "overlap" in said and "recv_buffer" in said
+        said = refused(CALLS["gather_v"](pair[0], data + wrong, data, 4, 0, null))
+        assert "overlap" in said and "send_buffer" in said
+
+
+def test_what_is_exchanged_lies_apart(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("float[8]")
+    for comm in pair:
+        for send, recv in ((data, data), (data, data + 1), (data + 3, data)):
+            said = refused(CALLS["all_to_all"](comm, send, recv, 2, 0, ffi.NULL))
+            assert "overlap" in said and "apart" in said, said
+
+
+def test_there_is_a_count_for_each_rank(pair: tuple[Any, Any]) -> None:
+    data, null = ffi.new("float[8]"), ffi.NULL
+    for ranks in (0, 1, 3):
+        counts, _ = counts_of(*[1] * ranks)
+        for call in (lib.pccl_reduce_scatter_v, lib.pccl_all_gather_v):
+            said = refused(call(pair[0], data, data, counts, ranks, 0, null, null))
+            assert f"{ranks} counts" in said and "one for each rank" in said
+        for call in (lib.pccl_scatter_v, lib.pccl_gather_v):
+            for root in range(2):
+                said = refused(call(pair[0], data, data, counts, ranks, 0, root, null, null))
+                assert f"{ranks} counts" in said and "one for each rank" in said
 
 
 def test_a_root_that_is_no_rank_is_refused(pair: tuple[Any, Any]) -> None:
-    data = ffi.new("float[4]")
+    data, null = ffi.new("float[4]"), ffi.NULL
     for root in (2, 2**32 - 1):
-        said = refused(lib.pccl_broadcast(pair[0], data, 4, 0, root, ffi.NULL, ffi.NULL))
-        assert "root" in said
+        said = refused(lib.pccl_broadcast(pair[0], data, 4, 0, root, null, null))
+        assert f"root {root}" in said
+        for call in (lib.pccl_reduce, lib.pccl_scatter, lib.pccl_gather):
+            said = refused(call(pair[0], data, data, 4, 0, root, null, null))
+            assert f"root {root}" in said
+        counts, ranks = counts_of(2, 2)
+        for call in (lib.pccl_scatter_v, lib.pccl_gather_v):
+            said = refused(call(pair[0], data, data, counts, ranks, 0, root, null, null))
+            assert f"root {root}" in said
 
 
 # ---- structs of other sizes ------------------------------------------------------------------
@@ -704,6 +945,219 @@ def test_blocking_calls_give_a_finished_work(pair: tuple[Any, Any]) -> None:
         check(lib.pccl_work_outcome(work[0], outcome))
         lib.pccl_work_destroy(work[0])
     assert list(outcomes[0].digest) == list(outcomes[1].digest)
+
+
+def test_a_reduction_arrives_at_its_root_alone(pair: tuple[Any, Any]) -> None:
+    """Elsewhere there need not be a buffer; one that is there is not touched."""
+    for root in range(2):
+        for in_place in (True, False):
+            data = [ffi.new("int16_t[3]", [rank, 10, -1]) for rank in range(2)]
+            made = data if in_place else [ffi.new("int16_t[3]", [7, 7, 7]) for _ in range(2)]
+
+            def program(rank: int, data: Any = data, made: Any = made, root: int = root) -> Any:
+                work, outcome = ffi.new("pccl_work_t **"), options("outcome")
+                recv = made[rank] if rank == root or made is not data else ffi.NULL
+                arguments = (data[rank], recv, 3, lib.PCCL_I16, root, ffi.NULL, work)
+                check(lib.pccl_reduce(pair[rank], *arguments))
+                check(lib.pccl_work_outcome(work[0], outcome))
+                lib.pccl_work_destroy(work[0])
+                return outcome
+
+            outcomes = together([functools.partial(program, rank) for rank in range(2)])
+            assert list(made[root]) == [1, 20, -2]
+            assert list(made[1 - root]) == ([1 - root, 10, -1] if in_place else [7, 7, 7])
+            assert [outcomes[rank].range_count for rank in (root, 1 - root)] == [1, 0]
+
+
+def test_shards_are_reduced_and_gathered(pair: tuple[Any, Any]) -> None:
+    """Of two elements each, and of three and one; apart, and in the place of the rank."""
+    for counts in ((2, 2), (3, 1), (0, 4)):
+        given, ranks = counts_of(*counts)
+        for in_place in (True, False):
+            first = [0, counts[0]]
+            whole = [ffi.new("float[4]", [rank, 1, 2, 3]) for rank in range(2)]
+            shards = [
+                whole[rank] + first[rank] if in_place else ffi.new("float[4]") for rank in range(2)
+            ]
+            gathered = [ffi.new("float[4]", [-1] * 4) for _ in range(2)]
+            sent = [gathered[rank] + first[rank] if in_place else shards[rank] for rank in range(2)]
+
+            def program(
+                rank: int,
+                counts: Any = counts,
+                given: Any = given,
+                ranks: int = ranks,
+                buffers: Any = (whole, shards, sent, gathered),
+            ) -> None:
+                comm, null = pair[rank], ffi.NULL
+                whole, shards, sent, gathered = (each[rank] for each in buffers)
+                if counts == (2, 2):
+                    check(lib.pccl_reduce_scatter(comm, whole, shards, 2, 0, null, null))
+                    ffi.memmove(sent, shards, 8)
+                    check(lib.pccl_all_gather(comm, sent, gathered, 2, 0, null, null))
+                else:
+                    arguments = (whole, shards, given, ranks, 0, null, null)
+                    check(lib.pccl_reduce_scatter_v(comm, *arguments))
+                    ffi.memmove(sent, shards, 4 * counts[rank])
+                    arguments = (sent, gathered, given, ranks, 0, null, null)
+                    check(lib.pccl_all_gather_v(comm, *arguments))
+
+            together([functools.partial(program, rank) for rank in range(2)])
+            assert [list(array) for array in gathered] == [[1, 2, 4, 6]] * 2
+            for rank in range(2):
+                assert (
+                    list(shards[rank][0 : counts[rank]])
+                    == [1.0, 2, 4, 6][first[rank] : first[rank] + counts[rank]]
+                )
+
+
+def test_shards_go_from_and_to_a_root(pair: tuple[Any, Any]) -> None:
+    """Dealt out by one rank and collected at the other, and elsewhere the whole is no buffer."""
+    for root, counts, in_place in itertools.product(
+        range(2), ((2, 2), (3, 1), (0, 4)), (True, False)
+    ):
+        given, ranks = counts_of(*counts)
+        first = [0, counts[0]]
+        wholes = [ffi.new("int16_t[4]", [5, 6, 7, 8]) for _ in pair]
+        collected = [ffi.new("int16_t[4]", [-1] * 4) for _ in pair]
+        shards = [ffi.new("int16_t[4]", [-1] * 4) for _ in pair]
+
+        def program(
+            rank: int,
+            root: int = root,
+            counts: Any = counts,
+            lists: Any = (given, ranks, first),
+            in_place: bool = in_place,
+            buffers: Any = (wholes, shards, collected),
+        ) -> tuple[list[int], int]:
+            comm, null, kind = pair[rank], ffi.NULL, lib.PCCL_I16
+            given, ranks, first = lists
+            whole, shard, made = (each[rank] for each in buffers)
+            work, outcome = ffi.new("pccl_work_t **"), options("outcome")
+            to = 1 - root
+            send = whole if rank == root else null
+            part = whole + first[rank] if in_place and rank == root else shard
+            recv = made if rank == to else null
+            if counts == (2, 2):
+                check(lib.pccl_scatter(comm, send, part, 2, kind, root, null, null))
+            else:
+                arguments = (send, part, given, ranks, kind, root, null, null)
+                check(lib.pccl_scatter_v(comm, *arguments))
+            got = list(part[0 : counts[rank]])
+            if in_place and rank == to:
+                ffi.memmove(made + first[rank], part, 2 * counts[rank])
+                part = made + first[rank]
+            if counts == (2, 2):
+                check(lib.pccl_gather(comm, part, recv, 2, kind, to, null, work))
+            else:
+                arguments = (part, recv, given, ranks, kind, to, null, work)
+                check(lib.pccl_gather_v(comm, *arguments))
+            check(lib.pccl_work_outcome(work[0], outcome))
+            lib.pccl_work_destroy(work[0])
+            return got, outcome.range_count
+
+        results = together([functools.partial(program, rank) for rank in range(2)])
+        for rank, (got, range_count) in enumerate(results):
+            assert got == [5, 6, 7, 8][first[rank] : first[rank] + counts[rank]]
+            assert range_count == (0 if rank == root else 2 - counts.count(0))
+        assert list(collected[1 - root]) == list(wholes[root]) == [5, 6, 7, 8]
+        assert list(collected[root]) == [-1] * 4
+
+
+def test_a_shard_of_each_goes_to_each(pair: tuple[Any, Any]) -> None:
+    given = [ffi.new("uint32_t[4]", [10 * rank + index for index in range(4)]) for rank in range(2)]
+    made = [ffi.new("uint32_t[4]") for _ in pair]
+
+    def program(rank: int) -> None:
+        arguments = (given[rank], made[rank], 2, lib.PCCL_U32, ffi.NULL, ffi.NULL)
+        check(lib.pccl_all_to_all(pair[rank], *arguments))
+
+    together([functools.partial(program, rank) for rank in range(2)])
+    assert [list(array) for array in made] == [[0, 1, 10, 11], [2, 3, 12, 13]]
+    assert [list(array) for array in given] == [[0, 1, 2, 3], [10, 11, 12, 13]]
+
+
+def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> None:
+    """Goal: the asynchronous forms take what the others do. Method: one tag each, both ranks."""
+    data = [[ffi.new("double[4]", [rank + 1.0] * 4) for _ in range(10)] for rank in range(2)]
+    made = [[ffi.new("double[8]") for _ in range(10)] for _ in range(2)]
+    counts, ranks = counts_of(1, 3)
+    begun: list[list[Any]] = []
+    for rank, comm in enumerate(pair):
+        works = [ffi.new("pccl_work_t **") for _ in range(10)]
+        tags = [options("collective_options", tag=80 + index) for index in range(10)]
+        recv = made[rank][0] if rank == 1 else ffi.NULL
+        kind = lib.PCCL_F64
+        check(lib.pccl_reduce_async(comm, data[rank][0], recv, 4, kind, 1, tags[0], works[0]))
+        arguments = (data[rank][1], made[rank][1], 2, kind, tags[1], works[1])
+        check(lib.pccl_reduce_scatter_async(comm, *arguments))
+        shards = (data[rank][2], made[rank][2], counts, ranks, kind, tags[2], works[2])
+        check(lib.pccl_reduce_scatter_v_async(comm, *shards))
+        arguments = (data[rank][3], made[rank][3], 4, kind, tags[3], works[3])
+        check(lib.pccl_all_gather_async(comm, *arguments))
+        shards = (data[rank][4], made[rank][4], counts, ranks, kind, tags[4], works[4])
+        check(lib.pccl_all_gather_v_async(comm, *shards))
+        send = data[rank][5] if rank == 1 else ffi.NULL
+        rooted = (send, made[rank][5], 2, kind, 1, tags[5], works[5])
+        check(lib.pccl_scatter_async(comm, *rooted))
+        send = data[rank][6] if rank == 0 else ffi.NULL
+        of_root = (send, made[rank][6], counts, ranks, kind, 0, tags[6], works[6])
+        check(lib.pccl_scatter_v_async(comm, *of_root))
+        recv = made[rank][7] if rank == 1 else ffi.NULL
+        check(lib.pccl_gather_async(comm, data[rank][7], recv, 4, kind, 1, tags[7], works[7]))
+        recv = made[rank][8] if rank == 0 else ffi.NULL
+        of_root = (data[rank][8], recv, counts, ranks, kind, 0, tags[8], works[8])
+        check(lib.pccl_gather_v_async(comm, *of_root))
+        arguments = (data[rank][9], made[rank][9], 2, kind, tags[9], works[9])
+        check(lib.pccl_all_to_all_async(comm, *arguments))
+        begun.append(works)
+    counts[0] = counts[1] = 99  # they are the caller's again
+    for works in begun:
+        for work in reversed(works):
+            check(lib.pccl_work_wait(work[0], FOREVER))
+            lib.pccl_work_destroy(work[0])
+    assert list(made[1][0]) == [3.0] * 4 + [0] * 4
+    assert list(made[0][0]) == [0.0] * 8
+    for rank in range(2):
+        own = [2, (1, 3)[rank]]
+        for index, length in zip((1, 2), own, strict=True):
+            assert list(made[rank][index]) == [3.0] * length + [0] * (8 - length)
+        assert list(made[rank][3]) == [1.0] * 4 + [2.0] * 4
+        assert list(made[rank][4]) == [1.0] + [2.0] * 3 + [0] * 4
+        assert list(made[rank][5]) == [2.0] * 2 + [0] * 6
+        assert list(made[rank][6]) == [1.0] * own[1] + [0] * (8 - own[1])
+        assert list(made[rank][7]) == ([1.0] * 4 + [2.0] * 4 if rank == 1 else [0] * 8)
+        assert list(made[rank][8]) == ([1.0] + [2.0] * 3 + [0] * 4 if rank == 0 else [0] * 8)
+        assert list(made[rank][9]) == [1.0] * 2 + [2.0] * 2 + [0] * 4
+
+
+def test_nothing_is_reduced_and_gathered_without_buffers(pair: tuple[Any, Any]) -> None:
+    """Counts of 0 need no memory, and all members still meet."""
+    null = ffi.NULL
+
+    def program(rank: int) -> None:
+        comm, (none, ranks) = pair[rank], counts_of(0, 0)
+        check(lib.pccl_reduce(comm, null, null, 0, 0, 0, null, null))
+        check(lib.pccl_reduce_scatter(comm, null, null, 0, 0, null, null))
+        check(lib.pccl_all_gather(comm, null, null, 0, 0, null, null))
+        check(lib.pccl_reduce_scatter_v(comm, null, null, none, ranks, 0, null, null))
+        check(lib.pccl_all_gather_v(comm, null, null, none, ranks, 0, null, null))
+        check(lib.pccl_scatter(comm, null, null, 0, 0, 0, null, null))
+        check(lib.pccl_scatter_v(comm, null, null, none, ranks, 0, 1, null, null))
+        check(lib.pccl_gather(comm, null, null, 0, 0, 0, null, null))
+        check(lib.pccl_gather_v(comm, null, null, none, ranks, 0, 1, null, null))
+        check(lib.pccl_all_to_all(comm, null, null, 0, 0, null, null))
+        # A rank whose shard is empty sends or receives nothing.
+        whole, (some, ranks) = ffi.new("float[2]", [1, 2]), counts_of(0, 2)
+        shard = whole if rank == 1 else null
+        gathered = ffi.new("float[2]")
+        check(lib.pccl_all_gather_v(comm, shard, gathered, some, ranks, 0, null, null))
+        assert list(gathered) == [1, 2]
+        shard = ffi.new("float[2]") if rank == 1 else null
+        check(lib.pccl_reduce_scatter_v(comm, whole, shard, some, ranks, 0, null, null))
+        assert rank == 0 or list(shard) == [2, 4]
+
+    together([functools.partial(program, rank) for rank in range(2)])
 
 
 def test_ranges_list_their_contributors(pair: tuple[Any, Any]) -> None:

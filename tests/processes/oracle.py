@@ -17,8 +17,11 @@ from contributions import digits
 Outcome = dict[str, Any]
 
 
-def expected(outcome: Outcome, count: int, salt: int) -> np.ndarray:
-    """The sum that the outcome describes; its ranges must tile the elements."""
+def expected(outcome: Outcome, count: int, salt: int, first: int = 0) -> np.ndarray:
+    """The sum that the outcome describes; its ranges must tile the elements.
+
+    `first`: elements before those of the result, in what every peer contributes.
+    """
     result = np.zeros(count, np.uint64)
     end = 0
     for part in outcome["ranges"]:
@@ -26,8 +29,31 @@ def expected(outcome: Outcome, count: int, salt: int) -> np.ndarray:
         assert len(set(part["contributors"])) == len(part["contributors"]), part
         end = part["end"]
         for peer in part["contributors"]:
-            result[part["begin"] : end] += digits(peer, count, salt)[part["begin"] : end]
+            given = digits(peer, first + count, salt)[first:]
+            result[part["begin"] : end] += given[part["begin"] : end]
     assert end == count, f"ranges end at {end} of {count}: {outcome['ranges']}"
+    return result
+
+
+def expected_gathered(
+    outcome: Outcome, counts: Sequence[int], salt: int, before: np.ndarray
+) -> np.ndarray:
+    """What was gathered, as the outcome says; what nobody contributed to is as it was before.
+
+    Each range names one source, the rank that the elements belong to, or none.
+    """
+    ends = np.cumsum(counts)
+    result, end = before.copy(), 0
+    for part in outcome["ranges"]:
+        assert part["begin"] == end < part["end"], f"ranges do not tile: {outcome['ranges']}"
+        end = part["end"]
+        for peer in part["contributors"]:
+            first = int(ends[peer]) - counts[peer]
+            assert first <= part["begin"] and end <= ends[peer], f"not of peer {peer}: {part}"
+            given = digits(peer, counts[peer], salt)
+            result[part["begin"] : end] = given[part["begin"] - first : end - first]
+        assert len(part["contributors"]) <= 1, part
+    assert end == sum(counts), f"ranges end at {end} of {sum(counts)}: {outcome['ranges']}"
     return result
 
 

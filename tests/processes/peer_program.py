@@ -116,6 +116,16 @@ class PeerProgram:
     def zeros(self, name: str, count: int) -> None:
         self.arrays[name] = np.zeros(count, np.uint64)
 
+    def part(self, name: str, of: str, counts: list[int]) -> None:
+        """The shard of this peer's rank, in the memory of another array."""
+        assert self.comm is not None
+        first = sum(counts[: self.comm.rank])
+        self.arrays[name] = self.arrays[of][first : first + counts[self.comm.rank]]
+
+    def fill(self, name: str, **what: Any) -> None:
+        """What `make` makes, into memory that is there."""
+        self.arrays[name][...] = contributions.make(self.number, what)
+
     def read(self, name: str) -> str:
         return base64.b64encode(self.arrays[name].tobytes()).decode()
 
@@ -148,14 +158,20 @@ class PeerProgram:
         return outcome_fields(self.works[work].resolve(timeout))
 
     def reduce_all(self, cases: list[dict[str, Any]]) -> list[str]:
-        """Many small all_reduces, one after the other, every second one in place."""
+        """Many small reductions, one after the other, every second one in place."""
         results = []
         for index, case in enumerate(cases):
-            case = dict(case)
-            op, plan = case.pop("op"), case.pop("plan", "auto")
-            self.make("in", **case)
-            self.arrays["out"] = self.arrays["in"] if index % 2 else self.arrays["in"] * 0
-            self.call("all_reduce", "in", "out", op=op, plan=plan)
+            what = dict(case)
+            kind = what.pop("kind", "all_reduce")
+            names = ("op", "plan", "root", "counts")
+            options = {name: what.pop(name) for name in names if name in what}
+            self.make("in", **what)
+            self.arrays["out"] = self.arrays["in"]
+            if "counts" in options:
+                self.part("out", "in", options["counts"])
+            if index % 2 == 0:
+                self.arrays["out"] = np.zeros_like(self.arrays["out"])
+            self.call(kind, "in", "out", **options)
             results.append(self.read("out"))
         return results
 

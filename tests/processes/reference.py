@@ -1,4 +1,4 @@
-"""An all_reduce in plain NumPy: the numbers and the association order that docs/ALGORITHMS.md says.
+"""Reductions in plain NumPy: the numbers and the association order that docs/ALGORITHMS.md says.
 
 Written from the documentation alone, to be compared with the library bit by bit. It knows no
 losses (oracle.py does) and is not fast.
@@ -6,7 +6,7 @@ losses (oracle.py does) and is not fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from contributions import STORED
@@ -55,15 +55,47 @@ def all_reduce(
 ) -> np.ndarray:
     """What every peer must hold, from what they contribute in rank order."""
     n, count = len(inputs), len(inputs[0])
-    compute = partial_type(op, dtype)
-    narrow = dtype in ("f16", "bf16")  # computes in more bits than it travels in
-    bytes_each = np.dtype(STORED[dtype] if narrow else compute).itemsize
-    combine = COMBINE[op]
+    bytes_each = np.dtype(STORED[dtype] if _is_narrow(dtype) else partial_type(op, dtype)).itemsize
+    cut = enumerate(chunks(count, bytes_each, n, chunk_bytes, window_bytes))
+    return _owned(op, dtype, inputs, plan, ((index % n, where) for index, where in cut))
+
+
+def reduce(
+    op: str, dtype: str, inputs: Sequence[np.ndarray], root: int, *, plan: str = "ring"
+) -> np.ndarray:
+    """What the root must hold: it owns every chunk, wherever it is cut."""
+    return _owned(op, dtype, inputs, plan, [(root, slice(None))])
+
+
+def reduce_scatter(
+    op: str, dtype: str, inputs: Sequence[np.ndarray], counts: Sequence[int], *, plan: str = "ring"
+) -> list[np.ndarray]:
+    """The shard that each rank must hold: it owns every chunk of it."""
+    ends = np.cumsum(counts)
+    shards = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    result = _owned(op, dtype, inputs, plan, enumerate(shards))
+    return [result[where] for where in shards]
+
+
+def _is_narrow(dtype: str) -> bool:
+    """It is computed in more bits than it travels in."""
+    return dtype in ("f16", "bf16")
+
+
+def _owned(
+    op: str,
+    dtype: str,
+    inputs: Sequence[np.ndarray],
+    plan: str,
+    parts: Iterable[tuple[int, slice]],
+) -> np.ndarray:
+    """The reduction, where parts of the elements belong to owners."""
+    n = len(inputs)
+    compute, narrow, combine = partial_type(op, dtype), _is_narrow(dtype), COMBINE[op]
     result = np.empty_like(inputs[0])
+    travels = plan == "ring"
     with np.errstate(all="ignore"):
-        for index, where in enumerate(chunks(count, bytes_each, n, chunk_bytes, window_bytes)):
-            owner = index % n
-            travels = plan == "ring"
+        for owner, where in parts:
             first = owner + 1 if travels else 0
             order = [(first + step) % n for step in range(n)]
             total = load(dtype, compute, inputs[order[0]][where])

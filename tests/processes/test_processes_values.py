@@ -29,9 +29,10 @@ def cases(plan: str) -> list[dict[str, Any]]:
     ]
 
 
-def disagreement(case: dict[str, Any], got: np.ndarray, inputs: list[np.ndarray]) -> str:
+def disagreement(
+    case: dict[str, Any], got: np.ndarray, wanted: np.ndarray, inputs: list[np.ndarray]
+) -> str:
     """Empty if the bits are right, else the first element that is not, with what went in."""
-    wanted = reference.all_reduce(case["op"], case["dtype"], inputs, plan=case["plan"])
     bits = np.dtype(f"u{wanted.itemsize}")
     differing = np.flatnonzero(got.view(bits) != wanted.view(bits))
     if len(differing) == 0:
@@ -44,28 +45,97 @@ def disagreement(case: dict[str, Any], got: np.ndarray, inputs: list[np.ndarray]
     )
 
 
+def inputs_of(case: dict[str, Any], world_size: int) -> list[np.ndarray]:
+    what = {key: case[key] for key in ("of", "dtype", "count", "seed")}
+    return [contributions.make(number, what) for number in range(world_size)]
+
+
+def mixed_world(world_size: int) -> World:
+    """Odd ranks run the scalar-width kernels, even ones the best of this CPU: equal bits too."""
+    baseline = {"PCCL_CPU_LEVEL": "baseline"}
+    return World(world_size, environments=dict.fromkeys(range(1, world_size, 2), baseline))
+
+
+def check_none_wrong(sentences: list[str]) -> None:
+    wrong = [sentence for sentence in sentences if sentence]
+    assert not wrong, f"{len(wrong)} of {len(sentences)}:\n" + "\n".join(wrong[:10])
+
+
 @pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
 def test_every_dtype_and_op_has_the_bits_of_the_documented_order(
     world_size: int, plan: str
 ) -> None:
-    """Odd ranks run the scalar-width kernels, even ones the best of this CPU: equal bits too."""
-    baseline = {"PCCL_CPU_LEVEL": "baseline"}
-    environments = dict.fromkeys(range(1, world_size, 2), baseline)
-    with World(world_size, environments=environments) as world:
+    with mixed_world(world_size) as world:
         wanted = cases(plan)
         answers = world.all("reduce_all", cases=wanted)
     wrong: list[str] = []
     for index, case in enumerate(wanted):
-        what = {key: value for key, value in case.items() if key not in ("op", "plan")}
-        inputs = [contributions.make(number, what) for number in range(world_size)]
+        inputs = inputs_of(case, world_size)
         got = [base64.b64decode(answer[index]) for answer in answers]
         if any(other != got[0] for other in got):
             wrong.append(f"{case}: the peers hold different bytes")
-        stored = contributions.STORED[case["dtype"]]
-        wrong.append(disagreement(case, np.frombuffer(got[0], stored), inputs))
-    wrong = [sentence for sentence in wrong if sentence]
-    assert not wrong, f"{len(wrong)} of {len(wanted)}:\n" + "\n".join(wrong[:10])
+        made = np.frombuffer(got[0], contributions.STORED[case["dtype"]])
+        right = reference.all_reduce(case["op"], case["dtype"], inputs, plan=plan)
+        wrong.append(disagreement(case, made, right, inputs))
+    check_none_wrong(wrong)
+
+
+def uneven(world_size: int, count: int) -> list[int]:
+    """Shards of all sizes: none, one element, and many with an odd rest."""
+    counts = [0, 1, 700, 500][: world_size - 1]
+    return [*counts, count - sum(counts)]
+
+
+def cases_of_one(plan: str, world_size: int) -> list[dict[str, Any]]:
+    """What arrives at one rank: all of it, or a shard at each. In place and apart for each op."""
+    kinds: list[dict[str, Any]] = [
+        {"kind": "reduce", "root": world_size - 1},
+        {"kind": "reduce", "root": 0},
+        {"kind": "reduce_scatter", "counts": uneven(world_size, 3001)},
+        {"kind": "reduce_scatter", "counts": uneven(world_size, 3001)[::-1]},
+        {"kind": "reduce_scatter", "counts": [600] * world_size},
+    ]
+    return [
+        {**kind, "op": op, "plan": plan, "of": "mixed", "dtype": dtype, "seed": seed}
+        | {"count": sum(kind.get("counts", [3001]))}
+        for seed, (dtype, op) in enumerate((d, o) for d in contributions.STORED for o in OPS)
+        for kind in kinds
+    ]
+
+
+def of_one(case: dict[str, Any], index: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What each peer holds in `out` afterwards."""
+    if "counts" in case:
+        return reference.reduce_scatter(
+            case["op"], case["dtype"], inputs, case["counts"], plan=case["plan"]
+        )
+    held = [array if index % 2 else np.zeros_like(array) for array in inputs]
+    root = case["root"]
+    held[root] = reference.reduce(case["op"], case["dtype"], inputs, root, plan=case["plan"])
+    return held
+
+
+@pytest.mark.parametrize("plan", ["ring", "direct"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_what_arrives_at_one_rank_has_the_bits_of_the_documented_order(
+    world_size: int, plan: str
+) -> None:
+    """reduce and reduce_scatter; elsewhere than at the root of a reduce nothing is written."""
+    with mixed_world(world_size) as world:
+        wanted = cases_of_one(plan, world_size)
+        answers = world.all("reduce_all", cases=wanted)
+    wrong: list[str] = []
+    for index, case in enumerate(wanted):
+        inputs = inputs_of(case, world_size)
+        ends = np.cumsum(case.get("counts", []))[:-1]
+        parts = [np.split(array, ends) for array in inputs] if "counts" in case else None
+        for number, right in enumerate(of_one(case, index, inputs)):
+            got = np.frombuffer(base64.b64decode(answers[number][index]), right.dtype)
+            went_in = [split[number] for split in parts] if parts else inputs
+            sentence = disagreement(case, got, right, went_in)
+            wrong.append(f"peer {number}: {sentence}" if sentence else "")
+    check_none_wrong(wrong)
 
 
 COUNTS = (

@@ -151,14 +151,164 @@ def test_the_root_of_a_broadcast_may_be_read_only(world: pccl.LocalWorld) -> Non
     assert np.array_equal(arrays[0], values(1).T)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("root", [0, 1])
+def test_reduce_gives_the_root_an_array_and_the_others_none(
+    world: pccl.LocalWorld, layout: str, root: int
+) -> None:
+    inputs = [LAYOUTS[layout](values(rank)) for rank in range(2)]
+    results = world.run(lambda comm: pnp.reduce(comm, inputs[comm.rank], root=root))
+    made = results[root]
+    assert results[1 - root] is None and made is not None
+    assert np.array_equal(made, values(0) + values(1))
+    outs: list[Any] = ["not looked at", "not looked at"]
+    outs[root] = LAYOUTS[layout](np.zeros((3, 4), np.float32))
+    name = world.comms[root].peer_id
+    pairs = world.run(
+        lambda comm: pnp.reduce(
+            comm, inputs[comm.rank], outs[comm.rank], name, op="max", return_outcome=True
+        )
+    )
+    assert pairs[root][0] is outs[root] and pairs[1 - root][0] is None
+    assert [len(outcome.ranges) for _, outcome in pairs] == [1 - root, root]
+    assert np.array_equal(outs[root], np.maximum(values(0), values(1)))
+    inputs[1 - root].flags.writeable = False
+    world.run(lambda comm: pnp.reduce_(comm, inputs[comm.rank], root))
+    assert np.array_equal(inputs[root], values(0) + values(1))
+    assert np.array_equal(inputs[1 - root], values(1 - root))
+
+
+def rows_of(rank: int, counts: list[int]) -> slice:
+    return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+
+def tall(rank: int) -> np.ndarray:
+    return (np.arange(24).reshape(6, 4) * (rank + 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("counts", [None, [4, 2], (0, 6)])
+def test_each_rank_gets_its_rows_of_the_reduction(
+    world: pccl.LocalWorld, layout: str, counts: Any
+) -> None:
+    inputs = [LAYOUTS[layout](tall(rank)) for rank in range(2)]
+    total, listed = tall(0) + tall(1), list(counts or [3, 3])
+    results = world.run(lambda comm: pnp.reduce_scatter(comm, inputs[comm.rank], counts=counts))
+    outs = [LAYOUTS[layout](np.zeros((count, 4), np.float32)) for count in listed]
+    pairs = world.run(
+        lambda comm: pnp.reduce_scatter(
+            comm, inputs[comm.rank], outs[comm.rank], counts, return_outcome=True
+        )
+    )
+    for rank, result in enumerate(results):
+        assert result.flags.c_contiguous and result.dtype == np.float32
+        for made in (result, outs[rank]):
+            assert np.array_equal(made, total[rows_of(rank, listed)])
+        assert pairs[rank][0] is outs[rank]
+        assert np.array_equal(inputs[rank], tall(rank))
+    world.run(lambda comm: pnp.reduce_scatter_(comm, inputs[comm.rank], counts))
+    for rank, array in enumerate(inputs):
+        expected = tall(rank)
+        expected[rows_of(rank, listed)] = total[rows_of(rank, listed)]
+        assert np.array_equal(array, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("counts", [None, [4, 2], (0, 6)])
+def test_rows_of_all_ranks_are_gathered_in_their_order(
+    world: pccl.LocalWorld, layout: str, counts: Any
+) -> None:
+    listed = list(counts or [3, 3])
+    inputs = [LAYOUTS[layout](tall(rank)[rows_of(rank, listed)].copy()) for rank in range(2)]
+    expected = np.concatenate([tall(rank)[rows_of(rank, listed)] for rank in range(2)])
+    results = world.run(lambda comm: pnp.all_gather(comm, inputs[comm.rank], counts=counts))
+    outs = [LAYOUTS[layout](np.zeros((6, 4), np.float32)) for _ in range(2)]
+    world.run(lambda comm: pnp.all_gather(comm, inputs[comm.rank], outs[comm.rank], counts))
+    wholes = [LAYOUTS[layout](tall(rank)) for rank in range(2)]
+    outcomes = world.run(lambda comm: pnp.all_gather_(comm, wholes[comm.rank], counts))
+    for rank in range(2):
+        for made in (results[rank], outs[rank], wholes[rank]):
+            assert np.array_equal(made, expected)
+        assert np.array_equal(inputs[rank], tall(rank)[rows_of(rank, listed)])
+    assert outcomes[0].digest == outcomes[1].digest
+
+
+def test_scattering_and_gathering_come_back(world: pccl.LocalWorld) -> None:
+    """Also of one dimension, of three, and of bfloat16."""
+    for shape in ((10,), (4, 3, 2), (2, 0)):
+        given = np.arange(np.prod(shape)).reshape(shape).astype(ml_dtypes.bfloat16)
+
+        def program(comm: pccl.Communicator, given: Any = given) -> np.ndarray:
+            return pnp.all_gather(comm, pnp.reduce_scatter(comm, given))
+
+        results = world.run(program)
+        for result in results:
+            assert result.shape == shape and result.dtype == given.dtype
+            assert np.array_equal(result, given + given)
+
+
+def test_an_array_of_no_dimension_is_a_row(world: pccl.LocalWorld) -> None:
+    for result in world.run(lambda comm: pnp.all_gather(comm, comm.rank + 0.5)):
+        assert result.shape == (2,) and result.tolist() == [0.5, 1.5]
+    for result in world.run(lambda comm: pnp.all_gather(comm, np.int8(comm.rank), counts=[1, 1])):
+        assert result.dtype == np.int8 and result.tolist() == [0, 1]
+
+
+def test_the_parts_of_an_array_may_be_in_it_and_overlap_it(world: pccl.LocalWorld) -> None:
+    """In the place of the rank nothing is copied; elsewhere, as if the input had been copied."""
+
+    def program(comm: pccl.Communicator) -> None:
+        ours, theirs = rows_of(comm.rank, [3, 3]), rows_of(1 - comm.rank, [3, 3])
+        for place in (ours, theirs, slice(1, 4)):
+            array = tall(comm.rank)
+            pnp.reduce_scatter(comm, array, array[place])
+            assert np.array_equal(array[place], (tall(0) + tall(1))[ours])
+            array = tall(comm.rank)
+            array[place] = tall(comm.rank)[ours]
+            pnp.all_gather(comm, array[place], array)
+            assert np.array_equal(array, np.concatenate([tall(0)[:3], tall(1)[3:]]))
+
+    world.run(program)
+
+
+def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
+    comm, five, six = world.comms[0], np.zeros((5, 2)), np.zeros((6, 2))
+    for scatter in (pnp.reduce_scatter, pnp.reduce_scatter_, pnp.all_gather_):
+        with pytest.raises(ValueError, match="5 rows, which 2 ranks cannot share: pass counts"):
+            scatter(comm, five)
+        with pytest.raises(ValueError, match="no rows to share"):
+            scatter(comm, np.zeros(()))
+        with pytest.raises(ValueError, match="counts are 5 rows together, x has 6"):
+            scatter(comm, six, counts=[2, 3])
+        with pytest.raises(ValueError, match="counts has 3 entries: one for each of 2 ranks"):
+            scatter(comm, six, counts=[2, 2, 2])
+        with pytest.raises(ValueError, match="no less than 0"):
+            scatter(comm, six, counts=[7, -1])
+        with pytest.raises(TypeError):
+            scatter(comm, six, counts=[3.0, 3.0])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"counts\[0\], of this rank, is 4; x has 6 rows"):
+        pnp.all_gather(comm, six, counts=[4, 6])
+    with pytest.raises(ValueError, match=r"out has shape \(6, 2\), this rank's part of x has"):
+        pnp.reduce_scatter(comm, six, six)
+    with pytest.raises(ValueError, match=r"out has shape \(6, 2\), what all members have has"):
+        pnp.all_gather(comm, six, six)
+    with pytest.raises(TypeError, match="out is float32, x is float64"):
+        pnp.reduce_scatter(comm, six, np.zeros((3, 2), np.float32))
+    six.flags.writeable = False
+    for call in (pnp.reduce_, pnp.reduce_scatter_, pnp.all_gather_):
+        with pytest.raises(ValueError, match="read-only"):
+            call(comm, six)
+
+
 def test_a_barrier_is_a_barrier(world: pccl.LocalWorld) -> None:
     assert [outcome.tag for outcome in world.run(lambda comm: pnp.barrier(comm, tag=7))] == [7, 7]
 
 
 def test_an_error_leaves_strided_arrays_as_they_were() -> None:
     with pccl.LocalWorld(2, deadline=30) as world:
-        arrays = [np.full((3, 4 + rank), 5.0).T for rank in range(2)]
-        for call in (pnp.all_reduce_, pnp.broadcast_):
+        arrays = [np.full((3, 4 + 2 * rank), 5.0).T for rank in range(2)]
+        names = ("all_reduce_", "broadcast_", "reduce_", "reduce_scatter_", "all_gather_")
+        for call in (getattr(pnp, name) for name in names):
 
             def program(comm: pccl.Communicator, call: Any = call) -> None:
                 with pytest.raises(pccl.Mismatch):
@@ -177,15 +327,16 @@ def alone() -> Iterator[pccl.Communicator]:
 @pytest.mark.parametrize("dtype", [bool, complex, "M8[s]", "S3", object, ml_dtypes.float8_e5m2])
 def test_an_unsupported_dtype_is_a_type_error(alone: pccl.Communicator, dtype: Any) -> None:
     array = np.zeros(3, dtype)
-    for call in (pnp.all_reduce, pnp.all_reduce_, pnp.broadcast, pnp.broadcast_):
-        with pytest.raises(TypeError, match="not supported"):
-            call(alone, array)
+    for name in ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather"):
+        for call in (getattr(pnp, name), getattr(pnp, name + "_")):
+            with pytest.raises(TypeError, match="not supported"):
+                call(alone, array)
 
 
 def test_in_place_needs_an_array(alone: pccl.Communicator) -> None:
-    for call in (pnp.all_reduce_, pnp.broadcast_):
+    for name in ("all_reduce_", "broadcast_", "reduce_", "reduce_scatter_", "all_gather_"):
         with pytest.raises(TypeError, match=r"numpy.ndarray, not list"):
-            call(alone, [1.0])  # type: ignore[arg-type]
+            getattr(pnp, name)(alone, [1.0])
 
 
 def test_a_bad_output_is_refused(alone: pccl.Communicator) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bench import common, loopback
 from bench.common import Row
-from bench.loopback_worker import Case
+from bench.loopback_worker import COLLECTIVES, Case
 from bench.tcp_ring import TcpRing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,11 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
     ours = ["seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes"]
     expected = {
         (f"{collective}/none/w{world}/{size}", metric)
-        for collective, metrics in (("all_reduce/f32", ours), ("tcp_ring/bytes", ours[:3]))
+        for collective, metrics in (
+            ("all_reduce/f32", ours),
+            *((f"{other}/f32", ours[:3]) for other in COLLECTIVES[1:]),
+            ("tcp_ring/bytes", ours[:3]),
+        )
         for metric in metrics
         for world in (2, 4)
         for size in sizes
@@ -61,14 +65,16 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
     for (case, metric), row in by_name.items():
         assert row["bench"] == "loopback"
         assert row["value"] >= 0 if metric == "peak_memory_bytes" else row["value"] > 0
-        with_baseline = case in encoded or (has_torch and case.startswith("all_reduce/"))
+        with_baseline = case in encoded or (has_torch and not case.startswith("tcp_ring/"))
         baseline = "none" if case in encoded else "gloo"
         assert row["baseline"] == (baseline if with_baseline else None)
         if with_baseline and row["baseline_value"]:
             assert row["ratio"] == pytest.approx(row["value"] / row["baseline_value"])
         if metric == "bus_bandwidth":
             world, size = SHAPES[case.split("/", 3)[3]]
-            moved = 2 * (world - 1) / world * size
+            collective = case.split("/")[0].replace("tcp_ring", "all_reduce")
+            share = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(collective, 0)
+            moved = (share * (world - 1) / world or 1) * size
             assert row["value"] == pytest.approx(moved / by_name[case, "seconds"]["value"] / 1e9)
 
 

@@ -1,0 +1,256 @@
+"""A peer is lost inside a reduce, a reduce_scatter or an all_gather: who goes on, and with what.
+
+As in test_processes_losses.py the victim kills itself at a fault point of the engine, and the
+digit oracle judges every result by its outcome. Where each member has a result of its own, each is
+judged; a lost root ends the operation, a lost rank's shard is given to nobody, or is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import Any
+
+import contributions
+import numpy as np
+import oracle
+import pytest
+from peers import Peer, Raised, World
+
+# Elements of each rank's shard; one is empty. About 200 chunks.
+COUNTS = [30_001, 0, 40_000, 25_003]
+WHOLE = sum(COUNTS)
+ROOT = 2
+SETTINGS: dict[str, Any] = {
+    "chunk_bytes": 4096,
+    "window_bytes": 64 * 1024,
+    "heartbeat": 0.2,
+    "silence": 10,
+}
+VICTIM = 3
+SALT = 8
+HALF_WAY = ("settled", 0.5)
+WAYS = [("ring", "resume"), ("ring", "restart"), ("direct", "resume"), ("direct", "restart")]
+POINTS = [("called", 0.0), ("settled", 0.0), ("voted", 0.0)]
+# Everything in every way half-way; other points in two.
+LOSSES = [
+    *((HALF_WAY, *way) for way in WAYS),
+    *((point, *way) for point in POINTS for way in (WAYS[0], WAYS[3])),
+]
+
+
+@dataclasses.dataclass
+class Scene:
+    """A world in which `victim` meets its fault in the first operation."""
+
+    kind: str
+    world: World
+    victim: Peer
+
+    @property
+    def survivors(self) -> list[Peer]:
+        return [peer for peer in self.world.peers if peer is not self.victim]
+
+    def prepare(self, peers: list[Peer]) -> None:
+        """In place on even peers: the shard is a part of the whole. Apart on odd ones."""
+        for peer in peers:
+            in_place, own = peer.number % 2 == 0, COUNTS[peer.number]
+            given = {"of": "digits", "salt": SALT}
+            if self.kind == "all_gather":
+                peer.ask("zeros", name="out", count=WHOLE)
+                peer.ask("zeros", name="x", count=own)
+                if in_place:
+                    peer.ask("part", name="x", of="out", counts=COUNTS)
+                peer.ask("fill", name="x", count=own, **given)
+            else:
+                peer.ask("make", name="x", count=WHOLE, **given)
+                size = WHOLE if self.kind == "reduce" else own
+                peer.ask("zeros", name="out", count=size)
+                if in_place and self.kind == "reduce_scatter":
+                    peer.ask("part", name="out", of="x", counts=COUNTS)
+
+    def begin(self, peer: Peer, **options: Any) -> None:
+        """The answer is still to be taken."""
+        if self.kind == "reduce":
+            options.update(root=ROOT, out=None if peer.number % 2 == 0 else "out")
+        else:
+            options.update(counts=COUNTS, out="out")
+        peer.send("run", kind=self.kind, array="x", **options)
+
+    def strike(self, **options: Any) -> list[dict[str, Any] | Raised]:
+        """Runs the operation in which the victim dies, and what its survivors answer."""
+        self.prepare(self.world.peers)
+        for peer in self.world.peers:
+            self.begin(peer, **options)
+        assert self.victim.ended() == -signal.SIGKILL
+        assert self.victim.silent(), "the operation had returned before the fault hit"
+        return [answer_of(peer) for peer in self.survivors]
+
+    def succeed(self, answers: list[dict[str, Any] | Raised]) -> list[dict[str, Any]]:
+        """The outcomes of all survivors, each judged against what that one holds."""
+        outcomes = [answer for answer in answers if not isinstance(answer, Raised)]
+        assert len(outcomes) == len(answers), f"some failed: {answers}"
+        for peer, outcome in zip(self.survivors, outcomes, strict=True):
+            if self.kind == "all_gather":
+                self.judge_gathered(peer, outcome)
+            elif self.kind == "reduce" and peer.number != ROOT:
+                assert outcome["ranges"] == []
+                self.check_untouched(peer)
+            else:
+                self.judge_sum(peer, outcome)
+        return outcomes
+
+    def judge_gathered(self, peer: Peer, outcome: dict[str, Any]) -> None:
+        before = np.zeros(WHOLE, np.uint64)
+        wanted = oracle.expected_gathered(outcome, COUNTS, SALT, before)
+        self.check(peer, "out", wanted)
+        self.check(peer, "x", contributions.digits(peer.number, COUNTS[peer.number], SALT))
+
+    def judge_sum(self, peer: Peer, outcome: dict[str, Any]) -> None:
+        in_place = peer.number % 2 == 0
+        given = contributions.digits(peer.number, WHOLE, SALT)
+        if self.kind == "reduce":
+            self.check(peer, "x" if in_place else "out", oracle.expected(outcome, WHOLE, SALT))
+            return
+        first, own = sum(COUNTS[: peer.number]), COUNTS[peer.number]
+        wanted = oracle.expected(outcome, own, SALT, first)
+        self.check(peer, "out", wanted)
+        if in_place:  # the shards of others are only read
+            given[first : first + own] = wanted
+        self.check(peer, "x", given)
+
+    def check_aborted(self, answers: list[dict[str, Any] | Raised]) -> None:
+        """On all, because of the victim, with buffers as they were."""
+        for peer, answer in zip(self.survivors, answers, strict=True):
+            assert isinstance(answer, Raised), f"peer {peer.number} succeeded: {answer}"
+            assert answer.kind == "Aborted" and self.victim.name in answer.message, answer
+            self.check_untouched(peer)
+
+    def check_untouched(self, peer: Peer) -> None:
+        """Both buffers are as they were."""
+        if self.kind == "all_gather":
+            gathered = np.zeros(WHOLE, np.uint64)
+            own = contributions.digits(peer.number, COUNTS[peer.number], SALT)
+            first = sum(COUNTS[: peer.number])
+            if peer.number % 2 == 0:
+                gathered[first : first + len(own)] = own
+            self.check(peer, "out", gathered)
+            return
+        self.check(peer, "x", contributions.digits(peer.number, WHOLE, SALT))
+        if self.kind == "reduce" or peer.number % 2:
+            assert not peer.read("out").any()
+
+    def check(self, peer: Peer, name: str, wanted: np.ndarray) -> None:
+        got = peer.read(name)
+        assert np.array_equal(got, wanted), f"peer {peer.number}: {oracle.explain(got, wanted)}"
+
+    def go_on(self) -> list[dict[str, Any]]:
+        """The operation after the loss, before any safe point: ranks are those of the epoch."""
+        self.prepare(self.survivors)
+        for peer in self.survivors:
+            self.begin(peer)
+        return self.succeed([answer_of(peer) for peer in self.survivors])
+
+
+def answer_of(peer: Peer) -> dict[str, Any] | Raised:
+    try:
+        answer: dict[str, Any] = peer.answer()
+    except Raised as raised:
+        return raised
+    return answer
+
+
+def scene(kind: str, point: tuple[str, float], victim: int = VICTIM) -> Scene:
+    fault = f"all_reduce.{point[0]}:0:{point[1]}"
+    world = World(4, environments={victim: {"PCCL_FAULT_POINT": fault}}, **SETTINGS)
+    return Scene(kind, world, world.peers[victim])
+
+
+def sets_of(outcomes: list[dict[str, Any]]) -> set[tuple[int, ...]]:
+    return set().union(*(oracle.contributor_sets(outcome) for outcome in outcomes))
+
+
+@pytest.mark.parametrize(("point", "plan", "recovery"), LOSSES)
+@pytest.mark.parametrize("kind", ["reduce", "reduce_scatter"])
+def test_a_peer_killed_inside_a_reduction_that_arrives_at_one_rank(
+    kind: str, point: tuple[str, float], plan: str, recovery: str
+) -> None:
+    """The result of everybody who is left has the victim's contribution, or has not."""
+    if kind == "reduce" and point[0] == "settled":
+        point = ("partial", 0.0)  # nothing settles but at the root
+    made = scene(kind, point)
+    with made.world:
+        outcomes = made.succeed(made.strike(plan=plan, recovery=recovery))
+        everybody, left = (0, 1, 2, 3), (0, 1, 2)
+        assert sets_of(outcomes) <= {everybody, left}
+        if recovery == "restart":
+            assert len(sets_of(outcomes)) == 1, "one contributor set, for the shards of all"
+        if point[0] == "called":
+            assert sets_of(outcomes) == {left}, "what had not moved was counted"
+        assert sets_of(made.go_on()) == {left}
+
+
+@pytest.mark.parametrize(("point", "plan", "recovery"), LOSSES)
+def test_a_peer_killed_inside_an_all_gather(
+    point: tuple[str, float], plan: str, recovery: str
+) -> None:
+    """Shards of the others are there; of the victim's what survivors have got, alike on all."""
+    made = scene("all_gather", point)
+    with made.world:
+        outcomes = made.succeed(made.strike(plan=plan, recovery=recovery))
+        oracle.check_agreement(outcomes)
+        sets = sets_of(outcomes)
+        assert {(0,), (2,)} <= sets <= {(0,), (2,), (3,), ()}
+        if recovery == "restart":
+            assert not {(3,), ()} <= sets, "a part of a shard"
+        if point[0] == "called":
+            assert () in sets and (3,) not in sets
+        elif point[0] == "voted":
+            assert () not in sets, "the victim had everything, so all had what it had sent"
+        outcomes = made.go_on()
+        oracle.check_agreement(outcomes)
+        missing = {"begin": WHOLE - COUNTS[VICTIM], "end": WHOLE, "contributors": []}
+        assert outcomes[0]["ranges"][-1] == missing
+
+
+@pytest.mark.parametrize("plan", ["ring", "direct"])
+@pytest.mark.parametrize("point", [("called", 0.0), HALF_WAY])
+def test_a_lost_root_ends_the_operation_for_all(point: tuple[str, float], plan: str) -> None:
+    """And so it ends the next one that names it."""
+    made = scene("reduce", point, victim=ROOT)
+    with made.world:
+        made.check_aborted(made.strike(plan=plan))
+        for peer in made.survivors:
+            made.begin(peer, plan=plan)
+        made.check_aborted([answer_of(peer) for peer in made.survivors])
+
+
+@pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "all_gather"])
+def test_a_loss_aborts_what_shall_raise_and_keeps_the_arrays(kind: str) -> None:
+    made = scene(kind, ("partial", 0.0) if kind == "reduce" else HALF_WAY)
+    with made.world:
+        made.check_aborted(made.strike(recovery="raise"))
+        made.go_on()
+
+
+def test_a_loss_ends_a_reduce_that_somebody_doubts() -> None:
+    """Its inputs are the caller's again, so it cannot be done a second time.
+
+    Rank 1 begins the sum and has voted once that has left; its deadline passes. Rank 2, which is to
+    add to it, dies before it calls.
+    """
+    with World(3, **SETTINGS) as world:
+        root, doubter, victim = world.peers
+        for peer in world.peers:
+            peer.ask("make", name="x", of="digits", count=100, salt=SALT)
+        doubter.ask("begin", work="w", kind="reduce", array="x", root=0, deadline=0.3)
+        doubter.send("wait", work="w")
+        assert doubter.failure().kind == "InDoubt"
+        victim.signal(signal.SIGKILL)
+        assert victim.ended() == -signal.SIGKILL
+        root.send("run", kind="reduce", array="x", root=0)
+        raised = root.failure()
+        assert raised.kind == "Aborted", raised
+        assert np.array_equal(root.read("x"), contributions.digits(0, 100, SALT))
+        doubter.send("resolve", work="w", timeout=20)
+        assert doubter.failure().kind == "Aborted"
