@@ -4,6 +4,8 @@
 
     mean = pnp.all_reduce(comm, gradients, op="avg")    # a new array
     pnp.all_reduce_(comm, gradients, op="avg")          # in place, of any strides
+    mine = pnp.reduce_scatter(comm, gradients)          # this rank's rows of the sum
+    whole = pnp.all_gather(comm, mine)                  # the rows of all ranks
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
@@ -12,15 +14,30 @@ unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, severa
 (`comm.all_reduce(array, async_op=True)`).
 """
 
-from pccl_numpy.collectives import all_reduce, all_reduce_, barrier, broadcast, broadcast_
+from pccl_numpy.collectives import (
+    all_reduce,
+    all_reduce_,
+    barrier,
+    broadcast,
+    broadcast_,
+    reduce,
+    reduce_,
+)
+from pccl_numpy.shards import all_gather, all_gather_, reduce_scatter, reduce_scatter_
 from pccl_numpy.shared_state import SharedState, shared_state
 
 __all__ = [
     "SharedState",
+    "all_gather",
+    "all_gather_",
     "all_reduce",
     "all_reduce_",
     "barrier",
     "broadcast",
     "broadcast_",
+    "reduce",
+    "reduce_",
+    "reduce_scatter",
+    "reduce_scatter_",
     "shared_state",
 ]

@@ -1,5 +1,7 @@
 """The collectives over NumPy arrays. Only layout is decided here: packing, shapes, new arrays.
 
+Those in which each rank has rows of its own are in shards.py.
+
 A packed array is a contiguous copy in native byte order; the result is copied back only when the
 operation has committed, so that on an error every array is as it was (docs/PROMISE.md, P3). An
 InDoubt names the array that `error.work.resolve()` fills, `error.result`: the caller's own where it
@@ -76,13 +78,13 @@ def all_reduce(
     """
     source = np.asarray(x)
     check_dtype(source)
-    send = _packed(source)
+    send = packed(source)
     target = np.empty(source.shape, send.dtype) if out is None else out
-    _check_out(source, target)
-    if np.may_share_memory(send, target) and not _is_same(send, target):
+    check_out(target, source.shape, source.dtype)
+    if np.may_share_memory(send, target) and not is_same(send, target):
         send = send.copy()
 
-    def reduce(recv: Array) -> Outcome:
+    def call(recv: Array) -> Outcome:
         return comm.all_reduce(
             send,
             recv,
@@ -94,7 +96,7 @@ def all_reduce(
             deadline=deadline,
         )
 
-    outcome = _into(target, reduce)
+    outcome = into(target, call)
     return (target, outcome) if return_outcome else target
 
 
@@ -113,16 +115,122 @@ def all_reduce_(
 
     Arguments and errors as for `all_reduce`; a read-only `x` is a ValueError.
     """
-    _check_target(x)
+    check_target(x)
 
-    def reduce(recv: Array) -> Outcome:
-        if recv is not x:
-            recv[...] = x
+    def call(array: Array) -> Outcome:
         return comm.all_reduce(
-            recv, op=op, tag=tag, codec=codec, plan=plan, recovery=recovery, deadline=deadline
+            array, op=op, tag=tag, codec=codec, plan=plan, recovery=recovery, deadline=deadline
         )
 
-    return _into(x, reduce)
+    return into(x, call, keeps=True)
+
+
+@overload
+def reduce(
+    comm: Group,
+    x: ArrayLike,
+    out: Array | None = None,
+    root: SupportsIndex | PeerId = 0,
+    *,
+    op: ReduceOp | str = ...,
+    tag: int = ...,
+    plan: Plan | str = ...,
+    recovery: Recovery | str | None = ...,
+    deadline: float | None = ...,
+    return_outcome: Literal[False] = ...,
+) -> Array | None: ...
+@overload
+def reduce(
+    comm: Group,
+    x: ArrayLike,
+    out: Array | None = None,
+    root: SupportsIndex | PeerId = 0,
+    *,
+    op: ReduceOp | str = ...,
+    tag: int = ...,
+    plan: Plan | str = ...,
+    recovery: Recovery | str | None = ...,
+    deadline: float | None = ...,
+    return_outcome: Literal[True],
+) -> tuple[Array | None, Outcome]: ...
+def reduce(
+    comm: Group,
+    x: ArrayLike,
+    out: Array | None = None,
+    root: SupportsIndex | PeerId = 0,
+    *,
+    op: ReduceOp | str = ReduceOp.SUM,
+    tag: int = 0,
+    plan: Plan | str = Plan.AUTO,
+    recovery: Recovery | str | None = None,
+    deadline: float | None = None,
+    return_outcome: bool = False,
+) -> Array | tuple[Array | None, Outcome] | None:
+    """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
+
+    There it is a new array of the shape and dtype of `x`, or in `out`; elsewhere it is None, and
+    `out` is not looked at. Arguments and errors as for `all_reduce`; a lost root ends the operation
+    with Aborted on all.
+    """
+
+    def call(send: Array, recv: Array | None) -> Outcome:
+        return comm.reduce(
+            send,
+            recv,
+            root,
+            op=op,
+            tag=tag,
+            plan=plan,
+            recovery=recovery,
+            deadline=deadline,
+        )
+
+    source = np.asarray(x)
+    check_dtype(source)
+    send = packed(source)
+    if not _is_root(comm, root):
+        outcome = call(send, None)
+        return (None, outcome) if return_outcome else None
+    target = np.empty(source.shape, send.dtype) if out is None else out
+    check_out(target, source.shape, source.dtype)
+    if np.may_share_memory(send, target) and not is_same(send, target):
+        send = send.copy()
+    outcome = into(target, lambda recv: call(send, recv))
+    return (target, outcome) if return_outcome else target
+
+
+def reduce_(
+    comm: Group,
+    x: Array,
+    root: SupportsIndex | PeerId = 0,
+    *,
+    op: ReduceOp | str = ReduceOp.SUM,
+    tag: int = 0,
+    plan: Plan | str = Plan.AUTO,
+    recovery: Recovery | str | None = None,
+    deadline: float | None = None,
+) -> Outcome:
+    """Reduces `x`, of any strides, over all members, into `x` of `root`. Returns the Outcome.
+
+    Elsewhere `x` is only read, and may be read-only. Arguments and errors as for `reduce`.
+    """
+
+    def call(array: Array) -> Outcome:
+        return comm.reduce(
+            array,
+            root=root,
+            op=op,
+            tag=tag,
+            plan=plan,
+            recovery=recovery,
+            deadline=deadline,
+        )
+
+    if not _is_root(comm, root):
+        check_dtype(checked_array(x))
+        return call(packed(x))
+    check_target(x)
+    return into(x, call, keeps=True)
 
 
 def broadcast(
@@ -140,7 +248,7 @@ def broadcast(
     source = np.asarray(x)
     check_dtype(source)
     result = np.array(source, dtype=source.dtype.newbyteorder("="), order="C", copy=True)
-    _into(result, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
+    into(result, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
     return result
 
 
@@ -158,9 +266,9 @@ def broadcast_(
     """
     if _is_root(comm, root):
         check_dtype(checked_array(x))
-        return comm.broadcast(_packed(x), root, tag=tag, deadline=deadline)
-    _check_target(x)
-    return _into(x, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
+        return comm.broadcast(packed(x), root, tag=tag, deadline=deadline)
+    check_target(x)
+    return into(x, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
 
 
 def barrier(comm: Group, *, tag: int = 0, deadline: float | None = None) -> Outcome:
@@ -168,10 +276,14 @@ def barrier(comm: Group, *, tag: int = 0, deadline: float | None = None) -> Outc
     return comm.barrier(tag=tag, deadline=deadline)
 
 
-def _into(target: Array, operation: Callable[[Array], Outcome]) -> Outcome:
-    """Runs `operation` on `target`, or on a packed array that is copied there if it succeeds."""
-    native = target.dtype.newbyteorder("=")
-    recv = target if is_packed(target) else np.empty(target.shape, native)
+def into(target: Array, operation: Callable[[Array], Outcome], *, keeps: bool = False) -> Outcome:
+    """Runs `operation` on `target`, or on a packed array that is copied there if it succeeds.
+
+    `keeps`: what is in `target` counts.
+    """
+    recv = target
+    if not is_packed(target):
+        recv = packed(target) if keeps else np.empty(target.shape, target.dtype.newbyteorder("="))
     try:
         outcome = operation(recv)
     except InDoubt as doubt:
@@ -186,7 +298,7 @@ def is_packed(x: Array) -> bool:
     return bool(x.flags.c_contiguous and x.dtype.isnative)
 
 
-def _packed(x: Array) -> Array:
+def packed(x: Array) -> Array:
     return x if is_packed(x) else np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
@@ -202,7 +314,7 @@ def checked_array(x: object) -> Array:
     return x
 
 
-def _check_target(x: object) -> None:
+def check_target(x: object) -> None:
     array = checked_array(x)
     check_dtype(array)
     if not array.flags.writeable:
@@ -218,14 +330,15 @@ def check_dtype(x: Array) -> None:
         )
 
 
-def _check_out(source: Array, out: Array) -> None:
-    _check_target(out)
-    if out.dtype.newbyteorder("=") != source.dtype.newbyteorder("="):
-        raise TypeError(f"out is {out.dtype.name}, x is {source.dtype.name}")
-    if out.shape != source.shape:
-        raise ValueError(f"out has shape {out.shape}, x has shape {source.shape}")
+def check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], what: str = "x") -> None:
+    """`shape`: what it must be, which is that of `what`."""
+    check_target(out)
+    if out.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+        raise TypeError(f"out is {out.dtype.name}, x is {dtype.name}")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, {what} has shape {shape}")
 
 
-def _is_same(x: Array, y: Array) -> bool:
+def is_same(x: Array, y: Array) -> bool:
     """True if both are the same elements in the same order."""
     return x.ctypes.data == y.ctypes.data and x.strides == y.strides
