@@ -13,6 +13,7 @@ import typer
 
 import pccl_py
 from bench import accuracy, common, kernels, loopback, recovery, state_hash
+from bench.loopback_worker import COLLECTIVES
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -40,17 +41,26 @@ def loopback_command(
     codec: Annotated[
         list[str] | None, typer.Option(help="A codec to measure too; may be given again.  [int8]")
     ] = None,
+    collective: Annotated[
+        list[str] | None,
+        typer.Option(help="To measure beside all_reduce; may be given again.  [each]"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
         "bench_out"
     ),
 ) -> None:
-    """all_reduce of f32 against gloo, and the bare TCP below both, on this machine's loopback."""
+    """Collectives of f32 against gloo, and the bare TCP below both, on this machine's loopback."""
     if sys.platform != "linux":
         raise typer.BadParameter("pinning and peak memory are read the way of Linux; run it there")
     try:
         sizes = [common.size_of(name) for name in size] if size else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--size") from None
+    unknown = set(collective or []) - set(COLLECTIVES)
+    if unknown:
+        known = ", ".join(COLLECTIVES)
+        said = f"{min(unknown)!r} is none of {known}"
+        raise typer.BadParameter(said, param_hint="--collective")
     pccl_py.exit_on_sigterm()  # so that the processes it started end too
     loopback.run(
         world or [2, 4],
@@ -59,6 +69,7 @@ def loopback_command(
         as_json=as_json,
         out=out,
         codecs=["int8"] if codec is None else codec,
+        collectives=collective,
     )
 
 

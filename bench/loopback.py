@@ -1,4 +1,4 @@
-"""loopback: all_reduce of f32 against gloo, on one machine, in one run.
+"""loopback: collectives of f32 against gloo, on one machine, in one run.
 
 It owns the plan, the processes, and what their samples come to; in each process runs
 `loopback_worker.py`.
@@ -10,11 +10,12 @@ from the last process that entered to the last that left, divided by the calls. 
 median.
 
     seconds             of one call
-    bus_bandwidth       2 (n-1)/n * size / seconds, as NCCL's tests define it
-    cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes reduced; the
-                        coordinator and gloo's store, which are in rank 0, count
+    bus_bandwidth       size / seconds, times TRAFFIC below, as NCCL's tests define it; the size of
+                        a reduce_scatter or an all_gather is that of the shards of all ranks
+    cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes of the size;
+                        the coordinator and gloo's store, which are in rank 0, count
     peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
-                        processes that hold one library only, sizes ascending
+                        processes that hold one library only, sizes ascending; of all_reduce
 
 The rows of tcp_ring are the ceiling: the same bytes over bare sockets, nothing reduced. Those of a
 codec have ours without one as their baseline.
@@ -30,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,14 +41,21 @@ from rich.table import Table
 
 from bench import common, loopback_plot
 from bench.common import KIB, MIB, Row
-from bench.loopback_worker import Case, Job
+from bench.loopback_worker import COLLECTIVES, Case, Job, key_of
 from bench.report import Report
 
 BENCH = "loopback"
 METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
 SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
-WORLD_SECONDS_MAX = 900.0
+# What a peer must send of the size, by world size.
+TRAFFIC: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce": lambda n: 1.0,
+}
+WORLD_SECONDS_MAX = 1800.0
 ITERATIONS_MAX = 32  # in place, 4 peers: 4^32 times the values, which f32 holds
 
 
@@ -75,12 +83,14 @@ class Processes:
         libraries: list[str],
         cases: list[Case],
         codecs: list[str] | None = None,
+        collectives: list[str] | None = None,
     ) -> None:
         self._failure: str | None = None
         self._running: list[subprocess.Popen[str]] = []
         self._lines: list[queue.Queue[str | None]] = [queue.Queue() for _ in range(world)]
         for rank in range(world):
-            job = Job(purpose, rank, world, libraries, cases, codecs or [])
+            chosen = collectives or COLLECTIVES[:1]
+            job = Job(purpose, rank, world, libraries, cases, codecs or [], chosen)
             command = [sys.executable, "-m", "bench.loopback_worker", job.to_json()]
             self._running.append(
                 subprocess.Popen(
@@ -160,6 +170,7 @@ def run(
     as_json: bool,
     out: Path,
     codecs: list[str] | None = None,
+    collectives: list[str] | None = None,
 ) -> list[Row]:
     """Measures all worlds, at all sizes where none are named; prints and writes the rows."""
     baseline = "gloo" if importlib.util.find_spec("torch") is not None else None
@@ -170,12 +181,13 @@ def run(
     warn_if_busy(status)
     report = Report(BENCH, out, as_json=as_json)
     for world in worlds:
-        for measured in measure(world, baseline, cases, status, codecs or []):
+        chosen = COLLECTIVES if collectives is None else collectives
+        for measured in measure(world, baseline, cases, status, codecs or [], chosen):
             report.add(measured)
     picture = out / f"{BENCH}.png"
     loopback_plot.draw(report.rows, picture)
-    encoded = codec_table(report.rows)
-    tables = [table(report.rows), *([] if encoded is None else [encoded])]
+    more = [collective_table(report.rows), codec_table(report.rows)]
+    tables = [table(report.rows), *(one for one in more if one is not None)]
     return report.finish(*tables, picture=picture)
 
 
@@ -189,18 +201,24 @@ def warn_if_busy(status: Console) -> None:
 
 
 def measure(
-    world: int, baseline: str | None, cases: list[Case], status: Console, codecs: list[str]
+    world: int,
+    baseline: str | None,
+    cases: list[Case],
+    status: Console,
+    codecs: list[str],
+    collectives: list[str],
 ) -> Iterator[list[Row]]:
     """The rows of one world, size by size."""
     libraries = ["pccl", *([baseline] if baseline else [])]
     peaks = {name: measure_peaks(world, name, cases) for name in libraries}
-    with Processes("time", world, [*libraries, "tcp"], cases, codecs) as processes:
+    others = [collective for collective in collectives if collective != COLLECTIVES[0]]
+    with Processes("time", world, [*libraries, "tcp"], cases, codecs, others) as processes:
         processes.introduce()
         for index, case in enumerate(cases):
             reports = processes.reports()
             status.print(f"world {world}, {common.size_name(case.size)}: measured", highlight=False)
             yield [
-                *time_rows(world, case, reports, baseline),
+                *time_rows(world, case, reports, baseline, [COLLECTIVES[0], *others]),
                 *codec_rows(world, case, reports, codecs),
                 peak_row(world, case, {name: peaks[name][index] for name in libraries}, baseline),
             ]
@@ -214,22 +232,43 @@ def measure_peaks(world: int, library: str, cases: list[Case]) -> list[int]:
 
 
 def time_rows(
-    world: int, case: Case, reports: list[dict[str, Any]], baseline: str | None
+    world: int,
+    case: Case,
+    reports: list[dict[str, Any]],
+    baseline: str | None,
+    collectives: list[str],
 ) -> list[Row]:
     """What the samples of one size come to."""
-    seconds = {name: seconds_of(case, reports, name) for name in reports[0]}
-    traffic = 2 * (world - 1) / world * case.size / common.GIGABYTE
-    cpu = {name: cpu_seconds_of(case, reports, name) for name in reports[0]}
-    reduced = case.size / common.GIGABYTE
-    values = {
-        "seconds": ("s", seconds),
-        "bus_bandwidth": ("GB/s", {name: traffic / seconds[name] for name in seconds}),
-        "cpu_seconds_per_gb": ("s/GB", {name: cpu[name] / reduced for name in cpu}),
-    }
-    rows = [row(world, case, metric, unit, of, baseline) for metric, (unit, of) in values.items()]
+    rows: list[Row] = []
+    compared = ["pccl", *([baseline] if baseline else [])]
+    for collective in collectives:
+        keys = {name: key_of(name, collective) for name in compared}
+        values = values_of(world, case, reports, collective, keys)
+        for metric, (unit, of) in values.items():
+            rows.append(row(world, case, metric, unit, of, baseline, collective))
     ceiling = common.case_name("tcp_ring", "bytes", "none", world, case.size)
+    values = values_of(world, case, reports, COLLECTIVES[0], {"tcp": "tcp"})
     rows += [Row(BENCH, ceiling, metric, of["tcp"], unit) for metric, (unit, of) in values.items()]
     return rows
+
+
+def values_of(
+    world: int,
+    case: Case,
+    reports: list[dict[str, Any]],
+    collective: str,
+    keys: dict[str, str],
+) -> dict[str, tuple[str, dict[str, float]]]:
+    """Unit and value of each metric, by library. `keys`: where its samples are in the reports."""
+    gigabytes = case.size / common.GIGABYTE
+    traffic = TRAFFIC[collective](world) * gigabytes
+    seconds = {name: seconds_of(case, reports, key) for name, key in keys.items()}
+    cpu = {name: cpu_seconds_of(case, reports, key) for name, key in keys.items()}
+    return {
+        "seconds": ("s", seconds),
+        "bus_bandwidth": ("GB/s", {name: traffic / seconds[name] for name in seconds}),
+        "cpu_seconds_per_gb": ("s/GB", {name: cpu[name] / gigabytes for name in cpu}),
+    }
 
 
 def codec_rows(
@@ -254,14 +293,20 @@ def codec_rows(
 def peak_row(world: int, case: Case, peaks: dict[str, int], baseline: str | None) -> Row:
     """The row of peak memory at one size."""
     values = {name: float(peak) for name, peak in peaks.items()}
-    return row(world, case, "peak_memory_bytes", "B", values, baseline)
+    return row(world, case, "peak_memory_bytes", "B", values, baseline, COLLECTIVES[0])
 
 
 def row(
-    world: int, case: Case, metric: str, unit: str, of: dict[str, float], baseline: str | None
+    world: int,
+    case: Case,
+    metric: str,
+    unit: str,
+    of: dict[str, float],
+    baseline: str | None,
+    collective: str,
 ) -> Row:
     """Our value beside the baseline's."""
-    name = common.case_name("all_reduce", "f32", "none", world, case.size)
+    name = common.case_name(collective, "f32", "none", world, case.size)
     return Row(BENCH, name, metric, of["pccl"], unit, baseline, of[baseline] if baseline else None)
 
 
@@ -310,6 +355,36 @@ def table(rows: list[Row]) -> Table:
             *(significant(value) for value in (rate.value, ceiling.value)),
             *(significant(value) for value in (cpu.value, cpu.baseline_value)),
             *(significant(value, 1 / MIB) for value in (peak.value, peak.baseline_value)),
+        )
+    return made
+
+
+def collective_table(rows: list[Row]) -> Table | None:
+    """The collectives beside all_reduce; None where none was measured."""
+    others = COLLECTIVES[1:]
+    timed = [one for one in rows if one.metric == "seconds" and one.case.split("/")[0] in others]
+    if not timed:
+        return None
+    baseline = next((one.baseline for one in timed if one.baseline is not None), "baseline")
+    made = Table(
+        title="other collectives of f32",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for heading in ("n", "size", "collective", "ms", baseline, "ratio", "GB/s"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    rates = {one.case: one.value for one in rows if one.metric == "bus_bandwidth"}
+    for one in timed:
+        collective, *_, world, size = one.case.split("/")
+        made.add_row(
+            world.removeprefix("w"),
+            size,
+            collective,
+            significant(one.value, 1e3),
+            significant(one.baseline_value, 1e3),
+            significant(one.ratio),
+            significant(rates[one.case]),
         )
     return made
 

@@ -26,6 +26,11 @@ from bench import common
 from bench.tcp_ring import TcpRing
 
 Meeting = dict[str, Any]
+Values = NDArray[np.float32]
+
+# What is measured, all of it in place; the first with codecs, a ceiling and its memory as well.
+COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "reduce"]
+ROOT = 0
 
 # Of equal elements: four bits, rounded to nearest, twice.
 CODEC_ERROR_MAX = 0.3
@@ -50,6 +55,7 @@ class Job:
     libraries: list[str]
     cases: list[Case]
     codecs: list[str] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=lambda: COLLECTIVES[:1])
 
     def to_json(self) -> str:
         """For the command line."""
@@ -77,7 +83,7 @@ class Library(Protocol):
     def offer(self) -> Meeting: ...
     def connect(self, meeting: Meeting) -> None: ...
     def barrier(self) -> None: ...
-    def all_reduce(self, values: NDArray[np.float32]) -> None: ...
+    def call(self, collective: str, values: Values) -> None: ...
     def close(self) -> None: ...
 
 
@@ -85,7 +91,7 @@ class Pccl:
     """Ours. The coordinator is in the process of rank 0, as gloo's store is, so its CPU counts."""
 
     def __init__(self, job: Job) -> None:
-        self._coordinator = None
+        self._job, self._coordinator = job, None
         if job.rank == 0:
             self._coordinator = pccl.Coordinator(initial_world_size=job.world)
 
@@ -93,16 +99,25 @@ class Pccl:
         return {} if self._coordinator is None else {"token": self._coordinator.token}
 
     def connect(self, meeting: Meeting) -> None:
-        self._comm = pccl.connect(meeting["token"], bind="127.0.0.1:0")
+        # Ranks are in the order of ids: ours are those of the others.
+        own = pccl.PeerId((1 + self._job.rank).to_bytes(16))
+        self._comm = pccl.connect(meeting["token"], bind="127.0.0.1:0", peer_id=own)
         self._comm.admit()
 
     def barrier(self) -> None:
         self._comm.barrier()
 
-    def all_reduce(self, values: NDArray[np.float32]) -> None:
-        self._comm.all_reduce(values, op="sum")
+    def call(self, collective: str, values: Values) -> None:
+        if collective == "all_reduce":
+            self._comm.all_reduce(values)
+        elif collective == "reduce_scatter":
+            self._comm.reduce_scatter(values, shard_of(self._job, values))
+        elif collective == "all_gather":
+            self._comm.all_gather(shard_of(self._job, values), values)
+        else:
+            self._comm.reduce(values, root=ROOT)
 
-    def all_reduce_encoded(self, values: NDArray[np.float32], codec: str) -> None:
+    def all_reduce_encoded(self, values: Values, codec: str) -> None:
         self._comm.all_reduce(values, op="sum", codec=codec)
 
     def close(self) -> None:
@@ -126,7 +141,7 @@ class Encoded:
     def barrier(self) -> None:
         self._plain.barrier()
 
-    def all_reduce(self, values: NDArray[np.float32]) -> None:
+    def call(self, collective: str, values: Values) -> None:
         self._plain.all_reduce_encoded(values, self._codec)
 
     def close(self) -> None:
@@ -159,8 +174,19 @@ class Gloo:
     def barrier(self) -> None:
         self._dist.barrier()
 
-    def all_reduce(self, values: NDArray[np.float32]) -> None:
-        self._dist.all_reduce(self._torch.from_numpy(values))
+    def call(self, collective: str, values: Values) -> None:
+        whole = self._torch.from_numpy(values)
+        if collective == "all_reduce":
+            self._dist.all_reduce(whole)
+            return
+        if collective == "reduce":
+            self._dist.reduce(whole, ROOT)
+            return
+        shard = self._torch.from_numpy(shard_of(self._job, values))
+        if collective == "reduce_scatter":
+            self._dist.reduce_scatter_single(shard, whole)
+        else:
+            self._dist.all_gather_single(whole, shard)
 
     def close(self) -> None:
         self._dist.destroy_process_group()
@@ -182,18 +208,24 @@ class Tcp:
     def barrier(self) -> None:
         self._ring.barrier()
 
-    def all_reduce(self, values: NDArray[np.float32]) -> None:
+    def call(self, collective: str, values: Values) -> None:
         self._ring.exchange(values.nbytes)
 
     def close(self) -> None:
         self._ring.close()
 
 
+def shard_of(job: Job, values: Values) -> Values:
+    """The part of this rank."""
+    count = len(values) // job.world
+    return values[job.rank * count : (job.rank + 1) * count]
+
+
 LIBRARIES: dict[str, type[Pccl] | type[Gloo] | type[Tcp]] = {"pccl": Pccl, "gloo": Gloo, "tcp": Tcp}
 
 
 class Worker:
-    """One process: its libraries, and the one buffer that all of them reduce."""
+    """One process: its libraries, and the one buffer that all of them use."""
 
     def __init__(self, job: Job, libraries: dict[str, Library]) -> None:
         self._job = job
@@ -206,46 +238,69 @@ class Worker:
 
     def measure_time(self, case: Case) -> dict[str, list[Sample]]:
         """Samples of each library, taken in turn, so that all see the same moods of the machine."""
-        samples: dict[str, list[Sample]] = {name: [] for name in self._libraries}
-        for name in self._libraries:
-            self._check(name, case)
-            self._sample(name, case)  # warm-up
-        order = list(self._libraries)
+        calls = [(name, COLLECTIVES[0]) for name in self._libraries]
+        compared = [name for name in ("pccl", "gloo") if name in self._libraries]
+        calls += [
+            (name, collective)
+            for collective in self._job.collectives
+            if collective != COLLECTIVES[0]
+            for name in compared
+        ]
+        samples: dict[str, list[Sample]] = {key_of(*call): [] for call in calls}
+        for call in calls:
+            self._check(*call, case)
+            self._sample(*call, case)  # warm-up
+        order = calls
         for _ in range(case.samples):
-            for name in order:
-                samples[name].append(self._sample(name, case))
+            for call in order:
+                samples[key_of(*call)].append(self._sample(*call, case))
             order = [*order[1:], order[0]]
         return samples
 
     def measure_memory(self, case: Case, name: str, idle_bytes: int) -> int:
         """The most that this size took beside the idle process and the buffer itself."""
         common.peak_memory_reset()
-        self._check(name, case)
-        self._sample(name, case)
+        self._check(name, COLLECTIVES[0], case)
+        self._sample(name, COLLECTIVES[0], case)
         return common.peak_memory_bytes() - idle_bytes
 
-    def _sample(self, name: str, case: Case) -> Sample:
-        library, values = self._libraries[name], self._values[: case.size // 4]
+    def _values_of(self, collective: str, case: Case) -> Values:
+        """As many as the size has, or a few less, so that the shards of all ranks are equal."""
+        count = case.size // 4
+        if collective in ("reduce_scatter", "all_gather"):
+            count -= count % self._job.world
+        return self._values[:count]
+
+    def _sample(self, name: str, collective: str, case: Case) -> Sample:
+        library, values = self._libraries[name], self._values_of(collective, case)
         for begin in range(0, len(values), len(self._fresh)):
             part = values[begin : begin + len(self._fresh)]
             part[:] = self._fresh[: len(part)]
         library.barrier()
         cpu, begin_time = time.process_time(), time.monotonic()
         for _ in range(case.iterations):
-            library.all_reduce(values)
+            library.call(collective, values)
         return Sample(begin_time, time.monotonic(), time.process_time() - cpu)
 
-    def _check(self, name: str, case: Case) -> None:
+    def _check(self, name: str, collective: str, case: Case) -> None:
         """A library that is fast and wrong must not get a row."""
         if name == "tcp":
             return
-        values = self._values[: case.size // 4]
-        values[:] = self._job.rank + 1
-        self._libraries[name].all_reduce(values)
-        expected = self._job.world * (self._job.world + 1) / 2
-        lost = CODEC_ERROR_MAX if name in self._job.codecs else 0.0
-        if not (abs(values - expected) <= lost * expected).all():
-            raise RuntimeError(f"{name} gave a wrong sum at {case.size} bytes")
+        job, values = self._job, self._values_of(collective, case)
+        values[:] = job.rank + 1
+        self._libraries[name].call(collective, values)
+        expected: Any = job.world * (job.world + 1) / 2
+        result = values
+        if collective == "reduce_scatter":
+            result = shard_of(job, values)
+        elif collective == "all_gather":
+            expected = np.arange(1, job.world + 1)[:, None]
+            result = values.reshape(job.world, -1)
+        elif collective == "reduce" and job.rank != ROOT:
+            return
+        lost = CODEC_ERROR_MAX if name in job.codecs else 0.0
+        if not (abs(result - expected) <= lost * expected).all():
+            raise RuntimeError(f"{name} gave a wrong {collective} at {case.size} bytes")
 
 
 def main() -> None:
@@ -277,6 +332,11 @@ def main() -> None:
         tell({name: [asdict(sample) for sample in samples[name]] for name in samples})
     for library in libraries.values():
         library.close()
+
+
+def key_of(library: str, collective: str) -> str:
+    """Where the samples of a collective are in a report; those of all_reduce, under the library."""
+    return library if collective == COLLECTIVES[0] else f"{library}/{collective}"
 
 
 def tell(report: dict[str, Any]) -> None:
