@@ -347,8 +347,8 @@ PCCL_API pccl_status_t pccl_reduce_scatter_v(pccl_comm_t *comm, const void *send
                                              const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer := the shards of all ranks, in rank order: each member sends count elements (_v: counts[its rank]) and
  * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer. What
- * a lost member had, and no survivor got, is left in recv_buffer as it was, and the outcome names no contributor for
- * it; unless recovery is resume, a shard comes whole or not at all. */
+ * a lost member had, and no survivor got, is zeros in recv_buffer, on all alike, and the outcome names no contributor
+ * for it; unless recovery is resume, a shard comes whole or not at all. */
 PCCL_API pccl_status_t pccl_all_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
@@ -366,7 +366,7 @@ PCCL_API pccl_status_t pccl_scatter_v(pccl_comm_t *comm, const void *send_buffer
                                       const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer of root := the shards of all ranks, in rank order, as all_gather has them; elsewhere recv_buffer is not
  * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. What a lost member had, and the
- * root has not got, is left as it was there. A lost root ends the call with PCCL_ABORTED. */
+ * root has not got, is zeros there. A lost root ends the call with PCCL_ABORTED. */
 PCCL_API pccl_status_t pccl_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                    pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
                                    pccl_work_t **work);
@@ -374,7 +374,7 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
                                      const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                      const pccl_collective_options_t *options, pccl_work_t **work);
 /* Shard r of recv_buffer := this rank's shard of send_buffer of rank r. Both have world_size shards of count elements
- * each, in rank order, and lie apart. What a lost member had for this rank, if it is not here, is left as it was. */
+ * each, in rank order, and lie apart. What a lost member had for this rank, if it is not here, is zeros. */
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);

@@ -722,6 +722,7 @@ fn residual_of(
         .{},
     );
     if (arguments.count == 0) return null;
+    if (arguments.count > base.limits.elements_max) return null; // the session says so
     const send = arguments.send orelse return status.is_null("send_buffer");
     const recv = arguments.recv orelse return status.is_null("recv_buffer");
     const sizes = [_]u64{ @sizeOf(f32), @sizeOf(f32), dtype.size(), dtype.size() };

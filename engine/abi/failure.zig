@@ -554,6 +554,11 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
             "there are {d} counts: there must be one for each rank of this epoch",
             .{call.counts.?.len},
         ),
+        error.TooManyRanks => fail(
+            .invalid_usage,
+            "all_to_all works in a world of at most {d}: use smaller groups",
+            .{session.Session.all_to_all_ranks_max},
+        ),
         error.TooManyElements => fail(
             .invalid_argument,
             "{f}; one operation has at most {d} elements, over all ranks",

@@ -9,7 +9,7 @@
 //! have an *audience*, the one rank that wants its result: a reduce, a reduce_scatter. With both it
 //! is *carried*, unchanged, from one to the other: a scatter, a gather, an all_to_all. After a
 //! loss, chunks that some survivors hold travel on from them in the same way, and those whose
-//! source or audience is lost are *void*: nobody waits for them.
+//! source or audience is lost are *void*: nobody waits for them, and they are zeros.
 //!
 //! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
 //! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
@@ -348,6 +348,8 @@ pub const Executor = struct {
             for (@min(range.begin, end)..end) |chunk| {
                 // Only the audience can hold it; who else says so lies.
                 if (x.audience(chunk)) |rank| if (!range.holders.has(rank)) continue;
+                // And a source that is there holds what it has, whatever others say.
+                if (x.is_not_held_by_source(chunk, &range.holders)) continue;
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
                 // What this peer holds is not what is kept, if others said so: it gets that.
@@ -450,10 +452,13 @@ pub const Executor = struct {
         }
     }
 
+    /// It is zeros for everybody who would have received it.
     fn give_up_chunk(x: *Executor, chunk: u32) void {
         x.kept.unset_bit(chunk);
         x.voided.set_bit(chunk);
-        x.restore_pieces(x.partition.first_piece(chunk), x.partition.first_piece(chunk + 1));
+        if (!x.has_target(chunk)) return;
+        const first: usize = @intCast(x.partition.first_piece(chunk));
+        for (first..first + x.partition.pieces_of(chunk)) |piece| @memset(x.overwrite(piece), 0);
     }
 
     /// What others wait for, of private results: a frame for each piece that goes on from here.
@@ -469,6 +474,12 @@ pub const Executor = struct {
             if (passes) frames += x.partition.pieces_of(chunk);
         }
         return frames;
+    }
+
+    fn is_not_held_by_source(x: *const Executor, chunk: usize, holders: *const base.Mask) bool {
+        if (x.descriptor.kind.carries()) return false; // its audience has it
+        const rank = x.source(chunk) orelse return false;
+        return x.positions[rank] != nobody and !holders.has(rank);
     }
 
     fn held_by(x: *Executor, chunk: usize, ranks: *const base.Mask, order: *const base.Order) void {
@@ -700,16 +711,11 @@ pub const Executor = struct {
     /// The call has failed: the caller's buffer is as it was. No lane uses it any more.
     pub fn restore(x: *Executor) void {
         assert(x.members == 0);
-        x.restore_pieces(0, x.partition.pieces);
-        x.dirty.clear();
-    }
-
-    fn restore_pieces(x: *Executor, begin_piece: u64, end_piece: u64) void {
-        for (@intCast(begin_piece)..@intCast(end_piece)) |piece| {
+        for (0..@intCast(x.partition.pieces)) |piece| {
             if (!x.dirty.has(piece) or !x.saved.has(piece)) continue;
             @memcpy(x.target_piece(piece), x.shadow_piece(piece));
-            x.dirty.unset_bit(piece);
         }
+        x.dirty.clear();
     }
 
     /// The call returns in doubt: the caller's buffer is as it was, and the result, which others
@@ -758,8 +764,8 @@ pub const Executor = struct {
     pub fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (x.converts()) x.origin_slots else 0;
-        // Round the ring, the sums of one owner alone come in.
-        const one_owner = x.schedule == .ring and x.descriptor.kind == .reduce;
+        // Round the ring, what comes in is for the root alone.
+        const one_owner = x.schedule == .ring and x.descriptor.kind.ends_at_root();
         const senders = if (one_owner) 1 else x.members - 1;
         return @intCast(@max(1, (x.free_slots.len - reserved) / senders));
     }
@@ -869,11 +875,12 @@ pub const Executor = struct {
     ) PlaceError!Place {
         if (x.final_seen.has(piece)) return error.Twice;
         const chunk = x.partition.chunk_of(piece);
+        if (!x.wants(chunk)) return error.WrongPhase;
         const expected = switch (x.schedule) {
             .ring => ring.gives(x, chunk),
             .direct => direct.gives(x, chunk, from),
         };
-        if (!expected or !x.wants(chunk)) return error.WrongPhase;
+        if (!expected) return error.WrongPhase;
         if (header.payload_bytes != x.final_piece(piece).len) return error.WrongLength;
         if (header.reduced_attempt == 0 or header.reduced_attempt > x.attempt)
             return error.WrongPhase;

@@ -646,10 +646,9 @@ fn Life(comptime T: type) type {
                 const start: usize = @intCast(x.target_element(first));
                 const count = x.partition.elements(piece);
                 const lost = !x.wants(chunk);
-                const before = life.recv_before[x.rank][start..][0..count];
-                for (result[start..][0..count], before, 0..) |value, old, index| {
+                for (result[start..][0..count], 0..) |value, index| {
                     const at = @as(usize, @intCast(first)) + index;
-                    const wanted = if (lost) old else life.expected(x, chunk, at);
+                    const wanted = if (lost) 0 else life.expected(x, chunk, at);
                     try std.testing.expectEqual(wanted, value);
                 }
                 if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));
@@ -811,4 +810,51 @@ test "encoded pieces give everybody the same bytes, with every contribution in t
             }
         }
     };
+}
+
+test "a source that is there keeps what it has, whoever says that it alone holds it" {
+    // Goal: nobody makes a source overwrite its own input. Method: rank 2 claims all chunks of an
+    // all_gather, and sends the source's own.
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var memory: [3][90]u64 = @splat(@splat(7));
+    for (schedules) |schedule| {
+        var x = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(.all_gather, 90),
+            .send = @ptrCast(&memory[0]),
+            .recv = @ptrCast(&memory[0]),
+            .rank = 0,
+            .world_size = 3,
+            .chunk_bytes = 64,
+            .window_bytes = 1024,
+        });
+        defer x.deinit();
+        var holders: base.Mask = .empty;
+        holders.set(2);
+        const order: base.Order = .of(&.full(3));
+        var begin = test_begin(2, &order, &.{.{
+            .begin = 0,
+            .end = x.partition.chunks,
+            .reduced_attempt = 2,
+            .holders = holders,
+        }});
+        begin.schedule = schedule;
+        begin.hubs = &.full(3);
+        x.begin(begin);
+        try std.testing.expect(x.settled.has(0) and x.chunk_reduced[0] == 1);
+        const header: wire.frame.Header = .{
+            .epoch = 1,
+            .tag = 0,
+            .sequence = 0,
+            .index = 0,
+            .attempt = 2,
+            .payload_bytes = @intCast(x.piece_bytes(0)),
+            .reduced_attempt = 2,
+            .group = 0,
+            .class = 0,
+            .kind = .final,
+        };
+        try std.testing.expectError(error.Twice, x.place(&header, 2));
+    }
 }

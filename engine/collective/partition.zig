@@ -44,6 +44,7 @@ pub const Partition = struct {
 
     pub fn init(options: Options) Partition {
         const shards = options.shards;
+        assert(shards.len > 0 and shards.len <= limits.chunks_max);
         var count: u64 = 0;
         for (shards) |*shard| {
             shard.first = count;

@@ -319,6 +319,8 @@ pub const Epoch = struct {
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
         if (!epoch.running or !known.done.covers(&epoch.alive)) return;
         if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
+        if (known.descriptor.kind.ends_at_root() and !epoch.has_root_voted(known))
+            return epoch.abort(known.id, root_lost(known), null);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
 
@@ -958,7 +960,7 @@ pub const Epoch = struct {
         if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
             return .{ .reason = .peer_lost, .peer = lost };
         if (known.descriptor.kind.has_root() and !epoch.root_alive(known)) {
-            const verdict: Verdict = .{ .reason = .root_lost, .peer = known.descriptor.root };
+            const verdict = root_lost(known);
             if (known.descriptor.kind.is_private()) return verdict;
             for (known.chunks) |*chunk| if (chunk.holders.is_empty()) return verdict;
         }
@@ -983,6 +985,19 @@ pub const Epoch = struct {
             if (then.has(rank) and !epoch.alive.has(rank)) return member.id;
         }
         return null;
+    }
+
+    fn root_lost(known: *const Record) Verdict {
+        return .{ .reason = .root_lost, .peer = known.descriptor.root };
+    }
+
+    /// What all others have voted for is nothing, if the root, which alone has a result, is lost
+    /// without a vote.
+    fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
+        for (epoch.members, 0..) |*member, rank| {
+            if (member.id.eql(known.descriptor.root)) return known.done.has(rank);
+        }
+        return false;
     }
 
     fn root_alive(epoch: *const Epoch, known: *const Record) bool {

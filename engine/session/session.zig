@@ -710,6 +710,8 @@ pub const Session = struct {
         RootOutOfRange,
         /// Not one count for each rank.
         CountsOfAnotherWorld,
+        /// An all_to_all has a shard for each two ranks, and no more shards than chunks.
+        TooManyRanks,
         /// All shards together have more elements than an operation may have.
         TooManyElements,
         /// This rank needs a buffer that is not there.
@@ -778,9 +780,13 @@ pub const Session = struct {
         if (from.meets(to)) return error.BuffersOverlap;
     }
 
+    pub const all_to_all_ranks_max = std.math.sqrt(limits.chunks_max);
+
     fn sizes_of(call: *const Call, rank: u16, world_size: u32) CallError!Sizes {
         if (call.counts) |counts| if (counts.len != world_size) return error.CountsOfAnotherWorld;
         assert(call.kind != .all_to_all or call.counts == null);
+        if (call.kind == .all_to_all and world_size > all_to_all_ranks_max)
+            return error.TooManyRanks;
         var count: u64 = call.count;
         if (call.kind.has_shards()) {
             count = 0;

@@ -42,6 +42,15 @@ pub const OpKind = enum(u8) {
         };
     }
 
+    /// The root alone has a result.
+    pub fn ends_at_root(kind: OpKind) bool {
+        return switch (kind) {
+            .reduce, .gather => true,
+            .all_reduce, .broadcast, .barrier, .sync => false,
+            .reduce_scatter, .all_gather, .scatter, .all_to_all => false,
+        };
+    }
+
     pub fn has_root(kind: OpKind) bool {
         return switch (kind) {
             .broadcast, .reduce, .scatter, .gather => true,

@@ -69,6 +69,7 @@ pub const all = .{
     "raise",
     "restart",
     "root_dies_as_ranks_shift",
+    "root_without_a_result",
     "sender_dies_in_a_frame",
     "votes_for_a_private_result",
     "withdrawn_unheard",

@@ -124,7 +124,7 @@ pub fn hash_into(hash: *std.hash.Wyhash, layout: *const Layout) void {
     hash.update(std.mem.sliceAsBytes(layout.counts));
 }
 
-/// Every shard is its source's, or was lost with it: then what was there before is there still.
+/// Every shard is its source's, or was lost with it: then it is zeros.
 pub fn check_gathered(work: *const Work) void {
     const world = work.node.world;
     const checkers = &world.checkers;
@@ -152,7 +152,7 @@ pub fn check_gathered(work: *const Work) void {
                     .{ fmt_key(key), rank },
                 );
                 break :blk oracle.broadcast_value(key, digit, origin.element);
-            } else std.mem.readInt(u64, work.recv_before[element * 8 ..][0..8], .little);
+            } else 0;
             const value = std.mem.readInt(u64, work.recv[element * 8 ..][0..8], .little);
             if (value != wanted) return checkers.fail(
                 .p4_contributors,
