@@ -177,7 +177,7 @@ def run(
     cases = plan(sorted(sizes or (QUICK_SIZES if quick else SIZES)), quick)
     status = Console(stderr=True)
     if baseline is None:
-        status.print("torch is not installed: no baseline (pip install 'pccl-py[bench]')")
+        status.print("torch is not installed: no baseline (make bench installs it)")
     warn_if_busy(status)
     report = Report(BENCH, out, as_json=as_json)
     for world in worlds:

@@ -378,7 +378,7 @@ class Collectives(Closing):
 
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they do not
-        touch. What a lost member had, and no survivor got, stays as it was in `out`, and the
+        touch. What a lost member had, and no survivor got, is zeros in `out`, on all alike, and the
         outcome names no contributor for it; unless recovery is "resume" a shard comes whole or not
         at all. Otherwise as `all_reduce`.
         """
@@ -512,7 +512,7 @@ class Collectives(Closing):
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is not looked at. What a lost member had, and the root has not got, stays as it was in
+        `out` is not looked at. What a lost member had, and the root has not got, is zeros in
         `out`, and the outcome names no contributor for it; unless recovery is "resume" a shard
         comes whole or not at all. A lost root ends the operation with Aborted on all. Otherwise as
         `all_reduce`.
@@ -578,7 +578,7 @@ class Collectives(Closing):
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
         Both have `world_size` equal shards, the same on every peer, and do not touch. What a lost
-        member had for this peer, if it has not come, stays as it was in `out`, and the outcome
+        member had for this peer, if it has not come, is zeros in `out`, and the outcome
         names no contributor for it. Otherwise as `all_reduce`.
         """
         native = self._open()

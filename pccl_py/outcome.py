@@ -25,7 +25,8 @@ class Outcome:
     """A committed operation. Equal on every peer but for the bytes and the duration, and the ranges
     where each peer has a result of its own.
 
-    `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss.
+    `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss,
+    and counts those that this peer took part in.
     `digest` is the digest of the result, 32 hexadecimal digits, zeros where each peer has a result
     of its own. `ranges` lists who contributed to what: one range without a loss, one for each shard
     of an all_gather, a gather or an all_to_all, none for an empty result. Nobody contributed to

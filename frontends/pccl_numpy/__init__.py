@@ -6,6 +6,9 @@
     pnp.all_reduce_(comm, gradients, op="avg")          # in place, of any strides
     mine = pnp.reduce_scatter(comm, gradients)          # this rank's rows of the sum
     whole = pnp.all_gather(comm, mine)                  # the rows of all ranks
+    table = pnp.gather(comm, mine)                      # the same on rank 0, None elsewhere
+    mine = pnp.scatter(comm, table, out=mine)           # from rank 0, to each its rows
+    theirs = pnp.all_to_all(comm, whole)                # this rank's rows of every rank's array
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
@@ -23,6 +26,7 @@ from pccl_numpy.collectives import (
     reduce,
     reduce_,
 )
+from pccl_numpy.exchange import all_to_all, gather, scatter
 from pccl_numpy.shards import all_gather, all_gather_, reduce_scatter, reduce_scatter_
 from pccl_numpy.shared_state import SharedState, shared_state
 
@@ -32,12 +36,15 @@ __all__ = [
     "all_gather_",
     "all_reduce",
     "all_reduce_",
+    "all_to_all",
     "barrier",
     "broadcast",
     "broadcast_",
+    "gather",
     "reduce",
     "reduce_",
     "reduce_scatter",
     "reduce_scatter_",
+    "scatter",
     "shared_state",
 ]

@@ -188,7 +188,7 @@ def reduce(
     source = np.asarray(x)
     check_dtype(source)
     send = packed(source)
-    if not _is_root(comm, root):
+    if not is_root(comm, root):
         outcome = call(send, None)
         return (None, outcome) if return_outcome else None
     target = np.empty(source.shape, send.dtype) if out is None else out
@@ -226,7 +226,7 @@ def reduce_(
             deadline=deadline,
         )
 
-    if not _is_root(comm, root):
+    if not is_root(comm, root):
         check_dtype(checked_array(x))
         return call(packed(x))
     check_target(x)
@@ -264,7 +264,7 @@ def broadcast_(
 
     A read-only `x` is a ValueError, except on the root, where it is only read.
     """
-    if _is_root(comm, root):
+    if is_root(comm, root):
         check_dtype(checked_array(x))
         return comm.broadcast(packed(x), root, tag=tag, deadline=deadline)
     check_target(x)
@@ -302,7 +302,7 @@ def packed(x: Array) -> Array:
     return x if is_packed(x) else np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
-def _is_root(comm: Group, root: SupportsIndex | PeerId) -> bool:
+def is_root(comm: Group, root: SupportsIndex | PeerId) -> bool:
     if isinstance(root, PeerId):
         return root == comm.peer_id
     return root.__index__() == comm.rank

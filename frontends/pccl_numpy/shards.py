@@ -1,7 +1,7 @@
 """reduce_scatter and all_gather over NumPy arrays: each rank has a shard, some rows of the whole.
 
 Rows are along axis 0, in rank order. Layout is decided as in collectives.py, and here what rows
-there are; everything else is pccl_py's.
+there are; everything else is pccl_py's. Rows that only move: exchange.py.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def reduce_scatter(
     """
     source = np.asarray(x)
     check_dtype(source)
-    rows = _Rows.of_whole(comm, source, counts)
+    rows = Rows.of_whole(comm, source, counts)
     send = packed(source)
     shape = (rows.own, *source.shape[1:])
     target = np.empty(shape, send.dtype) if out is None else out
@@ -117,7 +117,7 @@ def reduce_scatter_(
     The other rows are only read. Arguments and errors as for `reduce_scatter`.
     """
     check_target(x)
-    rows = _Rows.of_whole(comm, x, counts)
+    rows = Rows.of_whole(comm, x, counts)
     send = packed(x)
     return into(
         x[rows.place],
@@ -180,15 +180,15 @@ def all_gather(
     `counts` on every peer. `out`: of exactly that shape and dtype; `x` may be this rank's rows of
     it, or overlap it. Otherwise as `all_reduce`.
 
-    What a lost member had, and no survivor got, is zero in a new array, and as it was in `out`; the
-    outcome names no contributor for it.
+    What a lost member had, and no survivor got, is zeros, on all alike; the outcome names no
+    contributor for it.
     """
     source = np.asarray(x)
     check_dtype(source)
     part = packed(source).reshape(1) if source.ndim == 0 else packed(source)
-    rows = _Rows.of_part(comm, part, counts)
+    rows = Rows.of_part(comm, part, counts)
     shape = (rows.whole, *part.shape[1:])
-    target = np.zeros(shape, part.dtype) if out is None else out
+    target = np.empty(shape, part.dtype) if out is None else out
     check_out(target, shape, part.dtype, "what all members have")
     if np.may_share_memory(part, target) and not is_same(target[rows.place], part):
         part = part.copy()
@@ -223,7 +223,7 @@ def all_gather_(
     `x` has n * k rows, or with `counts` sum(counts), on every peer. Otherwise as `all_gather`.
     """
     check_target(x)
-    rows = _Rows.of_whole(comm, x, counts)
+    rows = Rows.of_whole(comm, x, counts)
     part = packed(x[rows.place])
     return into(
         x,
@@ -241,7 +241,7 @@ def all_gather_(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Which rows this rank has of the whole."""
 
     first: int
@@ -255,7 +255,9 @@ class _Rows:
         return slice(self.first, self.first + self.own)
 
     @classmethod
-    def of_whole(cls, comm: Group, x: Array, counts: Sequence[int] | None) -> _Rows:
+    def of_whole(
+        cls, comm: Group, x: Array, counts: Sequence[int] | None, *, takes_counts: bool = True
+    ) -> Rows:
         """Of an array that has the rows of all ranks."""
         if x.ndim == 0:
             raise ValueError("x has no rows to share: its shape is ()")
@@ -266,23 +268,28 @@ class _Rows:
                 raise ValueError(f"counts are {rows.whole} rows together, x has {whole}")
             return rows
         if whole % world:
-            raise ValueError(f"x has {whole} rows, which {world} ranks cannot share: pass counts")
+            advice = "pass counts" if takes_counts else "all need as many"
+            raise ValueError(f"x has {whole} rows, which {world} ranks cannot share: {advice}")
         own = whole // world
         return cls(comm.rank * own, own, whole, None)
 
     @classmethod
-    def of_part(cls, comm: Group, x: Array, counts: Sequence[int] | None) -> _Rows:
-        """Of an array that has the rows of this rank."""
+    def of_part(cls, comm: Group, x: Array, counts: Sequence[int] | None, name: str = "x") -> Rows:
+        """Of an array that has the rows of this rank; `name` is what the caller calls it."""
+        if x.ndim == 0:
+            raise ValueError(f"{name} has no rows: its shape is ()")
         own = x.shape[0]
         if counts is None:
             return cls(comm.rank * own, own, comm.world_size * own, None)
         rows = cls._of_counts(comm, x, counts)
         if rows.own != own:
-            raise ValueError(f"counts[{comm.rank}], of this rank, is {rows.own}; x has {own} rows")
+            raise ValueError(
+                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} rows"
+            )
         return rows
 
     @classmethod
-    def _of_counts(cls, comm: Group, x: Array, counts: Sequence[int]) -> _Rows:
+    def _of_counts(cls, comm: Group, x: Array, counts: Sequence[int]) -> Rows:
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
             raise ValueError(f"counts has {len(counts)} entries: one for each of {world} ranks")

@@ -35,15 +35,13 @@ def expected(outcome: Outcome, count: int, salt: int, first: int = 0) -> np.ndar
     return result
 
 
-def expected_gathered(
-    outcome: Outcome, counts: Sequence[int], salt: int, before: np.ndarray
-) -> np.ndarray:
-    """What was gathered, as the outcome says; what nobody contributed to is as it was before.
+def expected_gathered(outcome: Outcome, counts: Sequence[int], salt: int) -> np.ndarray:
+    """What was gathered, as the outcome says; what nobody contributed to is zeros.
 
     Each range names one source, the rank that the elements belong to, or none.
     """
     ends = np.cumsum(counts)
-    result, end = before.copy(), 0
+    result, end = np.zeros(sum(counts), np.uint64), 0
     for part in outcome["ranges"]:
         assert part["begin"] == end < part["end"], f"ranges do not tile: {outcome['ranges']}"
         end = part["end"]

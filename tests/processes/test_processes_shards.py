@@ -1,4 +1,4 @@
-"""A peer is lost inside a reduce, a reduce_scatter or an all_gather: who goes on, and with what.
+"""A peer is lost inside an operation with a root or with shards: who goes on, and with what.
 
 As in test_processes_losses.py the victim kills itself at a fault point of the engine, and the
 digit oracle judges every result by its outcome. Where each member has a result of its own, each is
@@ -39,6 +39,10 @@ LOSSES = [
 ]
 
 
+GATHERS = ("all_gather", "gather")
+LOST_AT = [("called", 0.0), HALF_WAY]
+
+
 @dataclasses.dataclass
 class Scene:
     """A world in which `victim` meets its fault in the first operation."""
@@ -56,7 +60,7 @@ class Scene:
         for peer in peers:
             in_place, own = peer.number % 2 == 0, COUNTS[peer.number]
             given = {"of": "digits", "salt": SALT}
-            if self.kind == "all_gather":
+            if self.kind in GATHERS:
                 peer.ask("zeros", name="out", count=WHOLE)
                 peer.ask("zeros", name="x", count=own)
                 if in_place:
@@ -66,7 +70,7 @@ class Scene:
                 peer.ask("make", name="x", count=WHOLE, **given)
                 size = WHOLE if self.kind == "reduce" else own
                 peer.ask("zeros", name="out", count=size)
-                if in_place and self.kind == "reduce_scatter":
+                if in_place and self.kind != "reduce":
                     peer.ask("part", name="out", of="x", counts=COUNTS)
 
     def begin(self, peer: Peer, **options: Any) -> None:
@@ -75,6 +79,8 @@ class Scene:
             options.update(root=ROOT, out=None if peer.number % 2 == 0 else "out")
         else:
             options.update(counts=COUNTS, out="out")
+            if self.kind in ("gather", "scatter"):
+                options.update(root=ROOT)
         peer.send("run", kind=self.kind, array="x", **options)
 
     def strike(self, **options: Any) -> list[dict[str, Any] | Raised]:
@@ -91,9 +97,11 @@ class Scene:
         outcomes = [answer for answer in answers if not isinstance(answer, Raised)]
         assert len(outcomes) == len(answers), f"some failed: {answers}"
         for peer, outcome in zip(self.survivors, outcomes, strict=True):
-            if self.kind == "all_gather":
+            if self.kind == "scatter":
+                self.judge_dealt_out(peer, outcome)
+            elif self.kind == "all_gather" or (self.kind == "gather" and peer.number == ROOT):
                 self.judge_gathered(peer, outcome)
-            elif self.kind == "reduce" and peer.number != ROOT:
+            elif self.kind in ("reduce", "gather") and peer.number != ROOT:
                 assert outcome["ranges"] == []
                 self.check_untouched(peer)
             else:
@@ -101,10 +109,15 @@ class Scene:
         return outcomes
 
     def judge_gathered(self, peer: Peer, outcome: dict[str, Any]) -> None:
-        before = np.zeros(WHOLE, np.uint64)
-        wanted = oracle.expected_gathered(outcome, COUNTS, SALT, before)
+        wanted = oracle.expected_gathered(outcome, COUNTS, SALT)
         self.check(peer, "out", wanted)
         self.check(peer, "x", contributions.digits(peer.number, COUNTS[peer.number], SALT))
+
+    def judge_dealt_out(self, peer: Peer, outcome: dict[str, Any]) -> None:
+        first, own = sum(COUNTS[: peer.number]), COUNTS[peer.number]
+        whole = contributions.digits(ROOT, WHOLE, SALT)
+        self.check(peer, "out", whole[first : first + own])
+        assert oracle.contributor_sets(outcome) == ({(ROOT,)} if own else set())
 
     def judge_sum(self, peer: Peer, outcome: dict[str, Any]) -> None:
         in_place = peer.number % 2 == 0
@@ -128,7 +141,7 @@ class Scene:
 
     def check_untouched(self, peer: Peer) -> None:
         """Both buffers are as they were."""
-        if self.kind == "all_gather":
+        if self.kind in GATHERS:
             gathered = np.zeros(WHOLE, np.uint64)
             own = contributions.digits(peer.number, COUNTS[peer.number], SALT)
             first = sum(COUNTS[: peer.number])
@@ -213,11 +226,49 @@ def test_a_peer_killed_inside_an_all_gather(
         assert outcomes[0]["ranges"][-1] == missing
 
 
-@pytest.mark.parametrize("plan", ["ring", "direct"])
+@pytest.mark.parametrize(("plan", "recovery"), WAYS)
+@pytest.mark.parametrize("point", [("called", 0.0), ("voted", 0.0)])
+def test_a_peer_killed_inside_a_gather(point: tuple[str, float], plan: str, recovery: str) -> None:
+    """The root has the shards of the others, and of the victim's what has come."""
+    made = scene("gather", point)
+    with made.world:
+        sets = sets_of(made.succeed(made.strike(plan=plan, recovery=recovery)))
+        assert {(0,), (2,)} <= sets <= {(0,), (2,), (3,), ()}
+        if recovery == "restart":
+            assert not {(3,), ()} <= sets, "a part of a shard"
+        if point[0] == "called":
+            assert (3,) not in sets
+        assert sets_of(made.go_on()) == {(0,), (2,), ()}
+
+
+@pytest.mark.parametrize(("plan", "recovery"), WAYS)
 @pytest.mark.parametrize("point", [("called", 0.0), HALF_WAY])
-def test_a_lost_root_ends_the_operation_for_all(point: tuple[str, float], plan: str) -> None:
+def test_a_peer_killed_inside_a_scatter(point: tuple[str, float], plan: str, recovery: str) -> None:
+    """The shards of the others arrive; its own is given to nobody."""
+    made = scene("scatter", point)
+    with made.world:
+        made.succeed(made.strike(plan=plan, recovery=recovery))
+        made.go_on()
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "plan"),
+    [
+        *(("reduce", point, plan) for point in LOST_AT for plan in ("ring", "direct")),
+        *(
+            (kind, LOST_AT[0], plan)
+            for kind in ("gather", "scatter")
+            for plan in ("ring", "direct")
+        ),
+        ("gather", HALF_WAY, "ring"),
+        ("gather", HALF_WAY, "direct"),
+    ],
+)
+def test_a_lost_root_ends_the_operation_for_all(
+    kind: str, point: tuple[str, float], plan: str
+) -> None:
     """And so it ends the next one that names it."""
-    made = scene("reduce", point, victim=ROOT)
+    made = scene(kind, point, victim=ROOT)
     with made.world:
         made.check_aborted(made.strike(plan=plan))
         for peer in made.survivors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -269,6 +270,121 @@ def test_the_parts_of_an_array_may_be_in_it_and_overlap_it(world: pccl.LocalWorl
             assert np.array_equal(array, np.concatenate([tall(0)[:3], tall(1)[3:]]))
 
     world.run(program)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("counts", [None, [4, 2], (0, 6)])
+def test_rows_go_from_a_root_and_back_to_one(
+    world: pccl.LocalWorld, layout: str, counts: Any
+) -> None:
+    """The other rank than the one that dealt them out collects them."""
+    listed = list(counts or [3, 3])
+    for root in range(2):
+        whole = LAYOUTS[layout](tall(root))
+        outs = [LAYOUTS[layout](np.zeros((count, 4), np.float32)) for count in listed]
+        back = LAYOUTS[layout](np.full((6, 4), -1, np.float32))
+
+        def program(
+            comm: pccl.Communicator,
+            root: int = root,
+            arrays: Any = (whole, outs, back),
+        ) -> Any:
+            whole, outs, back = arrays
+            deals, out = comm.rank == root, outs[comm.rank]
+            table = whole if deals else "not looked at"
+            part, outcome = pnp.scatter(comm, table, out, root, counts, return_outcome=True)
+            assert part is out and len(outcome.ranges) == min(1, listed[comm.rank])
+            to = comm.members[1 - root]
+            made = pnp.gather(comm, out, root=to, counts=counts)
+            ignored: Any = "not looked at"
+            same = pnp.gather(comm, out, ignored if deals else back, to, counts)
+            assert same is (None if deals else back)
+            return made, pnp.scatter(comm, whole if deals else None, out, root, counts)
+
+        results = world.run(program)
+        assert results[root][0] is None
+        made = results[1 - root][0]
+        assert made.flags.c_contiguous and made.dtype == np.float32
+        for array in (made, back, whole):
+            assert np.array_equal(array, tall(root))
+        for rank, (_, part) in enumerate(results):
+            assert part is outs[rank]
+            assert np.array_equal(part, tall(root)[rows_of(rank, listed)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_each_go_to_each(world: pccl.LocalWorld, layout: str) -> None:
+    inputs = [LAYOUTS[layout](tall(rank)) for rank in range(2)]
+    outs = [LAYOUTS[layout](np.zeros((6, 4), np.float32)) for _ in range(2)]
+    results = world.run(lambda comm: pnp.all_to_all(comm, inputs[comm.rank]))
+    pairs = world.run(
+        lambda comm: pnp.all_to_all(comm, inputs[comm.rank], outs[comm.rank], return_outcome=True)
+    )
+    for rank in range(2):
+        expected = np.concatenate([tall(other)[rows_of(rank, [3, 3])] for other in range(2)])
+        assert results[rank].flags.c_contiguous
+        assert pairs[rank][0] is outs[rank] and len(pairs[rank][1].ranges) == 2
+        for made in (results[rank], outs[rank]):
+            assert np.array_equal(made, expected)
+        assert np.array_equal(inputs[rank], tall(rank))
+    world.run(lambda comm: pnp.all_to_all(comm, inputs[comm.rank], inputs[comm.rank]))
+    for rank in range(2):
+        assert np.array_equal(inputs[rank], outs[rank])
+
+
+def test_rows_of_a_root_may_be_in_its_array_and_overlap_it(world: pccl.LocalWorld) -> None:
+    """In the place of the rank nothing is copied; elsewhere, as if the input had been copied."""
+
+    def program(comm: pccl.Communicator) -> None:
+        for root, place in itertools.product(range(2), (slice(3), slice(3, 6), slice(1, 4))):
+            whole = tall(root) if comm.rank == root else np.zeros((6, 4), np.float32)
+            pnp.scatter(comm, whole, whole[place], root)
+            assert np.array_equal(whole[place], tall(root)[rows_of(comm.rank, [3, 3])])
+            pnp.gather(comm, whole[place], whole, root)
+            assert comm.rank != root or np.array_equal(whole, tall(root))
+
+    world.run(program)
+
+
+def test_a_root_collects_numbers_and_deals_out_lists(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> tuple[Any, list[int]]:
+        out = None if comm.rank == 0 else np.zeros(1, np.int64)
+        return pnp.gather(comm, comm.rank + 0.5), pnp.scatter(comm, [7, 8], out).tolist()
+
+    (made, first), (none, second) = world.run(program)
+    assert none is None and made.tolist() == [0.5, 1.5]
+    assert (first, second) == ([7], [8])
+
+
+def test_rows_that_cannot_be_exchanged_are_refused(world: pccl.LocalWorld) -> None:
+    comm, five, six = world.comms[0], np.zeros((5, 2)), np.zeros((6, 2))
+    with pytest.raises(ValueError, match="5 rows, which 2 ranks cannot share: pass counts"):
+        pnp.scatter(comm, five)
+    with pytest.raises(ValueError, match="5 rows, which 2 ranks cannot share: all need as many"):
+        pnp.all_to_all(comm, five)
+    with pytest.raises(ValueError, match="root of a scatter needs x"):
+        pnp.scatter(comm, None, six)
+    with pytest.raises(ValueError, match="out is needed but on the root"):
+        pnp.scatter(comm, six, root=1)
+    with pytest.raises(ValueError, match=r"counts\[0\], of this rank, is 4; out has 6 rows"):
+        pnp.scatter(comm, None, six, 1, [4, 6])
+    with pytest.raises(ValueError, match=r"out has no rows: its shape is \(\)"):
+        pnp.scatter(comm, None, np.zeros(()), 1)
+    with pytest.raises(ValueError, match=r"counts\[0\], of this rank, is 4; x has 6 rows"):
+        pnp.gather(comm, six, counts=[4, 6])
+    with pytest.raises(ValueError, match=r"out has shape \(6, 2\), what all members have has"):
+        pnp.gather(comm, six, six)
+    with pytest.raises(ValueError, match=r"out has shape \(5, 2\), x has shape \(6, 2\)"):
+        pnp.all_to_all(comm, six, five)
+    with pytest.raises(TypeError, match="out is float32, x is float64"):
+        pnp.scatter(comm, six, np.zeros((3, 2), np.float32))
+    six.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        pnp.scatter(comm, None, six, 1)
+    with pytest.raises(ValueError, match="read-only"):
+        pnp.gather(comm, six[:3], six)
+    with pytest.raises(TypeError, match="not supported"):
+        pnp.all_to_all(comm, np.zeros(4, complex))
 
 
 def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
