@@ -180,7 +180,7 @@ def gather(
     check_out(target, shape, part.dtype, "what all members have")
     if np.may_share_memory(part, target) and not is_same(target[rows.place], part):
         part = part.copy()
-    outcome = into(target, call, keeps=True)
+    outcome = into(target, call)
     return (target, outcome) if return_outcome else target
 
 
@@ -244,6 +244,5 @@ def all_to_all(
             recovery=recovery,
             deadline=deadline,
         ),
-        keeps=True,
     )
     return (target, outcome) if return_outcome else target

@@ -203,7 +203,6 @@ def all_gather(
             recovery=recovery,
             deadline=deadline,
         ),
-        keeps=True,
     )
     return (target, outcome) if return_outcome else target
 
