@@ -48,6 +48,17 @@ bool poll(Work &work) {
   return finished != 0;
 }
 
+int fileno(Work &work) {
+  int fd = -1;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_work_fd(work.native, &fd);
+  }
+  check(status);
+  return fd;
+}
+
 void cancel(Work &work) {
   pccl_status_t status;
   {
@@ -108,6 +119,7 @@ void init_work(nb::module_ &module) {
   nb::class_<Work>(module, "Work", "Owns a pccl_work_t and the buffers it borrows.")
       .def("wait", &wait, nb::arg("timeout_ns"), "Raises unless the operation has committed.")
       .def("poll", &poll, "True if wait would not block.")
+      .def("fileno", &fileno, "Readable once wait would not block.")
       .def("cancel", &cancel)
       .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))
       .def("outcome", &outcome,

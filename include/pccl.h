@@ -433,6 +433,13 @@ PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
  * is finished already. finished must return at once (set a flag, post a semaphore) and must not call this library. A
  * second call replaces a callback that has not run. Once pccl_work_destroy has returned it never runs. */
 PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
+/* *fd := a descriptor for the caller's own poll, select, epoll or kqueue: readable once pccl_work_wait would not block,
+ * and from then on (level-triggered; nothing is to be read from it). It is the work's: the first call makes it, every
+ * call answers the same one, and pccl_work_destroy closes it, so take it out of an epoll or kqueue set before that.
+ * Exec closes it, and so does a fork in the child. It says nothing of a doubt that is resolved. Each work that is asked
+ * costs a descriptor; to have one for all, write to your own in pccl_work_notify.
+ * PCCL_SYSTEM_ERROR: too many open files; the work goes on. */
+PCCL_API pccl_status_t pccl_work_fd(pccl_work_t *work, int *fd);
 /* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others,
  * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier, or the root of a broadcast, votes as
  * it calls; who only sends to a reduce, once that has left). Returns PCCL_OK also if it had finished before. */

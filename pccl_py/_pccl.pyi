@@ -103,6 +103,9 @@ class Work:
     def poll(self) -> bool:
         """True if wait would not block."""
 
+    def fileno(self) -> int:
+        """Readable once wait would not block."""
+
     def cancel(self) -> None: ...
     def resolve(self, timeout_ns: int, copy: bool) -> None: ...
     def outcome(

@@ -54,6 +54,15 @@ class Work:
         """True if `wait` would not block. Also true for an operation that failed."""
         return self._outcome is not None or self._native.poll()
 
+    def fileno(self) -> int:
+        """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
+
+        Readable once `wait` would not block, and from then on; nothing is to be read from it. It is
+        closed with the Work: take it out of a selector first. Each Work that is asked has its own.
+        Raises SystemRefused if there are too many open files.
+        """
+        return self._native.fileno()
+
     def cancel(self) -> None:
         """Withdraws the operation; does nothing if it is done.
 

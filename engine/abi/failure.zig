@@ -221,10 +221,10 @@ fn listen(err: ListenError, at: []const u8) Error {
     };
 }
 
-fn system_limit() Error {
+pub fn system_limit() Error {
     return fail(
         .system_error,
-        "the operating system has no more sockets for this process: raise its limit of open " ++
+        "the operating system has no more descriptors for this process: raise its limit of open " ++
             "files (ulimit -n)",
         .{},
     );

@@ -81,6 +81,18 @@ fn notify(
     work.notify(.{ .function = function, .context = context });
 }
 
+export fn pccl_work_fd(work: ?*Work, fd: ?*c_int) Status {
+    return status.code(descriptor(work, fd));
+}
+
+fn descriptor(handle: ?*Work, fd: ?*c_int) status.Error!void {
+    const work = try usable(handle);
+    const to = fd orelse return status.is_null("fd");
+    to.* = work.descriptor() catch |err| switch (err) {
+        error.SystemLimit => return failure.system_limit(),
+    };
+}
+
 export fn pccl_work_cancel(work: ?*Work) Status {
     return status.code(cancel(work));
 }

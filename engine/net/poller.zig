@@ -8,6 +8,7 @@ const builtin = @import("builtin");
 const base = @import("base");
 const clock = @import("clock.zig");
 const socket = @import("socket.zig");
+const Waker = @import("waker.zig").Waker;
 const c = std.c;
 const linux = std.os.linux;
 const assert = std.debug.assert;
@@ -146,47 +147,6 @@ fn milliseconds_until(deadline: base.Instant) c_int {
     const left_ns = @min(deadline -| clock.now(), std.time.ns_per_hour);
     return @intCast(std.math.divCeil(u64, left_ns, std.time.ns_per_ms) catch unreachable);
 }
-
-/// Ends a wait from another thread.
-const Waker = struct {
-    read_fd: Fd,
-    write_fd: Fd,
-
-    fn init() error{SystemLimit}!Waker {
-        socket.hold_forks();
-        defer socket.allow_forks();
-        if (on_linux) {
-            const fd = c.eventfd(0, linux.EFD.NONBLOCK | linux.EFD.CLOEXEC);
-            if (fd < 0) return error.SystemLimit;
-            return .{ .read_fd = socket.adopt(fd), .write_fd = fd };
-        }
-        var fds: [2]Fd = undefined;
-        if (c.pipe(&fds) != 0) return error.SystemLimit;
-        const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
-        for (fds) |fd| {
-            _ = c.fcntl(fd, c.F.SETFL, nonblock);
-            _ = c.fcntl(fd, c.F.SETFD, @as(c_int, c.FD_CLOEXEC));
-            _ = socket.adopt(fd);
-        }
-        return .{ .read_fd = fds[0], .write_fd = fds[1] };
-    }
-
-    fn deinit(waker: *Waker) void {
-        socket.close(waker.read_fd);
-        if (waker.write_fd != waker.read_fd) socket.close(waker.write_fd);
-    }
-
-    fn wake(waker: *Waker) void {
-        // A full pipe or counter wakes as well.
-        const one: u64 = 1;
-        _ = c.write(waker.write_fd, std.mem.asBytes(&one), @sizeOf(u64));
-    }
-
-    fn drain(waker: *Waker) void {
-        var bytes: [256]u8 = undefined;
-        while (c.read(waker.read_fd, &bytes, bytes.len) == bytes.len) {}
-    }
-};
 
 /// The sockets of the poll() backend.
 const PollTable = struct {

@@ -23,6 +23,7 @@ pub const SharedState = @import("shared_state.zig").SharedState;
 pub const socket = @import("socket.zig");
 pub const status_client = @import("status_client.zig");
 pub const thread = @import("thread.zig");
+pub const waker = @import("waker.zig");
 pub const Work = @import("work.zig").Work;
 
 test {
@@ -47,5 +48,6 @@ test {
     _ = @import("socket.zig");
     _ = @import("status_client.zig");
     _ = @import("thread.zig");
+    _ = @import("waker.zig");
     _ = @import("work.zig");
 }

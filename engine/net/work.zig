@@ -7,8 +7,10 @@ const base = @import("base");
 const session = @import("session");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
+const socket = @import("socket.zig");
 const PeerEngine = @import("peer_engine.zig").PeerEngine;
 const Membership = @import("membership.zig").Membership;
+const Waker = @import("waker.zig").Waker;
 const Operation = session.Operation;
 const Instant = base.Instant;
 
@@ -25,6 +27,8 @@ pub const Work = struct {
     result_taken: bool = false,
     /// Under the engine's lock.
     callback: ?Callback = null,
+    /// For the user's own event loop, once asked for. Under the engine's lock, too.
+    waker: ?Waker = null,
 
     pub const Callback = struct {
         function: *const fn (?*anyopaque) callconv(.c) void,
@@ -72,6 +76,7 @@ pub const Work = struct {
     /// Called by the engine, under its lock.
     pub fn tell_finished(work: *Work) void {
         work.finished.set();
+        if (work.waker) |*waker| waker.wake();
         if (work.callback) |callback| {
             work.callback = null;
             callback.function(callback.context);
@@ -111,6 +116,17 @@ pub const Work = struct {
         work.callback = callback;
     }
 
+    /// Readable once the work is finished, until `deinit`, which closes it.
+    pub fn descriptor(work: *Work) error{SystemLimit}!socket.Fd {
+        const mode = work.engine.enter();
+        defer work.engine.leave_quietly(mode);
+        if (work.waker == null) {
+            work.waker = try .init();
+            if (work.finished.is_set()) work.waker.?.wake();
+        }
+        return work.waker.?.read_fd;
+    }
+
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
@@ -128,6 +144,7 @@ pub const Work = struct {
         std.debug.assert(work.finished.is_set());
         work.operation.user = 0;
         engine.session.release(work.operation);
+        if (work.waker) |*waker| waker.deinit();
         work.* = undefined;
     }
 };

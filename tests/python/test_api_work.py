@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import selectors
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -337,6 +339,32 @@ def test_a_barrier_that_others_never_reach_is_in_doubt(pair: list[pccl.Communica
 
 
 # ---- asyncio ---------------------------------------------------------------------------------
+
+
+def test_a_selector_waits_for_works_beside_other_things(pair: list[pccl.Communicator]) -> None:
+    """A Work has a fileno, so it is registered as a socket is."""
+    works = [begin(pair[0], np.ones(10), tag) for tag in range(2)]
+    ours, theirs = os.pipe()
+    with selectors.DefaultSelector() as selector:
+        registered: list[pccl.Work | int] = [*works, ours]
+        for waited_for in registered:
+            selector.register(waited_for, selectors.EVENT_READ)
+
+        def ready() -> list[object]:
+            return [key.fileobj for key, _ in selector.select(60)]
+
+        os.write(theirs, b"x")
+        assert ready() == [ours]
+        os.read(ours, 1)
+        begin(pair[1], np.ones(10), 1).wait()
+        assert ready() == [works[1]]
+        assert works[1].wait(0).tag == 1
+        assert ready() == [works[1]]  # as long as it is registered
+        selector.unregister(works[1])
+        works[0].cancel()
+        assert ready() == [works[0]]
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_works_are_awaited_without_blocking_the_loop(pair: list[pccl.Communicator]) -> None:
