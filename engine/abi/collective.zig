@@ -14,7 +14,7 @@ const comm_file = @import("comm.zig");
 const work_file = @import("work.zig");
 const Comm = comm_file.Comm;
 const Status = status.Status;
-const Span = session.Operation.Span;
+const Span = session.Span;
 const Work = net.Work;
 
 const gpa = std.heap.c_allocator;

@@ -493,10 +493,12 @@ const Counted = struct {
     call: *const session.Session.Call,
 
     pub fn format(counted: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const counts = counted.call.counts orelse
-            return writer.print("count is {d}", .{counted.call.count});
         var total: u64 = 0;
-        for (counts) |count| total +|= count;
+        if (counted.call.counts) |counts| {
+            for (counts) |count| total +|= count;
+        } else if (counted.call.arrays.len > 0) {
+            for (counted.call.arrays) |*array| total +|= array.count;
+        } else return writer.print("count is {d}", .{counted.call.count});
         return writer.print("counts are {d} together", .{total});
     }
 };
@@ -563,6 +565,18 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
             .invalid_argument,
             "{f}; one operation has at most {d} elements, over all ranks",
             .{ Counted{ .call = call }, @as(u64, base.limits.elements_max) },
+        ),
+        error.TooManyArrays => fail(
+            .invalid_argument,
+            "{d} arrays have too many shards for one operation, which has at most {d} of all " ++
+                "arrays and ranks: call several times, with different tags",
+            .{ call.arrays.len, base.limits.chunks_max },
+        ),
+        error.ArraysOverlap => fail(
+            .invalid_argument,
+            "two buffers of this call overlap, and one of them is written: each must lie apart " ++
+                "from all others, save an array and its own result in place",
+            .{},
         ),
         error.SendMissing => status.is_null("the buffer to send"),
         error.RecvMissing => status.is_null("the buffer to receive"),
@@ -882,7 +896,9 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         .barrier => try writer.writeAll("barrier("),
         .sync => try writer.writeAll("sync("),
     }
-    if (descriptor.counts != 0) try writer.print(", counts hash to {x:0>16}", .{
+    // Their lists are long; that they differ is what matters.
+    if (descriptor.counts != 0) try writer.print(", {s} that hash to {x:0>16}", .{
+        if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
         descriptor.counts,
     });
     if (descriptor.kind != .sync) {

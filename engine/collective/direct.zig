@@ -303,7 +303,7 @@ fn reduce_plain(x: *Executor, pending: *const State.Pending, out: [*]u8) void {
     }
     kernels.reduce_k(
         x.descriptor.op,
-        x.descriptor.dtype,
+        x.dtype_of(piece),
         out,
         inputs[0..x.members],
         x.members,

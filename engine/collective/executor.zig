@@ -27,6 +27,8 @@ const ring = @import("ring.zig");
 const direct = @import("direct.zig");
 const Partition = @import("partition.zig").Partition;
 const Shard = @import("partition.zig").Shard;
+const arrays_file = @import("arrays.zig");
+const Arrays = arrays_file.Arrays;
 const Pool = @import("pool.zig").Pool;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
@@ -56,17 +58,12 @@ pub const Executor = struct {
     pool: *Pool,
     descriptor: Descriptor,
     partition: Partition,
-    /// The caller's contribution; read until this peer has voted.
-    send: [*]const u8,
-    /// Where the result grows: the caller's buffer, or `shadow` once it was set aside.
-    target: [*]u8,
-    /// Elements before the first that `send` has, and before the first that `target` has, where a
-    /// buffer is of this peer's shard alone.
-    send_first: u64,
-    target_first: u64,
-    /// Elements that `target` has.
-    target_count: u64,
-    /// What `target` held before it was written: the undo log.
+    /// The caller's: what it contributes, read until this peer has voted, and where the result
+    /// grows.
+    arrays: Arrays,
+    /// The caller has its arrays back: what this peer has for others is in `shadow`.
+    is_aside: bool = false,
+    /// What the caller's arrays held before they were written: the undo log.
     shadow: Pool.Buffer,
     /// With a codec: the final bytes as they travel, of all pieces. Whoever holds a chunk decodes
     /// these, its owner too, and passes on these, in later attempts as well.
@@ -159,13 +156,9 @@ pub const Executor = struct {
 
     pub const Options = struct {
         descriptor: Descriptor,
-        /// All elements, or of this rank's shard alone (all_gather).
-        send: [*]const u8,
-        /// The caller's buffer: `send` itself, or apart from it. All elements, those of this rank's
-        /// shard alone (reduce_scatter), or none (reduce, but at the root).
-        recv: [*]u8,
+        arrays: []const arrays_file.Array,
         residual: ?kernels.Residual = null,
-        /// Elements of each rank's shard; null for equal ones.
+        /// Elements of each rank's shard of the one array; null for equal ones.
         counts: ?[]const u64 = null,
         rank: u16,
         root: u16 = 0,
@@ -177,17 +170,21 @@ pub const Executor = struct {
     fn partition_of(arena: Allocator, options: *const Options) Allocator.Error!Partition {
         const descriptor = &options.descriptor;
         const world_size = options.world_size;
-        const count: usize = if (descriptor.kind == .all_to_all)
-            @as(usize, world_size) * world_size
-        else if (descriptor.kind.has_shards()) world_size else 1;
-        const shards = try arena.alloc(Shard, count);
-        for (shards, 0..) |*shard, rank| shard.* = .{
-            .elements = if (options.counts) |counts| counts[rank] else descriptor.count / count,
-        };
+        const arrays = options.arrays;
+        assert(arrays.len == 1 or options.counts == null);
+        const parts = arrays_file.parts_of(descriptor.kind, world_size);
+        const shards = try arena.alloc(Shard, parts * arrays.len);
+        for (shards, 0..) |*shard, index| {
+            const array = &arrays[index % arrays.len];
+            const rank = index / arrays.len;
+            shard.* = .{
+                .elements = if (options.counts) |counts| counts[rank] else array.count / parts,
+                .dtype = array.dtype,
+                .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
+            };
+        }
         return Partition.init(.{
             .shards = shards,
-            .element_bytes = descriptor.dtype.size(),
-            .partial_bytes = partial_bytes(descriptor),
             .world_size = world_size,
             .chunk_bytes_max = options.chunk_bytes,
             .window_bytes = options.window_bytes,
@@ -195,9 +192,9 @@ pub const Executor = struct {
         });
     }
 
-    fn partial_bytes(descriptor: *const Descriptor) usize {
-        if (!descriptor.kind.reduces()) return descriptor.dtype.size();
-        return base.dtype.partial_size(descriptor.op, descriptor.dtype);
+    fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
+        if (!descriptor.kind.reduces()) return dtype.size();
+        return base.dtype.partial_size(descriptor.op, dtype);
     }
 
     /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
@@ -206,46 +203,24 @@ pub const Executor = struct {
         errdefer arena.deinit();
         const memory = arena.allocator();
         const descriptor = options.descriptor;
-        const kind = descriptor.kind;
         const partition = try partition_of(memory, &options);
         const slot_count = slots_needed(&partition, &options);
         const slot_bytes = partition.slot_bytes();
         const pieces: usize = @intCast(partition.pieces);
-        const shards = partition.shards;
-        const target_count = switch (kind) {
-            .reduce, .gather => if (options.rank == options.root) partition.count else 0,
-            .reduce_scatter, .scatter => shards[options.rank].elements,
-            .all_to_all => partition.count / options.world_size,
-            .all_reduce, .broadcast, .barrier, .sync, .all_gather => partition.count,
-        };
+        const arrays: Arrays = try .init(memory, &partition, &options);
 
-        const shadow = try pool.take(@intCast(target_count * partition.element_bytes));
+        const shadow = try pool.take(arrays.result_bytes);
         errdefer pool.give(shadow);
         const slots = try pool.take(slot_count * slot_bytes);
         errdefer pool.give(slots);
-        const encoded = try pool.take(
-            if (descriptor.codec.kind != .none) pieces * slot_bytes else 0,
-        );
+        const encoded = try pool.take(arrays.encoded_bytes);
         errdefer pool.give(encoded);
 
         var executor: Executor = .{
             .pool = pool,
             .descriptor = descriptor,
             .partition = partition,
-            .send = options.send,
-            .target = options.recv,
-            .send_first = switch (kind) {
-                .all_gather, .gather => shards[options.rank].first,
-                .all_to_all => shards[@as(usize, options.rank) * options.world_size].first,
-                .all_reduce, .broadcast, .barrier, .sync => 0,
-                .reduce, .reduce_scatter, .scatter => 0,
-            },
-            .target_first = switch (kind) {
-                .reduce_scatter, .scatter => shards[options.rank].first,
-                .all_reduce, .broadcast, .barrier, .sync => 0,
-                .reduce, .all_gather, .gather, .all_to_all => 0,
-            },
-            .target_count = target_count,
+            .arrays = arrays,
             .rank = options.rank,
             .root = options.root,
             .shadow = shadow,
@@ -298,11 +273,17 @@ pub const Executor = struct {
         const by_window = @max(1, options.window_bytes / (slot_bytes * senders));
         // After a loss fewer senders share the same pieces, hence the factor.
         const by_work = @max(1, std.math.divCeil(u64, partition.pieces, 2) catch unreachable);
-        const converts_any = partition.partial_bytes > partition.element_bytes or
-            descriptor.codec.kind != .none;
-        const converting: usize = if (converts_any) origin_slots_of(options.world_size) else 0;
+        const converting: usize =
+            if (converts_any(partition)) origin_slots_of(options.world_size) else 0;
         const per_sender = @min(by_window, by_work, 4096);
         return @intCast(@min(per_sender * senders + converting, no_slot - 1));
+    }
+
+    /// Some contributions do not travel as they lie in the caller's array.
+    fn converts_any(partition: *const Partition) bool {
+        if (partition.codec.kind != .none) return true;
+        for (partition.shards) |*shard| if (shard.partial_bytes > shard.dtype.size()) return true;
+        return false;
     }
 
     /// One at least on its way to each owner of a direct schedule, so that none waits for another.
@@ -385,8 +366,8 @@ pub const Executor = struct {
     pub fn source(x: *const Executor, chunk: usize) ?u16 {
         return switch (x.descriptor.kind) {
             .broadcast, .scatter => x.root,
-            .all_gather, .gather => @intCast(x.partition.shard_of_chunk(chunk)),
-            .all_to_all => @intCast(x.partition.shard_of_chunk(chunk) / x.positions.len),
+            .all_gather, .gather => @intCast(x.part_of(chunk)),
+            .all_to_all => @intCast(x.part_of(chunk) / x.positions.len),
             .all_reduce, .barrier, .sync, .reduce, .reduce_scatter => null,
         };
     }
@@ -395,10 +376,15 @@ pub const Executor = struct {
     pub fn audience(x: *const Executor, chunk: usize) ?u16 {
         return switch (x.descriptor.kind) {
             .reduce, .gather => x.root,
-            .reduce_scatter, .scatter => @intCast(x.partition.shard_of_chunk(chunk)),
-            .all_to_all => @intCast(x.partition.shard_of_chunk(chunk) % x.positions.len),
+            .reduce_scatter, .scatter => @intCast(x.part_of(chunk)),
+            .all_to_all => @intCast(x.part_of(chunk) % x.positions.len),
             .all_reduce, .broadcast, .barrier, .sync, .all_gather => null,
         };
+    }
+
+    /// The number of its shard, among those of its array.
+    fn part_of(x: *const Executor, chunk: usize) usize {
+        return x.partition.shard_of_chunk(chunk) / x.arrays.list.len;
     }
 
     /// The audience's position; the chunk is not void.
@@ -442,13 +428,16 @@ pub const Executor = struct {
             x.held_by(chunk, &holder, order);
         }
         if (x.voided.count == 0 or x.descriptor.recovery == .resume_chunks) return;
-        for (x.partition.shards, 0..) |*shard, index| {
-            const last = index + 1 == x.partition.shards.len;
-            const end = if (last) chunks else x.partition.shards[index + 1].first_chunk;
-            const is_void = for (shard.first_chunk..end) |chunk| {
+        const shards = x.partition.shards;
+        var index: usize = 0;
+        while (index < shards.len) : (index += x.arrays.list.len) {
+            const first = shards[index].first_chunk;
+            const next_index = index + x.arrays.list.len;
+            const end = if (next_index < shards.len) shards[next_index].first_chunk else chunks;
+            const is_void = for (first..end) |chunk| {
                 if (x.voided.has(chunk)) break true;
             } else false;
-            if (is_void) for (shard.first_chunk..end) |chunk| x.give_up_chunk(@intCast(chunk));
+            if (is_void) for (first..end) |chunk| x.give_up_chunk(@intCast(chunk));
         }
     }
 
@@ -545,7 +534,7 @@ pub const Executor = struct {
             const count = x.partition.elements(piece);
             const mine = x.own(piece);
             const out = x.overwrite(piece);
-            kernels.finish_one(x.descriptor.op, x.descriptor.dtype, out.ptr, mine, count);
+            kernels.finish_one(x.descriptor.op, x.dtype_of(piece), out.ptr, mine, count);
             // Nothing was encoded, so nothing is given back and nothing is lost.
             if (x.residual_of(piece)) |rest| @memmove(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
             x.settle(piece, x.attempt);
@@ -561,72 +550,70 @@ pub const Executor = struct {
         for (0..pieces) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.rank or !x.wants(chunk)) continue;
-            if (!x.in_place()) @memcpy(x.overwrite(piece), x.own(piece));
+            if (!x.in_place(piece)) @memcpy(x.overwrite(piece), x.own(piece));
             x.settle(piece, 1);
         }
     }
 
     // ---- pieces
 
-    /// The result grows over the contribution: what was overwritten is read from `shadow`.
-    pub fn in_place(x: *const Executor) bool {
-        if (x.descriptor.kind == .all_to_all) return false;
-        // Where one of them is of nothing its address says nothing.
-        const target = @intFromPtr(x.target) +% x.bytes_of(x.send_first);
-        return target == @intFromPtr(x.send) +% x.bytes_of(x.target_first);
+    pub fn dtype_of(x: *const Executor, piece: usize) base.DType {
+        return x.partition.shards[x.partition.shard_of(piece)].dtype;
     }
 
-    fn bytes_of(x: *const Executor, elements: u64) usize {
-        return @intCast(elements * x.partition.element_bytes);
+    fn at(x: *const Executor, piece: usize) *const Arrays.Place {
+        return &x.arrays.places[x.partition.shard_of(piece)];
+    }
+
+    /// Bytes of its shard before it.
+    fn bytes_before(x: *const Executor, piece: usize) usize {
+        const shard = &x.partition.shards[x.partition.shard_of(piece)];
+        return @intCast((x.partition.offset(piece) - shard.first) * shard.dtype.size());
+    }
+
+    /// The result grows over the contribution: what was overwritten is read from `shadow`.
+    fn in_place(x: *const Executor, piece: usize) bool {
+        return x.arrays.in_place(x.partition.shard_of(piece));
     }
 
     /// This peer's contribution.
     pub fn own(x: *const Executor, piece: usize) [*]const u8 {
-        if (x.dirty.has(piece) and x.in_place()) return x.shadow_piece(piece).ptr;
-        return x.send + x.bytes_of(x.partition.offset(piece) - x.send_first);
+        if (x.is_aside or (x.dirty.has(piece) and x.in_place(piece)))
+            return x.shadow_piece(piece).ptr;
+        return x.arrays.send(x.partition.shard_of(piece)) + x.bytes_before(piece);
     }
 
-    /// Where a piece is in `target`, which has it.
-    fn target_start(x: *const Executor, piece: usize) usize {
-        return x.bytes_of(x.target_element(x.partition.offset(piece)));
-    }
-
-    /// Where an element of the operation is in `target`, which has it.
-    pub fn target_element(x: *const Executor, element: u64) u64 {
-        if (x.descriptor.kind != .all_to_all) return element - x.target_first;
-        // Of equal shards, one from each rank.
-        const shard = x.partition.shards[0].elements;
-        const ranks = x.positions.len;
-        return element / (shard * ranks) * shard + element % shard;
-    }
-
+    /// Where it is in the result, which has it.
     pub fn target_piece(x: *const Executor, piece: usize) []u8 {
-        return x.target[x.target_start(piece)..][0..x.piece_bytes(piece)];
+        if (x.is_aside) return x.shadow_piece(piece);
+        const start = x.arrays.recv(x.partition.shard_of(piece)) + x.bytes_before(piece);
+        return start[0..x.piece_bytes(piece)];
     }
 
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
-        return x.shadow[x.target_start(piece)..][0..x.piece_bytes(piece)];
+        const start = x.at(piece).shadow + x.bytes_before(piece);
+        return x.shadow[start..][0..x.piece_bytes(piece)];
     }
 
     fn in_target(x: *const Executor, piece: usize) bool {
-        return x.is_target(x.partition.offset(piece));
+        return x.at(piece).recv != Arrays.nowhere;
     }
 
     /// Whether a chunk is a part of what this peer receives, void or not.
     pub fn has_target(x: *const Executor, chunk: u32) bool {
-        return x.is_target(x.partition.chunk_offset(chunk));
+        return x.arrays.places[x.partition.shard_of_chunk(chunk)].recv != Arrays.nowhere;
     }
 
-    fn is_target(x: *const Executor, element: u64) bool {
-        if (x.descriptor.kind == .all_to_all) {
-            const shard = x.partition.shards[0].elements;
-            return element / shard % x.positions.len == x.rank;
-        }
-        return element >= x.target_first and element < x.target_first + x.target_count;
+    /// The elements of this peer's result before a chunk of it: its arrays one after the other,
+    /// for each rank's shard in turn.
+    pub fn result_first(x: *const Executor, chunk: u32) u64 {
+        const index = x.partition.shard_of_chunk(chunk);
+        const within = x.partition.chunk_offset(chunk) - x.partition.shards[index].first;
+        return x.arrays.places[index].result + within;
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
-        return x.partition.elements(piece) * x.partition.element_bytes;
+        return x.partition.elements(piece) * x.dtype_of(piece).size();
     }
 
     // ---- codecs
@@ -641,12 +628,12 @@ pub const Executor = struct {
     pub fn encoding(x: *const Executor, piece: usize, stage: Stage) kernels.Piece {
         return .{
             .codec = x.partition.codec,
-            .dtype = x.descriptor.dtype,
+            .dtype = x.dtype_of(piece),
             .count = x.partition.elements(piece),
             .seed = 0,
             .operation = x.operation,
             .origin = @as(u32, x.rank) << 1 | @intFromEnum(stage),
-            .first = x.partition.offset(piece),
+            .first = x.partition.coded_offset(piece),
         };
     }
 
@@ -661,8 +648,12 @@ pub const Executor = struct {
 
     /// The final bytes of a piece as they travel.
     pub fn encoded_piece(x: *const Executor, piece: usize) []u8 {
-        const bytes = x.partition.codec.encoded_bytes(x.partition.elements(piece));
-        return x.encoded[piece * x.slot_bytes ..][0..bytes];
+        const index = x.partition.shard_of(piece);
+        const shard = &x.partition.shards[index];
+        const codec = x.partition.codec;
+        const before = (piece - shard.first_piece) * codec.encoded_bytes(shard.piece_elements);
+        const bytes = codec.encoded_bytes(x.partition.elements(piece));
+        return x.encoded[x.arrays.places[index].encoded + before ..][0..bytes];
     }
 
     fn final_piece(x: *const Executor, piece: usize) []u8 {
@@ -693,7 +684,7 @@ pub const Executor = struct {
 
     /// A contribution is read for the last time before it may be overwritten.
     pub fn save_own(x: *Executor, piece: usize) void {
-        if (x.in_target(piece) and x.in_place()) x.save(piece);
+        if (x.in_place(piece)) x.save(piece);
     }
 
     fn save(x: *Executor, piece: usize) void {
@@ -729,12 +720,20 @@ pub const Executor = struct {
             else @memcpy(before, result);
             x.saved.set_bit(piece); // nothing of the caller's is left here
         }
-        x.target = x.shadow.ptr;
         // Nothing is contributed any more: what this peer has voted for is all it gives.
-        x.send = x.shadow.ptr;
-        x.send_first = x.target_first;
+        x.is_aside = true;
         x.residual = null;
         x.dirty.clear();
+    }
+
+    /// After it was set aside and committed: the result goes to the caller after all, once.
+    pub fn hand_over(x: *const Executor) void {
+        assert(x.is_aside);
+        for (x.arrays.places, x.partition.shards, 0..) |*from, *shard, index| {
+            const bytes = shard.bytes();
+            if (from.recv == Arrays.nowhere or bytes == 0) continue;
+            kernels.copy_past(x.arrays.recv(index), x.shadow.ptr + from.shadow, bytes);
+        }
     }
 
     fn swap(a: []u8, b: []u8) void {
@@ -763,7 +762,7 @@ pub const Executor = struct {
     /// may fill here in this attempt.
     pub fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
-        const reserved: usize = if (x.converts()) x.origin_slots else 0;
+        const reserved: usize = if (converts_any(&x.partition)) x.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
         const one_owner = x.schedule == .ring and x.descriptor.kind.ends_at_root();
         const senders = if (one_owner) 1 else x.members - 1;
@@ -771,9 +770,11 @@ pub const Executor = struct {
     }
 
     /// Contributions of this peer do not travel as they lie in its buffer.
-    fn converts(x: *const Executor) bool {
+    fn converts(x: *const Executor, piece: usize) bool {
         if (x.encodes()) return true;
-        return x.schedule == .ring and x.partition.partial_bytes > x.partition.element_bytes;
+        if (x.schedule == .direct) return false;
+        const shard = &x.partition.shards[x.partition.shard_of(piece)];
+        return shard.partial_bytes > shard.dtype.size();
     }
 
     pub fn slot_take(x: *Executor) u16 {
@@ -814,7 +815,7 @@ pub const Executor = struct {
         x.save_own(piece);
         const count = x.partition.elements(piece);
         const mine = x.own(piece);
-        if (!x.converts()) return .{ .slot = no_slot, .bytes = mine[0..x.piece_bytes(piece)] };
+        if (!x.converts(piece)) return .{ .slot = no_slot, .bytes = mine[0..x.piece_bytes(piece)] };
         // More would take slots that others have been promised.
         if (x.free_count == 0 or x.origin_held == x.origin_slots) return null;
         x.origin_held += 1;
@@ -823,7 +824,7 @@ pub const Executor = struct {
         if (x.encodes()) {
             const residual = x.residual_of(piece);
             kernels.encode(x.encoding(piece, .contribution), into.ptr, mine, residual);
-        } else kernels.first(x.descriptor.op, x.descriptor.dtype, into.ptr, mine, count);
+        } else kernels.first(x.descriptor.op, x.dtype_of(piece), into.ptr, mine, count);
         return .{ .slot = index, .bytes = into[0..x.partial_piece_bytes(piece)] };
     }
 
@@ -831,9 +832,10 @@ pub const Executor = struct {
 
     pub fn partial_piece_bytes(x: *const Executor, piece: usize) usize {
         if (x.encodes()) return x.encoded_piece(piece).len;
+        const shard = &x.partition.shards[x.partition.shard_of(piece)];
         const bytes = switch (x.schedule) {
-            .ring => x.partition.partial_bytes,
-            .direct => x.partition.element_bytes,
+            .ring => shard.partial_bytes,
+            .direct => shard.dtype.size(),
         };
         return x.partition.elements(piece) * bytes;
     }

@@ -7,6 +7,7 @@ const base = @import("base");
 const wire = @import("wire");
 const executor_file = @import("executor.zig");
 const Pool = @import("pool.zig").Pool;
+const arrays_file = @import("arrays.zig");
 const Allocator = std.mem.Allocator;
 const Descriptor = wire.control.Descriptor;
 const Executor = executor_file.Executor;
@@ -133,6 +134,16 @@ fn test_descriptor(kind: wire.control.OpKind, count: u64) Descriptor {
     };
 }
 
+/// In place.
+fn test_array(memory: anytype, dtype: base.DType, count: usize) arrays_file.Array {
+    return .{
+        .send = @ptrCast(memory),
+        .recv = @ptrCast(memory),
+        .dtype = dtype,
+        .count = count,
+    };
+}
+
 /// Of rank 0 in a ring.
 fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) Executor.Begin {
     return .{
@@ -172,8 +183,7 @@ fn test_case(case: Case) !void {
         for (input, 0..) |*value, index| value.* = (index % 7 + 1) << @intCast(4 * rank);
         executors[rank] = try Executor.init(gpa, &pool, .{
             .descriptor = test_descriptor(kind, count),
-            .send = @ptrCast(input.ptr),
-            .recv = @ptrCast(input.ptr),
+            .arrays = &.{test_array(input.ptr, .u64, count)},
             .world_size = n,
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 1024,
@@ -199,9 +209,9 @@ fn test_case(case: Case) !void {
         const x = &executors[bench.alive.at(position)];
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
-        const result: [*]align(1) const u64 = @ptrCast(x.target);
+        const result: [*]align(1) const u64 = @ptrCast(x.target_piece(0).ptr);
         for (result[0..count], 0..) |value, index| {
-            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
             const lost_here = x.chunk_reduced[chunk] == 2;
             var expected: u64 = 0;
             for (0..n) |rank| {
@@ -248,8 +258,7 @@ test "a large world of one is worked off in steps" {
     for (input, 0..) |*value, index| value.* = index;
     var x = try Executor.init(gpa, &pool, .{
         .descriptor = test_descriptor(.all_reduce, input.len),
-        .send = @ptrCast(input.ptr),
-        .recv = @ptrCast(input.ptr),
+        .arrays = &.{test_array(input.ptr, .u64, input.len)},
         .world_size = 1,
         .chunk_bytes = 256 * 1024,
         .window_bytes = 1024,
@@ -273,8 +282,7 @@ test "a kept range of chunks that the operation does not have is ignored" {
     var input: [300]u64 = @splat(1);
     var x = try Executor.init(gpa, &pool, .{
         .descriptor = test_descriptor(.all_reduce, 300),
-        .send = @ptrCast(&input),
-        .recv = @ptrCast(&input),
+        .arrays = &.{test_array(&input, .u64, 300)},
         .world_size = 2,
         .chunk_bytes = 64,
         .window_bytes = 1024,
@@ -302,8 +310,7 @@ test "what a member holds that is not listed as a holder is taken from those who
         var executors: [3]Executor = undefined;
         for (&executors, &input, 0..) |*x, *values, rank| x.* = try Executor.init(gpa, &pool, .{
             .descriptor = test_descriptor(.all_reduce, values.len),
-            .send = @ptrCast(values),
-            .recv = @ptrCast(values),
+            .arrays = &.{test_array(values, .u64, values.len)},
             .world_size = executors.len,
             .chunk_bytes = 64,
             .window_bytes = 1024,
@@ -342,8 +349,7 @@ test "widened contributions on their way out leave the slots that were promised"
     descriptor.op = .avg;
     var x = try Executor.init(gpa, &pool, .{
         .descriptor = descriptor,
-        .send = @ptrCast(&input),
-        .recv = @ptrCast(&input),
+        .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
         .world_size = 2,
         .chunk_bytes = 64,
         .window_bytes = 4096,
@@ -373,8 +379,7 @@ test "in a large direct schedule no owner waits for what is on its way to anothe
     descriptor.codec = .of(.int8);
     var x = try Executor.init(gpa, &pool, .{
         .descriptor = descriptor,
-        .send = @ptrCast(&input),
-        .recv = @ptrCast(&input),
+        .arrays = &.{test_array(&input, descriptor.dtype, input.len)},
         .world_size = n,
         .chunk_bytes = 512,
         .window_bytes = 1 << 16,
@@ -420,6 +425,9 @@ fn Life(comptime T: type) type {
         /// Of each rank's shard, where ranks have shards.
         counts: [5]u64 = @splat(0),
         kind: wire.control.OpKind,
+        arrays: usize = 1,
+        /// Elements of each array, or of each rank's shard of it.
+        sizes: [arrays_max]usize = @splat(0),
         root: u16 = 0,
         /// One set of contributors for the whole result.
         restart: bool,
@@ -435,48 +443,37 @@ fn Life(comptime T: type) type {
         /// Members of each attempt.
         attempts: [5]base.Mask = undefined,
 
+        const arrays_max = 3;
         const scribble: T = if (T == u64) 0x5c5c_5c5c_5c5c_5c5c else 12345;
 
         fn init(life: *Self, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
+            life.draw_arrays();
             if (life.is_uneven()) life.draw_counts();
-            if (life.kind == .all_to_all) life.count -= life.count % (life.n * life.n);
             for (0..life.n) |rank| {
-                const part = life.shard(rank);
-                const whole: Span = .{ .first = 0, .count = life.count };
-                const at_root = if (rank == life.root) whole else Span{ .first = 0, .count = 0 };
-                const row = life.count / life.n;
-                const sends = switch (life.kind) {
-                    .all_gather, .gather => part,
-                    .scatter => at_root,
-                    .all_to_all => Span{ .first = rank * row, .count = row },
-                    else => whole,
-                };
-                const receives = switch (life.kind) {
-                    .reduce, .gather => at_root,
-                    .reduce_scatter, .scatter => part,
-                    .all_to_all => Span{ .first = 0, .count = row },
-                    else => whole,
-                };
                 const in_place = life.kind != .all_to_all and
                     (life.kind == .broadcast or life.prng.chance(2));
                 const before: T = if (T == u64) 0xabab + rank else 678;
-                const all = try arena.alloc(T, life.count);
-                @memset(all, before);
-                const send = all[sends.first..][0..sends.count];
-                for (send, sends.first..) |*value, index| value.* = contribution(rank, index);
-                const recv = if (in_place)
-                    all[receives.first..][0..receives.count]
-                else
-                    try arena.alloc(T, receives.count);
+                const send = try arena.alloc(T, life.count);
+                @memset(send, before);
+                for (0..life.count) |index| {
+                    if (life.sends(rank, index)) send[life.spot(index)] = contribution(rank, index);
+                }
+                const recv = if (in_place) send else try arena.alloc(T, life.count);
                 if (!in_place) @memset(recv, before);
                 life.send[rank] = send;
                 life.recv[rank] = recv;
                 life.send_before[rank] = try arena.dupe(T, send);
                 life.recv_before[rank] = try arena.dupe(T, recv);
+                var arrays: [arrays_max]arrays_file.Array = undefined;
+                for (arrays[0..life.arrays], 0..) |*array, number| array.* = .{
+                    .send = @ptrCast(send.ptr + life.start(number, life.first_sent(rank))),
+                    .recv = @ptrCast(recv.ptr + life.start(number, life.first_received(rank))),
+                    .dtype = life.descriptor().dtype,
+                    .count = if (life.is_uneven()) life.count else life.sizes[number] * life.parts(),
+                };
                 life.executors[rank] = try Executor.init(arena, pool, .{
                     .descriptor = life.descriptor(),
-                    .send = @ptrCast(send.ptr),
-                    .recv = @ptrCast(recv.ptr),
+                    .arrays = arrays[0..life.arrays],
                     .counts = if (life.is_uneven()) life.counts[0..life.n] else null,
                     .rank = @intCast(rank),
                     .root = life.root,
@@ -487,13 +484,90 @@ fn Life(comptime T: type) type {
             }
         }
 
-        const Span = struct { first: usize, count: usize };
-
-        fn is_uneven(life: *const Self) bool {
-            return life.kind.has_shards() and life.kind != .all_to_all;
+        fn parts(life: *const Self) usize {
+            return arrays_file.parts_of(life.kind, life.n);
         }
 
-        /// Shards that differ; some are empty.
+        fn is_uneven(life: *const Self) bool {
+            return life.arrays == 1 and life.kind.has_shards() and life.kind != .all_to_all;
+        }
+
+        fn draw_arrays(life: *Self) void {
+            life.arrays = life.prng.between(1, arrays_max);
+            if (life.is_uneven()) return;
+            const each = life.count / life.parts();
+            var left = each;
+            for (life.sizes[0 .. life.arrays - 1]) |*size| {
+                size.* = if (life.prng.chance(4)) 0 else life.prng.below(@intCast(left + 1));
+                left -= size.*;
+            }
+            life.sizes[life.arrays - 1] = left;
+            life.count = each * life.parts();
+        }
+
+        /// Which array, which of its parts, and where in it an element is.
+        const Spot = struct { array: usize = 0, part: usize = 0, within: usize = 0 };
+
+        fn find(life: *const Self, index: usize) Spot {
+            var found: Spot = .{ .within = index };
+            if (life.is_uneven()) {
+                while (found.within >= life.counts[found.part]) : (found.part += 1)
+                    found.within -= @intCast(life.counts[found.part]);
+                return found;
+            }
+            const each = life.count / life.parts();
+            found.part = index / each;
+            found.within = index % each;
+            while (found.within >= life.sizes[found.array]) : (found.array += 1)
+                found.within -= life.sizes[found.array];
+            return found;
+        }
+
+        /// Where a part of an array begins: arrays lie one behind the other.
+        fn start(life: *const Self, array: usize, part: usize) usize {
+            if (life.is_uneven()) return life.uneven_start(part);
+            var before: usize = 0;
+            for (life.sizes[0..array]) |size| before += size * life.parts();
+            return before + part * life.sizes[array];
+        }
+
+        fn spot(life: *const Self, index: usize) usize {
+            const found = life.find(index);
+            return life.start(found.array, found.part) + found.within;
+        }
+
+        /// Where an element of the result is.
+        fn result_spot(life: *const Self, index: usize) usize {
+            var found = life.find(index);
+            if (life.kind == .all_to_all) found.part /= life.n;
+            return life.start(found.array, found.part) + found.within;
+        }
+
+        fn sends(life: *const Self, rank: usize, index: usize) bool {
+            const part = life.find(index).part;
+            return switch (life.kind) {
+                .all_gather, .gather => part == rank,
+                .scatter => rank == life.root,
+                .all_to_all => part / life.n == rank,
+                else => true,
+            };
+        }
+
+        fn first_sent(life: *const Self, rank: usize) usize {
+            return switch (life.kind) {
+                .all_gather, .gather => rank,
+                .all_to_all => rank * life.n,
+                else => 0,
+            };
+        }
+
+        fn first_received(life: *const Self, rank: usize) usize {
+            return switch (life.kind) {
+                .reduce_scatter, .scatter => rank,
+                else => 0,
+            };
+        }
+
         fn draw_counts(life: *Self) void {
             var left = life.count;
             for (life.counts[0..life.n]) |*count| {
@@ -503,10 +577,11 @@ fn Life(comptime T: type) type {
             life.count -= left;
         }
 
-        fn shard(life: *const Self, rank: usize) Span {
+        /// Elements before a rank's, where they are uneven.
+        fn uneven_start(life: *const Self, rank: usize) usize {
             var first: u64 = 0;
             for (life.counts[0..rank]) |count| first += count;
-            return .{ .first = @intCast(first), .count = @intCast(life.counts[rank]) };
+            return @intCast(first);
         }
 
         /// Digits, or numbers that a codec with 16 bits has exactly: one from one rank.
@@ -630,7 +705,7 @@ fn Life(comptime T: type) type {
                 } else if (!bench.alive.has(rank) or life.prng.chance(2)) {
                     x.restore();
                     try life.returned(rank);
-                } else if (!x.in_place()) {
+                } else if (life.send[rank].ptr != life.recv[rank].ptr) {
                     const before = life.send_before[rank];
                     try std.testing.expectEqualSlices(T, before, life.send[rank]);
                 }
@@ -638,18 +713,18 @@ fn Life(comptime T: type) type {
         }
 
         fn check_values(life: *const Self, x: *const Executor) !void {
-            const result: [*]align(1) const T = @ptrCast(x.target);
             for (0..@intCast(x.partition.pieces)) |piece| {
                 const chunk = x.partition.chunk_of(piece);
-                const first = x.partition.offset(piece);
+                const first: usize = @intCast(x.partition.offset(piece));
                 if (!x.has_target(chunk)) continue;
-                const start: usize = @intCast(x.target_element(first));
-                const count = x.partition.elements(piece);
                 const lost = !x.wants(chunk);
-                for (result[start..][0..count], 0..) |value, index| {
-                    const at = @as(usize, @intCast(first)) + index;
-                    const wanted = if (lost) 0 else life.expected(x, chunk, at);
-                    try std.testing.expectEqual(wanted, value);
+                const result: []align(1) const T = @ptrCast(x.target_piece(piece));
+                for (result, first..) |*value, index| {
+                    const wanted = if (lost) 0 else life.expected(x, chunk, index);
+                    try std.testing.expectEqual(wanted, value.*);
+                    if (life.aside.has(x.rank)) continue;
+                    const place = &life.recv[x.rank][life.result_spot(index)];
+                    try std.testing.expectEqual(@intFromPtr(place), @intFromPtr(value));
                 }
                 if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));
             }
@@ -724,8 +799,7 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         ));
         x.* = try Executor.init(gpa, &pool, .{
             .descriptor = descriptor,
-            .send = @ptrCast(input.ptr),
-            .recv = @ptrCast(input.ptr),
+            .arrays = &.{test_array(input.ptr, descriptor.dtype, case.count)},
             .world_size = case.n,
             .chunk_bytes = case.chunk_bytes,
             .window_bytes = 4096,
@@ -756,10 +830,14 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(first.digest(), x.digest());
         const bytes = case.count * @sizeOf(f32);
-        try std.testing.expectEqualSlices(u8, first.target[0..bytes], x.target[0..bytes]);
-        const result: [*]align(1) const f32 = @ptrCast(x.target);
+        const result: [*]align(1) const f32 = @ptrCast(x.target_piece(0).ptr);
+        try std.testing.expectEqualSlices(
+            u8,
+            first.target_piece(0).ptr[0..bytes],
+            x.target_piece(0).ptr[0..bytes],
+        );
         for (result[0..case.count], 0..) |value, index| {
-            const chunk = x.partition.chunk_of(index / x.partition.piece_elements);
+            const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
             const from = index % case.n;
             const counts = x.chunk_reduced[chunk] == 1 or from != case.lose.?;
             const expected: f32 = @floatFromInt(@intFromBool(counts));
@@ -822,8 +900,7 @@ test "a source that is there keeps what it has, whoever says that it alone holds
     for (schedules) |schedule| {
         var x = try Executor.init(gpa, &pool, .{
             .descriptor = test_descriptor(.all_gather, 90),
-            .send = @ptrCast(&memory[0]),
-            .recv = @ptrCast(&memory[0]),
+            .arrays = &.{test_array(&memory[0], .u64, 90)},
             .rank = 0,
             .world_size = 3,
             .chunk_bytes = 64,

@@ -1,29 +1,39 @@
 //! Partition: how the elements of an operation are cut. A piece is what one frame carries; a chunk
 //! is the unit of recovery, one piece unless the operation is huge. It follows from the descriptor
 //! and the epoch alone, never from the attempt, so a chunk means the same after a loss
-//! (docs/ALGORITHMS.md). Where each rank has a shard of the elements, no piece is of two shards.
+//! (docs/ALGORITHMS.md). No piece is of two shards: of two ranks, or of two arrays of one call.
 
 const std = @import("std");
 const base = @import("base");
 const limits = base.limits;
 const assert = std.debug.assert;
 
-/// Elements that belong to one rank, or all of them.
+/// Elements of one array that belong to one rank, or to all.
 pub const Shard = struct {
     first: u64 = 0,
     elements: u64,
+    dtype: base.DType,
+    /// Of an element as a partial sum on the wire.
+    partial_bytes: u8,
+    piece_elements: u32 = 0,
+    /// What codecs count its elements from: whole blocks in each shard.
+    coded_first: u64 = 0,
     first_piece: u64 = 0,
     first_chunk: u32 = 0,
+
+    pub fn bytes(shard: *const Shard) usize {
+        return @intCast(shard.elements * shard.dtype.size());
+    }
+
+    fn pieces(shard: *const Shard) u64 {
+        return div_ceil(shard.elements, shard.piece_elements);
+    }
 };
 
 pub const Partition = struct {
     /// In their order; at least one.
     shards: []const Shard,
     count: u64,
-    /// Bytes of an element of the result, and of a partial sum on the wire.
-    element_bytes: u8,
-    partial_bytes: u8,
-    piece_elements: u32,
     pieces_per_chunk: u32,
     pieces: u64,
     chunks: u32,
@@ -31,10 +41,9 @@ pub const Partition = struct {
     codec: base.Codec,
 
     pub const Options = struct {
-        /// Their elements are set, the rest is done here; to be kept as long as the partition.
+        /// What is not 0 by default is set, the rest is done here; to be kept as long as the
+        /// partition.
         shards: []Shard,
-        element_bytes: usize,
-        partial_bytes: usize,
         /// Members of the epoch.
         world_size: u32,
         chunk_bytes_max: u32,
@@ -46,43 +55,40 @@ pub const Partition = struct {
         const shards = options.shards;
         assert(shards.len > 0 and shards.len <= limits.chunks_max);
         var count: u64 = 0;
+        var coded: u64 = 0;
+        const granule = options.codec.granule();
+        var total: u64 = 0;
         for (shards) |*shard| {
             shard.first = count;
+            shard.coded_first = coded;
             count += shard.elements;
+            coded += std.mem.alignForward(u64, shard.elements, granule);
+            total += shard.elements * shard.partial_bytes;
         }
         assert(count <= limits.elements_max);
         const largest: u64 = @min(options.chunk_bytes_max, limits.frame_payload_bytes_max);
         const smallest: u64 = @min(limits.chunk_bytes_min, largest);
-        const total = count * options.partial_bytes;
         // Four chunks for each owner keep a ring busy; more members share the window.
         const wanted = total / (4 * @as(u64, options.world_size));
         const share = options.window_bytes / (2 * @as(u64, options.world_size));
         const bytes = std.math.clamp(@min(wanted, share), smallest, largest);
-        var piece_elements = @max(1, bytes / options.partial_bytes);
-        // Whole cache lines, so that pieces start aligned when the buffer does.
-        if (piece_elements > 64) piece_elements -= piece_elements % 64;
-        // And whole blocks, so that a block means the same in whichever piece it comes.
-        if (options.codec.kind != .none)
-            piece_elements = std.mem.alignForward(u64, piece_elements, options.codec.granule());
 
         var pieces: u64 = 0;
         for (shards) |*shard| {
+            shard.piece_elements = piece_elements_of(bytes, shard.partial_bytes, options.codec);
             shard.first_piece = pieces;
-            pieces += div_ceil(shard.elements, piece_elements);
+            pieces += shard.pieces();
         }
         // Each shard but one may end in a chunk that is not full.
         const per_chunk = @max(1, div_ceil(pieces, limits.chunks_max - (shards.len - 1)));
         var chunks: u64 = 0;
         for (shards) |*shard| {
             shard.first_chunk = @intCast(chunks);
-            chunks += div_ceil(div_ceil(shard.elements, piece_elements), per_chunk);
+            chunks += div_ceil(shard.pieces(), per_chunk);
         }
         return .{
             .shards = shards,
             .count = count,
-            .element_bytes = @intCast(options.element_bytes),
-            .partial_bytes = @intCast(options.partial_bytes),
-            .piece_elements = @intCast(piece_elements),
             .pieces_per_chunk = @intCast(per_chunk),
             .pieces = pieces,
             .codec = options.codec,
@@ -90,8 +96,14 @@ pub const Partition = struct {
         };
     }
 
-    fn div_ceil(a: u64, b: u64) u64 {
-        return std.math.divCeil(u64, a, b) catch unreachable;
+    fn piece_elements_of(bytes: u64, partial_bytes: u8, codec: base.Codec) u32 {
+        var elements_of = @max(1, bytes / partial_bytes);
+        // Whole cache lines, so that pieces start aligned when the buffer does.
+        if (elements_of > 64) elements_of -= elements_of % 64;
+        // And whole blocks, so that a block means the same in whichever piece it comes.
+        if (codec.kind != .none)
+            elements_of = std.mem.alignForward(u64, elements_of, codec.granule());
+        return @intCast(elements_of);
     }
 
     /// The shard of a piece, or of a chunk: the last that begins there or before it.
@@ -114,8 +126,12 @@ pub const Partition = struct {
         return partition.shard_at(.first_chunk, chunk);
     }
 
+    pub fn shard_of(partition: *const Partition, piece: u64) usize {
+        return partition.shard_at(.first_piece, piece);
+    }
+
     pub fn chunk_of(partition: *const Partition, piece: u64) u32 {
-        const shard = &partition.shards[partition.shard_at(.first_piece, piece)];
+        const shard = &partition.shards[partition.shard_of(piece)];
         const within: u32 = @intCast((piece - shard.first_piece) / partition.pieces_per_chunk);
         return shard.first_chunk + within;
     }
@@ -134,8 +150,14 @@ pub const Partition = struct {
     /// First element of a piece; `pieces` gives the count.
     pub fn offset(partition: *const Partition, piece: u64) u64 {
         if (piece >= partition.pieces) return partition.count;
-        const shard = &partition.shards[partition.shard_at(.first_piece, piece)];
-        return shard.first + (piece - shard.first_piece) * partition.piece_elements;
+        const shard = &partition.shards[partition.shard_of(piece)];
+        return shard.first + (piece - shard.first_piece) * shard.piece_elements;
+    }
+
+    /// As codecs count: at a whole block, and the same nowhere else.
+    pub fn coded_offset(partition: *const Partition, piece: u64) u64 {
+        const shard = &partition.shards[partition.shard_of(piece)];
+        return shard.coded_first + (piece - shard.first_piece) * shard.piece_elements;
     }
 
     pub fn elements(partition: *const Partition, piece: u64) usize {
@@ -149,23 +171,50 @@ pub const Partition = struct {
 
     /// Room for one partial sum.
     pub fn slot_bytes(partition: *const Partition) usize {
-        if (partition.codec.kind != .none)
-            return partition.codec.encoded_bytes(partition.piece_elements);
-        return @as(usize, partition.piece_elements) * partition.partial_bytes;
+        var most: usize = 0;
+        for (partition.shards) |*shard| {
+            const bytes = if (partition.codec.kind != .none)
+                partition.codec.encoded_bytes(shard.piece_elements)
+            else
+                @as(usize, shard.piece_elements) * shard.partial_bytes;
+            most = @max(most, bytes);
+        }
+        return most;
+    }
+
+    /// Of all pieces of a shard, as they travel.
+    pub fn encoded_bytes(partition: *const Partition, shard: *const Shard) usize {
+        const whole: usize = @intCast(shard.elements / shard.piece_elements);
+        const rest: usize = @intCast(shard.elements % shard.piece_elements);
+        const last = if (rest > 0) partition.codec.encoded_bytes(rest) else 0;
+        return whole * partition.codec.encoded_bytes(shard.piece_elements) + last;
+    }
+
+    /// Of the arrays, without the sums' greater width.
+    pub fn total_bytes(partition: *const Partition) usize {
+        var total: usize = 0;
+        for (partition.shards) |*shard| total += shard.bytes();
+        return total;
     }
 };
+
+fn div_ceil(a: u64, b: u64) u64 {
+    return std.math.divCeil(u64, a, b) catch unreachable;
+}
 
 test "pieces tile the shards, and chunks the pieces, within the limits" {
     const counts = [_]u64{ 0, 1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 26) + 1, 1 << 33, 1 << 40 };
     const kinds = [_]base.codec.Kind{ .none, .int8, .min_max_u8 };
     for (counts) |count| for ([_]u32{ 1, 2, 3, 16, 512 }) |world_size| for (kinds) |kind| {
         const size: Size = .{ .world_size = world_size, .kind = kind };
-        var one = [_]Shard{.{ .elements = count }};
+        var one = [_]Shard{.{ .elements = count, .dtype = .f32, .partial_bytes = 4 }};
         try test_partition(size, &one);
         // Some are empty, the first and the last of them too.
         var many: [7]Shard = undefined;
         for (&many, 0..) |*shard, index| shard.* = .{
             .elements = if (index % 3 == 0) 0 else count / (2 * index),
+            .dtype = if (index % 2 == 0) .f32 else .f16,
+            .partial_bytes = if (index == 1) 2 else 4,
         };
         try test_partition(size, &many);
     };
@@ -176,8 +225,6 @@ const Size = struct { world_size: u32, kind: base.codec.Kind };
 fn test_partition(size: Size, shards: []Shard) !void {
     const partition = Partition.init(.{
         .shards = shards,
-        .element_bytes = 4,
-        .partial_bytes = 4,
         .world_size = size.world_size,
         .chunk_bytes_max = 256 * 1024,
         .window_bytes = 16 << 20,
@@ -195,6 +242,8 @@ fn test_partition(size: Size, shards: []Shard) !void {
         try std.testing.expectEqual(count - shard.elements, partition.offset(shard.first_piece));
         const end = if (index + 1 < shards.len) shards[index + 1] else Shard{
             .elements = 0,
+            .dtype = .f32,
+            .partial_bytes = 4,
             .first_piece = partition.pieces,
             .first_chunk = partition.chunks,
         };

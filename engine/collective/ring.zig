@@ -155,7 +155,7 @@ pub fn place_partial(
 /// A partial sum is there: this peer's part is added, and it goes on or is finished.
 pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     const op = x.descriptor.op;
-    const dtype = x.descriptor.dtype;
+    const dtype = x.dtype_of(piece);
     const count = x.partition.elements(piece);
     const partial = x.slot(slot);
     if (x.descriptor.kind.carries()) return carried(x, piece, slot);

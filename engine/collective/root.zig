@@ -5,6 +5,8 @@
 
 pub const Partition = @import("partition.zig").Partition;
 pub const Shard = @import("partition.zig").Shard;
+pub const Array = @import("arrays.zig").Array;
+pub const parts_of = @import("arrays.zig").parts_of;
 pub const Executor = @import("executor.zig").Executor;
 pub const Schedule = @import("executor.zig").Schedule;
 pub const direct_members_max = @import("direct.zig").members_max;

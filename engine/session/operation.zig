@@ -4,12 +4,12 @@
 
 const std = @import("std");
 const base = @import("base");
-const kernels = @import("kernels");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const Sync = @import("sync.zig").Sync;
+const Uses = @import("uses.zig").Uses;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
@@ -24,11 +24,9 @@ pub const Operation = struct {
     executor: collective.Executor,
     /// Of a sync of shared state; then the executor has nothing to move.
     sync: ?*Sync = null,
-    recv: [*]u8,
-    /// Of the caller's buffers.
-    send_bytes: usize,
-    recv_bytes: usize,
-    /// The root of a broadcast: nothing is written to `recv`.
+    /// Of the caller's memory.
+    uses: Uses = .{},
+    /// The root of a broadcast: nothing of the caller's is written.
     only_reads: bool = false,
     deadline: Instant,
     started_at: Instant,
@@ -81,96 +79,28 @@ pub const Operation = struct {
         operation.executor.deinit();
         if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
+        operation.uses.deinit(gpa);
         gpa.free(operation.ids);
         gpa.free(operation.neighbours_room);
         gpa.destroy(operation);
     }
 
-    /// Whether a call with these buffers would write what this operation uses, or read what it
-    /// writes.
-    pub fn clashes(operation: *const Operation, buffers: Buffers) bool {
-        if (operation.finished) return false; // the caller has them back
-        const uses = buffers.uses();
-        if (operation.sync) |sync| {
-            const state = sync.state orelse return false;
-            for (uses.reads ++ uses.writes) |span| if (state.meets(span)) return true;
-            return false;
-        }
-        const x = &operation.executor;
-        const own: Buffers = .{
-            .send = x.send,
-            .recv = operation.recv,
-            .send_bytes = operation.send_bytes,
-            .recv_bytes = operation.recv_bytes,
-            .only_read = operation.only_reads,
-            .residual = x.residual,
-            .count = @intCast(x.partition.count),
-        };
-        return own.uses().clash(uses);
+    /// Whether a call would write what this operation uses, or use what it writes.
+    pub fn clashes(operation: *const Operation, uses: *const Uses) bool {
+        if (operation.finished) return false; // the caller has it all back
+        if (operation.sync) |sync| if (sync.state == null) return false;
+        return operation.uses.clash(uses);
     }
-
-    /// What a call reads and writes.
-    pub const Buffers = struct {
-        send: [*]const u8,
-        recv: [*]u8,
-        send_bytes: usize,
-        recv_bytes: usize,
-        only_read: bool,
-        residual: ?kernels.Residual = null,
-        /// Elements of the residual.
-        count: usize = 0,
-
-        fn uses(buffers: *const Buffers) Uses {
-            var found: Uses = .{};
-            found.reads[0] = .{ .start = @intFromPtr(buffers.send), .bytes = buffers.send_bytes };
-            if (!buffers.only_read) found.writes[0] = .{
-                .start = @intFromPtr(buffers.recv),
-                .bytes = buffers.recv_bytes,
-            };
-            const residual = buffers.residual orelse return found;
-            const bytes = buffers.count * @sizeOf(f32);
-            found.reads[1] = .{ .start = @intFromPtr(residual.in), .bytes = bytes };
-            found.writes[1] = .{ .start = @intFromPtr(residual.out), .bytes = bytes };
-            return found;
-        }
-    };
-
-    const Uses = struct {
-        reads: [2]Span = @splat(.{}),
-        writes: [2]Span = @splat(.{}),
-
-        fn clash(a: Uses, b: Uses) bool {
-            for (a.writes) |span| for (b.reads ++ b.writes) |other| {
-                if (span.meets(other)) return true;
-            };
-            for (a.reads) |span| for (b.writes) |other| if (span.meets(other)) return true;
-            return false;
-        }
-    };
-
-    /// A place in memory.
-    pub const Span = struct {
-        start: usize = 0,
-        bytes: usize = 0,
-
-        pub fn meets(a: Span, b: Span) bool {
-            if (a.bytes == 0 or b.bytes == 0) return false;
-            return a.start < b.start + b.bytes and b.start < a.start + a.bytes;
-        }
-    };
 
     pub fn member_ids(operation: *const Operation) []const base.PeerId {
         return operation.ids;
     }
 
-    /// After a doubt that was committed: the result goes to the caller's buffer after all, once.
-    /// That of a root is only read, and perhaps cannot be written.
+    /// After a doubt that was committed: the result goes to the caller after all, once. A root's
+    /// is only read, and perhaps cannot be written.
     pub fn copy_result(operation: *const Operation) void {
-        const x = &operation.executor;
         assert(operation.committed == true);
-        if (operation.only_reads) return;
-        const bytes = operation.recv_bytes;
-        if (bytes > 0) kernels.copy_past(operation.recv, x.target, bytes);
+        if (!operation.only_reads) operation.executor.hand_over();
     }
 
     pub fn digest(operation: *const Operation) u128 {
@@ -211,8 +141,8 @@ pub const Operation = struct {
             }
             const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);
             return .{
-                .begin = x.target_element(partition.chunk_offset(first)),
-                .end = x.target_element(partition.chunk_offset(it.chunk - 1)) + last,
+                .begin = x.result_first(first),
+                .end = x.result_first(it.chunk - 1) + last,
                 .contributors = who,
             };
         }

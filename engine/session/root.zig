@@ -13,6 +13,7 @@ pub const Lane = @import("lane.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
 pub const Operation = @import("operation.zig").Operation;
+pub const Span = @import("uses.zig").Span;
 pub const State = @import("state.zig").State;
 pub const Tensor = @import("state.zig").Tensor;
 pub const Status = @import("protocol").Status;
@@ -25,6 +26,7 @@ test {
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("state.zig");
+    _ = @import("uses.zig");
     _ = @import("sync.zig");
     _ = @import("prefetch.zig");
     _ = @import("sync_test.zig");

@@ -20,6 +20,8 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const State = @import("state.zig").State;
+const Span = @import("uses.zig").Span;
+const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const links = @import("links.zig");
@@ -681,16 +683,26 @@ pub const Session = struct {
 
     // ---- operations
 
-    pub const Call = struct {
-        kind: control.OpKind,
+    pub const Array = struct {
         /// Null where nothing is sent, or received.
         send: ?[*]const u8 = null,
         recv: ?[*]u8 = null,
         /// Where ranks have shards: of one shard.
         count: u64 = 0,
-        /// Of each rank's shard, where they differ.
+        dtype: base.DType = .u8,
+    };
+
+    pub const Call = struct {
+        kind: control.OpKind,
+        /// Of the one array, as in Array.
+        send: ?[*]const u8 = null,
+        recv: ?[*]u8 = null,
+        count: u64 = 0,
+        /// Of each rank's shard of the one array, where they differ.
         counts: ?[]const u64 = null,
         dtype: base.DType = .u8,
+        /// Several arrays, instead of the one.
+        arrays: []const Array = &.{},
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
         recovery: ?control.Recovery = null,
@@ -700,8 +712,15 @@ pub const Session = struct {
         tag: u64 = 0,
         deadline: Instant,
 
-        fn shard_count(call: *const Call, rank: usize) u64 {
-            return if (call.counts) |counts| counts[rank] else call.count;
+        fn list(call: *const Call, one: *Array) []const Array {
+            if (call.arrays.len > 0) return call.arrays;
+            one.* = .{
+                .send = call.send,
+                .recv = call.recv,
+                .count = call.count,
+                .dtype = call.dtype,
+            };
+            return one[0..1];
         }
     };
 
@@ -714,12 +733,16 @@ pub const Session = struct {
         TooManyRanks,
         /// All shards together have more elements than an operation may have.
         TooManyElements,
+        /// No more shards, of all arrays and ranks, than chunks.
+        TooManyArrays,
         /// This rank needs a buffer that is not there.
         SendMissing,
         RecvMissing,
         BeyondMemory,
         /// What is sent and received is neither apart nor the same elements.
         BuffersOverlap,
+        /// One array's place is that of another, and written.
+        ArraysOverlap,
         /// Tags from limits.state_tags_first on are those of shared states.
         TagReserved,
         /// An operation in flight writes a buffer of this call, or uses one that it would write.
@@ -735,19 +758,22 @@ pub const Session = struct {
         try group.member.check_start(call.tag);
         const epoch = group.member.current.?;
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
-        const sizes = try sizes_of(&call, epoch.rank, epoch.world_size());
-        try check_buffers(&call, &sizes);
-        const nothing: [*]u8 = &s.sink;
-        for (s.operations.items) |other| if (other.clashes(.{
-            .send = call.send orelse nothing,
-            .recv = call.recv orelse nothing,
-            .send_bytes = sizes.send,
-            .recv_bytes = sizes.recv,
-            .only_read = sizes.only_reads,
-            .residual = call.residual,
-            .count = @intCast(call.count),
-        })) return error.BufferInUse;
-        const operation = try s.operation_create(group, epoch, &call, &sizes);
+        var one: Array = undefined;
+        const arrays = call.list(&one);
+        const layout: Layout = .{
+            .kind = call.kind,
+            .counts = call.counts,
+            .rank = epoch.rank,
+            .root = @intCast(call.root_rank),
+            .world_size = epoch.world_size(),
+        };
+        const count = try layout.check(arrays);
+        var uses = try s.uses_of(&call, &layout, arrays, count);
+        errdefer uses.deinit(s.gpa);
+        for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
+        if (uses.clashes_itself()) return error.ArraysOverlap;
+        const operation = try s.operation_create(group, epoch, &call, arrays, count);
+        operation.uses = uses;
         s.operations.appendAssumeCapacity(operation);
         group.member.start(&operation.op, call.tag);
         s.fault_point(operation, .all_reduce_called);
@@ -755,82 +781,123 @@ pub const Session = struct {
         return operation;
     }
 
-    const Sizes = struct {
-        /// Elements of all shards.
-        count: u64 = 0,
-        /// Bytes.
-        send: usize = 0,
-        recv: usize = 0,
-        /// Bytes before the part that both buffers have, in each of them.
-        send_skip: usize = 0,
-        recv_skip: usize = 0,
-        /// The root of a broadcast.
-        only_reads: bool = false,
-    };
-
-    fn check_buffers(call: *const Call, sizes: *const Sizes) CallError!void {
-        if (sizes.send > 0 and call.send == null) return error.SendMissing;
-        if (sizes.recv > 0 and call.recv == null) return error.RecvMissing;
-        const from: Operation.Span = .{ .start = @intFromPtr(call.send), .bytes = sizes.send };
-        const to: Operation.Span = .{ .start = @intFromPtr(call.recv), .bytes = sizes.recv };
-        for ([_]Operation.Span{ from, to }) |span|
-            _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
-        const same = from.start +% sizes.send_skip == to.start +% sizes.recv_skip;
-        if (same and call.kind != .all_to_all) return;
-        if (from.meets(to)) return error.BuffersOverlap;
-    }
-
     pub const all_to_all_ranks_max = std.math.sqrt(limits.chunks_max);
 
-    fn sizes_of(call: *const Call, rank: u16, world_size: u32) CallError!Sizes {
-        if (call.counts) |counts| if (counts.len != world_size) return error.CountsOfAnotherWorld;
-        assert(call.kind != .all_to_all or call.counts == null);
-        if (call.kind == .all_to_all and world_size > all_to_all_ranks_max)
-            return error.TooManyRanks;
-        var count: u64 = call.count;
-        if (call.kind.has_shards()) {
-            count = 0;
-            for (0..world_size) |index| count +|= call.shard_count(index);
-            if (call.kind == .all_to_all) count *|= world_size;
+    /// What depends on kind and membership alone: how much of its arrays a rank has.
+    const Layout = struct {
+        kind: control.OpKind,
+        counts: ?[]const u64,
+        rank: u16,
+        root: u16,
+        world_size: u32,
+
+        const Sizes = struct {
+            /// Bytes.
+            send: usize = 0,
+            recv: usize = 0,
+            /// Bytes before the part that both buffers have, in each of them.
+            send_skip: usize = 0,
+            recv_skip: usize = 0,
+        };
+
+        /// Elements of all arrays.
+        fn check(layout: *const Layout, arrays: []const Array) CallError!u64 {
+            if (layout.counts) |counts| if (counts.len != layout.world_size)
+                return error.CountsOfAnotherWorld;
+            assert(layout.counts == null or (layout.kind != .all_to_all and arrays.len == 1));
+            if (layout.kind == .all_to_all and layout.world_size > all_to_all_ranks_max)
+                return error.TooManyRanks;
+            const parts = collective.parts_of(layout.kind, layout.world_size);
+            if (arrays.len * parts > limits.chunks_max) return error.TooManyArrays;
+            var total: u64 = 0;
+            for (arrays) |*array| total +|= layout.count_of(array);
+            if (total > limits.elements_max) return error.TooManyElements;
+            return total;
         }
-        if (count > limits.elements_max) return error.TooManyElements;
-        const whole: usize = @intCast(count * call.dtype.size());
-        const shard: usize = @intCast(call.shard_count(rank) * call.dtype.size());
-        var before: u64 = 0;
-        if (call.kind.has_shards()) for (0..rank) |index| {
-            before += call.shard_count(index);
-        };
-        const skip: usize = @intCast(before * call.dtype.size());
-        const is_root = call.root_rank == rank;
-        return switch (call.kind) {
-            .all_reduce, .barrier, .sync => .{ .count = count, .send = whole, .recv = whole },
-            .broadcast => .{ .count = count, .send = whole, .recv = whole, .only_reads = is_root },
-            .reduce => .{ .count = count, .send = whole, .recv = if (is_root) whole else 0 },
-            .reduce_scatter => .{
-                .count = count,
-                .send = whole,
-                .recv = shard,
-                .send_skip = skip,
-            },
-            .all_gather => .{ .count = count, .send = shard, .recv = whole, .recv_skip = skip },
-            .scatter => .{
-                .count = count,
-                .send = if (is_root) whole else 0,
-                .recv = shard,
-                .send_skip = skip,
-            },
-            .gather => .{
-                .count = count,
-                .send = shard,
-                .recv = if (is_root) whole else 0,
-                .recv_skip = skip,
-            },
-            .all_to_all => .{
-                .count = count,
-                .send = whole / world_size,
-                .recv = whole / world_size,
-            },
-        };
+
+        fn count_of(layout: *const Layout, array: *const Array) u64 {
+            if (!layout.kind.has_shards()) return array.count;
+            var count: u64 = 0;
+            for (0..layout.world_size) |rank| count +|= layout.shard_count(array, rank);
+            return if (layout.kind == .all_to_all) count *| layout.world_size else count;
+        }
+
+        fn shard_count(layout: *const Layout, array: *const Array, rank: usize) u64 {
+            return if (layout.counts) |counts| counts[rank] else array.count;
+        }
+
+        fn sizes_of(layout: *const Layout, array: *const Array) Sizes {
+            const whole: usize = @intCast(layout.count_of(array) * array.dtype.size());
+            const own = layout.shard_count(array, layout.rank);
+            const shard: usize = @intCast(own * array.dtype.size());
+            var before: u64 = 0;
+            if (layout.kind.has_shards()) for (0..layout.rank) |rank| {
+                before += layout.shard_count(array, rank);
+            };
+            const skip: usize = @intCast(before * array.dtype.size());
+            const is_root = layout.root == layout.rank;
+            return switch (layout.kind) {
+                .all_reduce, .barrier, .sync, .broadcast => .{ .send = whole, .recv = whole },
+                .reduce => .{ .send = whole, .recv = if (is_root) whole else 0 },
+                .reduce_scatter => .{ .send = whole, .recv = shard, .send_skip = skip },
+                .all_gather => .{ .send = shard, .recv = whole, .recv_skip = skip },
+                .scatter => .{
+                    .send = if (is_root) whole else 0,
+                    .recv = shard,
+                    .send_skip = skip,
+                },
+                .gather => .{
+                    .send = shard,
+                    .recv = if (is_root) whole else 0,
+                    .recv_skip = skip,
+                },
+                .all_to_all => .{
+                    .send = whole / layout.world_size,
+                    .recv = whole / layout.world_size,
+                },
+            };
+        }
+    };
+
+    /// What a call reads and writes, array by array.
+    fn uses_of(
+        s: *Session,
+        call: *const Call,
+        layout: *const Layout,
+        arrays: []const Array,
+        count: u64,
+    ) CallError!Uses {
+        var uses: Uses = .{};
+        errdefer uses.deinit(s.gpa);
+        try uses.reserve(s.gpa, 3 * arrays.len + 2);
+        for (arrays) |*array| {
+            const sizes = layout.sizes_of(array);
+            if (sizes.send > 0 and array.send == null) return error.SendMissing;
+            if (sizes.recv > 0 and array.recv == null) return error.RecvMissing;
+            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = sizes.send };
+            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = sizes.recv };
+            for ([_]Span{ from, to }) |span|
+                _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
+            const same = from.start +% sizes.send_skip == to.start +% sizes.recv_skip;
+            const is_in_place = same and call.kind != .all_to_all and to.bytes > 0;
+            if (!is_in_place and from.meets(to)) return error.BuffersOverlap;
+            const only_reads = call.kind == .broadcast and layout.root == layout.rank;
+            if (only_reads or !is_in_place) {
+                uses.reads(from);
+            } else if (from.bytes > to.bytes) {
+                // The result takes the place of a part of what is sent.
+                uses.reads(.{ .start = from.start, .bytes = to.start - from.start });
+                uses.reads(.{ .start = to.end(), .bytes = from.end() - to.end() });
+            }
+            if (!only_reads) uses.writes(to);
+        }
+        if (call.residual) |residual| {
+            const bytes: usize = @intCast(count * @sizeOf(f32));
+            uses.reads(.{ .start = @intFromPtr(residual.in), .bytes = bytes });
+            uses.writes(.{ .start = @intFromPtr(residual.out), .bytes = bytes });
+        }
+        uses.sort();
+        return uses;
     }
 
     // ---- shared states
@@ -881,16 +948,12 @@ pub const Session = struct {
         try group.member.check_start(state.tag);
         assert(state.operation == null);
         prefetch.stop(s, state);
-        for (s.operations.items) |other| for (state.entries) |*entry| {
-            const span = State.span_of(entry);
-            if (span.bytes > 0 and other.clashes(.{
-                .send = @ptrFromInt(span.start),
-                .recv = @ptrFromInt(span.start),
-                .send_bytes = span.bytes,
-                .recv_bytes = span.bytes,
-                .only_read = false,
-            })) return error.BufferInUse;
-        };
+        var uses: Uses = .{};
+        errdefer uses.deinit(s.gpa);
+        try uses.reserve(s.gpa, state.entries.len);
+        for (state.entries) |*entry| uses.writes(State.span_of(entry));
+        uses.sort();
+        for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
         const epoch = group.member.current.?;
         const made = try Sync.create(s.gpa, state, sync_call.strategy, epoch.ids.len);
         errdefer made.destroy();
@@ -900,7 +963,8 @@ pub const Session = struct {
             .tag = state.tag,
             .deadline = sync_call.deadline,
         };
-        const operation = try s.operation_create(group, epoch, &call, &.{});
+        const operation = try s.operation_create(group, epoch, &call, &.{.{}}, 0);
+        operation.uses = uses;
         operation.sync = made;
         state.operation = operation;
         s.operations.appendAssumeCapacity(operation);
@@ -914,18 +978,20 @@ pub const Session = struct {
         group: *Group,
         epoch: anytype,
         call: *const Call,
-        sizes: *const Sizes,
+        arrays: []const Array,
+        count: u64,
     ) Allocator.Error!*Operation {
         const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
             .kind = call.kind,
-            .dtype = call.dtype,
+            .dtype = arrays[0].dtype,
             .op = call.op,
             .recovery = call.recovery orelse default,
             .codec = call.codec,
             .plan = call.plan,
-            .count = sizes.count,
-            .counts = if (call.counts) |counts| hash_of(counts) else 0,
+            .count = count,
+            .counts = if (arrays.len > 1) hash_of_arrays(arrays) //
+            else if (call.counts) |counts| hash_of(counts) else 0,
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
         };
@@ -941,11 +1007,19 @@ pub const Session = struct {
         const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
         const neighbours = try s.gpa.alloc(Operation.Neighbour, room);
         errdefer s.gpa.free(neighbours);
+        const moved = try s.gpa.alloc(collective.Array, arrays.len);
+        defer s.gpa.free(moved);
+        const parts = collective.parts_of(call.kind, epoch.world_size());
         const nothing: [*]u8 = &s.sink;
+        for (moved, arrays) |*to, *array| to.* = .{
+            .send = array.send orelse nothing,
+            .recv = array.recv orelse nothing,
+            .dtype = array.dtype,
+            .count = if (call.counts == null) array.count * parts else count,
+        };
         const executor = try collective.Executor.init(s.gpa, &s.pool, .{
             .descriptor = descriptor,
-            .send = call.send orelse nothing,
-            .recv = call.recv orelse nothing,
+            .arrays = moved,
             .residual = call.residual,
             .counts = call.counts,
             .rank = epoch.rank,
@@ -959,10 +1033,7 @@ pub const Session = struct {
             .group = group,
             .op = .{ .descriptor = descriptor, .chunks = executor.partition.chunks },
             .executor = executor,
-            .recv = call.recv orelse nothing,
-            .send_bytes = sizes.send,
-            .recv_bytes = sizes.recv,
-            .only_reads = sizes.only_reads,
+            .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
             .neighbours_room = neighbours,
             .schedule = .of(&descriptor),
             .deadline = call.deadline,
@@ -979,6 +1050,16 @@ pub const Session = struct {
         if (std.mem.allEqual(u64, counts, counts[0])) return 0;
         var hash: std.hash.Wyhash = .init(0);
         for (counts) |count| hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, count)));
+        return hash.final() | 1;
+    }
+
+    /// Of several arrays: the same shards and dtypes have the same, never 0.
+    fn hash_of_arrays(arrays: []const Array) u64 {
+        var hash: std.hash.Wyhash = .init(arrays.len);
+        for (arrays) |*array| {
+            hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, array.count)));
+            hash.update(&.{@intFromEnum(array.dtype)});
+        }
         return hash.final() | 1;
     }
 

@@ -11,6 +11,7 @@ const base = @import("base");
 const kernels = @import("kernels");
 const wire = @import("wire");
 const Operation = @import("operation.zig").Operation;
+const Span = @import("uses.zig").Span;
 const Group = @import("group.zig").Group;
 const Prefetch = @import("prefetch.zig").Prefetch;
 const Allocator = std.mem.Allocator;
@@ -287,13 +288,7 @@ pub const State = struct {
         return state.hashes[0];
     }
 
-    /// Whether the memory of a call meets that of a tensor which a sync may read or write.
-    pub fn meets(state: *const State, span: Operation.Span) bool {
-        for (state.entries) |*entry| if (span_of(entry).meets(span)) return true;
-        return false;
-    }
-
-    pub fn span_of(entry: *const Entry) Operation.Span {
+    pub fn span_of(entry: *const Entry) Span {
         if (entry.leaves == 0) return .{ .start = 0, .bytes = 0 };
         return .{ .start = @intFromPtr(entry.tensor.data), .bytes = entry.bytes };
     }

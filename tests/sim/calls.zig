@@ -132,16 +132,18 @@ pub fn begin(user: *User, planned: Step) bool {
     return true;
 }
 
-/// A user's mistake: another count, operation, recovery, root, plan or codec than the others.
+/// A user's mistake: another count, operation, recovery, root, plan, codec or number of arrays than
+/// the others.
 fn deviate(world: *World, step: *Step) void {
     const prng = world.faults.stream(.mismatch);
     if (step.kind == .sync) {
         if (!world.config.keeps_state) step.count += 1; // another shape
         return;
     }
-    switch (prng.below(if (step.floats == null) 6 else 8)) {
+    switch (prng.below(if (step.floats == null) 7 else 9)) {
+        6 => step.arrays = if (step.arrays == 1) 2 else 1,
         0 => step.count += 1,
-        6, 7 => step.floats.?.codec = if (step.codec().kind == .none) .of(.bf16) else .none,
+        7, 8 => step.floats.?.codec = if (step.codec().kind == .none) .of(.bf16) else .none,
         4 => step.plan = if (step.plan == .ring) .direct else .ring,
         1 => step.recovery = if (step.recovery == .restart) .resume_chunks else .restart,
         2 => step.average = !step.average,
@@ -150,6 +152,7 @@ fn deviate(world: *World, step: *Step) void {
     }
     const may_differ = step.kind.has_shards() and step.kind != .all_to_all;
     step.uneven = may_differ and step.uneven != prng.chance(3);
+    if (!Step.may_have_arrays(step.kind)) step.arrays = 1;
     if (step.kind == .barrier) step.count = 0;
     if (!step.kind.reduces()) step.average = false;
     if (step.kind != .all_reduce) step.floats = null;
@@ -165,6 +168,7 @@ fn asked(step: *const Step, layout: *const shards.Layout) u64 {
         @intFromBool(step.average),
         @intFromEnum(step.plan),
         @intFromEnum(step.dtype()),
+        step.arrays,
     }));
     const codec = step.codec();
     hash.update(&.{
@@ -266,11 +270,12 @@ pub fn call(work: *Work) !void {
         .after_success = work.record.won != null,
         .work = work,
     };
-    world.note("p{d} calls {f}: {t} {d} {t} {t} {t} codec {f}{s} tag {d}{s}", .{
+    world.note("p{d} calls {f}: {t} {d} in {d} {t} {t} {t} codec {f}{s} tag {d}{s}", .{
         user.node.index,
         work.name(),
         step.kind,
         step.count,
+        step.arrays,
         step.dtype(),
         step.recovery,
         step.plan,
@@ -292,6 +297,17 @@ pub fn call(work: *Work) !void {
 fn begin_plain(work: *const Work) !*Operation {
     const user = work.user;
     const step = &work.step;
+    var arrays: [Step.arrays_max]session_layer.Session.Array = undefined;
+    var before: usize = 0;
+    for (arrays[0..step.arrays], step.split()[0..step.arrays]) |*array, count| {
+        array.* = .{
+            .send = work.send.ptr + before,
+            .recv = if (work.recv.len > 0) work.recv.ptr + before else null,
+            .count = count,
+            .dtype = step.dtype(),
+        };
+        before += @intCast(count * step.dtype().size());
+    }
     return user.node.session.?.begin(user.node.here(), user.group.?, .{
         .kind = step.kind,
         .send = work.send.ptr,
@@ -299,6 +315,7 @@ fn begin_plain(work: *const Work) !*Operation {
         .count = step.count,
         .counts = if (step.uneven) work.layout.counts else null,
         .dtype = step.dtype(),
+        .arrays = if (step.arrays > 1) arrays[0..step.arrays] else &.{},
         .codec = step.codec(),
         .residual = if (work.residual) |*lent| lent.native() else null,
         .op = if (step.average) .avg else .sum,

@@ -38,7 +38,12 @@ pub const Contributor = struct {
 };
 
 /// Elements of one piece.
-const Span = struct { first: usize, count: usize };
+const Span = struct {
+    first: usize,
+    count: usize,
+    /// As codecs count.
+    coded_first: u64,
+};
 
 pub const Definition = struct {
     dtype: base.DType,
@@ -61,7 +66,7 @@ pub const Definition = struct {
     /// Memory is never given back: `arena` goes as a whole.
     pub fn init(arena: Allocator, options: Options) Allocator.Error!Definition {
         const partition = options.partition;
-        const bytes: usize = @intCast(partition.count * partition.element_bytes);
+        const bytes = partition.total_bytes();
         return .{
             .dtype = options.dtype,
             .op = options.op,
@@ -89,6 +94,7 @@ pub const Definition = struct {
             const span: Span = .{
                 .first = @intCast(d.partition.offset(piece)),
                 .count = d.partition.elements(piece),
+                .coded_first = d.partition.coded_offset(piece),
             };
             if (contributors.len == 1) d.alone(span, &contributors[0]) //
             else switch (schedule) {
@@ -122,7 +128,7 @@ pub const Definition = struct {
             .seed = 0,
             .operation = d.operation,
             .origin = @as(u32, rank) << 1 | @intFromBool(is_result),
-            .first = span.first,
+            .first = span.coded_first,
         };
     }
 
@@ -347,15 +353,17 @@ test "whatever a codec does, nothing goes in that is neither in the result nor l
             const op: base.ReduceOp = if (n == 5) .avg else .sum;
             const count = 300;
             const codec: base.Codec = .of(kind);
-            var shards = [_]collective.Shard{.{ .elements = count }};
+            var shards = [_]collective.Shard{.{
+                .elements = count,
+                .dtype = dtype,
+                .partial_bytes = @intCast(dtype.size()),
+            }};
             const d: Definition = try .init(arena.allocator(), .{
                 .dtype = dtype,
                 .op = op,
                 .operation = 77,
                 .partition = .init(.{
                     .shards = &shards,
-                    .element_bytes = dtype.size(),
-                    .partial_bytes = dtype.size(),
                     .world_size = @intCast(n),
                     .chunk_bytes_max = 64,
                     .window_bytes = 1024,

@@ -41,6 +41,8 @@ pub const Step = struct {
     in_place: bool,
     /// Of shards, that ranks have different ones.
     uneven: bool = false,
+    /// As so many arrays that lie one behind the other; some are empty.
+    arrays: u32 = 1,
     /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than
     /// they are called.
     average: bool,
@@ -55,6 +57,24 @@ pub const Step = struct {
     pub fn dtype(step: *const Step) base.DType {
         if (step.floats) |floats| return floats.dtype;
         return if (step.average) .i32 else .u64;
+    }
+
+    pub const arrays_max = 3;
+
+    pub fn may_have_arrays(kind: OpKind) bool {
+        return !kind.has_shards() and kind != .barrier and kind != .sync;
+    }
+
+    /// Elements of the arrays.
+    pub fn split(step: *const Step) [arrays_max]u64 {
+        var sizes: [arrays_max]u64 = @splat(0);
+        var left: u64 = step.count;
+        for (sizes[1..step.arrays], 1..) |*size, index| {
+            size.* = if (step.key.index % 3 == index) 0 else left / 3;
+            left -= size.*;
+        }
+        sizes[0] = left;
+        return sizes;
     }
 
     pub fn codec(step: *const Step) base.Codec {
@@ -188,6 +208,10 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .root_rank = if (kind.has_root()) @intCast(prng.below(options.world_size)) else 0,
         .in_place = prng.chance(2),
         .uneven = kind.has_shards() and kind != .all_to_all and prng.chance(2),
+        .arrays = if (Step.may_have_arrays(kind) and prng.chance(4))
+            @intCast(prng.between(2, Step.arrays_max))
+        else
+            1,
         .average = kind.reduces() and prng.chance(8),
         .plan = if (prng.chance(2)) .ring else .direct,
         .batch = 0,

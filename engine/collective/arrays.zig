@@ -1,0 +1,128 @@
+//! arrays: where the elements of an operation are in its caller's memory. A call has one array or
+//! several, of any dtypes; each is cut into as many parts as the kind has shards: one, one for each
+//! rank, or one for each two ranks. The partition has a shard for each array of each part, in that
+//! order, and a rank's arrays have some of the parts, one behind the other.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Partition = @import("partition.zig").Partition;
+const Options = @import("executor.zig").Executor.Options;
+const Allocator = std.mem.Allocator;
+const OpKind = wire.control.OpKind;
+
+pub const Array = struct {
+    /// The parts that this rank contributes.
+    send: [*]const u8,
+    /// Those of its result: apart from `send`, or with what both have in the same place.
+    recv: [*]u8,
+    dtype: base.DType,
+    /// Of all parts.
+    count: u64,
+};
+
+pub fn parts_of(kind: OpKind, world_size: u32) usize {
+    if (kind == .all_to_all) return @as(usize, world_size) * world_size;
+    return if (kind.has_shards()) world_size else 1;
+}
+
+pub const Arrays = struct {
+    list: []const Array,
+    /// By shard.
+    places: []Place,
+    result_bytes: usize,
+    encoded_bytes: usize,
+
+    /// Bytes from the beginning of each, and elements.
+    pub const Place = struct {
+        array: u32,
+        send: usize = nowhere,
+        recv: usize = nowhere,
+        /// In the results of all arrays together, where it is a part of them.
+        shadow: usize = nowhere,
+        encoded: usize = 0,
+        /// Elements of those before it.
+        result: u64 = 0,
+    };
+
+    /// This peer has no such thing.
+    pub const nowhere = std.math.maxInt(usize);
+
+    pub fn init(
+        arena: Allocator,
+        partition: *const Partition,
+        options: *const Options,
+    ) Allocator.Error!Arrays {
+        const count = options.arrays.len;
+        const places = try arena.alloc(Place, partition.shards.len);
+        // Bytes of the parts before, of each array.
+        const before = try arena.alloc([2]usize, count);
+        @memset(before, @splat(0));
+        var result: Place = .{ .array = 0, .shadow = 0 };
+        for (places, partition.shards, 0..) |*place, *shard, index| {
+            const number = index % count;
+            const part: Part = .of(options, index / count);
+            place.* = .{ .array = @intCast(number), .encoded = result.encoded };
+            if (partition.codec.kind != .none) result.encoded += partition.encoded_bytes(shard);
+            const sent, const received = .{ &before[number][0], &before[number][1] };
+            if (part.is_sent) {
+                place.send = sent.*;
+                sent.* += shard.bytes();
+            }
+            if (!part.is_received) continue;
+            place.recv = received.*;
+            received.* += shard.bytes();
+            place.shadow = result.shadow;
+            place.result = result.result;
+            result.shadow += shard.bytes();
+            result.result += shard.elements;
+        }
+        return .{
+            .list = try arena.dupe(Array, options.arrays),
+            .places = places,
+            .result_bytes = result.shadow,
+            .encoded_bytes = result.encoded,
+        };
+    }
+
+    /// Of a shard that this peer contributes.
+    pub fn send(arrays: *const Arrays, shard: usize) [*]const u8 {
+        const place = &arrays.places[shard];
+        return arrays.list[place.array].send + place.send;
+    }
+
+    /// Of a shard of this peer's result.
+    pub fn recv(arrays: *const Arrays, shard: usize) [*]u8 {
+        const place = &arrays.places[shard];
+        return arrays.list[place.array].recv + place.recv;
+    }
+
+    pub fn in_place(arrays: *const Arrays, shard: usize) bool {
+        const place = &arrays.places[shard];
+        if (place.send == nowhere or place.recv == nowhere) return false;
+        return arrays.send(shard) == arrays.recv(shard);
+    }
+};
+
+/// Which parts the arrays of this rank have.
+const Part = struct {
+    is_sent: bool,
+    is_received: bool,
+
+    fn of(options: *const Options, part: usize) Part {
+        const is_root = options.rank == options.root;
+        const is_mine = part == options.rank;
+        return switch (options.descriptor.kind) {
+            .all_reduce, .broadcast, .barrier, .sync => .{ .is_sent = true, .is_received = true },
+            .reduce => .{ .is_sent = true, .is_received = is_root },
+            .reduce_scatter => .{ .is_sent = true, .is_received = is_mine },
+            .all_gather => .{ .is_sent = is_mine, .is_received = true },
+            .scatter => .{ .is_sent = is_root, .is_received = is_mine },
+            .gather => .{ .is_sent = is_mine, .is_received = is_root },
+            .all_to_all => .{
+                .is_sent = part / options.world_size == options.rank,
+                .is_received = part % options.world_size == options.rank,
+            },
+        };
+    }
+};
