@@ -1,7 +1,7 @@
 """include/pccl.h as cffi reads it: the header itself is the source, five rules make it plain C.
 
 The header stays free of inline functions and of macros in declarations so that this is all it
-takes. What the functions do is tested in test_abi.py.
+takes. What the functions do is tested in test_abi.py, what programs rely on in test_manifest.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ LIBRARY = Path(pccl_py.__file__).with_name(
 )
 
 
-def declarations() -> str:
-    """The declarations of the header, without what only a C compiler understands."""
-    text = HEADER.read_text()
+def declarations(text: str) -> str:
+    """The declarations of a header, without what only a C compiler understands."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     text = text.replace("\\\n", " ").replace("PCCL_API ", "")
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
@@ -41,5 +40,5 @@ def functions() -> set[str]:
 def load() -> tuple[Any, Any]:
     """(ffi, library)."""
     ffi = cffi.FFI()
-    ffi.cdef(declarations())
+    ffi.cdef(declarations(HEADER.read_text()))
     return ffi, ffi.dlopen(str(LIBRARY))
