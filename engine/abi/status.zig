@@ -71,9 +71,12 @@ pub fn is_null(comptime what: []const u8) Error {
     return fail(.invalid_argument, what ++ " is NULL", .{});
 }
 
+/// One sentence for both that sized.zig finds: a size that cannot be, and options that a caller of
+/// a later version has set.
 pub fn bad_size(comptime name: []const u8) Error {
     return fail(.invalid_argument, "the field `size` of the " ++ name ++ " is not the size of " ++
-        "any version of it; initialise it with the _INIT macro of pccl.h", .{});
+        "any version of it, or something is set in it that this version of the library does " ++
+        "not know; initialise it with the _INIT macro of pccl.h", .{});
 }
 
 export fn pccl_status_name(number: c_int) [*:0]const u8 {

@@ -7,6 +7,7 @@ make of it: test_manifest.py.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import sys
@@ -29,6 +30,7 @@ HEAD = """\
 Manifest = dict[str, str]
 
 
+@functools.cache
 def manifest(header: str) -> Manifest:
     """What a header promises. Its version is no part of that: it is there to rise."""
     plain = declarations(header)
@@ -39,25 +41,25 @@ def manifest(header: str) -> Manifest:
         if not name.startswith("PCCL_VERSION_"):
             lines[f"constant {name}"] = value
     for name in ffi.list_types()[0]:
-        lines.update(_type(name, ffi.typeof(name)))
+        lines.update(_type(ffi, name))
     for name in sorted(re.findall(r"\b(pccl_\w+)\([^;]*;", plain)):
         lines[f"function {name}"] = _signature(ffi, plain, name)
     return lines
 
 
-def _type(name: str, kind: Any) -> Iterator[tuple[str, str]]:
-    size = f"{cffi.FFI().sizeof(kind)} bytes" if kind.kind != "struct" or kind.fields else ""
+def _type(ffi: Any, name: str) -> Iterator[tuple[str, str]]:
+    kind = ffi.typeof(name)
     if kind.kind == "enum":
-        yield f"enum {name}", size
+        yield f"enum {name}", f"{ffi.sizeof(kind)} bytes"
         for word, number in sorted(kind.relements.items(), key=lambda item: item[1]):
             yield f"value {name}.{word}", str(number)
     elif not kind.fields:
         yield f"handle {name}", "opaque"
     else:
-        yield f"struct {name}", f"{size}, aligned to {cffi.FFI().alignof(kind)}"
+        yield f"struct {name}", f"{ffi.sizeof(kind)} bytes, aligned to {ffi.alignof(kind)}"
         for field, part in kind.fields:
-            size = f"{cffi.FFI().sizeof(part.type)} bytes"
-            yield f"field {name}.{field}", f"{size} at {part.offset}, {part.type.cname}"
+            size = ffi.sizeof(part.type)
+            yield f"field {name}.{field}", f"{size} bytes at {part.offset}, {part.type.cname}"
 
 
 def _signature(ffi: Any, plain: str, name: str) -> str:

@@ -462,36 +462,7 @@ def test_a_root_that_is_no_rank_is_refused(pair: tuple[Any, Any]) -> None:
             assert f"root {root}" in said
 
 
-# ---- structs of other sizes ------------------------------------------------------------------
-
-
-STRUCTS_IN = ["coordinator_options", "comm_options", "collective_options"]
-STRUCTS_OUT = ["token_info", "admission", "comm_info", "outcome", "outcome_range"]
-
-
-@pytest.mark.parametrize("size", [0, 4, 2**20, 2**63])
-@pytest.mark.parametrize("kind", STRUCTS_IN + STRUCTS_OUT)
-def test_a_size_that_cannot_be_is_refused(pair: tuple[Any, Any], kind: str, size: int) -> None:
-    """A struct that was not initialised, most likely."""
-    made = options(kind)
-    made.size = size
-    work = ffi.new("pccl_work_t **")
-    token = ffi.new("char[600]")
-    check(lib.pccl_token_create(b"127.0.0.1:1", ffi.NULL, token, 600))
-    with finished(pair) as done:
-        status = {
-            "coordinator_options": lambda: lib.pccl_coordinator_create(
-                made, ffi.new("pccl_coordinator_t **")
-            ),
-            "comm_options": lambda: lib.pccl_comm_create(token, made, ffi.new("pccl_comm_t **")),
-            "collective_options": lambda: lib.pccl_barrier_async(pair[0], made, work),
-            "token_info": lambda: lib.pccl_token_parse(token, made),
-            "admission": lambda: lib.pccl_comm_admit(pair[0], 0, made),
-            "comm_info": lambda: lib.pccl_comm_info(pair[0], made),
-            "outcome": lambda: lib.pccl_work_outcome(done, made),
-            "outcome_range": lambda: lib.pccl_work_range(done, 0, made, ffi.NULL, 0),
-        }[kind]()
-        assert "size" in refused(status)
+# ---- what the functions promise --------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -509,87 +480,6 @@ def finished(pair: tuple[Any, Any]) -> Iterator[Any]:
     finally:
         for work in works:
             lib.pccl_work_destroy(work[0])
-
-
-def garbage_behind(kind: str, first_unknown: str) -> Any:
-    """A struct of an older version, that ends before a field; behind it lies other memory."""
-    made = options(kind)
-    offset = ffi.offsetof(f"pccl_{kind}_t", first_unknown)
-    ffi.memmove(ffi.cast("char *", made) + offset, b"\xa5" * 400, ffi.sizeof(made[0]) - offset)
-    made.size = offset
-    return made
-
-
-def tail(made: Any) -> bytes:
-    whole = bytes(ffi.buffer(made))
-    return whole[made.size :]
-
-
-def test_options_of_an_old_caller_are_read_as_far_as_they_go() -> None:
-    with contextlib.ExitStack() as stack:
-        old = garbage_behind("coordinator_options", "lanes_per_link")
-        old.min_world_size = 1
-        made = ffi.new("pccl_coordinator_t **")
-        check(lib.pccl_coordinator_create(old, made))
-        stack.callback(lib.pccl_coordinator_destroy, made[0])
-        comm = ffi.new("pccl_comm_t **")
-        old = garbage_behind("comm_options", "peer_id")
-        old.bind = LOOPBACK
-        check(lib.pccl_comm_create(lib.pccl_coordinator_token(made[0]), old, comm))
-        stack.callback(lib.pccl_comm_destroy, comm[0])
-        check(lib.pccl_comm_admit(comm[0], 0, ffi.NULL))
-        old = garbage_behind("collective_options", "op")
-        old.tag = 77
-        data = ffi.new("int32_t[2]", [5, 6])
-        work = ffi.new("pccl_work_t **")
-        check(lib.pccl_all_reduce(comm[0], data, data, 2, lib.PCCL_I32, old, work))
-        outcome = options("outcome")
-        check(lib.pccl_work_outcome(work[0], outcome))
-        assert outcome.tag == 77
-        lib.pccl_work_destroy(work[0])
-
-
-def test_results_for_an_old_caller_end_where_its_struct_ends(pair: tuple[Any, Any]) -> None:
-    token = ffi.new("char[600]")
-    check(lib.pccl_token_create(b"host:1", ffi.NULL, token, 600))
-    info = garbage_behind("token_info", "run_id")
-    check(lib.pccl_token_parse(token, info))
-    assert text(info.address) == "host:1"
-    admission = garbage_behind("admission", "joined_count")
-    check(lib.pccl_comm_admit(pair[0], 0, admission))
-    check(lib.pccl_comm_admit(pair[1], 0, ffi.NULL))
-    assert (admission.epoch, admission.world_size) == (1, 2)
-    comm_info = garbage_behind("comm_info", "peer_id")
-    check(lib.pccl_comm_info(pair[0], comm_info))
-    assert comm_info.alive == 2
-    with finished(pair) as work:
-        outcome = garbage_behind("outcome", "digest")
-        check(lib.pccl_work_outcome(work, outcome))
-        assert outcome.range_count == 1
-        part = garbage_behind("outcome_range", "contributor_count")
-        check(lib.pccl_work_range(work, 0, part, ffi.NULL, 0))
-        assert (part.begin, part.end) == (0, 4)
-    for made in (info, admission, comm_info, outcome, part):
-        assert tail(made) == b"\xa5" * len(tail(made)) != b""
-
-
-def test_a_newer_caller_is_understood_unless_it_asks_for_what_we_do_not_know(
-    pair: tuple[Any, Any],
-) -> None:
-    newer = ffi.new("char[]", 64)
-    made = ffi.cast("pccl_collective_options_t *", newer)
-    made.size = 48
-    works = [ffi.new("pccl_work_t **") for _ in pair]
-    for comm, work in zip(pair, works, strict=True):
-        check(lib.pccl_barrier_async(comm, made, work))
-    for work in works:
-        check(lib.pccl_work_wait(work[0], FOREVER))
-        lib.pccl_work_destroy(work[0])
-    newer[40] = b"\1"
-    refused(lib.pccl_barrier_async(pair[0], made, works[0]))
-
-
-# ---- what the functions promise --------------------------------------------------------------
 
 
 def test_tokens_are_made_and_read() -> None:

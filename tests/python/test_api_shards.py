@@ -767,7 +767,9 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             }
             kind = kinds.get(what.split(":")[0], "all_gather(")
             assert kind in message, message
-            assert ("counts or arrays that hash to " in message) == (": counts" in what or ": even" in what)
+            assert ("counts or arrays that hash to " in message) == (
+                ": counts" in what or ": even" in what
+            )
 
 
 def test_equal_counts_are_those_of_a_call_without(world: pccl.LocalWorld) -> None:
