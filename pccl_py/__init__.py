@@ -9,8 +9,8 @@
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
 in flight in work.py, codecs in codec.py, shared state in shared_state.py, what counts as an array
-in buffers.py, errors in errors.py, the command line in cli/. No array library is imported here, nor
-typer, nor rich.
+in buffers.py, errors in errors.py, where a C compiler finds the library in paths.py, the command
+line in cli/. No array library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pccl_py.errors import (
 )
 from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
+from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
 from pccl_py.words import DType, PeerId, Plan, Recovery, ReduceOp, Strategy
 from pccl_py.work import Work
@@ -91,6 +92,8 @@ __all__ = [
     "connect",
     "cpu_level",
     "exit_on_sigterm",
+    "include_dir",
+    "library_dir",
     "run_status",
     "token_create",
     "token_parse",

@@ -126,13 +126,21 @@ Start = Callable[..., Program]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program: `start(source, *arguments)`, or `start(module="pccl_py.cli", ...)`."""
+    """Starts a program: `start(source, *arguments)`, or `start(module="pccl_py.cli", ...)`.
+
+    Or a file that can be executed: `start(file=path, ...)`.
+    """
     programs: list[Program] = []
 
-    def start_program(*arguments: str, module: str | None = None, **environment: str) -> Program:
-        command = ["-m", module] if module is not None else ["-u", "-c"]
+    def start_program(
+        *arguments: str,
+        module: str | None = None,
+        file: Path | None = None,
+        **environment: str,
+    ) -> Program:
+        command = [sys.executable, "-m", module] if module else [sys.executable, "-u", "-c"]
         program = Program(
-            [sys.executable, *command, *arguments],
+            [*(command if file is None else [str(file)]), *arguments],
             {**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         )
         programs.append(program)

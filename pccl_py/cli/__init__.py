@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -242,6 +243,21 @@ def status_command(
         status.show_json(token, timeout=timeout)
     else:
         status.show(token, timeout=timeout)
+
+
+@app.command()
+def flags(
+    for_compiling: Annotated[
+        bool, typer.Option("--compile", help="Only where the header is.")
+    ] = False,
+    for_linking: Annotated[bool, typer.Option("--link", help="Only where the library is.")] = False,
+) -> None:
+    """Print what a C compiler needs to find PCCL: cc program.c $(pccl flags) -o program."""
+    folder = pccl_py.library_dir()
+    compiling = [f"-I{pccl_py.include_dir()}"]
+    linking = [f"-L{folder}", "-lpccl", f"-Wl,-rpath,{folder}"]
+    both = for_compiling == for_linking
+    typer.echo(shlex.join(compiling * (both or for_compiling) + linking * (both or for_linking)))
 
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
