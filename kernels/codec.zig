@@ -66,6 +66,44 @@ pub fn reduce_encode(
     call.run(out);
 }
 
+/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which was
+/// never encoded, over `divisor`. `own` is added after `position` of them, or where blocks are
+/// rotated last, and a residual with it, of which nothing is left. `out` may be exactly `own`.
+pub fn reduce_decode(
+    piece: Piece,
+    out: [*]u8,
+    own: [*]const u8,
+    position: usize,
+    inputs: []const [*]const u8,
+    residual: ?Residual,
+    divisor: u32,
+) void {
+    assert(position <= inputs.len and inputs.len > 0 and divisor > 0);
+    var call: Call = undefined;
+    call.init(piece, .{
+        .own = own,
+        .position = if (piece.codec.rotate) inputs.len else position,
+        .inputs = inputs,
+        .residual = residual,
+        .divisor = divisor,
+    });
+    const size = piece.dtype.size();
+    var begin: usize = 0;
+    while (begin < piece.count) {
+        const tile = call.tile(begin, false);
+        const to = out + begin * size;
+        if (piece.dtype == .f32) {
+            call.total(tile, to);
+        } else {
+            const values = bytes_of(&call.values);
+            call.total(tile, values);
+            call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, tile.count);
+        }
+        if (residual) |rest| @memset(rest.out[begin * 4 ..][0 .. tile.count * 4], 0);
+        begin += tile.count;
+    }
+}
+
 /// out := the elements of an encoded piece.
 pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
     var call: Call = undefined;
@@ -220,6 +258,63 @@ const Call = struct {
         return values;
     }
 
+    /// out := the tile of the sum of all sources over the divisor, f32 and rotated back. `out` may be
+    /// own elements, or `values`.
+    fn total(call: *Call, part: Tile, out: [*]u8) void {
+        const codec = call.piece.codec;
+        const inputs = call.sources.inputs;
+        const position = call.sources.position;
+        const values = bytes_of(&call.values);
+        const others = bytes_of(&call.others);
+        // One alone is rotated back as it is decoded.
+        const rotates_back = codec.rotate and inputs.len > 1;
+        const mine = call.contribution(part);
+        var so_far = mine;
+        for (0..inputs.len + 1) |turn| {
+            const is_last = turn == inputs.len;
+            var next = mine;
+            if (turn == position) {
+                if (rotates_back) {
+                    const kernel = call.kernels.rotate_back[@intFromEnum(codec.block)];
+                    kernel(values, so_far, &call.signs, call.blocks_of(part));
+                }
+            } else {
+                const input = inputs[if (turn < position) turn else turn - 1];
+                if (turn > 0 and !is_last and codec.kind.family() == .block) {
+                    call.add_tile(part, values, so_far, input);
+                    so_far = values;
+                    continue;
+                }
+                const to = if (turn == 0) values else others;
+                call.values_of(part, to, input, codec.rotate and !rotates_back);
+                next = to;
+            }
+            if (turn == 0) {
+                so_far = next;
+            } else if (is_last and call.sources.divisor > 1) {
+                const kernel = call.kernels.accumulate_avg[@intFromEnum(base.DType.f32)];
+                kernel(out, so_far, next, call.sources.divisor, part.count);
+            } else {
+                call.add_f32(if (is_last) out else values, so_far, next, part.count);
+                so_far = values;
+            }
+        }
+    }
+
+    /// out := a + the values of the tile, of a codec with blocks, as they are.
+    fn add_tile(
+        call: *Call,
+        part: Tile,
+        out: [*]u8,
+        a: [*]const u8,
+        encoded: [*]const u8,
+    ) void {
+        const codec = call.piece.codec;
+        const at = call.place(part);
+        const kernel = call.kernels.add_blocks[block_number(codec)][@intFromEnum(codec.block)];
+        kernel(out, a, encoded + at.scales, encoded + at.codes, call.blocks_of(part));
+    }
+
     fn add_f32(call: *Call, out: [*]u8, a: [*]const u8, b: [*]const u8, count: usize) void {
         const kernels = &call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
         kernels[@intFromEnum(base.DType.f32)](out, a, b, count);
@@ -245,11 +340,22 @@ const Call = struct {
 
     /// out := the padded tile.
     fn decode_tile(call: *Call, part: Tile, out: [*]u8, encoded: [*]const u8) void {
+        call.values_of(part, out, encoded, call.piece.codec.rotate);
+    }
+
+    /// The same, rotated back or as the values are.
+    fn values_of(
+        call: *Call,
+        part: Tile,
+        out: [*]u8,
+        encoded: [*]const u8,
+        back: bool,
+    ) void {
         const codec = call.piece.codec;
         if (codec.kind.family() != .block) return call.read_tile(part, out, encoded);
         const kernel = call.kernels.decode_blocks[block_number(codec)][@intFromEnum(codec.block)];
         const at = call.place(part);
-        const signs = if (codec.rotate) &call.signs else null;
+        const signs = if (back) &call.signs else null;
         kernel(out, encoded + at.scales, encoded + at.codes, signs, call.blocks_of(part));
     }
 

@@ -15,7 +15,8 @@
 //!   range  The range of the whole piece as two f32, then one byte per element. With a NaN, an
 //!          infinity or a magnitude of 2^127 or more, all elements decode to NaN.
 //!
-//! A sum is divided (avg) by multiplying what it is scaled by with 1/divisor rounded to f32.
+//! A sum is divided (avg) by multiplying what it is scaled by with 1/divisor rounded to f32, and
+//! one that is not encoded again by a true division.
 
 const std = @import("std");
 const base = @import("base");
@@ -154,6 +155,48 @@ pub fn reduce_encode(
         for (span.begin..span.end, 0..) |index, place| {
             const lost = wanted.get(place) - got.get(place) * scale;
             put_f32(rest.out, index, if (std.math.isFinite(lost)) lost else 0);
+        }
+    }
+}
+
+/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which was
+/// never encoded, over `divisor`. `own` is added after `position` of them. But where blocks are
+/// rotated it comes last: the inputs are added up as they are and rotated back once. A residual is
+/// added to `own`, and nothing is lost.
+pub fn reduce_decode(
+    piece: Piece,
+    out: [*]u8,
+    own: [*]const u8,
+    position: usize,
+    inputs: []const [*]const u8,
+    residual: ?Residual,
+    divisor: u32,
+) void {
+    assert(position <= inputs.len and inputs.len > 0);
+    const place_of_own = if (piece.codec.rotate) inputs.len else position;
+    const scale: f32 = @floatFromInt(divisor);
+    const spans = Spans.of(piece);
+    for (0..spans.number) |number| {
+        const span = spans.at(number);
+        var mine: Values = .{};
+        for (span.begin..span.end, 0..) |index, place| {
+            mine.put(place, f32_at(piece.dtype, own, index) + residual_at(residual, index));
+        }
+        var sum: Values = .{};
+        for (0..inputs.len + 1) |turn| {
+            var next = mine;
+            if (turn < place_of_own) read(piece, span, inputs[turn], &next);
+            if (turn > place_of_own) read(piece, span, inputs[turn - 1], &next);
+            if (turn == place_of_own) rotate_back(piece, &sum);
+            for (0..span.padded) |place| {
+                const value = next.get(place);
+                sum.put(place, if (turn == 0) value else sum.get(place) + value);
+            }
+        }
+        for (span.begin..span.end, 0..) |index, place| {
+            const value = sum.get(place);
+            put_element(piece.dtype, out, index, if (divisor > 1) value / scale else value);
+            if (residual) |rest| put_f32(rest.out, index, 0);
         }
     }
 }

@@ -294,7 +294,11 @@ test "sums of an owner and of a ring are near the exact ones, and an average is 
         const own = std.mem.asBytes(&inputs[0]);
         scalar.reduce_encode(piece, &out, own, 0, pointers[1..], null, peers);
         scalar.decode(piece, std.mem.asBytes(&result), &out);
-        try expect(error_of(&exact, &result) < entry[1]);
+        const encoded_error = error_of(&exact, &result);
+        try expect(encoded_error < entry[1]);
+        // Who keeps the sum does not encode it once more.
+        scalar.reduce_decode(piece, std.mem.asBytes(&result), own, 0, pointers[1..], null, peers);
+        try expect(error_of(&exact, &result) < encoded_error);
 
         @memcpy(&out, &encoded[0]);
         for (inputs[1..], 2..) |input, number| {
@@ -435,6 +439,10 @@ const Case = struct {
         decoded: [length_max * 8]u8,
         accumulated: Encoded,
         reduced: [inputs_max + 1]Encoded,
+        /// Decoded sums: of the first input alone, then of all with own at each place.
+        kept: [inputs_max + 2]Decoded,
+
+        const Decoded = [length_max * 8]u8;
 
         fn fill(
             wanted: *Wanted,
@@ -454,7 +462,13 @@ const Case = struct {
             for (&wanted.reduced, 0..) |*out, position| {
                 scalar.reduce_encode(piece, out, own.ptr, position, inputs, null, 3);
             }
+            scalar.reduce_decode(piece, &wanted.kept[0], own.ptr, 1, inputs[0..1], null, 2);
+            for (wanted.kept[1..], 0..) |*out, position| {
+                scalar.reduce_decode(piece, out, own.ptr, position, inputs, null, divided[position]);
+            }
         }
+
+        const divided = [inputs_max + 1]u32{ 1, 4, 1, 3 };
     };
 
     fn check(
@@ -492,7 +506,22 @@ const Case = struct {
             kernels.reduce_encode(piece, at, own_bytes, position, &pointers, null, 3);
             try out.check(out_offset, reduced[0..size]);
         }
-        // In place of the last input.
+        const wide = piece.count * piece.dtype.size();
+        const first = pointers[0..1];
+        kernels.reduce_decode(piece, out.clear(out_offset), own_bytes, 1, first, null, 2);
+        try out.check(out_offset, wanted.kept[0][0..wide]);
+        for (wanted.kept[1..], Wanted.divided, 0..) |*kept, by, position| {
+            const at = out.clear(out_offset);
+            kernels.reduce_decode(piece, at, own_bytes, position, &pointers, null, by);
+            try out.check(out_offset, kept[0..wide]);
+        }
+        // In place of own, and of the last input.
+        const copy = own_buffer.put(case.offset, own);
+        const by = Wanted.divided[case.offset % Wanted.divided.len];
+        const place = case.offset % Wanted.divided.len;
+        kernels.reduce_decode(piece, copy, copy, place, &pointers, null, by);
+        try own_buffer.check(case.offset, wanted.kept[1 + place][0..wide]);
+        _ = own_buffer.put(case.offset, own);
         const turn = case.offset % (inputs_max + 1);
         kernels.reduce_encode(piece, last, own_bytes, turn, &pointers, null, 3);
         try in_buffers[2].check(last_offset, wanted.reduced[turn][0..size]);
@@ -529,6 +558,16 @@ const Case = struct {
         kernels.accumulate_encode(piece, out.clear(0), encoded, own, residual, 2);
         try out.check(0, added[0..piece.bytes()]);
         try rest_buffer.check(offset, std.mem.asBytes(&scratch)[0..bytes.len]);
+
+        // Of a sum that is not encoded nothing is lost.
+        var sum: [length_max * 8]u8 = undefined;
+        @memset(&scratch, 1);
+        scalar.reduce_decode(piece, &sum, own, 0, &.{encoded}, former, 1);
+        _ = rest_buffer.put(offset, bytes);
+        kernels.reduce_decode(piece, out.clear(0), own, 0, &.{encoded}, residual, 1);
+        try out.check(0, sum[0 .. piece.count * piece.dtype.size()]);
+        try rest_buffer.check(offset, std.mem.asBytes(&scratch)[0..bytes.len]);
+        for (scratch[0..piece.count]) |value| try expect_equal(0, value);
     }
 };
 
@@ -644,18 +683,20 @@ test "whatever bytes a stranger sends, every level makes of them what the scalar
             }
         }
         const inputs = [_][*]const u8{ &encoded[0], &encoded[1], &encoded[2] };
-        var wanted: [3][length_max * 8]u8 = @splat(@splat(0));
+        var wanted: [4][length_max * 8]u8 = @splat(@splat(0));
         scalar.decode(piece, &wanted[0], inputs[0]);
         scalar.accumulate_encode(piece, &wanted[1], inputs[0], &own, null, 2);
         scalar.reduce_encode(piece, &wanted[2], &own, 1, &inputs, null, 4);
+        scalar.reduce_decode(piece, &wanted[3], &own, 1, &inputs, null, 4);
         for (kernels.level_names, 0..) |name, index| {
             if (!kernels.supported(index)) continue;
             try expect(kernels.force(name));
             errdefer std.debug.print("failed: level {s} {any}\n", .{ name, piece });
-            var got: [3][length_max * 8]u8 = @splat(@splat(0));
+            var got: [4][length_max * 8]u8 = @splat(@splat(0));
             kernels.decode(piece, &got[0], inputs[0]);
             kernels.accumulate_encode(piece, &got[1], inputs[0], &own, null, 2);
             kernels.reduce_encode(piece, &got[2], &own, 1, &inputs, null, 4);
+            kernels.reduce_decode(piece, &got[3], &own, 1, &inputs, null, 4);
             for (&wanted, &got) |*a, *b| try std.testing.expectEqualSlices(u8, a, b);
         }
     };

@@ -64,6 +64,8 @@ pub fn check(gpa: std.mem.Allocator, begin: *usize) !?Difference {
 const Case = union(enum) {
     reduce: struct { op: ReduceOp, dtype: DType },
     codec: Codec,
+    /// Sums that are not encoded again.
+    codec_sums: Codec,
     convert: DType,
     convert_fp8,
     rotate: base.codec.Block,
@@ -72,7 +74,8 @@ const Case = union(enum) {
     fn write(case: Case, buffer: []u8) []const u8 {
         return switch (case) {
             .reduce => |r| std.fmt.bufPrint(buffer, "{t}/{t}", .{ r.op, r.dtype }),
-            .codec => |codec| std.fmt.bufPrint(buffer, "{t}/{t}/{s}/{t}", .{
+            .codec, .codec_sums => |codec| std.fmt.bufPrint(buffer, "{s}{t}/{t}/{s}/{t}", .{
+                if (case == .codec_sums) "sums/" else "",
                 codec.kind,
                 codec.block,
                 if (codec.rotate) "rotated" else "straight",
@@ -106,14 +109,7 @@ const Names = struct {
             } };
             number -= reductions;
             if (number < codecs) {
-                const codec: Codec = .{
-                    .kind = @enumFromInt(number / (blocks.len * 4)),
-                    .block = blocks[number / 4 % blocks.len],
-                    .rotate = number & 2 != 0,
-                    .rounding = @enumFromInt(number & 1),
-                };
-                if (codec.kind == .none or codec.problem() != null) continue;
-                return .{ .codec = codec };
+                return .{ .codec = codec_at(number) orelse continue };
             }
             number -= codecs;
             if (number < dtypes.len) {
@@ -124,8 +120,24 @@ const Names = struct {
             if (number == 0) return .convert_fp8;
             number -= 1;
             if (number < blocks.len) return .{ .rotate = blocks[number] };
-            return if (number == blocks.len) .hashes else null;
+            number -= blocks.len;
+            if (number == 0) return .hashes;
+            number -= 1;
+            if (number >= codecs) return null;
+            const codec = codec_at(number) orelse continue;
+            // They only read codes.
+            if (codec.rounding == .nearest) return .{ .codec_sums = codec };
         }
+    }
+
+    fn codec_at(number: usize) ?Codec {
+        const codec: Codec = .{
+            .kind = @enumFromInt(number / (blocks.len * 4)),
+            .block = blocks[number / 4 % blocks.len],
+            .rotate = number & 2 != 0,
+            .rounding = @enumFromInt(number & 1),
+        };
+        return if (codec.kind == .none or codec.problem() != null) null else codec;
     }
 };
 
@@ -143,6 +155,9 @@ const Memory = struct {
             // Without NaNs and with them; each dtype once.
             .codec => |codec| for (base_dtypes) |dtype| for ([_]bool{ false, true }) |specials| {
                 memory.pieces(codec, dtype, specials);
+            },
+            .codec_sums => |codec| for (base_dtypes) |dtype| for ([_]bool{ false, true }) |some| {
+                memory.sums(codec, dtype, some);
             },
             .convert => |d| {
                 memory.fill(d, true);
@@ -201,9 +216,8 @@ const Memory = struct {
         memory.add(memory.out[0..size]);
     }
 
-    fn pieces(memory: *Memory, codec: Codec, dtype: DType, specials: bool) void {
-        memory.fill(dtype, specials);
-        const piece: kernels.Piece = .{
+    fn piece_of(codec: Codec, dtype: DType) kernels.Piece {
+        return .{
             .codec = codec,
             .dtype = dtype,
             .count = count,
@@ -212,6 +226,29 @@ const Memory = struct {
             .origin = 3,
             .first = (1 << 34) - 1024,
         };
+    }
+
+    fn sums(memory: *Memory, codec: Codec, dtype: DType, specials: bool) void {
+        memory.fill(dtype, specials);
+        const piece = piece_of(codec, dtype);
+        var pointers: [inputs_max][*]const u8 = undefined;
+        for (&memory.encoded, &memory.inputs, &pointers) |*encoded, *input, *pointer| {
+            kernels.encode(piece, encoded, input, null);
+            pointer.* = encoded;
+        }
+        const own = &memory.inputs[0];
+        for (0..inputs_max + 1) |position| {
+            const divisor: u32 = @intCast(1 + position);
+            kernels.reduce_decode(piece, &memory.out, own, position, &pointers, null, divisor);
+            memory.add(memory.out[0 .. dtype.size() * count]);
+        }
+        kernels.reduce_decode(piece, &memory.out, own, 1, pointers[1..2], null, 2);
+        memory.add(memory.out[0 .. dtype.size() * count]);
+    }
+
+    fn pieces(memory: *Memory, codec: Codec, dtype: DType, specials: bool) void {
+        memory.fill(dtype, specials);
+        const piece = piece_of(codec, dtype);
         var pointers: [inputs_max][*]const u8 = undefined;
         for (&memory.encoded, &memory.inputs, &pointers) |*encoded, *input, *pointer| {
             kernels.encode(piece, encoded, input, null);

@@ -68,6 +68,7 @@ fn add_codecs(comptime t: *table.Table) void {
     }
     for (0..table.block_count) |number| {
         t.rotate[number] = rotate.blocks_forward(@enumFromInt(number));
+        t.rotate_back[number] = rotate.blocks_back(@enumFromInt(number));
     }
     for (0..table.half_count) |number| for (0..table.rounding_count) |rounding| {
         const encode = half.encode(nth(.bf16, number), @enumFromInt(rounding));

@@ -42,6 +42,9 @@ const Work = union(enum) {
     add: Codec,
     ring: Codec,
     owner: Codec,
+    /// As `ring` and `owner`, where the sum is not encoded again.
+    ring_last: Codec,
+    owner_alone: Codec,
     rotate: base.codec.Block,
     /// So many of each 4096.
     top_k: usize,
@@ -112,13 +115,17 @@ pub const cases = make: {
         };
         if (codec.rounding == .nearest) list = list ++ [_]Case{
             case("ring/" ++ name, .{ .ring = codec }, &.{ 32, bits }, bits),
+            case("ring_last/" ++ name, .{ .ring_last = codec }, &.{ 32, bits }, 32),
         };
         if (codec.kind.family() != .block or codec.rounding != .nearest) continue;
         if (!codec.rotate) list = list ++ [_]Case{
             case("add/" ++ name, .{ .add = codec }, &.{ 32, bits }, 32),
         };
         const many: [1 + owner_inputs]u8 = .{32} ++ @as([owner_inputs]u8, @splat(bits));
-        list = list ++ [_]Case{case("owner/" ++ name, .{ .owner = codec }, &many, bits)};
+        list = list ++ [_]Case{
+            case("owner/" ++ name, .{ .owner = codec }, &many, bits),
+            case("owner_alone/" ++ name, .{ .owner_alone = codec }, &many, 32),
+        };
     }
     break :make list[0..list.len].*;
 };
@@ -174,7 +181,7 @@ pub const Bench = struct {
             @as(*align(1) f32, @ptrCast(values + index * 4)).* = sum / 147;
         }
         const codec: ?Codec = switch (c.work) {
-            .decode, .add, .ring, .owner => |codec| codec,
+            .decode, .add, .ring, .ring_last, .owner, .owner_alone => |codec| codec,
             else => null,
         };
         for (2..streams_max) |number| {
@@ -233,6 +240,13 @@ pub const Bench = struct {
             .owner => |codec| {
                 const others = inputs[1..][0..owner_inputs];
                 kernels.reduce_encode(bench.piece(codec), out, a, 3, others, null, 1);
+            },
+            .ring_last => |codec| {
+                kernels.reduce_decode(bench.piece(codec), out, a, 1, &.{b}, null, 1);
+            },
+            .owner_alone => |codec| {
+                const others = inputs[1..][0..owner_inputs];
+                kernels.reduce_decode(bench.piece(codec), out, a, 3, others, null, 1);
             },
             .rotate => |block| {
                 kernels.rotate(block, out, a, 1, count);

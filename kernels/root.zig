@@ -142,13 +142,14 @@ pub fn top_k(
 
 pub const top_k_chunk_max = @import("table.zig").top_k_chunk_max;
 
-/// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and that of an owner.
+/// Encoded pieces (codec.zig): `encode`, `decode`, the step of a ring and those of an owner.
 pub const Piece = codec.Piece;
 pub const Residual = codec.Residual;
 pub const encode = codec.encode;
 pub const decode = codec.decode;
 pub const accumulate_encode = codec.accumulate_encode;
 pub const reduce_encode = codec.reduce_encode;
+pub const reduce_decode = codec.reduce_decode;
 pub const add_encoded = codec.add_encoded;
 
 /// Memory to memory, past the caches (copy.zig). The blocks do not overlap.

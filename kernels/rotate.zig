@@ -92,6 +92,31 @@ pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
     }.run;
 }
 
+/// out := the blocks rotated back, without the factor that both rotations have. `out` may be exactly
+/// `input`.
+pub fn blocks_back(comptime block: codecs.Block) table.Rotate {
+    const stride = block.elements() * 4;
+    return struct {
+        fn run(
+            out: [*]u8,
+            input: [*]const u8,
+            signs: *const Signs,
+            blocks: usize,
+        ) callconv(.c) void {
+            const factor: Register(f32) = @splat(1.0 / @as(f32, comptime block.elements()));
+            for (0..blocks) |number| {
+                const from = input + number * stride;
+                const to = out + number * stride;
+                prefetch(from, stride);
+                inline for (0..stride / register_bytes) |place| {
+                    put(to, place, get(f32, from, place, null) * factor, null);
+                }
+                transform(f32, block.elements(), to, to, null, signs);
+            }
+        }
+    }.run;
+}
+
 /// What was stored is loaded from there. Else the compiler may leave out both, and shuffle instead.
 pub inline fn through_memory(at: [*]const u8) void {
     asm volatile (""

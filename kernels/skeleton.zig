@@ -32,6 +32,8 @@ pub const shapes = [table.skeleton_count]Shape{
     .{ .inputs = &.{ 32, 4 }, .output = 4 },
     .{ .inputs = &.{ 32, 8, 8, 8, 8, 8, 8, 8 }, .output = 8 },
     .{ .inputs = &.{ 32, 4, 4, 4, 4, 4, 4, 4 }, .output = 4 },
+    .{ .inputs = &.{ 32, 8, 8, 8, 8, 8, 8, 8 }, .output = 32 },
+    .{ .inputs = &.{ 32, 4, 4, 4, 4, 4, 4, 4 }, .output = 32 },
 };
 
 pub fn skeleton(comptime shape: Shape) table.Skeleton {

@@ -74,7 +74,7 @@ pub const top_k_chunk_max = 4096;
 
 /// out, inputs, groups of elements: skeleton.zig.
 pub const Skeleton = *const fn ([*]u8, [*]const [*]const u8, usize) callconv(.c) void;
-pub const skeleton_count = 20;
+pub const skeleton_count = 22;
 
 /// The kinds of a family follow each other in codec.Kind.
 pub const half_count = 2;
@@ -107,6 +107,7 @@ pub const Table = extern struct {
     decode_blocks: [block_kind_count][block_count]DecodeBlocks,
     add_blocks: [block_kind_count][block_count]AddBlocks,
     rotate: [block_count]Rotate,
+    rotate_back: [block_count]Rotate,
     widen_range: WidenRange,
     encode_range: [range_count]EncodeRange,
     decode_range: [range_count]DecodeRange,
