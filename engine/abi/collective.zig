@@ -14,7 +14,6 @@ const comm_file = @import("comm.zig");
 const work_file = @import("work.zig");
 const Comm = comm_file.Comm;
 const Status = status.Status;
-const Span = session.Span;
 const Work = net.Work;
 
 const gpa = std.heap.c_allocator;
@@ -616,7 +615,7 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
             .{options.plan},
         ),
         .codec = codec,
-        .residual = try residual_of(&options, &arguments, codec, dtype),
+        .residual = try residual_of(&options, &arguments, codec),
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
     };
@@ -689,17 +688,21 @@ fn codec_of(
     if (codec.problem()) |why|
         return status.fail(.invalid_argument, "codec {s}: {s}", .{ kind.name(), why });
     if (kind == .none) return codec;
-    if (arguments.kind != .all_reduce) return status.fail(
+    if (!arguments.kind.has_codecs()) return status.fail(
         .invalid_argument,
-        "codec {s}: only all_reduce has codecs",
-        .{kind.name()},
+        "codec {s}: {s}",
+        .{ kind.name(), switch (arguments.kind) {
+            .broadcast => "a broadcast has none, because the root's buffer is only read and " ++
+                "would differ from what the others decode",
+            else => "nothing travels that could be encoded",
+        } },
     );
     if (!dtype.is_float()) return status.fail(
         .invalid_argument,
-        "codec {s} is for floats, and dtype is {s}: reduce integers without a codec",
-        .{ kind.name(), dtype.name() },
+        "codec {s} is for floats, and dtype is {s}: {s} integers without a codec",
+        .{ kind.name(), dtype.name(), if (arguments.kind.reduces()) "reduce" else "send" },
     );
-    if (op != .sum and op != .avg) return status.fail(
+    if (arguments.kind.reduces() and op != .sum and op != .avg) return status.fail(
         .invalid_argument,
         "codec {s} is for sum and avg, and op is {s}: use them, or no codec",
         .{ kind.name(), op.name() },
@@ -707,11 +710,11 @@ fn codec_of(
     return codec;
 }
 
+/// Where it lies is checked by the session, which knows how many elements there are.
 fn residual_of(
     options: *const CollectiveOptions,
     arguments: *const Arguments,
     codec: base.Codec,
-    dtype: base.DType,
 ) status.Error!?kernels.Residual {
     if (options.residual_in == null and options.residual_out == null) return null;
     const in = options.residual_in orelse return status.is_null("residual_in");
@@ -721,31 +724,11 @@ fn residual_of(
         "residual_in and residual_out are for a codec: without one nothing is lost",
         .{},
     );
-    if (arguments.count == 0) return null;
-    if (arguments.count > base.limits.elements_max) return null; // the session says so
-    const send = arguments.send orelse return status.is_null("send_buffer");
-    const recv = arguments.recv orelse return status.is_null("recv_buffer");
-    const sizes = [_]u64{ @sizeOf(f32), @sizeOf(f32), dtype.size(), dtype.size() };
-    const pointers = [_]usize{
-        @intFromPtr(out),
-        @intFromPtr(in),
-        @intFromPtr(send),
-        @intFromPtr(recv),
-    };
-    var spans: [pointers.len]Span = undefined;
-    for (&spans, pointers, sizes) |*span, pointer, size| {
-        span.* = .{ .start = pointer, .bytes = @intCast(arguments.count * size) };
-    }
-    for (spans[1..]) |span| if (spans[0].meets(span)) return status.fail(
+    if (!arguments.kind.reduces()) return status.fail(
         .invalid_argument,
-        "residual_out overlaps another buffer of the call: what it holds counts only once the " ++
-            "operation has succeeded, so it must lie apart",
-        .{},
-    );
-    if (spans[1].meets(spans[3])) return status.fail(
-        .invalid_argument,
-        "residual_in overlaps recv_buffer, which is written",
-        .{},
+        "residual_in and residual_out are for all_reduce, reduce and reduce_scatter: in {s} " ++
+            "nothing is added up that could be given back later",
+        .{@tagName(arguments.kind)},
     );
     return .{ .in = in, .out = out };
 }

@@ -598,6 +598,17 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
                 else => "they must be the same, or lie apart",
             }},
         ),
+        error.ResidualOverlaps => fail(
+            .invalid_argument,
+            "residual_out overlaps another buffer of the call: what it holds counts only once " ++
+                "the operation has succeeded, so it must lie apart",
+            .{},
+        ),
+        error.ResidualInWritten => fail(
+            .invalid_argument,
+            "residual_in overlaps recv_buffer, which is written",
+            .{},
+        ),
     };
 }
 

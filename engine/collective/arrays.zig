@@ -40,7 +40,7 @@ pub const Arrays = struct {
         recv: usize = nowhere,
         /// In the results of all arrays together, where it is a part of them.
         shadow: usize = nowhere,
-        encoded: usize = 0,
+        encoded: usize = nowhere,
         /// Elements of those before it.
         result: u64 = 0,
     };
@@ -58,12 +58,11 @@ pub const Arrays = struct {
         // Bytes of the parts before, of each array.
         const before = try arena.alloc([2]usize, count);
         @memset(before, @splat(0));
-        var result: Place = .{ .array = 0, .shadow = 0 };
+        var result: Place = .{ .array = 0, .shadow = 0, .encoded = 0 };
         for (places, partition.shards, 0..) |*place, *shard, index| {
             const number = index % count;
             const part: Part = .of(options, index / count);
-            place.* = .{ .array = @intCast(number), .encoded = result.encoded };
-            if (partition.codec.kind != .none) result.encoded += partition.encoded_bytes(shard);
+            place.* = .{ .array = @intCast(number) };
             const sent, const received = .{ &before[number][0], &before[number][1] };
             if (part.is_sent) {
                 place.send = sent.*;
@@ -74,6 +73,8 @@ pub const Arrays = struct {
             received.* += shard.bytes();
             place.shadow = result.shadow;
             place.result = result.result;
+            place.encoded = result.encoded;
+            if (partition.codec.kind != .none) result.encoded += partition.encoded_bytes(shard);
             result.shadow += shard.bytes();
             result.result += shard.elements;
         }

@@ -275,8 +275,10 @@ pub fn arrived(x: *Executor, piece: usize) void {
     if (pending.arrived < x.members - 1 and !x.descriptor.kind.carries()) return;
     const on_the_way = !x.wants(x.partition.chunk_of(piece));
     if (on_the_way) pass_on(x, pending) //
-    else if (x.encodes()) reduce_encoded(x, pending) //
-    else reduce_plain(x, pending, x.overwrite(piece).ptr);
+    else if (x.encodes()) {
+        var inputs: [members_max][*]const u8 = undefined;
+        x.reduce_encoded(piece, x.position, encoded_of(x, pending, &inputs));
+    } else reduce_plain(x, pending, x.overwrite(piece).ptr);
     for (pending.slots[0..x.members], 0..) |slot, position| {
         if (slot != no_slot) x.slot_free(&x.credits[position], slot);
     }
@@ -289,7 +291,17 @@ fn pass_on(x: *Executor, pending: *State.Pending) void {
     const source = x.source_position(x.partition.chunk_of(pending.piece));
     const from: u16 = source orelse if (x.position == 0) 1 else 0;
     const slot = pending.slots[from];
-    if (source == null) reduce_plain(x, pending, x.slot(slot).ptr);
+    if (source == null) {
+        const into = x.slot(slot);
+        if (!x.encodes()) {
+            reduce_plain(x, pending, into.ptr);
+        } else {
+            var inputs: [members_max][*]const u8 = undefined;
+            const bytes = x.aside(pending.piece);
+            x.encode_sum(pending.piece, bytes.ptr, x.position, encoded_of(x, pending, &inputs));
+            @memcpy(into[0..bytes.len], bytes);
+        }
+    }
     pending.slots[from] = no_slot;
     x.final_seen.set_bit(pending.piece);
     x.direct.passing.appendAssumeCapacity(.{ .piece = pending.piece, .slot = slot, .from = from });
@@ -311,25 +323,18 @@ fn reduce_plain(x: *Executor, pending: *const State.Pending, out: [*]u8) void {
     );
 }
 
-fn reduce_encoded(x: *Executor, pending: *const State.Pending) void {
-    const piece = pending.piece;
-    var inputs: [members_max][*]const u8 = undefined;
+fn encoded_of(
+    x: *const Executor,
+    pending: *const State.Pending,
+    inputs: *[members_max][*]const u8,
+) []const [*]const u8 {
     var count: usize = 0;
     for (pending.slots[0..x.members]) |slot| {
         if (slot == no_slot) continue; // this peer's own, which is never encoded
         inputs[count] = x.slot(slot).ptr;
         count += 1;
     }
-    kernels.reduce_encode(
-        x.encoding(piece, .result),
-        x.encoded_piece(piece).ptr,
-        x.own(piece),
-        x.position,
-        inputs[0..count],
-        x.residual_of(piece),
-        x.divisor(),
-    );
-    x.decode(piece);
+    return inputs[0..count];
 }
 
 /// The final bytes of a piece are here: all wait for them whom this peer gives them to.
@@ -345,11 +350,10 @@ pub fn forward_final(x: *Executor, piece: usize) void {
 /// Finished bytes first, then contributions.
 pub fn next(x: *Executor, to: u16, is_eager: bool) ?Executor.Out {
     const lane = &x.direct.lanes[to];
-    if (!is_eager) if (lane.ready.next(lane.cursor)) |piece| {
-        lane.ready.unset_bit(piece);
-        lane.cursor = piece + 1;
-        return x.final_out(piece);
-    } else if (next_passing(x, to)) |out| return out;
+    if (!is_eager) {
+        if (next_final(x, lane)) |out| return out;
+        if (next_passing(x, to)) |out| return out;
+    }
     if (lane.contribute_next >= x.partition.pieces) return null;
     const credit = &x.credits[to];
     if (!credit.has_left()) return null;
@@ -358,6 +362,14 @@ pub fn next(x: *Executor, to: u16, is_eager: bool) ?Executor.Out {
     credit.used += 1;
     lane.contribute_next = next_contributed(x, to, piece + 1);
     return Executor.partial_out(piece, 0, contributed);
+}
+
+fn next_final(x: *Executor, lane: *State.Lane) ?Executor.Out {
+    const piece = lane.ready.next(lane.cursor) orelse return null;
+    const out = x.final_out(piece) orelse return null;
+    lane.ready.unset_bit(piece);
+    lane.cursor = piece + 1;
+    return out;
 }
 
 fn next_passing(x: *Executor, to: u16) ?Executor.Out {
@@ -372,7 +384,7 @@ fn next_passing(x: *Executor, to: u16) ?Executor.Out {
             .reduced_attempt = x.attempt,
             .slot = item.slot,
             .from = item.from,
-            .payload = x.slot(item.slot)[0..x.piece_bytes(item.piece)],
+            .payload = x.slot(item.slot)[0..x.partial_piece_bytes(item.piece)],
         };
     }
     return null;

@@ -65,11 +65,12 @@ pub const Executor = struct {
     is_aside: bool = false,
     /// What the caller's arrays held before they were written: the undo log.
     shadow: Pool.Buffer,
-    /// With a codec: the final bytes as they travel, of all pieces. Whoever holds a chunk decodes
-    /// these, its owner too, and passes on these, in later attempts as well.
+    /// With a codec: the final bytes as they travel, of all pieces of the result, and room for one
+    /// more. Whoever holds a chunk decodes these, its owner too, and passes on these, in later
+    /// attempts as well. What one peer alone wants is only received here.
     encoded: Pool.Buffer,
     /// Random signs and roundings follow from it; the same on all peers.
-    operation: u64 = 0,
+    operation: u64,
     rank: u16,
     root: u16,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
@@ -160,6 +161,8 @@ pub const Executor = struct {
         residual: ?kernels.Residual = null,
         /// Elements of each rank's shard of the one array; null for equal ones.
         counts: ?[]const u64 = null,
+        /// A number of the operation, the same on all peers.
+        operation: u64 = 0,
         rank: u16,
         root: u16 = 0,
         world_size: u32,
@@ -188,7 +191,8 @@ pub const Executor = struct {
             .world_size = world_size,
             .chunk_bytes_max = options.chunk_bytes,
             .window_bytes = options.window_bytes,
-            .codec = descriptor.codec,
+            // A peer alone encodes nothing.
+            .codec = if (world_size == 1) .none else descriptor.codec,
         });
     }
 
@@ -213,7 +217,8 @@ pub const Executor = struct {
         errdefer pool.give(shadow);
         const slots = try pool.take(slot_count * slot_bytes);
         errdefer pool.give(slots);
-        const encoded = try pool.take(arrays.encoded_bytes);
+        const encodes_any = partition.codec.kind != .none;
+        const encoded = try pool.take(if (encodes_any) arrays.encoded_bytes + slot_bytes else 0);
         errdefer pool.give(encoded);
 
         var executor: Executor = .{
@@ -225,6 +230,7 @@ pub const Executor = struct {
             .root = options.root,
             .shadow = shadow,
             .encoded = encoded,
+            .operation = options.operation,
             .residual = options.residual,
             .slots = slots,
             .slot_bytes = slot_bytes,
@@ -301,8 +307,6 @@ pub const Executor = struct {
         order: *const base.Order,
         /// Ranks of members that reach all others; they own the chunks of a direct schedule.
         hubs: *const base.Mask,
-        /// A number of the operation, the same on all peers.
-        operation: u64,
         /// Ranges that some members hold; null for a first attempt.
         kept: []const KeptRange,
     };
@@ -312,7 +316,6 @@ pub const Executor = struct {
         assert(x.members == 0);
         x.attempt = options.attempt;
         x.members = options.order.count;
-        x.operation = options.operation;
         x.schedule = options.schedule;
         x.position = options.order.position(x.rank);
         @memset(x.positions, nobody);
@@ -345,6 +348,7 @@ pub const Executor = struct {
             if (x.audience(chunk)) |rank| if (x.positions[rank] == nobody) x.voided.set_bit(chunk);
             if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) x.chunk_discard(chunk);
             if (x.wants(chunk)) x.chunks_wanted += 1;
+            if (x.voided.has(chunk)) x.keep_residual(chunk);
         }
         x.final_seen.clear();
         for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
@@ -450,6 +454,15 @@ pub const Executor = struct {
         for (first..first + x.partition.pieces_of(chunk)) |piece| @memset(x.overwrite(piece), 0);
     }
 
+    /// Nobody gets anything of it, so nothing is given back and nothing is lost.
+    fn keep_residual(x: *Executor, chunk: u32) void {
+        const first: usize = @intCast(x.partition.first_piece(chunk));
+        for (first..first + x.partition.pieces_of(chunk)) |piece| {
+            const rest = x.residual_of(piece) orelse return;
+            @memmove(rest.out, rest.in[0 .. x.partition.elements(piece) * @sizeOf(f32)]);
+        }
+    }
+
     /// What others wait for, of private results: a frame for each piece that goes on from here.
     fn owed(x: *const Executor) u64 {
         var frames: u64 = 0;
@@ -550,7 +563,12 @@ pub const Executor = struct {
         for (0..pieces) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.rank or !x.wants(chunk)) continue;
-            if (!x.in_place(piece)) @memcpy(x.overwrite(piece), x.own(piece));
+            if (x.encodes() and !x.descriptor.kind.is_private()) {
+                // What all have is what it decodes to, here as well.
+                const out = x.encoded_piece(piece).ptr;
+                kernels.encode(x.encoding(piece, .contribution), out, x.own(piece), null);
+                x.decode(piece);
+            } else if (!x.in_place(piece)) @memcpy(x.overwrite(piece), x.own(piece));
             x.settle(piece, 1);
         }
     }
@@ -646,14 +664,22 @@ pub const Executor = struct {
         return .{ .in = in + start, .out = out + start };
     }
 
-    /// The final bytes of a piece as they travel.
+    /// The final bytes of a piece of the result as they travel.
     pub fn encoded_piece(x: *const Executor, piece: usize) []u8 {
         const index = x.partition.shard_of(piece);
         const shard = &x.partition.shards[index];
         const codec = x.partition.codec;
         const before = (piece - shard.first_piece) * codec.encoded_bytes(shard.piece_elements);
-        const bytes = codec.encoded_bytes(x.partition.elements(piece));
-        return x.encoded[x.arrays.places[index].encoded + before ..][0..bytes];
+        return x.encoded[x.arrays.places[index].encoded + before ..][0..x.encoded_bytes(piece)];
+    }
+
+    /// For bytes that may not go where they will be just yet.
+    pub fn aside(x: *const Executor, piece: usize) []u8 {
+        return x.encoded[x.arrays.encoded_bytes..][0..x.encoded_bytes(piece)];
+    }
+
+    fn encoded_bytes(x: *const Executor, piece: usize) usize {
+        return x.partition.codec.encoded_bytes(x.partition.elements(piece));
     }
 
     fn final_piece(x: *const Executor, piece: usize) []u8 {
@@ -671,6 +697,37 @@ pub const Executor = struct {
         const is_owner = !x.final_seen.has(piece); // canary only; see base/canary.zig
         if (base.canary.on(.keep_own_values) and is_owner) return @memcpy(out, x.own(piece));
         kernels.decode(x.encoding(piece, .result), out.ptr, x.encoded_piece(piece).ptr);
+    }
+
+    /// All contributions to a piece of the result are here, all but this peer's encoded: it is
+    /// added after `position` of them. What others want too is encoded once more; what this peer
+    /// alone wants is not.
+    pub fn reduce_encoded(
+        x: *Executor,
+        piece: usize,
+        position: usize,
+        inputs: []const [*]const u8,
+    ) void {
+        if (!x.descriptor.kind.is_private()) {
+            x.encode_sum(piece, x.encoded_piece(piece).ptr, position, inputs);
+            return x.decode(piece);
+        }
+        const out = x.overwrite(piece).ptr;
+        const what = x.encoding(piece, .result);
+        const rest = x.residual_of(piece);
+        kernels.reduce_decode(what, out, x.own(piece), position, inputs, rest, x.divisor());
+    }
+
+    pub fn encode_sum(
+        x: *Executor,
+        piece: usize,
+        out: [*]u8,
+        position: usize,
+        inputs: []const [*]const u8,
+    ) void {
+        const what = x.encoding(piece, .result);
+        const rest = x.residual_of(piece);
+        kernels.reduce_encode(what, out, x.own(piece), position, inputs, rest, x.divisor());
     }
 
     // ---- the undo log
@@ -831,7 +888,7 @@ pub const Executor = struct {
     pub const Contribution = struct { slot: u16, bytes: []const u8 };
 
     pub fn partial_piece_bytes(x: *const Executor, piece: usize) usize {
-        if (x.encodes()) return x.encoded_piece(piece).len;
+        if (x.encodes()) return x.encoded_bytes(piece);
         const shard = &x.partition.shards[x.partition.shard_of(piece)];
         const bytes = switch (x.schedule) {
             .ring => shard.partial_bytes,
@@ -923,10 +980,12 @@ pub const Executor = struct {
         const chunk = x.partition.chunk_of(piece);
         x.settled.set_bit(piece);
         x.final_seen.set_bit(piece);
-        const seed = x.partition.offset(piece);
-        // A piece that this peer has finished alone was never encoded; nobody else has it.
-        const bytes = if (x.members == 1) x.target_piece(piece) else x.final_piece(piece);
-        x.chunk_digest[chunk] +%= kernels.digest(bytes, seed);
+        if (!x.descriptor.kind.is_private()) {
+            const seed = x.partition.offset(piece);
+            // A piece that this peer has finished alone was never encoded; nobody else has it.
+            const bytes = if (x.members == 1) x.target_piece(piece) else x.final_piece(piece);
+            x.chunk_digest[chunk] +%= kernels.digest(bytes, seed);
+        }
         x.chunk_arriving[chunk] = reduced_attempt;
         x.chunk_left[chunk] -= 1;
         if (x.chunk_left[chunk] > 0) return;
@@ -1033,19 +1092,23 @@ pub const Executor = struct {
         return out;
     }
 
-    pub fn final_out(x: *Executor, piece: usize) Out {
-        const carries = x.descriptor.kind.carries();
-        if (carries) x.save_own(piece);
-        return .{
+    /// Null: no slot is free for what is carried from here.
+    pub fn final_out(x: *Executor, piece: usize) ?Out {
+        var out: Out = .{
             .kind = .final,
             .piece = piece,
             .class = 0,
-            .reduced_attempt = if (carries) x.attempt //
-            else x.chunk_arriving[x.partition.chunk_of(piece)],
+            .reduced_attempt = x.chunk_arriving[x.partition.chunk_of(piece)],
             .slot = no_slot,
-            .payload = if (carries) x.own(piece)[0..x.piece_bytes(piece)] //
-            else x.final_piece(piece),
+            .payload = undefined,
         };
+        if (x.descriptor.kind.carries()) {
+            const contributed = x.contribution(piece) orelse return null;
+            out.reduced_attempt = x.attempt;
+            out.slot = contributed.slot;
+            out.payload = contributed.bytes;
+        } else out.payload = x.final_piece(piece);
+        return out;
     }
 
     pub fn partial_out(piece: u64, class: u16, contributed: Contribution) Out {
@@ -1073,7 +1136,7 @@ pub const Executor = struct {
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
         return switch (x.schedule) {
             .ring => if (ring.is_origin(x, out.piece)) null else &x.credits[out.class],
-            .direct => if (out.kind == .partial) null else &x.credits[out.from],
+            .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }
 

@@ -98,7 +98,6 @@ const Bench = struct {
             .schedule = bench.schedule,
             .order = &bench.order,
             .hubs = &bench.hubs,
-            .operation = 1,
             .kept = kept,
         });
         for (bench.order.slice()) |rank| {
@@ -151,7 +150,6 @@ fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) E
         .schedule = .ring,
         .order = order,
         .hubs = &base.Mask.empty,
-        .operation = 1,
         .kept = kept,
     };
 }
@@ -595,7 +593,7 @@ fn Life(comptime T: type) type {
             if (life.restart) made.recovery = .restart;
             if (T == u64) return made;
             made.dtype = .f32;
-            if (life.kind == .all_reduce) made.codec = .of(.bf16);
+            if (life.kind != .broadcast) made.codec = .of(.bf16);
             return made;
         }
 

@@ -255,6 +255,11 @@ fn test_partition(size: Size, shards: []Shard) !void {
         try std.testing.expectEqual(shard.first_chunk, partition.chunk_of(shard.first_piece));
         try std.testing.expect(partition.elements(end.first_piece - 1) > 0);
         try std.testing.expect(partition.pieces_of(last) > 0);
+        const granule = partition.codec.granule();
+        try std.testing.expectEqual(0, partition.coded_offset(end.first_piece - 1) % granule);
+        if (index + 1 < shards.len and end.elements > 0) try std.testing.expect(
+            partition.coded_offset(end.first_piece) >= shard.coded_first + shard.elements,
+        );
         if (size.kind != .none and end.first_piece - shard.first_piece > 1) {
             const first = partition.elements(shard.first_piece);
             try std.testing.expectEqual(0, first % partition.codec.granule());

@@ -162,11 +162,7 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     const mine = x.own(piece);
     if (owner(x, piece) == x.position) {
         if (x.encodes()) {
-            const encoding = x.encoding(piece, .result);
-            const out = x.encoded_piece(piece).ptr;
-            const residual = x.residual_of(piece);
-            kernels.accumulate_encode(encoding, out, partial.ptr, mine, residual, x.divisor());
-            x.decode(piece);
+            x.reduce_encoded(piece, 1, &.{partial.ptr});
         } else {
             const out = x.overwrite(piece);
             kernels.accumulate_last(op, dtype, out.ptr, partial.ptr, mine, x.members, count);
@@ -178,8 +174,7 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
         const encoding = x.encoding(piece, .contribution);
         if (x.residual_of(piece)) |residual| {
             // What is lost is found in the end from the inputs, so they must still be there then.
-            // The place of the final bytes is free until they come.
-            const aside = x.encoded_piece(piece);
+            const aside = x.aside(piece);
             kernels.accumulate_encode(encoding, aside.ptr, partial.ptr, mine, residual, 1);
             @memcpy(partial[0..aside.len], aside);
         } else kernels.accumulate_encode(encoding, partial.ptr, partial.ptr, mine, null, 1);
@@ -191,7 +186,10 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
 fn carried(x: *Executor, piece: usize, slot: u16) void {
     if (owner(x, piece) != x.position)
         return x.ring.ready.appendAssumeCapacity(.{ .piece = piece, .slot = slot });
-    @memcpy(x.overwrite(piece), x.slot(slot)[0..x.piece_bytes(piece)]);
+    const out = x.overwrite(piece);
+    const bytes = x.slot(slot);
+    if (x.encodes()) kernels.decode(x.encoding(piece, .result), out.ptr, bytes.ptr) //
+    else @memcpy(out, bytes[0..out.len]);
     x.slot_free(&x.credits[x.position], slot);
     x.finish(piece, x.attempt);
 }
@@ -215,9 +213,10 @@ pub fn next(x: *Executor, is_eager: bool) ?Executor.Out {
 
 fn next_final(x: *Executor) ?Executor.Out {
     const piece = x.ring.final_ready.next(x.ring.final_cursor) orelse return null;
+    const out = x.final_out(piece) orelse return null;
     x.ring.final_ready.unset_bit(piece);
     x.ring.final_cursor = piece + 1;
-    return x.final_out(piece);
+    return out;
 }
 
 fn next_forward(x: *Executor) ?Executor.Out {

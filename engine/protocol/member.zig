@@ -562,13 +562,16 @@ pub const Member = struct {
         try m.withdrawn.ensureUnusedCapacity(m.gpa, in_flight);
     }
 
+    /// What the next call of this tag will be.
+    pub fn next_id(m: *const Member, tag: u64) OpId {
+        return .{ .tag = tag, .sequence = m.current.?.sequences.get(tag) orelse 0 };
+    }
+
     /// Starts a checked call: gives it its sequence number and joins what is known of it already.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
-        const entry = epoch.sequences.getOrPutAssumeCapacity(tag);
-        if (!entry.found_existing) entry.value_ptr.* = 0;
-        op.id = .{ .tag = tag, .sequence = entry.value_ptr.* };
-        entry.value_ptr.* += 1;
+        op.id = m.next_id(tag);
+        epoch.sequences.putAssumeCapacity(tag, op.id.sequence + 1);
         op.epoch = epoch.number;
         op.begun_attempt = epoch.attempt;
         op.state = .running;

@@ -39,7 +39,6 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         .schedule = schedule,
         .order = &order,
         .hubs = &epoch.paths.hubs,
-        .operation = number_of(operation),
         .kept = kept,
     });
     if (operation.sync != null) return sync.start(s, operation);
@@ -62,13 +61,6 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         wake(s, neighbour.link);
         replay(s, operation, neighbour);
     }
-}
-
-/// The same on all members, and another one for each operation.
-fn number_of(operation: *const Operation) u64 {
-    const op = &operation.op;
-    const words = [_]u64{ op.epoch, op.id.tag, op.id.sequence };
-    return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
 }
 
 /// Which way the data takes in this attempt: as the call says, if there is such a way.

@@ -743,6 +743,10 @@ pub const Session = struct {
         BuffersOverlap,
         /// One array's place is that of another, and written.
         ArraysOverlap,
+        /// The residual to come lies in another buffer.
+        ResidualOverlaps,
+        /// That of before lies where the result is written.
+        ResidualInWritten,
         /// Tags from limits.state_tags_first on are those of shared states.
         TagReserved,
         /// An operation in flight writes a buffer of this call, or uses one that it would write.
@@ -767,6 +771,8 @@ pub const Session = struct {
             .root = @intCast(call.root_rank),
             .world_size = epoch.world_size(),
         };
+        assert(call.codec.kind == .none or call.kind.has_codecs());
+        assert(call.residual == null or (call.codec.kind != .none and call.kind.reduces()));
         const count = try layout.check(arrays);
         var uses = try s.uses_of(&call, &layout, arrays, count);
         errdefer uses.deinit(s.gpa);
@@ -870,6 +876,16 @@ pub const Session = struct {
         var uses: Uses = .{};
         errdefer uses.deinit(s.gpa);
         try uses.reserve(s.gpa, 3 * arrays.len + 2);
+        var before: Span = .{};
+        var after: Span = .{};
+        if (call.residual) |residual| {
+            const bytes: usize = @intCast(count * @sizeOf(f32));
+            before = .{ .start = @intFromPtr(residual.in), .bytes = bytes };
+            after = .{ .start = @intFromPtr(residual.out), .bytes = bytes };
+            for ([_]Span{ before, after }) |span|
+                _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
+            if (before.meets(after)) return error.ResidualOverlaps;
+        }
         for (arrays) |*array| {
             const sizes = layout.sizes_of(array);
             if (sizes.send > 0 and array.send == null) return error.SendMissing;
@@ -878,6 +894,8 @@ pub const Session = struct {
             const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = sizes.recv };
             for ([_]Span{ from, to }) |span|
                 _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
+            if (after.meets(from) or after.meets(to)) return error.ResidualOverlaps;
+            if (before.meets(to)) return error.ResidualInWritten;
             const same = from.start +% sizes.send_skip == to.start +% sizes.recv_skip;
             const is_in_place = same and call.kind != .all_to_all and to.bytes > 0;
             if (!is_in_place and from.meets(to)) return error.BuffersOverlap;
@@ -891,11 +909,8 @@ pub const Session = struct {
             }
             if (!only_reads) uses.writes(to);
         }
-        if (call.residual) |residual| {
-            const bytes: usize = @intCast(count * @sizeOf(f32));
-            uses.reads(.{ .start = @intFromPtr(residual.in), .bytes = bytes });
-            uses.writes(.{ .start = @intFromPtr(residual.out), .bytes = bytes });
-        }
+        uses.reads(before);
+        uses.writes(after);
         uses.sort();
         return uses;
     }
@@ -1022,6 +1037,7 @@ pub const Session = struct {
             .arrays = moved,
             .residual = call.residual,
             .counts = call.counts,
+            .operation = number_of(epoch.number, group.member.next_id(call.tag)),
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),
             .world_size = epoch.world_size(),
@@ -1043,6 +1059,12 @@ pub const Session = struct {
             .history = history,
         };
         return operation;
+    }
+
+    /// The same on all members, and another one for each operation.
+    fn number_of(epoch: u64, id: control.OpId) u64 {
+        const words = [_]u64{ epoch, id.tag, id.sequence };
+        return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
     }
 
     /// The same counts have the same; 0 only where all are equal, as if there were one count.

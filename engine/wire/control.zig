@@ -33,6 +33,16 @@ pub const OpKind = enum(u8) {
         };
     }
 
+    /// What travels can be encoded. The buffer of a root that broadcasts is only read, so it would
+    /// keep what the others get rounded.
+    pub fn has_codecs(kind: OpKind) bool {
+        return switch (kind) {
+            .all_reduce, .reduce, .reduce_scatter => true,
+            .all_gather, .scatter, .gather, .all_to_all => true,
+            .broadcast, .barrier, .sync => false,
+        };
+    }
+
     /// Each shard is carried from one rank to another.
     pub fn carries(kind: OpKind) bool {
         return switch (kind) {

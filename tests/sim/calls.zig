@@ -63,6 +63,8 @@ pub const Work = struct {
     torn: bool = false,
     // Of floats (floats.zig).
     residual: ?floats.Lent = null,
+    /// What it had lost when it succeeded.
+    lost: []const u8 = &.{},
     seen_attempt: u32 = 0,
 
     pub const State = enum {
@@ -155,7 +157,7 @@ fn deviate(world: *World, step: *Step) void {
     if (!Step.may_have_arrays(step.kind)) step.arrays = 1;
     if (step.kind == .barrier) step.count = 0;
     if (!step.kind.reduces()) step.average = false;
-    if (step.kind != .all_reduce) step.floats = null;
+    if (!step.kind.has_codecs()) step.floats = null;
 }
 
 fn asked(step: *const Step, layout: *const shards.Layout) u64 {
@@ -214,7 +216,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     @memset(recv, 0xab);
     const digit = user.node.digit();
     if (step.kind == .sync) syncs.fill(user, &step, send) //
-    else if (step.floats != null) floats.fill(&step, digit, send) //
+    else if (step.floats != null) floats.fill(&step, digit, layout.send.first, send) //
     else for (0..@intCast(layout.send.count)) |index_in_send| {
         const place = send[index_in_send * width ..];
         const element = layout.send.first + index_in_send;
@@ -246,7 +248,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .impatient = impatient,
         .kept = kept != null,
         .strategy = if (step.kind == .sync) syncs.draw_strategy(user) else .popular,
-        .residual = floats.lend(user, &step, index),
+        .residual = floats.lend(user, &step, layout.total(), index),
     };
     world.works.append(gpa, work) catch @panic("out of memory");
     user.node.open_works.append(gpa, work) catch @panic("out of memory");
@@ -564,12 +566,18 @@ pub fn digit_of(world: *const World, id: base.PeerId) ?u8 {
 
 fn check_values(work: *Work) void {
     const world = work.node.world;
-    const op = work.op.?;
     const step = &work.step;
     if (step.kind == .broadcast) return check_broadcast(work);
     if (step.kind == .sync) return syncs.check(work);
-    if (step.kind == .all_gather or step.kind.carries()) return shards.check_gathered(work);
-    if (work.layout.recv.count == 0) return;
+    if (step.kind == .all_gather or step.kind.carries()) shards.check_gathered(work) //
+    else if (work.layout.recv.count > 0) check_reduced(work);
+    if (step.floats != null and !world.failed()) floats.check(work);
+}
+
+fn check_reduced(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    const step = &work.step;
     const restarting = step.recovery != .resume_chunks;
     if (restarting and op.range_count() != 1) return world.checkers.fail(
         .one_set,
@@ -593,7 +601,6 @@ fn check_values(work: *Work) void {
         "p{d}: ranges of {f} end at {d} of {d}",
         .{ work.node.index, fmt_key(step.key), expected_begin, work.layout.recv.count },
     );
-    if (step.floats != null) floats.check(work);
 }
 
 fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {

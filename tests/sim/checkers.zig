@@ -105,7 +105,7 @@ pub const Record = struct {
     won: ?Success = null,
     won_by: u8 = 0,
     /// Of floats: what it must be.
-    known: ?*const floats.Known = null,
+    known: ?*floats.Known = null,
 
     pub const Success = struct {
         bytes_hash: u64,

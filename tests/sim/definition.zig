@@ -1,7 +1,7 @@
-//! Definition: what an all_reduce of floats must give, to the bit, and what each contributor must
+//! Definition: what a collective of floats must give, to the bit, and what each contributor must
 //! have lost: docs/ALGORITHMS.md and docs/KERNELS.md said once more, without frames, slots, credits
 //! and losses. From the attempt that reduced a chunk follow its contributors, their order and its
-//! owner, and from these its bits. The arithmetic is that of the kernels, which have tests of their
+//! owner, and from these its bits; what has one source depends on that alone. The arithmetic is that of the kernels, which have tests of their
 //! own; here counts who adds what to what, when it is rounded, and what is carried on.
 //!
 //! So that the definition errs not where the engine does, `unaccounted` knows neither plan nor
@@ -11,22 +11,29 @@ const std = @import("std");
 const base = @import("base");
 const collective = @import("collective");
 const kernels = @import("kernels");
+const wire = @import("wire");
 const Allocator = std.mem.Allocator;
 const Partition = collective.Partition;
 const assert = std.debug.assert;
 
-/// What one member brings to a chunk. Slices are of the whole operation.
+/// What one member brings to a chunk. Residuals are of the whole operation.
 pub const Contributor = struct {
     rank: u16,
     /// It reaches all others, and may own chunks of a direct schedule.
-    is_hub: bool,
+    is_hub: bool = false,
     values: []const u8,
+    /// Elements of the operation before these.
+    values_first: u64 = 0,
     /// Carried over, and lost now.
     residual: []const f32,
     lost: []f32,
 
     fn own(contributor: *const Contributor, span: Span, dtype: base.DType) [*]const u8 {
-        return contributor.values.ptr + span.first * dtype.size();
+        return contributor.values.ptr + contributor.place(span.first) * dtype.size();
+    }
+
+    fn place(contributor: *const Contributor, element: usize) usize {
+        return element - @as(usize, @intCast(contributor.values_first));
     }
 
     fn residuals(contributor: *const Contributor, span: Span) kernels.Residual {
@@ -46,6 +53,10 @@ const Span = struct {
 };
 
 pub const Definition = struct {
+    kind: wire.control.OpKind,
+    /// A rank.
+    root: u16,
+    world_size: usize,
     dtype: base.DType,
     op: base.ReduceOp,
     partition: Partition,
@@ -57,6 +68,9 @@ pub const Definition = struct {
     travelling: []u8,
 
     pub const Options = struct {
+        kind: wire.control.OpKind = .all_reduce,
+        root: u16 = 0,
+        world_size: usize,
         dtype: base.DType,
         op: base.ReduceOp,
         partition: Partition,
@@ -68,6 +82,9 @@ pub const Definition = struct {
         const partition = options.partition;
         const bytes = partition.total_bytes();
         return .{
+            .kind = options.kind,
+            .root = options.root,
+            .world_size = options.world_size,
             .dtype = options.dtype,
             .op = options.op,
             .partition = partition,
@@ -81,6 +98,56 @@ pub const Definition = struct {
         return partition.slot_bytes();
     }
 
+    /// The rank whose elements a chunk has, where they come from one.
+    pub fn source(d: *const Definition, chunk: u32) ?u16 {
+        const shard = d.partition.shard_of_chunk(chunk);
+        return switch (d.kind) {
+            .all_reduce, .reduce, .reduce_scatter => null,
+            .all_gather, .gather => @intCast(shard),
+            .scatter => d.root,
+            .all_to_all => @intCast(shard / d.world_size),
+            .broadcast, .barrier, .sync => unreachable, // none of floats
+        };
+    }
+
+    /// The rank that gets a chunk, where one alone does.
+    pub fn audience(d: *const Definition, chunk: u32) ?u16 {
+        const shard = d.partition.shard_of_chunk(chunk);
+        return switch (d.kind) {
+            .all_reduce, .all_gather => null,
+            .reduce, .gather => d.root,
+            .reduce_scatter, .scatter => @intCast(shard),
+            .all_to_all => @intCast(shard % d.world_size),
+            .broadcast, .barrier, .sync => unreachable,
+        };
+    }
+
+    fn span_of(d: *const Definition, piece: u64) Span {
+        const first = d.partition.offset(piece);
+        return .{
+            .first = @intCast(first),
+            .count = d.partition.elements(piece),
+            .coded_first = d.number_of(first),
+        };
+    }
+
+    /// What comes from one rank is what its encoding decodes to, at the source too where others
+    /// have it as well; what a rank has for itself is as it was.
+    pub fn carry(d: *const Definition, chunk: u32, from: *const Contributor) void {
+        const first = d.partition.first_piece(chunk);
+        const travels = d.audience(chunk) != from.rank and d.world_size > 1;
+        for (0..d.partition.pieces_of(chunk)) |index| {
+            const span = d.span_of(first + index);
+            const out = d.result(span);
+            const mine = from.own(span, d.dtype);
+            if (travels and d.encodes()) {
+                const encoding = d.encoding_of(span, from.rank, false);
+                kernels.encode(encoding, d.slot(0), mine, null);
+                kernels.decode(encoding, out, d.slot(0));
+            } else @memcpy(out[0 .. span.count * d.dtype.size()], mine);
+        }
+    }
+
     /// `contributors` by position: in the order of the ring, or of the ranks.
     pub fn reduce(
         d: *const Definition,
@@ -89,20 +156,28 @@ pub const Definition = struct {
         contributors: []const Contributor,
     ) void {
         const first = d.partition.first_piece(chunk);
+        const wanted = d.audience(chunk);
+        var owner = switch (schedule) {
+            .ring => chunk % contributors.len,
+            .direct => owner_of(chunk, contributors),
+        };
+        // Whoever wants it owns it. A hub does for one that is none.
+        for (contributors, 0..) |*who, position| {
+            if (who.rank == wanted and (schedule == .ring or who.is_hub)) owner = position;
+        }
+        const way: Way = .{ .owner = owner, .keeps = contributors[owner].rank == wanted };
         for (0..d.partition.pieces_of(chunk)) |index| {
-            const piece = first + index;
-            const span: Span = .{
-                .first = @intCast(d.partition.offset(piece)),
-                .count = d.partition.elements(piece),
-                .coded_first = d.partition.coded_offset(piece),
-            };
+            const span = d.span_of(first + index);
             if (contributors.len == 1) d.alone(span, &contributors[0]) //
             else switch (schedule) {
-                .ring => d.around(span, chunk % contributors.len, contributors),
-                .direct => d.at_once(span, owner_of(chunk, contributors), contributors),
+                .ring => d.around(span, way, contributors),
+                .direct => d.at_once(span, way, contributors),
             }
         }
     }
+
+    /// Who adds up, and whether nobody else gets the sum, which is then not encoded.
+    const Way = struct { owner: usize, keeps: bool };
 
     fn result(d: *const Definition, span: Span) [*]u8 {
         return d.bytes.ptr + span.first * d.dtype.size();
@@ -132,6 +207,18 @@ pub const Definition = struct {
         };
     }
 
+    /// Random bits are counted in whole granules of each shard.
+    fn number_of(d: *const Definition, element: u64) u64 {
+        var before: u64 = 0;
+        var number: u64 = 0;
+        for (d.partition.shards) |*shard| {
+            if (element < before + shard.elements) return number + (element - before);
+            before += shard.elements;
+            number += std.mem.alignForward(u64, shard.elements, d.partition.codec.granule());
+        }
+        unreachable;
+    }
+
     /// Nothing is encoded, and nothing lost.
     fn alone(d: *const Definition, span: Span, only: *const Contributor) void {
         const mine = only.own(span, d.dtype);
@@ -143,14 +230,14 @@ pub const Definition = struct {
     fn around(
         d: *const Definition,
         span: Span,
-        owner: usize,
+        way: Way,
         contributors: []const Contributor,
     ) void {
         const n = contributors.len;
         var partial = d.slot(0);
         var next = d.slot(1);
         for (1..n + 1) |distance| {
-            const who = &contributors[(owner + distance) % n];
+            const who = &contributors[(way.owner + distance) % n];
             const mine = who.own(span, d.dtype);
             const is_last = distance == n;
             if (!d.encodes()) {
@@ -172,6 +259,12 @@ pub const Definition = struct {
             const encoding = d.encoding_of(span, who.rank, is_last);
             const residuals = who.residuals(span);
             const by = if (is_last) d.divisor(n) else 1;
+            if (is_last and way.keeps) {
+                const out = d.result(span);
+                const sum = [_][*]const u8{partial};
+                kernels.reduce_decode(encoding, out, mine, 1, &sum, residuals, by);
+                continue;
+            }
             if (distance == 1) kernels.encode(encoding, next, mine, residuals) //
             else kernels.accumulate_encode(encoding, next, partial, mine, residuals, by);
             std.mem.swap([*]u8, &partial, &next);
@@ -195,10 +288,11 @@ pub const Definition = struct {
     fn at_once(
         d: *const Definition,
         span: Span,
-        owner: usize,
+        way: Way,
         contributors: []const Contributor,
     ) void {
         const n = contributors.len;
+        const owner = way.owner;
         var inputs: [collective.direct_members_max][*]const u8 = undefined;
         if (!d.encodes()) {
             for (contributors, inputs[0..n]) |*who, *input| input.* = who.own(span, d.dtype);
@@ -216,17 +310,16 @@ pub const Definition = struct {
         }
         const who = &contributors[owner];
         const encoding = d.encoding_of(span, who.rank, true);
+        const mine = who.own(span, d.dtype);
+        const rest = who.residuals(span);
+        const by = d.divisor(n);
+        const result_place = d.result(span);
+        const others = inputs[0..count];
+        if (way.keeps)
+            return kernels.reduce_decode(encoding, result_place, mine, owner, others, rest, by);
         const out = d.slot(count);
-        kernels.reduce_encode(
-            encoding,
-            out,
-            who.own(span, d.dtype),
-            owner,
-            inputs[0..count],
-            who.residuals(span),
-            d.divisor(n),
-        );
-        kernels.decode(encoding, d.result(span), out);
+        kernels.reduce_encode(encoding, out, mine, owner, others, rest, by);
+        kernels.decode(encoding, result_place, out);
     }
 
     // ---- what needs no definition
@@ -283,7 +376,7 @@ pub const Definition = struct {
 
     fn given(d: *const Definition, who: *const Contributor, element: usize) f64 {
         const residual = if (d.encodes()) who.residual[element] else 0;
-        return value_at(d.dtype, who.values, element) + residual;
+        return value_at(d.dtype, who.values, who.place(element)) + residual;
     }
 
     /// Of f32, on the way through a block: relative to the greatest sum.
@@ -347,46 +440,71 @@ test "whatever a codec does, nothing goes in that is neither in the result nor l
     // made with one contributor more, and with one less.
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
-    for (std.enums.values(base.codec.Kind)) |kind| for ([_]base.DType{ .f32, .bf16 }) |dtype| {
+    for (std.enums.values(base.codec.Kind)) |codec| for ([_]base.DType{ .f32, .bf16 }) |dtype| {
         for ([_]collective.Schedule{ .ring, .direct }) |schedule| for ([_]usize{ 1, 2, 5 }) |n| {
-            _ = arena.reset(.retain_capacity);
-            const op: base.ReduceOp = if (n == 5) .avg else .sum;
-            const count = 300;
-            const codec: base.Codec = .of(kind);
-            var shards = [_]collective.Shard{.{
-                .elements = count,
-                .dtype = dtype,
-                .partial_bytes = @intCast(dtype.size()),
-            }};
-            const d: Definition = try .init(arena.allocator(), .{
-                .dtype = dtype,
-                .op = op,
-                .operation = 77,
-                .partition = .init(.{
-                    .shards = &shards,
-                    .world_size = @intCast(n),
-                    .chunk_bytes_max = 64,
-                    .window_bytes = 1024,
-                    .codec = codec,
-                }),
-            });
-            const contributors = try test_contributors(arena.allocator(), dtype, count, n);
-            const twice = try std.mem.concat(arena.allocator(), Contributor, &.{
-                contributors, contributors[0..1],
-            });
-            for (0..2) |_| {
-                for (0..d.partition.chunks) |index| {
-                    const chunk: u32 = @intCast(index);
-                    d.reduce(chunk, schedule, contributors);
-                    const wrong = d.unaccounted(chunk, contributors);
-                    try std.testing.expectEqual(@as(?Definition.Unaccounted, null), wrong);
-                    if (op == .avg) continue;
-                    try std.testing.expect(d.unaccounted(chunk, twice) != null);
-                    const less = contributors[0 .. n - 1];
-                    if (n > 1) try std.testing.expect(d.unaccounted(chunk, less) != null);
-                }
-                for (contributors) |*who| @memcpy(@constCast(who.residual), who.lost);
+            for ([_]wire.control.OpKind{ .all_reduce, .reduce, .reduce_scatter }) |kind| {
+                _ = arena.reset(.retain_capacity);
+                try test_accounts(arena.allocator(), schedule, n, .{
+                    .kind = kind,
+                    .codec = .of(codec),
+                    .dtype = dtype,
+                    .op = if (n == 5) .avg else .sum,
+                });
             }
         };
     };
+}
+
+const Account = struct {
+    kind: wire.control.OpKind,
+    codec: base.Codec,
+    dtype: base.DType,
+    op: base.ReduceOp,
+};
+
+fn test_accounts(
+    arena: Allocator,
+    schedule: collective.Schedule,
+    n: usize,
+    account: Account,
+) !void {
+    const count = 300;
+    const dtype = account.dtype;
+    var shards: [5]collective.Shard = undefined;
+    const parts = if (account.kind.has_shards()) n else 1;
+    for (shards[0..parts]) |*shard| shard.* = .{
+        .elements = count / parts,
+        .dtype = dtype,
+        .partial_bytes = @intCast(dtype.size()),
+    };
+    const d: Definition = try .init(arena, .{
+        .kind = account.kind,
+        .root = @intCast(n / 2), // of five, 1 is no hub and 2 is one
+        .world_size = n,
+        .dtype = dtype,
+        .op = account.op,
+        .operation = 77,
+        .partition = .init(.{
+            .shards = shards[0..parts],
+            .world_size = @intCast(n),
+            .chunk_bytes_max = 64,
+            .window_bytes = 1024,
+            .codec = account.codec,
+        }),
+    });
+    const contributors = try test_contributors(arena, dtype, count, n);
+    const twice = try std.mem.concat(arena, Contributor, &.{ contributors, contributors[0..1] });
+    for (0..2) |_| {
+        for (0..d.partition.chunks) |index| {
+            const chunk: u32 = @intCast(index);
+            d.reduce(chunk, schedule, contributors);
+            const wrong = d.unaccounted(chunk, contributors);
+            try std.testing.expectEqual(@as(?Definition.Unaccounted, null), wrong);
+            if (account.op == .avg) continue;
+            try std.testing.expect(d.unaccounted(chunk, twice) != null);
+            const less = contributors[0 .. n - 1];
+            if (n > 1) try std.testing.expect(d.unaccounted(chunk, less) != null);
+        }
+        for (contributors) |*who| @memcpy(@constCast(who.residual), who.lost);
+    }
 }

@@ -1,4 +1,4 @@
-//! Floats: all_reduces of floats, with codecs and without: what users contribute, what they carry
+//! Floats: collectives of floats, with codecs and without: what users contribute, what they carry
 //! on of what a codec has lost, and what must come out: the bits that definition.zig says, on all
 //! members, and the residuals that it says, of calls that succeeded only. Other calls, and what all
 //! have in common: calls.zig.
@@ -23,8 +23,8 @@ pub const Residuals = struct {
     by_tag: [tags_max]?*Values = @splat(null),
 
     const tags_max = 4;
-    /// A user that is mistaken about the count may call with one more.
-    const Values = [program.floats_max + 1]f32;
+    /// Ranks have equal shards, and a user that is mistaken about the count calls with one more.
+    const Values = [program.floats_max + 2 * base.limits.full_mesh_max]f32;
 
     fn of(residuals: *Residuals, arena: std.mem.Allocator, tag: u64) *Values {
         const place = &residuals.by_tag[tag % tags_max];
@@ -36,11 +36,12 @@ pub const Residuals = struct {
     }
 };
 
-pub fn fill(step: *const program.Step, digit: u8, buffer: []u8) void {
+/// `buffer` begins with element `first` of the operation.
+pub fn fill(step: *const program.Step, digit: u8, first: u64, buffer: []u8) void {
     const dtype = step.dtype();
-    for (0..step.count) |element| {
-        const value = oracle.float_value(step.key, digit, element);
-        const place = buffer.ptr + element * dtype.size();
+    for (0..buffer.len / dtype.size()) |index| {
+        const value = oracle.float_value(step.key, digit, first + index);
+        const place = buffer.ptr + index * dtype.size();
         kernels.from_f32(dtype, place, std.mem.asBytes(&value), 1);
     }
 }
@@ -58,9 +59,10 @@ pub const Lent = struct {
 
 /// Null: this call does without, because of its step, because the user likes it so, or because a
 /// call of this tag is in doubt.
-pub fn lend(user: *User, step: *const program.Step, owner: u32) ?Lent {
+pub fn lend(user: *User, step: *const program.Step, elements: u64, owner: u32) ?Lent {
     const floats = step.floats orelse return null;
-    if (!floats.feedback or floats.codec.kind == .none or step.count == 0) return null;
+    if (!floats.feedback or floats.codec.kind == .none or elements == 0) return null;
+    if (!step.kind.reduces()) return null;
     const world = user.world();
     // Members need not agree about it.
     if (!world.scripted and world.prng_users.chance(4)) return null;
@@ -69,11 +71,11 @@ pub fn lend(user: *User, step: *const program.Step, owner: u32) ?Lent {
         const same = work.user == user and work.step.tag == step.tag;
         if (same and in_doubt and work.residual != null) return null;
     }
-    const bytes = step.count * @sizeOf(f32);
+    const bytes: usize = @intCast(elements * @sizeOf(f32));
     const in = world.borrowed.lend(owner, bytes, 0) orelse return null;
     const out = world.borrowed.lend(owner, bytes, 4) orelse return null;
     const carried = user.residuals.of(world.gpa, step.tag);
-    @memcpy(in, std.mem.sliceAsBytes(carried[0..step.count]));
+    @memcpy(in, std.mem.sliceAsBytes(carried[0..@intCast(elements)]));
     @memset(out, 0xab);
     const before = world.gpa.dupe(u8, in) catch @panic("out of memory");
     return .{ .in = in, .out = out, .in_before = before };
@@ -88,60 +90,153 @@ pub fn check_input(work: *const Work) void {
     });
 }
 
-/// A result by its definition.
+/// A result by its definition, as far as somebody has it.
 pub const Known = struct {
-    /// Which attempt has reduced each chunk.
-    reduced: []const u32,
-    bytes: []const u8,
+    definition: Definition,
+    /// Which attempt has reduced each chunk; 0 while nobody is known to have it.
+    reduced: []u32,
     /// By digit; empty of whom did not contribute.
     lost: [oracle.digits][]f32 = @splat(&.{}),
+
+    fn of(work: *Work) *Known {
+        if (work.record.known) |known| return known;
+        const gpa = work.node.world.gpa;
+        const x = &work.op.?.executor;
+        const known = gpa.create(Known) catch @panic("out of memory");
+        known.* = .{
+            .definition = Definition.init(gpa, .{
+                .kind = work.step.kind,
+                .root = @intCast(work.step.root_rank),
+                .world_size = work.op.?.member_ids().len,
+                .dtype = work.step.dtype(),
+                .op = if (work.step.average) .avg else .sum,
+                .partition = x.partition,
+                .operation = x.operation,
+            }) catch @panic("out of memory"),
+            .reduced = gpa.alloc(u32, x.partition.chunks) catch @panic("out of memory"),
+        };
+        // The executor's are gone with it.
+        const partition = &known.definition.partition;
+        partition.shards = gpa.dupe(collective.Shard, partition.shards) catch
+            @panic("out of memory");
+        @memset(known.reduced, 0);
+        work.record.known = known;
+        return known;
+    }
 };
 
 /// The call has succeeded.
 pub fn check(work: *Work) void {
-    const checkers = &work.node.world.checkers;
+    const world = work.node.world;
     const x = &work.op.?.executor;
-    const known = work.record.known orelse blk: {
-        const made = define(work) orelse return;
-        work.record.known = made;
-        break :blk made;
-    };
-    if (!std.mem.eql(u32, known.reduced, x.chunk_reduced)) return checkers.fail(
-        .p1_agreement,
-        "p{d}: {f}: its chunks were reduced in other attempts than another says",
-        .{ work.node.index, work.name() },
-    );
+    const known = Known.of(work);
+    const d = &known.definition;
     count(work);
-    // Others who succeed are compared with the first.
-    if (work.record.won == null and !std.mem.eql(u8, known.bytes, work.recv)) {
-        const dtype = work.step.dtype();
-        const element = differing(known.bytes, work.recv, dtype.size());
-        return checkers.fail(.p5_same_bits, "p{d}: {f} element {d} is {d}, by definition {d}", .{
-            work.node.index,
-            work.name(),
-            element,
-            definition.value_at(dtype, work.recv, element),
-            definition.value_at(dtype, known.bytes, element),
-        });
+    if (work.residual) |lent| {
+        work.lost = world.gpa.dupe(u8, lent.out) catch @panic("out of memory");
+        const carried = work.user.residuals.of(world.gpa, work.step.tag);
+        @memcpy(std.mem.sliceAsBytes(carried[0 .. lent.out.len / @sizeOf(f32)]), lent.out);
     }
-    const lent = work.residual orelse return;
-    const lost = std.mem.sliceAsBytes(known.lost[work.node.digit()]);
-    if (!std.mem.eql(u8, lost, lent.out)) {
-        const element = differing(lost, lent.out, @sizeOf(f32));
-        return checkers.fail(.residuals, "p{d}: {f} element {d} has lost {d}, by definition {d}", .{
-            work.node.index,
-            work.name(),
-            element,
-            definition.value_at(.f32, lent.out, element),
-            definition.value_at(.f32, lost, element),
-        });
+    for (0..d.partition.chunks) |index| {
+        const chunk: u32 = @intCast(index);
+        const audience = d.audience(chunk);
+        const wanted = audience == null or audience == work.layout.rank;
+        if (wanted and !learn(work, known, chunk)) return;
+        // Nobody gets it, so nothing was given and nothing is lost.
+        const is_void = if (audience) |rank| !is_alive(work, rank) else false;
+        const lost = known.lost[work.node.digit()];
+        if (is_void) check_lost(work, d, chunk, in_before(work)) //
+        else if (known.reduced[chunk] != 0 and d.source(chunk) == null)
+            check_lost(work, d, chunk, std.mem.sliceAsBytes(lost));
+        // Others who succeed are compared with the first.
+        if (wanted and (work.record.won == null or work.step.kind.is_private()))
+            check_bits(work, d, chunk, x.chunk_reduced[chunk] != 0);
+        if (world.failed()) return;
     }
-    const carried = work.user.residuals.of(work.node.world.gpa, work.step.tag);
-    @memcpy(std.mem.sliceAsBytes(carried[0..work.step.count]), lent.out);
 }
 
-fn differing(a: []const u8, b: []const u8, width: usize) usize {
-    return (std.mem.indexOfDiff(u8, a, b) orelse 0) / width;
+fn in_before(work: *const Work) []const u8 {
+    return if (work.residual) |lent| lent.in_before else &.{};
+}
+
+fn is_alive(work: *const Work, rank: u16) bool {
+    const op = work.op.?;
+    return op.history.members(op.executor.attempt).has(rank);
+}
+
+/// False if the chunk was reduced in another attempt than another says, or there is none.
+fn learn(work: *Work, known: *Known, chunk: u32) bool {
+    const d = &known.definition;
+    const attempt = work.op.?.executor.chunk_reduced[chunk];
+    if (d.source(chunk)) |rank| {
+        if (attempt == 0 or known.reduced[chunk] != 0) return true;
+        known.reduced[chunk] = 1;
+        const theirs = work_of(work, rank) orelse return false;
+        d.carry(chunk, &.{
+            .rank = rank,
+            .values = theirs.send_before,
+            .values_first = theirs.layout.send.first,
+            .residual = &.{},
+            .lost = &.{},
+        });
+        return true;
+    }
+    if (known.reduced[chunk] == attempt) return true;
+    if (known.reduced[chunk] != 0) {
+        work.node.world.checkers.fail(
+            .p1_agreement,
+            "p{d}: {f}: chunk {d} was reduced in another attempt than another says",
+            .{ work.node.index, work.name(), chunk },
+        );
+        return false;
+    }
+    known.reduced[chunk] = attempt;
+    return define(work, known, chunk);
+}
+
+fn check_bits(work: *const Work, d: *const Definition, chunk: u32, is_there: bool) void {
+    const dtype = work.step.dtype();
+    const width = dtype.size();
+    const first = d.partition.chunk_offset(chunk);
+    const end = d.partition.chunk_offset(@as(u64, chunk) + 1);
+    for (@intCast(first)..@intCast(end)) |element| {
+        const place: usize = @intCast(work.layout.place_of(&work.step, element));
+        const got = work.recv[place * width ..][0..width];
+        const wanted = d.bytes[element * width ..][0..width];
+        const same = if (is_there) std.mem.eql(u8, wanted, got) else std.mem.allEqual(u8, got, 0);
+        if (same) continue;
+        return work.node.world.checkers.fail(
+            .p5_same_bits,
+            "p{d}: {f} element {d} is {d}, by definition {d}",
+            .{
+                work.node.index,
+                work.name(),
+                element,
+                definition.value_at(dtype, work.recv, place),
+                if (is_there) definition.value_at(dtype, d.bytes, element) else 0,
+            },
+        );
+    }
+}
+
+/// What this peer has lost of a chunk, if it has succeeded and carries that on.
+fn check_lost(work: *const Work, d: *const Definition, chunk: u32, wanted: []const u8) void {
+    if (work.lost.len == 0) return;
+    const first: usize = @intCast(d.partition.chunk_offset(chunk) * @sizeOf(f32));
+    const end: usize = @intCast(d.partition.chunk_offset(@as(u64, chunk) + 1) * @sizeOf(f32));
+    const apart = std.mem.indexOfDiff(u8, wanted[first..end], work.lost[first..end]) orelse return;
+    const element = (first + apart) / @sizeOf(f32);
+    work.node.world.checkers.fail(
+        .residuals,
+        "p{d}: {f} element {d} has lost {d}, by definition {d}",
+        .{
+            work.node.index,
+            work.name(),
+            element,
+            definition.value_at(.f32, work.lost, element),
+            definition.value_at(.f32, wanted, element),
+        },
+    );
 }
 
 fn count(work: *const Work) void {
@@ -150,46 +245,50 @@ fn count(work: *const Work) void {
     statistics.floats += 1;
     if (work.step.codec().kind == .none) return;
     statistics.encoded += 1;
+    if (work.step.kind != .all_reduce) statistics.encoded_other += 1;
     if (op.op.attempts > 1) statistics.encoded_retried += 1;
     if (op.range_count() > 1) statistics.encoded_split += 1;
     if (work.residual != null) statistics.residuals += 1;
 }
 
-fn define(work: *Work) ?*const Known {
+fn define(work: *Work, known: *Known, chunk: u32) bool {
     const world = work.node.world;
-    const x = &work.op.?.executor;
-    const gpa = world.gpa;
-    const known = gpa.create(Known) catch @panic("out of memory");
-    const d = Definition.init(gpa, .{
-        .dtype = work.step.dtype(),
-        .op = if (work.step.average) .avg else .sum,
-        .partition = x.partition,
-        .operation = x.operation,
-    }) catch @panic("out of memory");
-    known.* = .{
-        .reduced = gpa.dupe(u32, x.chunk_reduced) catch @panic("out of memory"),
-        .bytes = d.bytes,
-    };
-    for (known.reduced, 0..) |attempt, index| {
-        const chunk: u32 = @intCast(index);
-        var storage: [oracle.digits]definition.Contributor = undefined;
-        const found = contributors_of(work, known, attempt, &storage) orelse return null;
-        d.reduce(chunk, found.schedule, found.contributors);
-        // What codecs make of infinities is the kernels' to say.
-        if (oracle.has_specials(work.step.key)) continue;
-        const wrong = d.unaccounted(chunk, found.contributors) orelse continue;
-        world.checkers.fail(.p4_contributors, "{f} element {d}: {d} went in, {d} came out", .{
-            work.name(), wrong.element, wrong.went_in, wrong.came_out,
-        });
-        return null;
+    const d = &known.definition;
+    const attempt = known.reduced[chunk];
+    var storage: [oracle.digits]definition.Contributor = undefined;
+    const found = contributors_of(work, known, attempt, &storage) orelse return false;
+    d.reduce(chunk, found.schedule, found.contributors);
+    // Of a result that one peer has, others who contributed may have succeeded before.
+    for (&work.record.calls, known.lost) |*call, lost| {
+        const other = call.work orelse continue;
+        if (lost.len > 0) check_lost(other, d, chunk, std.mem.sliceAsBytes(lost));
+        if (world.failed()) return false;
     }
-    return known;
+    // What codecs make of infinities is the kernels' to say.
+    if (oracle.has_specials(work.step.key)) return true;
+    const wrong = d.unaccounted(chunk, found.contributors) orelse return true;
+    world.checkers.fail(.p4_contributors, "{f} element {d}: {d} went in, {d} came out", .{
+        work.name(), wrong.element, wrong.went_in, wrong.came_out,
+    });
+    return false;
 }
 
 const Found = struct {
     schedule: collective.Schedule,
     contributors: []const definition.Contributor,
 };
+
+/// The call of a rank, which must have been made.
+fn work_of(work: *const Work, rank: u16) ?*const Work {
+    const world = work.node.world;
+    const digit = calls.digit_of(world, work.op.?.member_ids()[rank]);
+    const call = if (digit) |of_it| &work.record.calls[of_it] else null;
+    if (call) |its| if (its.work) |other| return other;
+    world.checkers.fail(.p4_contributors, "{f}: rank {d} contributed, and never called", .{
+        work.name(), rank,
+    });
+    return null;
+}
 
 /// Who took part in an attempt, by position.
 fn contributors_of(
@@ -211,15 +310,7 @@ fn contributors_of(
     var order = paths.order;
     if (schedule == .direct) std.mem.sort(u16, order.ranks[0..order.count], {}, std.sort.asc(u16));
     for (order.slice(), storage[0..order.count]) |rank, *contributor| {
-        const digit = calls.digit_of(world, op.member_ids()[rank]);
-        const call = if (digit) |of_it| &work.record.calls[of_it] else null;
-        const other = if (call) |its| its.work else null;
-        const theirs: *const Work = other orelse {
-            world.checkers.fail(.p4_contributors, "{f}: rank {d} contributed, and never called", .{
-                fmt_key(key), rank,
-            });
-            return null;
-        };
+        const theirs = work_of(work, rank) orelse return null;
         contributor.* = contributor_of(theirs, known, rank, paths.hubs.has(rank));
     }
     return .{ .schedule = schedule, .contributors = storage[0..order.count] };
@@ -232,7 +323,7 @@ fn contributor_of(
     is_hub: bool,
 ) definition.Contributor {
     const gpa = work.node.world.gpa;
-    const elements = work.step.count;
+    const elements: usize = @intCast(known.definition.partition.count);
     const residual = gpa.alloc(f32, elements) catch @panic("out of memory");
     @memset(residual, -0.0); // the number that changes none when it is added
     if (work.residual) |lent| @memcpy(std.mem.sliceAsBytes(residual), lent.in_before);

@@ -85,7 +85,7 @@ pub const Step = struct {
 pub const Floats = struct {
     dtype: base.DType = .f32,
     codec: base.Codec = .none,
-    /// Peers that can carry on what they lose.
+    /// Peers that can carry on what they lose, of sums.
     feedback: bool = false,
 };
 
@@ -181,7 +181,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         7 => .all_to_all,
         else => .all_reduce,
     };
-    const floats = if (kind == .all_reduce and prng.chance(4)) draw_floats(prng) else null;
+    const floats = if (kind.has_codecs() and prng.chance(4)) draw_floats(prng) else null;
     const count_max = count_max_of(options, floats);
     var count: u32 = switch (prng.below(8)) {
         0 => 0,

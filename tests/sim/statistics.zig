@@ -26,10 +26,11 @@ pub const Statistics = struct {
     retried_results: u64 = 0,
     /// Successes during which another operation was in flight at the peer.
     overlapping: u64 = 0,
-    /// Successes on floats; with a codec; of those, after an attempt that failed, in several
-    /// ranges, and with a residual carried on.
+    /// Successes on floats; with a codec; of those, other than all_reduces, after an attempt that
+    /// failed, in several ranges, and with a residual carried on.
     floats: u64 = 0,
     encoded: u64 = 0,
+    encoded_other: u64 = 0,
     encoded_retried: u64 = 0,
     encoded_split: u64 = 0,
     residuals: u64 = 0,
@@ -96,11 +97,12 @@ pub const Statistics = struct {
             statistics.retried_results,
             statistics.overlapping,
         });
-        const encoded = "  floats: {d}, {d} encoded: {d} in several attempts, {d} in several " ++
-            "ranges, {d} with residuals\n";
+        const encoded = "  floats: {d}, {d} encoded: {d} no all_reduces, {d} in several " ++
+            "attempts, {d} in several ranges, {d} with residuals\n";
         out(encoded, .{
             statistics.floats,
             statistics.encoded,
+            statistics.encoded_other,
             statistics.encoded_retried,
             statistics.encoded_split,
             statistics.residuals,
