@@ -44,14 +44,15 @@ pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int r
   return options;
 }
 
-// How an all_reduce encodes what it sends: kind, block, rotate, rounding, and the addresses of two
-// residuals, or zeros.
+// How what travels is encoded: kind, block, rotate, rounding, and the addresses of two residuals, or
+// zeros.
 using Codec = std::tuple<int, uint32_t, int, int, uintptr_t, uintptr_t>;
 
-std::unique_ptr<Work> all_reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
-                                 int dtype, int op, uint64_t tag, uint64_t deadline_ns,
-                                 int recovery, int plan, const Codec &codec, nb::object buffers,
-                                 bool block) {
+// What reductions and gathers have in common: op, tag, deadline_ns, recovery, plan, codec.
+using Options = std::tuple<int, uint64_t, uint64_t, int, int, Codec>;
+
+pccl_collective_options_t make_options(const Options &from) {
+  const auto &[op, tag, deadline_ns, recovery, plan, codec] = from;
   pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
   options.op = static_cast<pccl_reduce_op_t>(op);
   options.plan = static_cast<pccl_plan_t>(plan);
@@ -61,6 +62,12 @@ std::unique_ptr<Work> all_reduce(Comm &comm, uintptr_t send, uintptr_t recv, uin
   options.codec_rounding = static_cast<pccl_rounding_t>(std::get<3>(codec));
   options.residual_in = reinterpret_cast<const float *>(std::get<4>(codec));
   options.residual_out = reinterpret_cast<float *>(std::get<5>(codec));
+  return options;
+}
+
+std::unique_ptr<Work> all_reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
+                                 int dtype, const Options &from, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(from);
   return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
     return pccl_all_reduce_async(native, reinterpret_cast<const void *>(send),
                                  reinterpret_cast<void *>(recv), count,
@@ -76,17 +83,6 @@ std::unique_ptr<Work> broadcast(Comm &comm, uintptr_t address, uint64_t count, i
     return pccl_broadcast_async(native, reinterpret_cast<void *>(address), count,
                                 static_cast<pccl_dtype_t>(dtype), root, &options, work);
   });
-}
-
-// What the reductions and gathers below have in common: op, tag, deadline_ns, recovery, plan.
-using Options = std::tuple<int, uint64_t, uint64_t, int, int>;
-
-pccl_collective_options_t make_options(const Options &from) {
-  const auto &[op, tag, deadline_ns, recovery, plan] = from;
-  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
-  options.op = static_cast<pccl_reduce_op_t>(op);
-  options.plan = static_cast<pccl_plan_t>(plan);
-  return options;
 }
 
 std::unique_ptr<Work> reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count, int dtype,
@@ -157,9 +153,8 @@ std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bo
 
 void init_collective(nb::module_ &module) {
   module.def("all_reduce", &all_reduce, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("op"), nb::arg("tag"),
-             nb::arg("deadline_ns"), nb::arg("recovery"), nb::arg("plan"), nb::arg("codec"),
-             nb::arg("buffers").none(), nb::arg("block"));
+             nb::arg("count"), nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(),
+             nb::arg("block"));
   module.def("broadcast", &broadcast, nb::arg("comm"), nb::arg("address"), nb::arg("count"),
              nb::arg("dtype"), nb::arg("root"), nb::arg("tag"), nb::arg("deadline_ns"),
              nb::arg("recovery"), nb::arg("buffers").none(), nb::arg("block"));

@@ -8,6 +8,7 @@ costs and what a loss does to it in docs/ALGORITHMS.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, SupportsIndex, overload
 
 from pccl_py import _pccl, buffers
@@ -113,29 +114,18 @@ class Collectives(Closing):
         native = self._open()
         encoding = parse_codec(codec)
         send, recv = buffers.pair(array, out)
-        number = unsigned(tag, "tag", 64)
-        feedback = self._feedback_of(number) if encoding.encodes else None
-        residuals, kept = feedback.begin(send.count) if feedback else ((0, 0), None)
-        native_work = _pccl.all_reduce(
+        carried = self._carried(encoding, tag, send.count)
+        work = _pccl.all_reduce(
             native,
             send.address,
             recv.address,
             send.count,
             send.dtype,
-            parse_op(op),
-            number,
-            nanoseconds(deadline, "deadline"),
-            parse_recovery(recovery),
-            parse_plan(plan),
-            (*encoding.native(), *residuals),
-            (send.owner, recv.owner, kept),
-            not async_op and feedback is None,
+            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
+            (send.owner, recv.owner, carried.kept),
+            not async_op and not carried.feedback,
         )
-        work = Work(native_work)
-        if feedback:
-            feedback.begun(work, send.count)
-            return work if async_op else _wait_or_withdraw(work)
-        return work if async_op else work.wait()
+        return carried.finish(Work(work), async_op)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
         """From now on what codecs lose of this peer's contributions with `tag` is given back.
@@ -149,6 +139,26 @@ class Collectives(Closing):
         if feedback is None:
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
+
+    def _carried(self, encoding: Codec, tag: int, count: int) -> _Carried:
+        """What this call carries on, of an array of `count` elements that is added up."""
+        feedback = self._feedback_of(unsigned(tag, "tag", 64)) if encoding.encodes else None
+        if feedback is None:
+            return _Carried(None, count, (0, 0), None)
+        residuals, kept = feedback.begin(count)
+        return _Carried(feedback, count, residuals, kept)
+
+    def _parse_carrying(self, codec: Codec | CodecKind | str, tag: int) -> Codec:
+        """The codec of a call that adds nothing up, and so has no error feedback."""
+        encoding = parse_codec(codec)
+        number = unsigned(tag, "tag", 64)
+        if encoding.encodes and self._feedback_of(number) is not None:
+            raise InvalidArgument(
+                f"tag {number} has error feedback, which is for all_reduce, reduce and "
+                "reduce_scatter: here nothing is added up that could be given back later; use "
+                "another tag"
+            )
+        return encoding
 
     def _feedback_of(self, tag: int) -> ErrorFeedback | None:
         feedback = self._feedbacks.get(tag)
@@ -217,6 +227,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -231,6 +242,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -244,6 +256,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ReduceOp.SUM,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -256,11 +269,13 @@ class Collectives(Closing):
         with Aborted on all.
         """
         native = self._open()
+        encoding = parse_codec(codec)
         rank = self._rank_of(root)
         if rank == self.rank:
             send, recv = buffers.pair(array, out)
         else:
             send = recv = buffers.readable(array)
+        carried = self._carried(encoding, tag, send.count)
         work = _pccl.reduce(
             native,
             send.address,
@@ -268,11 +283,11 @@ class Collectives(Closing):
             send.count,
             send.dtype,
             rank,
-            _options(op, tag, plan, recovery, deadline),
-            (send.owner, recv.owner),
-            not async_op,
+            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
+            (send.owner, recv.owner, carried.kept),
+            not async_op and not carried.feedback,
         )
-        return Work(work) if async_op else Work(work).wait()
+        return carried.finish(Work(work), async_op)
 
     @overload
     def reduce_scatter(
@@ -283,6 +298,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -297,6 +313,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ...,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -310,6 +327,7 @@ class Collectives(Closing):
         *,
         op: ReduceOp | str = ReduceOp.SUM,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -323,18 +341,21 @@ class Collectives(Closing):
         lost is given to nobody; the others arrive. Otherwise as `all_reduce`.
         """
         native = self._open()
+        encoding = parse_codec(codec)
         send, recv = buffers.apart(array, out)
+        shards = self._shards(counts, send, recv, "array", "out")
+        carried = self._carried(encoding, tag, send.count)
         work = _pccl.reduce_scatter(
             native,
             send.address,
             recv.address,
-            self._shards(counts, send, recv, "array", "out"),
+            shards,
             send.dtype,
-            _options(op, tag, plan, recovery, deadline),
-            (send.owner, recv.owner),
-            not async_op,
+            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
+            (send.owner, recv.owner, carried.kept),
+            not async_op and not carried.feedback,
         )
-        return Work(work) if async_op else Work(work).wait()
+        return carried.finish(Work(work), async_op)
 
     @overload
     def all_gather(
@@ -344,6 +365,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -357,6 +379,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -369,6 +392,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = None,
         *,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -383,6 +407,7 @@ class Collectives(Closing):
         at all. Otherwise as `all_reduce`.
         """
         native = self._open()
+        encoding = self._parse_carrying(codec, tag)
         send, recv = buffers.apart(array, out)
         work = _pccl.all_gather(
             native,
@@ -390,7 +415,7 @@ class Collectives(Closing):
             recv.address,
             self._shards(counts, recv, send, "out", "array"),
             send.dtype,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline),
+            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
             (send.owner, recv.owner),
             not async_op,
         )
@@ -405,6 +430,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -419,6 +445,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -432,6 +459,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = None,
         *,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -445,6 +473,7 @@ class Collectives(Closing):
         with Aborted on all. Otherwise as `all_reduce`.
         """
         native = self._open()
+        encoding = self._parse_carrying(codec, tag)
         rank = self._rank_of(root)
         if rank == self.rank:
             if array is None:
@@ -461,7 +490,7 @@ class Collectives(Closing):
             shards,
             recv.dtype,
             rank,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline),
+            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
             (send.owner, recv.owner),
             not async_op,
         )
@@ -476,6 +505,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -490,6 +520,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -503,6 +534,7 @@ class Collectives(Closing):
         counts: Sequence[int] | None = None,
         *,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -518,6 +550,7 @@ class Collectives(Closing):
         `all_reduce`.
         """
         native = self._open()
+        encoding = self._parse_carrying(codec, tag)
         rank = self._rank_of(root)
         if rank == self.rank:
             if out is None:
@@ -534,7 +567,7 @@ class Collectives(Closing):
             shards,
             send.dtype,
             rank,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline),
+            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
             (send.owner, recv.owner),
             not async_op,
         )
@@ -547,6 +580,7 @@ class Collectives(Closing):
         out: object,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -559,6 +593,7 @@ class Collectives(Closing):
         out: object,
         *,
         tag: int = ...,
+        codec: Codec | CodecKind | str = ...,
         plan: Plan | str = ...,
         recovery: Recovery | str | None = ...,
         deadline: float | None = ...,
@@ -570,6 +605,7 @@ class Collectives(Closing):
         out: object,
         *,
         tag: int = 0,
+        codec: Codec | CodecKind | str = "none",
         plan: Plan | str = Plan.AUTO,
         recovery: Recovery | str | None = None,
         deadline: float | None = None,
@@ -582,6 +618,7 @@ class Collectives(Closing):
         names no contributor for it. Otherwise as `all_reduce`.
         """
         native = self._open()
+        encoding = self._parse_carrying(codec, tag)
         send, recv = buffers.apart(array, out)
         world = self.world_size
         if send.count != recv.count or send.count % world != 0:
@@ -597,7 +634,7 @@ class Collectives(Closing):
             recv.address,
             send.count // world,
             send.dtype,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline),
+            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
             (send.owner, recv.owner),
             not async_op,
         )
@@ -673,6 +710,22 @@ class Collectives(Closing):
         return listed
 
 
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What a call carries on of what its codec loses; nothing without error feedback."""
+
+    feedback: ErrorFeedback | None
+    count: int
+    residuals: tuple[int, int]
+    kept: object
+
+    def finish(self, work: Work, async_op: bool) -> Outcome | Work:
+        if self.feedback is None:
+            return work if async_op else work.wait()
+        self.feedback.begun(work, self.count)
+        return work if async_op else _wait_or_withdraw(work)
+
+
 def _wait_or_withdraw(work: Work) -> Outcome:
     """As a blocking call waits, but the work is still there to be asked what became of it."""
     try:
@@ -702,11 +755,14 @@ def _options(
     plan: Plan | str,
     recovery: Recovery | str | None,
     deadline: float | None,
-) -> tuple[int, int, int, int, int]:
+    encoding: Codec,
+    residuals: tuple[int, int] = (0, 0),
+) -> tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]:
     return (
         parse_op(op),
         unsigned(tag, "tag", 64),
         nanoseconds(deadline, "deadline"),
         parse_recovery(recovery),
         parse_plan(plan),
+        (*encoding.native(), *residuals),
     )
