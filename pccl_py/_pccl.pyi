@@ -149,12 +149,7 @@ def all_reduce(
     recv: int,
     count: int,
     dtype: int,
-    op: int,
-    tag: int,
-    deadline_ns: int,
-    recovery: int,
-    plan: int,
-    codec: tuple[int, int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -177,7 +172,7 @@ def reduce(
     count: int,
     dtype: int,
     root: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -187,7 +182,7 @@ def reduce_scatter(
     recv: int,
     counts: int | Sequence[int],
     dtype: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -197,7 +192,7 @@ def all_gather(
     recv: int,
     counts: int | Sequence[int],
     dtype: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -208,7 +203,7 @@ def scatter(
     counts: int | Sequence[int],
     dtype: int,
     root: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -219,7 +214,7 @@ def gather(
     counts: int | Sequence[int],
     dtype: int,
     root: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
@@ -229,7 +224,7 @@ def all_to_all(
     recv: int,
     count: int,
     dtype: int,
-    options: tuple[int, int, int, int, int],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...

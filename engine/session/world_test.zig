@@ -432,13 +432,9 @@ test "a residual that an operation in flight uses is no buffer of another call" 
     try w.settle();
     try w.admit_all();
     const node = &w.nodes[0];
-    var values: [4][elements]f32 = @splat(@splat(1));
-    const bytes = [4][*]u8{
-        @ptrCast(&values[0]),
-        @ptrCast(&values[1]),
-        @ptrCast(&values[2]),
-        @ptrCast(&values[3]),
-    };
+    var values: [5][elements]f32 = @splat(@splat(1));
+    var bytes: [5][*]u8 = undefined;
+    for (&bytes, &values) |*at, *of| at.* = @ptrCast(of);
     var call: Session.Call = .{
         .kind = .all_reduce,
         .send = bytes[0],
@@ -456,7 +452,7 @@ test "a residual that an operation in flight uses is no buffer of another call" 
         .{ .in = bytes[1], .out = bytes[2] },
         .{ .in = bytes[2], .out = bytes[3] },
         .{ .in = bytes[3], .out = bytes[1] },
-    }, [_]usize{ 1, 3, 3, 3 }) |residual, recv| {
+    }, [_]usize{ 1, 4, 4, 4 }) |residual, recv| {
         call.residual = residual;
         call.send = bytes[recv];
         call.recv = bytes[recv];
@@ -464,6 +460,18 @@ test "a residual that an operation in flight uses is no buffer of another call" 
     }
     node.s.cancel(w.now, operation);
     node.s.release(operation);
+    // Nor is it one of its own call.
+    for ([_]kernels.Residual{
+        .{ .in = bytes[1], .out = bytes[1] },
+        .{ .in = bytes[1], .out = bytes[4] },
+    }) |residual| {
+        call.residual = residual;
+        const refused = node.s.begin(w.now, node.group, call);
+        try std.testing.expectError(error.ResidualOverlaps, refused);
+    }
+    call.residual = .{ .in = bytes[4], .out = bytes[2] };
+    const written = node.s.begin(w.now, node.group, call);
+    try std.testing.expectError(error.ResidualInWritten, written);
     call.residual = .{ .in = bytes[1], .out = bytes[2] };
     const second = try node.s.begin(w.now, node.group, call);
     node.s.cancel(w.now, second);
