@@ -44,8 +44,8 @@ pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int r
   return options;
 }
 
-// How what travels is encoded: kind, block, rotate, rounding, and the addresses of two residuals, or
-// zeros.
+// How what travels is encoded: kind, block, rotate, rounding, and the addresses of two residuals,
+// or zeros.
 using Codec = std::tuple<int, uint32_t, int, int, uintptr_t, uintptr_t>;
 
 // What reductions and gathers have in common: op, tag, deadline_ns, recovery, plan, codec.

@@ -66,8 +66,8 @@ pub fn reduce_encode(
     call.run(out);
 }
 
-/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which was
-/// never encoded, over `divisor`. `own` is added after `position` of them, or where blocks are
+/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which
+/// was never encoded, over `divisor`. `own` is added after `position` of them, or where blocks are
 /// rotated last, and a residual with it, of which nothing is left. `out` may be exactly `own`.
 pub fn reduce_decode(
     piece: Piece,
@@ -258,8 +258,8 @@ const Call = struct {
         return values;
     }
 
-    /// out := the tile of the sum of all sources over the divisor, f32 and rotated back. `out` may be
-    /// own elements, or `values`.
+    /// out := the tile of the sum of all sources over the divisor, f32 and rotated back. `out` may
+    /// be own elements, or `values`.
     fn total(call: *Call, part: Tile, out: [*]u8) void {
         const codec = call.piece.codec;
         const inputs = call.sources.inputs;

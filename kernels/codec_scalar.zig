@@ -159,8 +159,8 @@ pub fn reduce_encode(
     }
 }
 
-/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which was
-/// never encoded, over `divisor`. `own` is added after `position` of them. But where blocks are
+/// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which
+/// was never encoded, over `divisor`. `own` is added after `position` of them. But where blocks are
 /// rotated it comes last: the inputs are added up as they are and rotated back once. A residual is
 /// added to `own`, and nothing is lost.
 pub fn reduce_decode(

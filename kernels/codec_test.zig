@@ -463,8 +463,8 @@ const Case = struct {
                 scalar.reduce_encode(piece, out, own.ptr, position, inputs, null, 3);
             }
             scalar.reduce_decode(piece, &wanted.kept[0], own.ptr, 1, inputs[0..1], null, 2);
-            for (wanted.kept[1..], 0..) |*out, position| {
-                scalar.reduce_decode(piece, out, own.ptr, position, inputs, null, divided[position]);
+            for (wanted.kept[1..], divided, 0..) |*out, by, position| {
+                scalar.reduce_decode(piece, out, own.ptr, position, inputs, null, by);
             }
         }
 

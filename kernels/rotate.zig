@@ -92,8 +92,8 @@ pub fn blocks_forward(comptime block: codecs.Block) table.Rotate {
     }.run;
 }
 
-/// out := the blocks rotated back, without the factor that both rotations have. `out` may be exactly
-/// `input`.
+/// out := the blocks rotated back, without the factor that both rotations have. `out` may be
+/// exactly `input`.
 pub fn blocks_back(comptime block: codecs.Block) table.Rotate {
     const stride = block.elements() * 4;
     return struct {

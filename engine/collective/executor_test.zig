@@ -467,7 +467,10 @@ fn Life(comptime T: type) type {
                     .send = @ptrCast(send.ptr + life.start(number, life.first_sent(rank))),
                     .recv = @ptrCast(recv.ptr + life.start(number, life.first_received(rank))),
                     .dtype = life.descriptor().dtype,
-                    .count = if (life.is_uneven()) life.count else life.sizes[number] * life.parts(),
+                    .count = if (life.is_uneven())
+                        life.count
+                    else
+                        life.sizes[number] * life.parts(),
                 };
                 life.executors[rank] = try Executor.init(arena, pool, .{
                     .descriptor = life.descriptor(),
