@@ -381,13 +381,77 @@ def test_what_ends_behind_the_last_address_is_refused(pair: tuple[Any, Any], cal
     assert "f32 do not fit into memory" in said
 
 
-def test_a_codec_is_for_all_reduce_only(pair: tuple[Any, Any]) -> None:
+SUMS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v")
+
+
+def test_a_broadcast_and_a_barrier_have_no_codec(pair: tuple[Any, Any]) -> None:
     data = ffi.new("float[8]")
     chosen = options("collective_options", codec=lib.PCCL_CODEC_INT8)
-    for name, call in CALLS.items():
-        if name != "all_reduce":
-            said = refused(call(pair[0], data, data, 4, lib.PCCL_F32, chosen))
-            assert "codec int8" in said and "all_reduce" in said
+    said = refused(CALLS["broadcast"](pair[0], data, data, 4, lib.PCCL_F32, chosen))
+    assert "codec int8" in said and "the root's buffer is only read" in said
+    said = refused(lib.pccl_barrier(pair[0], chosen, ffi.NULL))
+    assert "codec int8: nothing travels" in said
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "broadcast"])
+def test_a_codec_is_for_floats_and_for_what_it_can_add_up(
+    pair: tuple[Any, Any], name: str
+) -> None:
+    data, other = ffi.new("float[8]"), ffi.new("float[8]")
+    before, after = ffi.new("float[8]"), ffi.new("float[8]")
+    call = CALLS[name]
+    chosen = options("collective_options", codec=lib.PCCL_CODEC_INT8)
+    said = refused(call(pair[0], data, other, 4, lib.PCCL_I32, chosen))
+    assert "codec int8 is for floats, and dtype is i32" in said
+    chosen.residual_in = before
+    said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
+    assert "residual_out" in said
+    if name not in SUMS:
+        chosen.residual_out = after
+        said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
+        assert "are for all_reduce, reduce and reduce_scatter" in said
+        return
+    for place in (data + 3, other, before + 1):
+        chosen.residual_out = place
+        said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
+        assert "residual_out overlaps another buffer" in said
+    chosen.residual_in, chosen.residual_out = other, after
+    said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
+    assert "residual_in overlaps recv_buffer" in said
+    chosen.residual_in, chosen.residual_out = before, after
+    chosen.op = lib.PCCL_MAX
+    said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
+    assert "is for sum and avg, and op is max" in said
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "broadcast"])
+def test_what_travels_is_encoded_in_every_call_that_has_a_codec(
+    pair: tuple[Any, Any], name: str
+) -> None:
+    """Of numbers that 16 bits have exactly, with residuals where there are sums."""
+    chosen = options("collective_options", codec=lib.PCCL_CODEC_BF16)
+    plain = options("collective_options")
+
+    def program(rank: int, chosen: Any, kept: Any) -> list[float]:
+        send = ffi.new("float[8]", [(rank + 1) * 2**index for index in range(8)])
+        recv = ffi.new("float[8]")
+        own = ffi.new("pccl_collective_options_t *", chosen[0])
+        if chosen.codec and name in SUMS:
+            own.residual_in, own.residual_out = kept
+        check(CALLS[name](pair[rank], send, recv, 3, lib.PCCL_F32, own))
+        return list(recv)
+
+    kept = [(ffi.new("float[8]"), ffi.new("float[8]", [7] * 8)) for _ in range(2)]
+    results = [
+        together([functools.partial(program, rank, with_codec, kept[rank]) for rank in range(2)])
+        for with_codec in (plain, chosen)
+    ]
+    assert results[0] == results[1]
+    assert any(results[0][0])
+    if name in SUMS:
+        count = 3 if name in ("all_reduce", "reduce") else 6
+        for _, after in kept:
+            assert list(after) == [0.0] * count + [7.0] * (8 - count), "nothing was lost"
 
 
 def test_overlap_in_part_is_refused(pair: tuple[Any, Any]) -> None:
