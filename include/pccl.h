@@ -116,12 +116,14 @@ typedef enum pccl_recovery {
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
 typedef enum pccl_plan {
-  PCCL_PLAN_AUTO = 0,  /* ring without a codec, direct with one */
+  PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
   PCCL_PLAN_RING = 1,  /* from each member to the next */
   PCCL_PLAN_DIRECT = 2 /* from everybody to the owner of each part, from there to everybody */
 } pccl_plan_t;
 
-/* How floats travel (docs/KERNELS.md). The result is the decoded one on every peer, the owner's included. */
+/* How floats travel (docs/KERNELS.md). What all members have is decoded by all of them, its owner or source included; what
+ * one alone has of a reduce or a reduce_scatter is not encoded a second time, and its own shard of what is exchanged is
+ * not encoded at all. */
 typedef enum pccl_codec {
   PCCL_CODEC_NONE = 0,
   PCCL_CODEC_BF16 = 1,
@@ -303,15 +305,16 @@ typedef struct pccl_collective_options {
   pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;
   pccl_plan_t plan;
-  pccl_codec_t codec;       /* all_reduce of floats with sum or avg; all members the same, with the same options */
+  pccl_codec_t codec;       /* of floats, in everything but broadcast and barrier, which have none; what reduces does it
+                               with sum or avg; all members the same, with the same options */
   uint32_t codec_block;     /* elements that share a scale: 32, 64, 128 or 256; 0: 128 */
   pccl_rotate_t codec_rotate;
   pccl_rounding_t codec_rounding;
   uint32_t reserved;        /* 0 */
-  /* Error feedback: count f32 each, or both NULL. residual_in is added to send_buffer; residual_out receives what the
-   * encodings of this peer lost: of its contribution, of sums it passes on, of results it owns. It counts only once the
-   * operation has succeeded: give it as residual_in of the next call then, and keep the old one on a failure. They lie
-   * apart. */
+  /* Error feedback, of all_reduce, reduce and reduce_scatter: as many f32 each as send_buffer has elements, or both NULL.
+   * residual_in is added to send_buffer; residual_out receives what the encodings of this peer lost: of its contribution,
+   * of sums it passes on, of results it owns. It counts only once the operation has succeeded: give it as residual_in of
+   * the next call then, and keep the old one on a failure. They lie apart. */
   const float *residual_in;
   float *residual_out;
 } pccl_collective_options_t;
