@@ -121,9 +121,9 @@ typedef enum pccl_plan {
   PCCL_PLAN_DIRECT = 2 /* from everybody to the owner of each part, from there to everybody */
 } pccl_plan_t;
 
-/* How floats travel (docs/KERNELS.md). What all members have is decoded by all of them, its owner or source included; what
- * one alone has of a reduce or a reduce_scatter is not encoded a second time, and its own shard of what is exchanged is
- * not encoded at all. */
+/* How floats travel (docs/KERNELS.md). What all members have is decoded by all of them, its owner or source included;
+ * what one alone has of a reduce or a reduce_scatter is not encoded a second time, and its own shard of what is
+ * exchanged is not encoded at all. */
 typedef enum pccl_codec {
   PCCL_CODEC_NONE = 0,
   PCCL_CODEC_BF16 = 1,
@@ -311,10 +311,10 @@ typedef struct pccl_collective_options {
   pccl_rotate_t codec_rotate;
   pccl_rounding_t codec_rounding;
   uint32_t reserved;        /* 0 */
-  /* Error feedback, of all_reduce, reduce and reduce_scatter: as many f32 each as send_buffer has elements, or both NULL.
-   * residual_in is added to send_buffer; residual_out receives what the encodings of this peer lost: of its contribution,
-   * of sums it passes on, of results it owns. It counts only once the operation has succeeded: give it as residual_in of
-   * the next call then, and keep the old one on a failure. They lie apart. */
+  /* Error feedback, of all_reduce, reduce and reduce_scatter: as many f32 each as send_buffer has elements, or both
+   * NULL. residual_in is added to send_buffer; residual_out receives what the encodings of this peer lost: of its
+   * contribution, of sums it passes on, of results it owns. It counts only once the operation has succeeded: give it
+   * as residual_in of the next call then, and keep the old one on a failure. They lie apart. */
   const float *residual_in;
   float *residual_out;
 } pccl_collective_options_t;
