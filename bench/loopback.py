@@ -219,7 +219,7 @@ def measure(
             status.print(f"world {world}, {common.size_name(case.size)}: measured", highlight=False)
             yield [
                 *time_rows(world, case, reports, baseline, [COLLECTIVES[0], *others]),
-                *codec_rows(world, case, reports, codecs),
+                *codec_rows(world, case, reports, codecs, [COLLECTIVES[0], *others]),
                 peak_row(world, case, {name: peaks[name][index] for name in libraries}, baseline),
             ]
 
@@ -272,20 +272,24 @@ def values_of(
 
 
 def codec_rows(
-    world: int, case: Case, reports: list[dict[str, Any]], codecs: list[str]
+    world: int,
+    case: Case,
+    reports: list[dict[str, Any]],
+    codecs: list[str],
+    collectives: list[str],
 ) -> list[Row]:
     """Ours with each codec, beside ours without one."""
-    plain = seconds_of(case, reports, "pccl")
     return [
         Row(
             BENCH,
-            common.case_name("all_reduce", "f32", codec, world, case.size),
+            common.case_name(collective, "f32", codec, world, case.size),
             "seconds",
-            seconds_of(case, reports, codec),
+            seconds_of(case, reports, key_of(codec, collective)),
             "s",
             "none",
-            plain,
+            seconds_of(case, reports, key_of("pccl", collective)),
         )
+        for collective in collectives
         for codec in codecs
     ]
 
@@ -362,7 +366,11 @@ def table(rows: list[Row]) -> Table:
 def collective_table(rows: list[Row]) -> Table | None:
     """The collectives beside all_reduce; None where none was measured."""
     others = COLLECTIVES[1:]
-    timed = [one for one in rows if one.metric == "seconds" and one.case.split("/")[0] in others]
+    timed = [
+        one
+        for one in rows
+        if one.metric == "seconds" and one.case.split("/")[0] in others and one.baseline != "none"
+    ]
     if not timed:
         return None
     baseline = next((one.baseline for one in timed if one.baseline is not None), "baseline")
@@ -400,13 +408,14 @@ def codec_table(rows: list[Row]) -> Table | None:
         box=None,
         padding=(0, 2, 0, 0),
     )
-    for heading in ("n", "size", "codec", "ms", "without", "ratio"):
+    for heading in ("n", "size", "collective", "codec", "ms", "without", "ratio"):
         made.add_column(heading, justify="right", no_wrap=True)
     for one in encoded:
-        _, _, codec, world, size = one.case.split("/")
+        collective, _, codec, world, size = one.case.split("/")
         made.add_row(
             world.removeprefix("w"),
             size,
+            collective,
             codec,
             significant(one.value, 1e3),
             significant(one.baseline_value, 1e3),

@@ -28,7 +28,7 @@ from bench.tcp_ring import TcpRing
 Meeting = dict[str, Any]
 Values = NDArray[np.float32]
 
-# What is measured, all of it in place; the first with codecs, a ceiling and its memory as well.
+# What is measured, all of it in place; the first with a ceiling and its memory as well.
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "reduce"]
 ROOT = 0
 
@@ -107,18 +107,15 @@ class Pccl:
     def barrier(self) -> None:
         self._comm.barrier()
 
-    def call(self, collective: str, values: Values) -> None:
+    def call(self, collective: str, values: Values, codec: str = "none") -> None:
         if collective == "all_reduce":
-            self._comm.all_reduce(values)
+            self._comm.all_reduce(values, codec=codec)
         elif collective == "reduce_scatter":
-            self._comm.reduce_scatter(values, shard_of(self._job, values))
+            self._comm.reduce_scatter(values, shard_of(self._job, values), codec=codec)
         elif collective == "all_gather":
-            self._comm.all_gather(shard_of(self._job, values), values)
+            self._comm.all_gather(shard_of(self._job, values), values, codec=codec)
         else:
-            self._comm.reduce(values, root=ROOT)
-
-    def all_reduce_encoded(self, values: Values, codec: str) -> None:
-        self._comm.all_reduce(values, op="sum", codec=codec)
+            self._comm.reduce(values, root=ROOT, codec=codec)
 
     def close(self) -> None:
         self._comm.close()
@@ -142,7 +139,7 @@ class Encoded:
         self._plain.barrier()
 
     def call(self, collective: str, values: Values) -> None:
-        self._plain.all_reduce_encoded(values, self._codec)
+        self._plain.call(collective, values, self._codec)
 
     def close(self) -> None:
         """The other does."""
@@ -239,7 +236,7 @@ class Worker:
     def measure_time(self, case: Case) -> dict[str, list[Sample]]:
         """Samples of each library, taken in turn, so that all see the same moods of the machine."""
         calls = [(name, COLLECTIVES[0]) for name in self._libraries]
-        compared = [name for name in ("pccl", "gloo") if name in self._libraries]
+        compared = [name for name in self._libraries if name != "tcp"]
         calls += [
             (name, collective)
             for collective in self._job.collectives

@@ -104,10 +104,11 @@ def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
 class ErrorFeedback:
     """What the codec has lost of this peer's contributions under one tag, to be added to the next.
 
-    From `Group.error_feedback(tag)` on, every all_reduce of that tag with a codec adds the residual
-    to what this peer contributes, and keeps what this peer's encodings lose: of its contribution,
-    of the sums that it adds to in a ring, and of the results that it owns (Seide et al. 2014;
-    Karimireddy et al., arXiv 1901.09847; both ways as in Tang et al., arXiv 1905.05957). If all
+    From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of that tag
+    with a codec adds the residual to what this peer contributes, and keeps what this peer's
+    encodings lose: of its contribution, of the sums that it adds to in a ring, and of the results
+    that it owns for others too (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; both ways
+    as in Tang et al., arXiv 1905.05957). Other calls of that tag cannot have a codec. If all
     members do it, nothing is lost for good. The residual changes only when an operation commits,
     whatever the call said: also one that Ctrl-C ended, or that was in doubt. One operation at a
     time uses it, as a tag is.

@@ -106,10 +106,11 @@ class Collectives(Closing):
 
         `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op, codec,
         plan and recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
-        with options; with sum and avg only. `out`: as many elements, the same dtype, no partial
-        overlap. On any error the output is as it was. Raises, beside the errors of `PcclError`:
-        ValueError for a bad argument or layout, TypeError for a dtype. `deadline` is in seconds
-        from now (default: the communicator's). With `async_op`, returns a Work at once.
+        with options; what is added up, with sum and avg only. `out`: as many elements, the same
+        dtype, no partial overlap. On any error the output is as it was. Raises, beside the errors
+        of `PcclError`: ValueError for a bad argument or layout, TypeError for a dtype. `deadline`
+        is in seconds from now (default: the communicator's). With `async_op`, returns a Work at
+        once.
         """
         native = self._open()
         encoding = parse_codec(codec)
@@ -199,7 +200,7 @@ class Collectives(Closing):
         """Copies `array` of `root` into `array` of every member. Arguments as for `all_reduce`.
 
         `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
-        read, and may be read-only.
+        read, and may be read-only; so there is no codec, whose rounding the root would not see.
         """
         native = self._open()
         rank = self._rank_of(root)
@@ -265,8 +266,9 @@ class Collectives(Closing):
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         Arguments as for `all_reduce`; `root` is a rank of the current epoch, or the id of a member.
-        On the others nothing is written, and `out` is not looked at. A lost root ends the operation
-        with Aborted on all.
+        On the others nothing is written, and `out` is not looked at. With a codec the sum, which
+        the root alone has, is not encoded again. A lost root ends the operation with Aborted on
+        all.
         """
         native = self._open()
         encoding = parse_codec(codec)
@@ -338,7 +340,8 @@ class Collectives(Closing):
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
         `out`, or with `counts` as many as counts[rank] says for each, the same list on every peer.
         `out` may be this rank's shard of `array`; else they do not touch. A shard whose rank is
-        lost is given to nobody; the others arrive. Otherwise as `all_reduce`.
+        lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
+        Otherwise as `all_reduce`.
         """
         native = self._open()
         encoding = parse_codec(codec)
@@ -404,7 +407,8 @@ class Collectives(Closing):
         the same list on every peer. `array` may be this rank's shard of `out`; else they do not
         touch. What a lost member had, and no survivor got, is zeros in `out`, on all alike, and the
         outcome names no contributor for it; unless recovery is "resume" a shard comes whole or not
-        at all. Otherwise as `all_reduce`.
+        at all. With a codec each shard is rounded once, and this rank's own in `out` as well, so
+        that all have equal bytes. Otherwise as `all_reduce`.
         """
         native = self._open()
         encoding = self._parse_carrying(codec, tag)
@@ -469,8 +473,9 @@ class Collectives(Closing):
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is not looked at, and may be None. A lost root ends the operation
-        with Aborted on all. Otherwise as `all_reduce`.
+        `array`. Elsewhere `array` is not looked at, and may be None. With a codec what moves is
+        rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
+        all. Otherwise as `all_reduce`.
         """
         native = self._open()
         encoding = self._parse_carrying(codec, tag)
@@ -546,8 +551,8 @@ class Collectives(Closing):
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
         `out` is not looked at. What a lost member had, and the root has not got, is zeros in
         `out`, and the outcome names no contributor for it; unless recovery is "resume" a shard
-        comes whole or not at all. A lost root ends the operation with Aborted on all. Otherwise as
-        `all_reduce`.
+        comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
+        not. A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
         """
         native = self._open()
         encoding = self._parse_carrying(codec, tag)
@@ -615,7 +620,8 @@ class Collectives(Closing):
 
         Both have `world_size` equal shards, the same on every peer, and do not touch. What a lost
         member had for this peer, if it has not come, is zeros in `out`, and the outcome
-        names no contributor for it. Otherwise as `all_reduce`.
+        names no contributor for it. With a codec what moves is rounded, and one's own shard is
+        not. Otherwise as `all_reduce`.
         """
         native = self._open()
         encoding = self._parse_carrying(codec, tag)

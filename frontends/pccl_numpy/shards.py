@@ -230,6 +230,7 @@ def all_gather_(
 ) -> Outcome:
     """Fills `x`, of any strides, with the rows of all members; those of this rank are its own.
 
+    With a codec they are rounded like all others, so that all members have equal bytes.
     `x` has n * k rows, or with `counts` sum(counts), on every peer. Otherwise as `all_gather`.
     """
     check_target(x)

@@ -394,9 +394,7 @@ def test_a_broadcast_and_a_barrier_have_no_codec(pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "broadcast"])
-def test_a_codec_is_for_floats_and_for_what_it_can_add_up(
-    pair: tuple[Any, Any], name: str
-) -> None:
+def test_a_codec_is_for_floats_and_for_what_it_can_add_up(pair: tuple[Any, Any], name: str) -> None:
     data, other = ffi.new("float[8]"), ffi.new("float[8]")
     before, after = ffi.new("float[8]"), ffi.new("float[8]")
     call = CALLS[name]

@@ -123,12 +123,17 @@ def test_a_reduce_encodes_each_contribution_and_keeps_the_sum(
     n = size_of(world)
     for root, count in ((0, 1001), (n - 1, 70_001), (0, 1), (0, 0)):
         inputs = arrays(n, count)
-        results = world.run(
-            lambda comm, inputs=inputs, root=root: pnp.reduce(
-                comm, inputs[comm.rank], root=root, op=op, codec=codec, plan=plan
-            )
-        )
-        same(results[root], reduced(inputs, root, codec, plan, op))
+
+        def run(
+            comm: pccl.Communicator, inputs: list[Array] = inputs, root: int = root
+        ) -> Array | None:
+            mine = inputs[comm.rank]
+            return pnp.reduce(comm, mine, root=root, op=op, codec=codec, plan=plan)
+
+        results = world.run(run)
+        at_root = results[root]
+        assert at_root is not None
+        same(at_root, reduced(inputs, root, codec, plan, op))
         assert [result for rank, result in enumerate(results) if rank != root] == [None] * (n - 1)
 
 
@@ -170,6 +175,7 @@ def test_sums_of_other_floats_are_rounded_once_more(
     results = world.run(
         lambda comm: pnp.reduce(comm, inputs[comm.rank], op="avg", codec=codec, plan=plan)
     )
+    assert results[0] is not None
     same(results[0], reduced(inputs, 0, codec, plan, "avg"))
 
 
@@ -180,15 +186,15 @@ def test_a_reduce_scatter_of_bf16_in_bf16_is_the_one_without_a_codec(
     n = size_of(world)
     inputs = arrays(n, n * 500, ml_dtypes.bfloat16)
 
-    def run(comm: pccl.Communicator, codec: str) -> Array:
-        mine = inputs[comm.rank]
-        return pnp.reduce_scatter(comm, mine, op="avg", codec=codec, plan="direct")
+    def run(comm: pccl.Communicator) -> list[Array]:
+        mine, plan = inputs[comm.rank], "direct"
+        return [
+            pnp.reduce_scatter(comm, mine, op="avg", codec=codec, plan=plan)
+            for codec in ("none", "bf16")
+        ]
 
-    plain, encoded = (
-        world.run(lambda comm, name=name: run(comm, name)) for name in ("none", "bf16")
-    )
-    for one, other in zip(plain, encoded, strict=True):
-        same(one, other)
+    for plain, encoded in world.run(run):
+        same(encoded, plain)
 
 
 # ---- what comes from one ------------------------------------------------------------------------
@@ -261,12 +267,11 @@ def test_an_all_to_all_is_encoded_but_for_ones_own(
     n = size_of(world)
     for count in (1001, 1, 0):
         inputs = arrays(n, n * count, dtype)
-        results = world.run(
-            lambda comm, inputs=inputs: pnp.all_to_all(
-                comm, inputs[comm.rank], codec=codec, plan=plan
-            )
-        )
-        for rank, result in enumerate(results):
+
+        def run(comm: pccl.Communicator, inputs: list[Array] = inputs) -> Array:
+            return pnp.all_to_all(comm, inputs[comm.rank], codec=codec, plan=plan)
+
+        for rank, result in enumerate(world.run(run)):
             shards = [inputs[source].reshape(n, count)[rank] for source in range(n)]
             wanted = [
                 shard if source == rank else carried(shard, codec)
@@ -343,11 +348,11 @@ def test_rotated_pieces_lose_what_a_sum_of_them_may(three: pccl.LocalWorld, plan
     inputs = arrays(3, 30_003)
     exact = sum(array.astype(np.float64) for array in inputs)
     for name, limit in (("int8", 1e-2), ("int4", 1.8e-1), ("fp8_e4m3", 4e-2), ("e3m0", 3e-1)):
-        shards = three.run(
-            lambda comm, name=name: pnp.reduce_scatter(
-                comm, inputs[comm.rank], codec=name, plan=plan
-            )
-        )
+
+        def run(comm: pccl.Communicator, name: str = name) -> Array:
+            return pnp.reduce_scatter(comm, inputs[comm.rank], codec=name, plan=plan)
+
+        shards = three.run(run)
         lost = np.linalg.norm(np.concatenate(shards) - exact) / np.linalg.norm(exact)
         assert 1e-4 < lost < limit, (name, lost)
 
@@ -390,10 +395,11 @@ def test_the_residuals_are_all_that_was_lost(
     codec = pccl.Codec("int4", rotate=False)
 
     def run(comm: pccl.Communicator) -> list[tuple[Array, Array]]:
+        options: dict[str, Any] = {"op": op, "codec": codec, "plan": plan, "tag": 3}
+        mine = inputs[comm.rank]
         feedback = comm.error_feedback(tag=3)
         answers = []
         for _ in range(2):
-            mine, options = inputs[comm.rank], {"op": op, "codec": codec, "plan": plan, "tag": 3}
             if name == "reduce":
                 got = pnp.reduce(comm, mine, root=1, **options)
             else:

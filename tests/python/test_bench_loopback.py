@@ -57,7 +57,12 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
         for world in (2, 4)
         for size in sizes
     }
-    encoded = {f"all_reduce/f32/int8/w{world}/{size}" for world in (2, 4) for size in sizes}
+    encoded = {
+        f"{collective}/f32/int8/w{world}/{size}"
+        for collective in COLLECTIVES
+        for world in (2, 4)
+        for size in sizes
+    }
     expected |= {(case, "seconds") for case in encoded}
     by_name = {(row["case"], row["metric"]): row for row in rows}
     assert set(by_name) == expected and len(rows) == len(expected)
