@@ -16,12 +16,12 @@ const ReduceOp = dtypes.ReduceOp;
 const Compute = vector.Compute;
 const Vector = vector.Vector;
 const load = vector.load;
+const load_pair = vector.load_pair;
 const store = vector.store;
+const store_pair = vector.store_pair;
 
-/// Independent vectors in flight: they hide the latency of the arithmetic.
-const unroll = 4;
-/// Fewer when each element has several inputs: SSE2 has 16 registers, and a vector takes four.
-const unroll_k = 2;
+/// Independent pairs of vectors in flight: they hide the latency of the arithmetic.
+const unroll = 2;
 
 pub fn accumulate(comptime op: ReduceOp, comptime d: DType) table.Accumulate {
     const partial = dtypes.partial_dtype(op, d);
@@ -61,26 +61,32 @@ inline fn hop(
     finish: anytype,
 ) void {
     const partial = comptime dtypes.partial_dtype(op, d);
-    const n = vector.lanes(C);
+    // Pairs of all three are combined lane by lane.
+    comptime std.debug.assert(d != .bf16 or (partial == .bf16 and to == .bf16));
+    const n = 2 * vector.lanes(C);
     const in_size = comptime d.size();
     const partial_size = comptime partial.size();
     const out_size = comptime to.size();
     var index: usize = 0;
 
-    // Main loop, and the vectors that are left.
+    // Main loop, and the pairs that are left.
     inline for (.{ unroll, 1 }) |width| {
         while (count - index >= width * n) : (index += width * n) {
-            var sums: [width]Vector(C) = undefined;
-            inline for (&sums, 0..) |*sum, v| {
-                const x = load(partial, C, a + (index + v * n) * partial_size);
-                const y = load(d, C, b + (index + v * n) * in_size);
-                sum.* = finished(C, combine(op, C, x, y), finish);
+            var sums: [width][2]Vector(C) = undefined;
+            inline for (&sums, 0..) |*pair, v| {
+                const x = load_pair(partial, C, a + (index + v * n) * partial_size);
+                const y = load_pair(d, C, b + (index + v * n) * in_size);
+                inline for (pair, x, y) |*sum, p, q| {
+                    sum.* = finished(C, combine(op, C, p, q), finish);
+                }
             }
-            inline for (sums, 0..) |sum, v| store(to, C, out + (index + v * n) * out_size, sum);
+            inline for (sums, 0..) |pair, v| {
+                store_pair(to, C, out + (index + v * n) * out_size, pair);
+            }
         }
     }
 
-    // Tail: one padded vector.
+    // Tail: one padded pair.
     const left = count - index;
     if (left == 0) return;
     var a_block: [n * partial_size]u8 = @splat(0);
@@ -88,9 +94,11 @@ inline fn hop(
     var out_block: [n * out_size]u8 = undefined;
     @memcpy(a_block[0 .. left * partial_size], a + index * partial_size);
     @memcpy(b_block[0 .. left * in_size], b + index * in_size);
-    const x = load(partial, C, &a_block);
-    const y = load(d, C, &b_block);
-    store(to, C, &out_block, finished(C, combine(op, C, x, y), finish));
+    const x = load_pair(partial, C, &a_block);
+    const y = load_pair(d, C, &b_block);
+    var pair: [2]Vector(C) = undefined;
+    inline for (&pair, x, y) |*sum, p, q| sum.* = finished(C, combine(op, C, p, q), finish);
+    store_pair(to, C, &out_block, pair);
     @memcpy(out + index * out_size, out_block[0 .. left * out_size]);
 }
 
@@ -119,40 +127,34 @@ inline fn reduce_all(
     count: usize,
     finish: anytype,
 ) void {
-    const n = vector.lanes(C);
+    const n = 2 * vector.lanes(C);
     const size = comptime d.size();
     var index: usize = 0;
 
-    // Main loop, and the vectors that are left: all inputs of a few elements at a time.
-    inline for (.{ unroll_k, 1 }) |width| {
-        while (count - index >= width * n) : (index += width * n) {
-            var sums: [width]Vector(C) = undefined;
-            inline for (&sums, 0..) |*sum, v| {
-                sum.* = load(d, C, inputs[0] + (index + v * n) * size);
-            }
-            for (inputs[1..]) |input| {
-                inline for (&sums, 0..) |*sum, v| {
-                    const y = load(d, C, input + (index + v * n) * size);
-                    sum.* = combine(op, C, sum.*, y);
-                }
-            }
-            inline for (sums, 0..) |sum, v| {
-                store(d, C, out + (index + v * n) * size, finished(C, sum, finish));
-            }
+    // Main loop: all inputs of a pair at a time. SSE2 has 16 registers, and a pair takes eight.
+    while (count - index >= n) : (index += n) {
+        var pair = load_pair(d, C, inputs[0] + index * size);
+        for (inputs[1..]) |input| {
+            const y = load_pair(d, C, input + index * size);
+            inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
         }
+        inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
+        store_pair(d, C, out + index * size, pair);
     }
 
-    // Tail: one padded vector.
+    // Tail: one padded pair.
     const left = count - index;
     if (left == 0) return;
     var block: [n * size]u8 = @splat(0);
     @memcpy(block[0 .. left * size], inputs[0] + index * size);
-    var sum = load(d, C, &block);
+    var pair = load_pair(d, C, &block);
     for (inputs[1..]) |input| {
         @memcpy(block[0 .. left * size], input + index * size);
-        sum = combine(op, C, sum, load(d, C, &block));
+        const y = load_pair(d, C, &block);
+        inline for (&pair, y) |*sum, q| sum.* = combine(op, C, sum.*, q);
     }
-    store(d, C, &block, finished(C, sum, finish));
+    inline for (&pair) |*sum| sum.* = finished(C, sum.*, finish);
+    store_pair(d, C, &block, pair);
     @memcpy(out + index * size, block[0 .. left * size]);
 }
 

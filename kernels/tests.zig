@@ -477,6 +477,16 @@ test "every level finds the greatest magnitudes like the scalar code, ties and N
         for ([_]usize{ 64, 129, 4095 }) |k| {
             try top_k_case(std.mem.asBytes(&chunk), chunk.len, k, 3);
         }
+        // All that is taken in a few places, magnitudes of all sizes, and one value everywhere.
+        for (&chunk, 0..) |*value, at| value.* = @floatFromInt(at);
+        for ([_]usize{ 1, 5, 64 }) |k| try top_k_case(std.mem.asBytes(&chunk), chunk.len, k, 0);
+        for (&chunk) |*value| value.* = @bitCast(prng.random().int(u32));
+        for ([_]usize{ 1, 2, 64, 512 }) |k| {
+            try top_k_case(std.mem.asBytes(&chunk), chunk.len, k, 0);
+            try top_k_case(std.mem.asBytes(&chunk), chunk.len - 125, k, 1);
+        }
+        @memset(&chunk, -0.0);
+        for ([_]usize{ 1, 64, 4096 }) |k| try top_k_case(std.mem.asBytes(&chunk), chunk.len, k, 0);
     }
 }
 

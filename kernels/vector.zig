@@ -70,6 +70,43 @@ pub inline fn load(comptime d: DType, comptime C: type, bytes: [*]const u8) Vect
     };
 }
 
+/// Twice `lanes(C)` elements, in an order of the dtype's own: what is loaded in pairs is combined
+/// lane by lane and stored in pairs. Of bf16 one vector has the even elements and one the odd ones,
+/// which are where an f32 has its upper half already: to bring 16 bits each into lanes of 32, in
+/// order, takes a CPU more than the addition.
+pub inline fn load_pair(comptime d: DType, comptime C: type, bytes: [*]const u8) [2]Vector(C) {
+    if (d != .bf16) {
+        return .{ load(d, C, bytes), load(d, C, bytes + comptime lanes(C) * d.size()) };
+    }
+    const pointer: *align(1) const Words = @ptrCast(bytes);
+    const words = pointer.*;
+    return .{ @bitCast(words << @splat(16)), @bitCast(words & @as(Words, @splat(0xffff_0000))) };
+}
+
+/// Rounds once, and makes any NaN the positive quiet NaN.
+pub inline fn store_pair(
+    comptime d: DType,
+    comptime C: type,
+    bytes: [*]u8,
+    pair: [2]Vector(C),
+) void {
+    if (d != .bf16) {
+        store(d, C, bytes, pair[0]);
+        store(d, C, bytes + comptime lanes(C) * d.size(), pair[1]);
+        return;
+    }
+    const even = bf16_in_f32(16, canonical(f32, pair[0])) >> @splat(16);
+    const odd = bf16_in_f32(16, canonical(f32, pair[1])) & @as(Words, @splat(0xffff_0000));
+    put(bytes, even | odd);
+}
+
+const Words = @Vector(16, u32);
+
+comptime {
+    // The lower half of a word is the element that lies first.
+    std.debug.assert(builtin.cpu.arch.endian() == .little);
+}
+
 /// The vector as it is, to any address.
 pub inline fn put(bytes: [*]u8, value: anytype) void {
     const pointer: *align(1) @TypeOf(value) = @ptrCast(bytes);
@@ -99,10 +136,14 @@ pub inline fn canonical(comptime C: type, value: Vector(C)) Vector(C) {
 }
 
 pub inline fn bf16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
+    return @truncate(bf16_in_f32(n, value) >> @splat(16));
+}
+
+/// The upper halves are the bf16.
+inline fn bf16_in_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u32) {
     const bits: @Vector(n, u32) = @bitCast(value);
     const odd = (bits >> @splat(16)) & @as(@Vector(n, u32), @splat(1));
-    const rounded = bits + @as(@Vector(n, u32), @splat(0x7fff)) + odd;
-    return @truncate(rounded >> @splat(16));
+    return bits + @as(@Vector(n, u32), @splat(0x7fff)) + odd;
 }
 
 pub inline fn f32_from_f16(comptime n: comptime_int, bits: @Vector(n, u16)) @Vector(n, f32) {
