@@ -10,7 +10,8 @@
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
-#   make test-portable        both, and everything compiled for macOS
+#   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), half an hour
+#   make test-portable        those of aarch64 and Windows, and everything compiled for macOS
 #   make clean                remove what was built, .venv too
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,7 +31,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64
-.PHONY: test-windows test-portable clean
+.PHONY: test-windows test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -83,6 +84,14 @@ test-windows: $(VENV)/.installed
 	@mkdir -p .zig-cache/wine
 	WINEPREFIX=$(CURDIR)/.zig-cache/wine WINEDLLOVERRIDES="mscoree,mshtml=" \
 	$(ZIG) $(WINDOWS_LAYERS:%=test-%) -Dtarget=x86_64-windows -fwine --summary new
+
+test-avx512: $(VENV)/.installed
+	@command -v bochs >/dev/null || { \
+	echo "make: bochs is missing: apt install --no-install-recommends bochs bochs-term"; exit 1; }
+	$(ZIG) machine kernel-tests -Demulated -Doptimize=ReleaseSafe -Dtarget=x86_64-linux-musl \
+	--prefix .zig-cache/emulated $(if $(FILTER),-Dtest-filter=$(FILTER))
+	$(RUN) tests/emulated/emulate.py .zig-cache/emulated/bin/machine \
+	.zig-cache/emulated/bin/kernel-tests --minutes 90
 
 test-portable: test-aarch64 test-windows
 	$(ZIG) check -Dtarget=aarch64-macos

@@ -83,7 +83,14 @@ pub fn build(b: *std.Build) void {
     const filters = b.option([]const []const u8, "test-filter", "only tests named like this") orelse
         &.{};
 
-    const kernels: Kernels = .init(b, target);
+    const emulated = b.option(
+        bool,
+        "emulated",
+        "tests of the kernels for Bochs: levels from v4 on, and f16 rounded by integers, since " ++
+            "Bochs 2.7 rounds ties of that instruction upward",
+    ) orelse false;
+
+    const kernels: Kernels = .init(b, target, emulated);
     const library_layers: Layers = .init(b, kernels, .{
         .target = target,
         .optimize = optimize,
@@ -120,7 +127,8 @@ pub fn build(b: *std.Build) void {
     const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulation_layers, filters, test_step, check_step);
-    add_kernel_programs(b, library_layers, test_layers);
+    add_kernel_programs(b, library_layers, filters);
+    add_machine(b);
     add_python(b, target, library);
 }
 
@@ -150,7 +158,7 @@ const Kernels = struct {
     objects: []*std.Build.Step.Compile,
     options: *std.Build.Module,
 
-    fn init(b: *std.Build, target: std.Build.ResolvedTarget) Kernels {
+    fn init(b: *std.Build, target: std.Build.ResolvedTarget, emulated: bool) Kernels {
         const arch = target.result.cpu.arch;
         const levels = levels_of(arch);
         const names = b.allocator.alloc([]const u8, levels.len) catch @panic("OOM");
@@ -162,6 +170,7 @@ const Kernels = struct {
         for (names, objects, levels) |*name, *object, level| {
             const options = b.addOptions();
             options.addOption([]const u8, "level", level.name);
+            options.addOption(bool, "f16_by_integers", emulated);
             const module = b.createModule(.{
                 .root_source_file = b.path("kernels/level.zig"),
                 .target = b.resolveTargetQuery(level_query(target.query, arch, level)),
@@ -183,6 +192,7 @@ const Kernels = struct {
         }
         const options = b.addOptions();
         options.addOption([]const []const u8, "levels", names);
+        options.addOption([]const u8, "tests_from", if (emulated) "v4" else "baseline");
         return .{ .objects = objects, .options = options.createModule() };
     }
 
@@ -294,12 +304,20 @@ fn add_layer_tests(
 
 /// Programs for a machine that has other CPU levels than this one: `kernel-tests` and
 /// `kernel-bench` in <prefix>/bin. Static with -Dtarget=x86_64-linux-musl.
-fn add_kernel_programs(b: *std.Build, library_layers: Layers, test_layers: Layers) void {
-    const tests = b.addTest(.{ .name = "kernel-tests", .root_module = test_layers.get("kernels") });
+fn add_kernel_programs(
+    b: *std.Build,
+    library_layers: Layers,
+    filters: []const []const u8,
+) void {
+    const kernels = library_layers.get("kernels");
+    const tests = b.addTest(.{
+        .name = "kernel-tests",
+        .root_module = kernels,
+        .filters = filters,
+    });
     const test_step = b.step("kernel-tests", "Build the tests of the kernels as a program");
     test_step.dependOn(&b.addInstallArtifact(tests, .{}).step);
 
-    const kernels = library_layers.get("kernels");
     const bench = b.addExecutable(.{
         .name = "kernel-bench",
         .root_module = b.createModule(.{
@@ -315,6 +333,29 @@ fn add_kernel_programs(b: *std.Build, library_layers: Layers, test_layers: Layer
     });
     const bench_step = b.step("kernel-bench", "Build a program that measures the kernels");
     bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+}
+
+/// What runs beneath a program on an emulated CPU (tests/emulated).
+fn add_machine(b: *std.Build) void {
+    const module = b.createModule(.{
+        .root_source_file = b.path("tests/emulated/machine.zig"),
+        .target = b.resolveTargetQuery(.{
+            .cpu_arch = .x86_64,
+            .cpu_model = .baseline,
+            .os_tag = .freestanding,
+            .abi = .none,
+            // A system call leaves the vector registers as they were.
+            .cpu_features_sub = std.Target.x86.featureSet(&.{ .sse, .sse2, .mmx, .x87 }),
+            .cpu_features_add = std.Target.x86.featureSet(&.{.soft_float}),
+        }),
+        .optimize = .ReleaseSmall,
+        .strip = true,
+        .red_zone = false,
+    });
+    const machine = b.addExecutable(.{ .name = "machine", .root_module = module });
+    machine.setLinkerScript(b.path("tests/emulated/machine.ld"));
+    const step = b.step("machine", "Build what runs beneath a program on an emulated CPU");
+    step.dependOn(&b.addInstallArtifact(machine, .{}).step);
 }
 
 /// After the tests of the kernels: which CPU levels they could not run on this machine, and the

@@ -54,6 +54,14 @@ pub fn supported(index: usize) bool {
     return index <= highest();
 }
 
+/// For tests: all levels that are supported, or those from one on if they were built so.
+pub fn tested(index: usize) bool {
+    const begin = comptime for (names, 0..) |name, number| {
+        if (std.mem.eql(u8, name, options.tests_from)) break number;
+    } else @compileError("no level " ++ options.tests_from);
+    return index >= begin and supported(index);
+}
+
 fn level_index() u8 {
     const index = chosen.load(.monotonic);
     if (index != undecided) return index;

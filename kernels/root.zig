@@ -26,6 +26,7 @@ pub const level_name = dispatch.level_name;
 /// PCCL_CPU_LEVEL is read by the C ABI, which calls this.
 pub const force = dispatch.force;
 pub const supported = dispatch.supported;
+pub const tested = dispatch.tested;
 
 /// Inputs that one pass of `reduce_k` can take.
 pub const reduce_inputs_max = 32;

@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const builtin = @import("builtin");
+const root = @import("root");
 const dtypes = @import("dtype");
 
 const DType = dtypes.DType;
@@ -16,6 +17,9 @@ const has_f16 = switch (builtin.cpu.arch) {
     .aarch64 => true,
     else => false,
 };
+
+/// A level that is built for an emulator that does not round to nearest even (build.zig).
+const f16_by_integers = @hasDecl(root, "f16_by_integers") and root.f16_by_integers;
 
 /// A fused multiply-add is one instruction. Used only where the product is exact, so that the bits
 /// are those of two operations.
@@ -152,7 +156,7 @@ pub inline fn f32_from_f16(comptime n: comptime_int, bits: @Vector(n, u16)) @Vec
 }
 
 pub inline fn f16_from_f32(comptime n: comptime_int, value: @Vector(n, f32)) @Vector(n, u16) {
-    if (!has_f16) return f16_from_f32_by_integers(n, value);
+    if (!has_f16 or f16_by_integers) return f16_from_f32_by_integers(n, value);
     return @bitCast(@as(@Vector(n, f16), @floatCast(value)));
 }
 
