@@ -81,8 +81,8 @@ comptime {
         \\    mov $2, %r11d           # flags: none
         \\    sysretq
         \\
-        \\# All registers but rax are given back as they were; what is compiled from Zig here uses no
-        \\# vectors.
+        \\# All registers but rax are given back as they were; what is compiled from Zig here uses
+        \\# no vectors.
         \\.globl system_call_entry
         \\system_call_entry:
         \\    mov %rsp, program_stack(%rip)
@@ -193,7 +193,10 @@ export fn begin() callconv(.c) noreturn {
             .high = @truncate(address >> 32),
         };
     }
-    const pointer: GatesPointer = .{ .limit = @sizeOf(@TypeOf(gates)) - 1, .base = @intFromPtr(&gates) };
+    const pointer: GatesPointer = .{
+        .limit = @sizeOf(@TypeOf(gates)) - 1,
+        .base = @intFromPtr(&gates),
+    };
     asm volatile ("lidt (%[at])"
         :
         : [at] "r" (&pointer),
