@@ -10,7 +10,7 @@
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
-#   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), half an hour
+#   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
 #   make test-portable        those of aarch64 and Windows, and everything compiled for macOS
 #   make clean                remove what was built, .venv too
 
