@@ -68,6 +68,10 @@ pub const tags_per_epoch_max = 65_536;
 /// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
 pub const full_mesh_max = 32;
 pub const ring_reach = 3;
+/// Tags from here on belong to messages between two members, which their sender, their receiver and
+/// the tag of the call follow from (pair.zig); those have smaller tags. Enforced at the call.
+pub const pair_tags_first = 0xfe << 56;
+pub const pair_user_tags = 1 << 38;
 /// Tags from here on belong to shared states, one to each name. Enforced at the call.
 pub const state_tags_first = 0xff << 56;
 /// Tensors of one shared state, and dimensions of one of them. Enforced when it is made.

@@ -5,6 +5,7 @@
 const std = @import("std");
 const limits = @import("limits.zig");
 const Mask = @import("ids.zig").Mask;
+const Pair = @import("pair.zig").Pair;
 const assert = std.debug.assert;
 
 pub const Order = struct {
@@ -76,6 +77,13 @@ pub const Paths = struct {
     pub fn all(alive: *const Mask, world_size: usize) Paths {
         const hubs: Mask = if (world_size > limits.full_mesh_max) .empty else alive.*;
         return .{ .order = .of(alive), .hubs = hubs };
+    }
+
+    /// From one to the other, and to nobody else.
+    pub fn between(pair: Pair) Paths {
+        var both: Mask = .empty;
+        for (pair.ranks()) |rank| both.set(rank);
+        return .{ .order = .of(&both), .has_ring = false, .hubs = both };
     }
 
     pub fn eql(a: *const Paths, b: *const Paths) bool {

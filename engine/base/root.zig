@@ -12,6 +12,7 @@ pub const BitSet = @import("bit_set.zig").BitSet;
 pub const Order = @import("order.zig").Order;
 pub const Paths = @import("order.zig").Paths;
 pub const Plan = @import("order.zig").Plan;
+pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 
 pub const PeerId = ids.PeerId;
@@ -29,5 +30,6 @@ test {
     std.testing.refAllDecls(@This());
     _ = @import("bit_set.zig");
     _ = @import("order.zig");
+    _ = @import("pair.zig");
     _ = @import("prng.zig");
 }

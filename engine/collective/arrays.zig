@@ -124,6 +124,10 @@ const Part = struct {
                 .is_sent = part / options.world_size == options.rank,
                 .is_received = part % options.world_size == options.rank,
             },
+            .send_recv => .{
+                .is_sent = options.rank == options.pair.src,
+                .is_received = options.rank == options.pair.dst,
+            },
         };
     }
 };

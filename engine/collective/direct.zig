@@ -76,8 +76,9 @@ pub const State = struct {
         options: Executor.Options,
         slots: usize,
     ) Allocator.Error!State {
-        if (options.world_size > members_max) return .{};
-        const lanes = try arena.alloc(Lane, options.world_size);
+        const members = options.members_max();
+        if (members > members_max) return .{};
+        const lanes = try arena.alloc(Lane, members);
         for (lanes) |*lane| lane.* = .{ .ready = try .init(arena, @intCast(partition.pieces)) };
         const places = try arena.alloc(u16, @intCast(partition.pieces));
         @memset(places, no_place);

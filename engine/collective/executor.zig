@@ -7,9 +7,10 @@
 //! Other collectives are a part of that. A chunk may have a *source*, the one rank that contributes
 //! to it, where it is final from the start: so it is with a broadcast and an all_gather. It may
 //! have an *audience*, the one rank that wants its result: a reduce, a reduce_scatter. With both it
-//! is *carried*, unchanged, from one to the other: a scatter, a gather, an all_to_all. After a
-//! loss, chunks that some survivors hold travel on from them in the same way, and those whose
-//! source or audience is lost are *void*: nobody waits for them, and they are zeros.
+//! is *carried*, unchanged, from one to the other: a scatter, a gather, an all_to_all. So is a
+//! message, a send and its recv, of which only the two are members here. After a loss, chunks that
+//! some survivors hold travel on from them in the same way, and those whose source or audience is
+//! lost are *void*: nobody waits for them, and they are zeros.
 //!
 //! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
 //! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
@@ -73,6 +74,8 @@ pub const Executor = struct {
     operation: u64,
     rank: u16,
     root: u16,
+    /// Of a message.
+    pair: base.Pair,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
@@ -165,9 +168,15 @@ pub const Executor = struct {
         operation: u64 = 0,
         rank: u16,
         root: u16 = 0,
+        pair: base.Pair = .{ .src = 0, .dst = 0 },
         world_size: u32,
         chunk_bytes: u32,
         window_bytes: u64,
+
+        /// Who may have a part in the operation.
+        pub fn members_max(options: *const Options) u32 {
+            return if (options.descriptor.kind == .send_recv) 2 else options.world_size;
+        }
     };
 
     fn partition_of(arena: Allocator, options: *const Options) Allocator.Error!Partition {
@@ -188,7 +197,7 @@ pub const Executor = struct {
         }
         return Partition.init(.{
             .shards = shards,
-            .world_size = world_size,
+            .world_size = options.members_max(),
             .chunk_bytes_max = options.chunk_bytes,
             .window_bytes = options.window_bytes,
             // A peer alone encodes nothing.
@@ -228,6 +237,7 @@ pub const Executor = struct {
             .arrays = arrays,
             .rank = options.rank,
             .root = options.root,
+            .pair = options.pair,
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
@@ -248,8 +258,8 @@ pub const Executor = struct {
             .dirty = try .init(memory, pieces),
             .settled = try .init(memory, pieces),
             .final_seen = try .init(memory, pieces),
-            .targets = try memory.alloc(Target, options.world_size),
-            .credits = try memory.alloc(Credit, options.world_size),
+            .targets = try memory.alloc(Target, options.members_max()),
+            .credits = try memory.alloc(Credit, options.members_max()),
             // Both, whatever the call asks for: links that break may change the schedule, and then
             // it must not be memory that is missing.
             .ring = try .init(memory, &partition, slot_count),
@@ -274,6 +284,7 @@ pub const Executor = struct {
         const descriptor = &options.descriptor;
         const kind = descriptor.kind;
         if (!(kind.reduces() or kind.carries()) or options.world_size < 2) return 0;
+        if (kind == .send_recv) return 0; // from memory to memory
         const senders = options.world_size - 1;
         const slot_bytes = @max(1, partition.slot_bytes());
         const by_window = @max(1, options.window_bytes / (slot_bytes * senders));
@@ -372,6 +383,7 @@ pub const Executor = struct {
             .broadcast, .scatter => x.root,
             .all_gather, .gather => @intCast(x.part_of(chunk)),
             .all_to_all => @intCast(x.part_of(chunk) / x.positions.len),
+            .send_recv => x.pair.src,
             .all_reduce, .barrier, .sync, .reduce, .reduce_scatter => null,
         };
     }
@@ -382,6 +394,7 @@ pub const Executor = struct {
             .reduce, .gather => x.root,
             .reduce_scatter, .scatter => @intCast(x.part_of(chunk)),
             .all_to_all => @intCast(x.part_of(chunk) % x.positions.len),
+            .send_recv => x.pair.dst,
             .all_reduce, .broadcast, .barrier, .sync, .all_gather => null,
         };
     }
@@ -1144,7 +1157,9 @@ pub const Executor = struct {
 
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Executor) bool {
-        return x.chunks_settled == x.chunks_wanted and x.frames_owed == 0;
+        if (x.chunks_settled != x.chunks_wanted or x.frames_owed > 0) return false;
+        // Of a message the other must have called, also where there is nothing to move.
+        return x.descriptor.kind != .send_recv or x.targets[1 - x.position].open;
     }
 
     /// Order-independent digest of what all members have; 0 where results are private.

@@ -15,6 +15,7 @@ const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
+const Pair = base.Pair;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
@@ -255,6 +256,22 @@ pub const Epoch = struct {
         return epoch.decided.items[epoch.decided_first..];
     }
 
+    /// Whose votes decide on an operation: of all who are alive, and of a message between two of
+    /// those of them who are.
+    fn voters(epoch: *const Epoch, id: OpId) Mask {
+        const pair = Pair.of(id.tag) orelse return epoch.alive;
+        var both: Mask = .empty;
+        for (pair.ranks()) |rank| if (epoch.alive.has(rank)) both.set(rank);
+        return both;
+    }
+
+    /// A message between two is nobody else's business.
+    fn check_party(epoch: *const Epoch, id: OpId, rank: u16) ProtocolError!void {
+        const pair = Pair.of(id.tag) orelse return;
+        if (!pair.has(rank) or pair.src == pair.dst) return error.Unexpected;
+        for (pair.ranks()) |either| if (either >= epoch.members.len) return error.Unexpected;
+    }
+
     /// The record of an operation, new if need be; null if the descriptors differ, and then it is
     /// aborted.
     fn record_of(
@@ -263,6 +280,8 @@ pub const Epoch = struct {
         descriptor: *const Descriptor,
         rank: u16,
     ) ProtocolError!?*Record {
+        if ((descriptor.kind == .send_recv) != (Pair.of(id.tag) != null)) return error.Unexpected;
+        try epoch.check_party(id, rank);
         if (epoch.find(id)) |index| {
             const known = epoch.records.items[index];
             if (known.descriptor.eql(descriptor) or base.canary.on(.skip_fingerprint)) return known;
@@ -317,18 +336,22 @@ pub const Epoch = struct {
     }
 
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
-        if (!epoch.running or !known.done.covers(&epoch.alive)) return;
+        const needed = epoch.voters(known.id);
+        // Of a message nobody may be left, and then nobody waits for it.
+        if (!epoch.running or needed.is_empty() or !known.done.covers(&needed)) return;
         if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
         if (known.descriptor.kind.ends_at_root() and !epoch.has_root_voted(known))
             return epoch.abort(known.id, root_lost(known), null);
+        if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
+            return epoch.abort(known.id, epoch.party_lost(pair).?, null);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
 
     fn commit(epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
-        const called = if (epoch.find(id)) |index|
-            epoch.records.items[index].descriptor.safe_points
-        else
-            0;
+        // What two have done says nothing of how far the others are.
+        const called = if (Pair.of(id.tag) != null) 0 //
+        else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
+        else 0;
         try epoch.decide(id, .{ .commit = committed }, null);
         epoch.committed += 1;
         epoch.committed_at = @max(epoch.committed_at, called);
@@ -408,6 +431,7 @@ pub const Epoch = struct {
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
         switch (message.reason) {
             .deadline, .cancelled, .root_lost, .state_unavailable => {},
+            .link_broken => if (Pair.of(message.op.tag) == null) return error.Unexpected,
             .mismatch,
             .digest,
             .peer_lost,
@@ -417,6 +441,7 @@ pub const Epoch = struct {
             .state_conflict,
             => return error.Unexpected,
         }
+        try epoch.check_party(message.op, rank);
         try epoch.abort(message.op, .{
             .reason = message.reason,
             .peer = epoch.members[rank].id,
@@ -428,6 +453,7 @@ pub const Epoch = struct {
         rank: u16,
         message: *const control.MismatchSeen,
     ) ProtocolError!void {
+        try epoch.check_party(message.op, rank);
         try epoch.abort(message.op, .{
             .reason = .mismatch,
             .peer = epoch.members[rank].id,
@@ -957,6 +983,7 @@ pub const Epoch = struct {
     /// Why an operation cannot go on; null if it can.
     fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
         if (epoch.starved()) return .{ .reason = .too_few_peers };
+        if (Pair.of(known.id.tag)) |pair| return epoch.party_lost(pair);
         if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
             return .{ .reason = .peer_lost, .peer = lost };
         if (known.descriptor.kind.has_root() and !epoch.root_alive(known)) {
@@ -967,12 +994,13 @@ pub const Epoch = struct {
         return null;
     }
 
-    /// Every member has voted, in one attempt, for one result.
+    /// Every member that has a vote has voted, in one attempt, for one result.
     fn is_unanimous(epoch: *const Epoch, known: *const Record) bool {
         if (known.votes_differ) return false;
         const vote = known.vote orelse return false;
+        const needed = epoch.voters(known.id);
         for (epoch.members, 0..) |*member, rank| {
-            if (member.peer == null or member.closed) continue;
+            if (!needed.has(rank) or member.closed) continue;
             if (!known.done_reported.has(rank)) return false;
         }
         return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
@@ -984,6 +1012,13 @@ pub const Epoch = struct {
         for (epoch.members, 0..) |*member, rank| {
             if (then.has(rank) and !epoch.alive.has(rank)) return member.id;
         }
+        return null;
+    }
+
+    /// Null while both who have a part in a message are alive.
+    fn party_lost(epoch: *const Epoch, pair: Pair) ?Verdict {
+        for (pair.ranks()) |rank| if (!epoch.alive.has(rank))
+            return .{ .reason = .peer_lost, .peer = epoch.members[rank].id };
         return null;
     }
 
@@ -1046,12 +1081,15 @@ pub const Epoch = struct {
                 .holders = chunk.holders,
             });
         }
-        epoch.broadcast(.{ .resume_op = .{
-            .group = epoch.group,
-            .epoch = epoch.number,
-            .attempt = epoch.attempt,
-            .op = known.id,
-            .kept = .of(kept.items),
-        } });
+        const needed = epoch.voters(known.id);
+        for (epoch.members, 0..) |*member, rank| if (needed.has(rank)) {
+            member.peer.?.send(epoch.group, .{ .resume_op = .{
+                .group = epoch.group,
+                .epoch = epoch.number,
+                .attempt = epoch.attempt,
+                .op = known.id,
+                .kept = .of(kept.items),
+            } });
+        };
     }
 };

@@ -1132,6 +1132,71 @@ test "a status that is larger than a message is refused" {
     }
 }
 
+test "who has no part in a message, or names an impossible one, has no word in it and is let go" {
+    const pair: base.Pair = .{ .src = 0, .dst = 1 };
+    const Lie = enum { votes, gives_up, contradicts, to_itself, to_nobody, all_reduce };
+    for (std.enums.values(Lie)) |lie| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        var vote: control.Done = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = pair.tag(5), .sequence = 0 },
+            .descriptor = descriptor,
+            .digest = 0,
+            .decisions_seen = 0,
+        };
+        vote.descriptor.kind = .send_recv;
+        const liar = 2; // ranks are in the order of the ids
+        switch (lie) {
+            .votes => {},
+            .gives_up => try court.give_up(liar, pair.tag(5)),
+            .contradicts => try court.say(liar, .{ .mismatch_seen = .{
+                .group = 0,
+                .epoch = court.epoch,
+                .op = vote.op,
+                .mine = vote.descriptor,
+                .other = id_of(0),
+                .theirs = vote.descriptor,
+            } }),
+            .to_itself => vote.op.tag = (base.Pair{ .src = 2, .dst = 2 }).tag(5),
+            .to_nobody => vote.op.tag = (base.Pair{ .src = 2, .dst = peers_max }).tag(5),
+            .all_reduce => {
+                vote.op.tag = (base.Pair{ .src = 2, .dst = 1 }).tag(5);
+                vote.descriptor.kind = .all_reduce;
+            },
+        }
+        try court.say(liar, .{ .done = vote });
+        try expectEqual(null, court.peers[liar]);
+        // Nobody else is the worse for it: the message of the two is committed.
+        vote.op.tag = pair.tag(5);
+        vote.descriptor.kind = .send_recv;
+        try court.listen();
+        for (0..2) |index| try court.report_end(index);
+        vote.attempt = court.attempt;
+        for (0..2) |index| try court.say(index, .{ .done = vote });
+        try court.listen();
+        for (0..2) |index| try expectEqual(1, court.commits[index]);
+    }
+}
+
+test "an abort of a message of others is counted, and not kept" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    const others: base.Pair = .{ .src = 1, .dst = 2 };
+    const own: base.Pair = .{ .src = 1, .dst = 0 };
+    try w.abort(2, others.tag(7), 0, 1);
+    try expectEqual(0, w.member.current.?.aborts.items.len);
+    try expectEqual(1, w.member.current.?.decisions_seen);
+    try w.abort(2, own.tag(7), 0, 2);
+    var op: Op = undefined;
+    try expect((try w.call(&op, own.tag(7))).?.peer.eql(.from_int(2)));
+}
+
 // ---- a member that is told too much
 
 /// A member in epoch 1 of three peers, with nothing behind it.

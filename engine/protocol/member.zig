@@ -17,6 +17,7 @@ const wire = @import("wire");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
+const Pair = base.Pair;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
@@ -148,6 +149,18 @@ pub const Epoch = struct {
 
     pub fn world_size(epoch: *const Epoch) u32 {
         return @intCast(epoch.ids.len);
+    }
+
+    /// Whether an operation with this tag is this member's, too.
+    fn has_part_in(epoch: *const Epoch, tag: u64) bool {
+        const pair = Pair.of(tag) orelse return true;
+        return pair.has(epoch.rank);
+    }
+
+    /// With whom this member exchanges a message; null if it is an operation of all.
+    fn partner(epoch: *const Epoch, tag: u64) ?u16 {
+        const pair = Pair.of(tag) orelse return null;
+        return pair.other(epoch.rank);
     }
 
     pub fn rank_of(epoch: *const Epoch, id: PeerId) ?u16 {
@@ -592,6 +605,8 @@ pub const Member = struct {
             op.voted_attempt = 0;
             op.complete = false;
         }
+        if (op.state == .running) if (epoch.partner(op.id.tag)) |rank| if (!epoch.alive.has(rank))
+            return m.lost_partner(epoch, op, epoch.ids[rank]);
         for (epoch.resumes.items, 0..) |stored, index| {
             if (!stored.id.eql(op.id)) continue;
             _ = epoch.resumes.swapRemove(index);
@@ -600,6 +615,16 @@ pub const Member = struct {
         }
         if (root_lost(epoch, op)) return m.withdraw(epoch, op, .root_lost, op.descriptor.root);
         m.actions.vtable.start(m.actions.ctx, op, &.{});
+    }
+
+    /// A message was called after the other of the two was lost. Nobody else has to know.
+    fn lost_partner(m: *Member, epoch: *Epoch, op: *Op, partner: PeerId) void {
+        m.forget(epoch, op);
+        m.actions.vtable.finished(m.actions.ctx, op, .{
+            .status = .aborted,
+            .reason = .peer_lost,
+            .peer = partner,
+        });
     }
 
     /// It was called after its root was lost, and nobody holds anything of it.
@@ -623,7 +648,7 @@ pub const Member = struct {
         const status: Status = switch (reason) {
             .deadline => if (m.connected) .deadline_exceeded else .coordinator_unreachable,
             .cancelled => .cancelled,
-            .root_lost => .aborted,
+            .root_lost, .link_broken => .aborted,
             .state_unavailable => .state_unavailable,
             .mismatch,
             .digest,
@@ -675,7 +700,9 @@ pub const Member = struct {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            .voted => if (base.canary.on(.withdraw_vote) and !m.connected) {
+            // What was sent may be there; the other one knows.
+            .voted => if (reason == .link_broken) return //
+            else if (base.canary.on(.withdraw_vote) and !m.connected) {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             } else if (op.descriptor.kind == .sync) {
@@ -857,6 +884,7 @@ pub const Member = struct {
                 m.actions.vtable.finished(m.actions.ctx, op, failure);
             return m.close_drained();
         }
+        if (!epoch.has_part_in(message.op.tag)) return;
         const next = epoch.sequences.get(message.op.tag) orelse 0;
         if (message.op.sequence < next) return; // this peer gave up itself
         try epoch.store(m.gpa, message.op, failure);
@@ -908,7 +936,7 @@ pub const Member = struct {
                 .mismatch, .contradiction, .structure, .state_conflict => .mismatch,
                 .state_unavailable => .state_unavailable,
                 .too_few_peers => .too_few_peers,
-                .deadline, .cancelled, .digest, .peer_lost, .root_lost => .aborted,
+                .deadline, .cancelled, .digest, .peer_lost, .root_lost, .link_broken => .aborted,
             },
             .reason = message.reason,
             .peer = message.peer,

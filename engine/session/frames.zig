@@ -32,13 +32,19 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     // Completion is looked at later: this runs inside the member.
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
-    const schedule = schedule_of(operation, &epoch.paths);
-    const order: base.Order = if (schedule == .ring) epoch.paths.order else .of(&epoch.alive);
+    operation.withdraws = null;
+    // A message goes straight from one to the other.
+    const is_message = operation.op.descriptor.kind == .send_recv;
+    var paths = epoch.paths;
+    if (is_message) paths = .between(x.pair);
+    const schedule = schedule_of(operation, &paths);
+    const order: base.Order = if (is_message) paths.order //
+    else if (schedule == .ring) paths.order else .of(&epoch.alive);
     x.begin(.{
         .attempt = epoch.attempt,
         .schedule = schedule,
         .order = &order,
-        .hubs = &epoch.paths.hubs,
+        .hubs = &paths.hubs,
         .kept = kept,
     });
     if (operation.sync != null) return sync.start(s, operation);
@@ -54,6 +60,9 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
             .open_pending = receives,
         };
         operation.neighbours = operation.neighbours_room[0 .. count + 1];
+        if (is_message) links.borrow(s, link);
+        const is_down = link.told == .down and link.open_count == 0;
+        if (is_message and is_down) operation.withdraws = .link_broken;
     }
     for (operation.neighbours) |*neighbour| {
         const early = neighbour.link.recall(key_of(operation), epoch.attempt);
@@ -98,7 +107,17 @@ pub fn later(s: *Session, operation: *Operation) void {
 
 pub fn give_up(s: *Session, operation: *Operation) void {
     s.log(.err, "out of memory inside an operation: it is withdrawn", .{});
-    operation.out_of_memory = true;
+    operation.withdraws = .cancelled;
+}
+
+/// Nothing goes around a link between the two of a message.
+pub fn link_down(s: *Session, link: *const Link) void {
+    for (s.operations.items) |operation| {
+        if (operation.finished or operation.op.descriptor.kind != .send_recv) continue;
+        if (operation.neighbour(link) == null) continue;
+        operation.withdraws = .link_broken;
+        later(s, operation);
+    }
 }
 
 /// From now on no lane reads or writes memory of this operation.
@@ -135,8 +154,8 @@ fn detach_link(s: *Session, link: *Link, operation: *Operation) void {
 /// Votes if everything is settled.
 pub fn check_complete(s: *Session, operation: *Operation) void {
     const x = &operation.executor;
-    if (operation.out_of_memory)
-        return operation.group.member.give_up(&operation.op, .cancelled);
+    if (operation.withdraws) |reason|
+        return operation.group.member.give_up(&operation.op, reason);
     if (operation.sync != null) return sync.step(s, operation);
     if (x.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
@@ -549,4 +568,6 @@ fn opened(
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     wake(s, neighbour.link);
+    // Of a message, that the other has called may be all that was missing.
+    if (operation.op.descriptor.kind == .send_recv) later(s, operation);
 }

@@ -268,7 +268,7 @@ test "without memory to set a frame aside its lane ends, though it was in the mi
         const receives = lane.into_operation == operation and lane.incoming.kind == .final;
         if (sends and receives) break lane;
     } else return error.NeverBoth;
-    operation.out_of_memory = true;
+    operation.withdraws = .cancelled;
     failing.fail_index = failing.alloc_index;
     var in: [2][]u8 = undefined;
     try expectEqual(2, node.s.lane_recv_slices(lane, &in));

@@ -25,6 +25,8 @@ pub const Link = struct {
     /// There was a lane at some time.
     was_open: bool = false,
     wanted: bool = false,
+    /// Wanted for the messages of this peer alone: the other side may not know of them yet.
+    borrowed: bool = false,
     /// When an unwanted link is closed.
     expires_at: base.Instant,
     retry_at: base.Instant = 0,
@@ -88,6 +90,11 @@ pub const Link = struct {
         const copy = try link.gpa.dupe(u8, address);
         link.gpa.free(link.address);
         link.address = copy;
+    }
+
+    /// When it is closed because nobody wants it: not while the peer waits for calls of this one.
+    pub fn ends_at(link: *const Link) base.Instant {
+        return if (link.wanted or link.early.count() > 0) base.never else link.expires_at;
     }
 
     // ---- ahead of time

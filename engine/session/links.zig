@@ -8,6 +8,7 @@ const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
+const frames = @import("frames.zig");
 const prefetch = @import("prefetch.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -55,6 +56,7 @@ pub fn review(s: *Session) void {
         // Nobody dials what is not wanted, so only from now on it can be down.
         if (link.wanted) link.expires_at = s.now + linger_ns else link.down_since = s.now;
         link.wanted = false;
+        link.borrowed = false;
     }
     for (s.groups.items) |group| {
         if (group.state != .joined) continue;
@@ -75,9 +77,33 @@ pub fn review(s: *Session) void {
             }
         }
     }
+    for (s.operations.items) |operation| if (operation.op.state != .finished) {
+        const id = operation.partner() orelse continue;
+        if (find(s, id)) |link| mark_borrowed(link);
+    };
     // Of those that nobody uses nothing is said, and what comes of them next time is not known.
     for (s.links.items) |link| if (!link.wanted) tell(s, link, .up);
     dial_missing(s);
+}
+
+/// A message needs this link, whether others do or not.
+pub fn borrow(s: *Session, link: *Link) void {
+    if (link.wanted) return;
+    mark_borrowed(link);
+    link.down_since = s.now;
+    dial_missing(s);
+}
+
+fn mark_borrowed(link: *Link) void {
+    if (link.wanted) return;
+    link.wanted = true;
+    link.borrowed = true;
+}
+
+/// A message is over.
+pub fn give_back(s: *Session, id: PeerId) void {
+    const link = find(s, id) orelse return;
+    if (link.borrowed) s.links_stale = true;
 }
 
 fn want(s: *Session, id: PeerId) void {
@@ -234,9 +260,9 @@ fn detach(s: *Session, lane: *Lane, link: *Link) void {
     if (lane.state != .open) return;
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
-    for (s.groups.items) |group| {
-        report(s, group, link, if (link.open_count == 0) .closed else .broken);
-    }
+    // One that nobody wants is closed because of that.
+    const may_be_dead = link.open_count == 0 and link.wanted;
+    for (s.groups.items) |group| report(s, group, link, if (may_be_dead) .closed else .broken);
     prefetch.lane_gone(s, link.peer);
 }
 
@@ -289,6 +315,7 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     link.told = health;
     if (!news) return;
     for (s.groups.items) |group| say(s, group, link);
+    if (health == .down) frames.link_down(s, link);
     check_ready(s);
 }
 
@@ -358,7 +385,7 @@ pub fn tick(s: *Session, late: bool) void {
         const link = s.links.items[index];
         if (late) link.down_since = s.now;
         for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
-        if (!link.wanted and link.expires_at <= s.now) {
+        if (link.ends_at() <= s.now) {
             close(s, link);
             _ = s.links.orderedRemove(index);
             free(s, link);
@@ -397,8 +424,13 @@ fn fail_still(s: *Session, lane: *Lane, why: []const u8) void {
 
 fn is_down(s: *const Session, link: *const Link) bool {
     const may_be = link.wanted and link.told != .down and link.open_count == 0;
-    return may_be and s.knows_settings() and
+    return may_be and !waits_for_call(link) and s.knows_settings() and
         s.now -| link.down_since >= s.settings.silence_ns;
+}
+
+/// A link that is only for a message is there when the side that dials has called, too.
+fn waits_for_call(link: *const Link) bool {
+    return link.borrowed and !link.dials;
 }
 
 fn close(s: *Session, link: *Link) void {
@@ -410,10 +442,10 @@ pub fn next_deadline(s: *const Session) base.Instant {
     for (s.strangers.items) |lane| next = @min(next, lane.deadline);
     for (s.links.items) |link| {
         if (!link.wanted) {
-            next = @min(next, link.expires_at);
+            next = @min(next, link.ends_at());
             continue;
         }
-        if (link.open_count == 0 and link.told != .down)
+        if (link.open_count == 0 and link.told != .down and !waits_for_call(link))
             next = @min(next, link.down_since +| s.settings.silence_ns);
         for (link.lanes[0..s.settings.lanes]) |place| {
             const lane = place orelse {

@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
@@ -51,8 +52,9 @@ pub const Operation = struct {
     /// Of the descriptor, on every frame.
     fingerprint: u32,
     mismatch_told: bool = false,
-    /// Memory ran out inside; it is withdrawn as soon as possible.
-    out_of_memory: bool = false,
+    /// It is withdrawn as soon as possible, for this reason: memory ran out inside, or the link
+    /// that a message needs is down.
+    withdraws: ?wire.control.AbortReason = null,
 
     /// Members of the epoch in rank order.
     ids: []base.PeerId,
@@ -69,6 +71,13 @@ pub const Operation = struct {
     pub fn neighbour(operation: *const Operation, link: *const Link) ?*Neighbour {
         for (operation.neighbours) |*item| if (item.link == link) return item;
         return null;
+    }
+
+    /// Of a message: who has the other part in it.
+    pub fn partner(operation: *const Operation) ?base.PeerId {
+        if (operation.op.descriptor.kind != .send_recv) return null;
+        const x = &operation.executor;
+        return operation.ids[x.pair.other(x.rank)];
     }
 
     /// Elements [begin, end) and the ranks whose contributions they hold.

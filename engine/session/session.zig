@@ -51,7 +51,7 @@ pub const GroupEvent = union(enum) {
 };
 
 /// Named points at which tests may end the process (net/fault.zig): of a sync, and of whatever
-/// reduces, gathers or scatters.
+/// reduces, gathers, scatters or carries a message.
 pub const FaultPoint = enum {
     all_reduce_called,
     all_reduce_opened,
@@ -140,6 +140,8 @@ pub const Session = struct {
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
     /// Some lane is `broken`.
     lanes_broken: bool = false,
+    /// A link was borrowed for a message that is over.
+    links_stale: bool = false,
     /// Operations whose data is complete, or that must be given up, and whose member must still be
     /// told.
     deferred: std.ArrayList(*Operation) = .empty,
@@ -705,12 +707,17 @@ pub const Session = struct {
         arrays: []const Array = &.{},
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
+        /// Of a message: which part of it this is, and the rank that has the other.
+        part: Part = .send,
+        partner_rank: u32 = 0,
         recovery: ?control.Recovery = null,
         codec: base.Codec = .none,
         residual: ?kernels.Residual = null,
         plan: base.Plan = .auto,
         tag: u64 = 0,
         deadline: Instant,
+
+        pub const Part = enum { send, recv };
 
         fn list(call: *const Call, one: *Array) []const Array {
             if (call.arrays.len > 0) return call.arrays;
@@ -722,11 +729,25 @@ pub const Session = struct {
             };
             return one[0..1];
         }
+
+        /// Of a message, which its partner_rank has been checked for.
+        fn pair(call: *const Call, own: u16) base.Pair {
+            const other: u16 = @intCast(call.partner_rank);
+            return switch (call.part) {
+                .send => .{ .src = own, .dst = other },
+                .recv => .{ .src = other, .dst = own },
+            };
+        }
     };
 
     pub const CallError = protocol.Member.StartError || error{
         Left,
         RootOutOfRange,
+        /// Of a message.
+        PartnerOutOfRange,
+        PartnerIsSelf,
+        /// Of a message, whose tag has less room.
+        TagTooLarge,
         /// Not one count for each rank.
         CountsOfAnotherWorld,
         /// An all_to_all has a shard for each two ranks, and no more shards than chunks.
@@ -747,7 +768,7 @@ pub const Session = struct {
         ResidualOverlaps,
         /// That of before lies where the result is written.
         ResidualInWritten,
-        /// Tags from limits.state_tags_first on are those of shared states.
+        /// Tags from limits.pair_tags_first on are those of messages and of shared states.
         TagReserved,
         /// An operation in flight writes a buffer of this call, or uses one that it would write.
         BufferInUse,
@@ -758,8 +779,8 @@ pub const Session = struct {
     pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
         s.now = now;
         if (group.state != .joined) return error.Left;
-        if (call.tag >= limits.state_tags_first) return error.TagReserved;
-        try group.member.check_start(call.tag);
+        const tag = try tag_of(group, &call);
+        try group.member.check_start(tag);
         const epoch = group.member.current.?;
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
         var one: Array = undefined;
@@ -769,6 +790,7 @@ pub const Session = struct {
             .counts = call.counts,
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),
+            .part = call.part,
             .world_size = epoch.world_size(),
         };
         assert(call.codec.kind == .none or call.kind.has_codecs());
@@ -781,10 +803,23 @@ pub const Session = struct {
         const operation = try s.operation_create(group, epoch, &call, arrays, count);
         operation.uses = uses;
         s.operations.appendAssumeCapacity(operation);
-        group.member.start(&operation.op, call.tag);
+        group.member.start(&operation.op, tag);
         s.fault_point(operation, .all_reduce_called);
         s.run_deferred();
         return operation;
+    }
+
+    /// What the operation is numbered under.
+    fn tag_of(group: *const Group, call: *const Call) CallError!u64 {
+        if (call.kind != .send_recv) {
+            if (call.tag >= limits.pair_tags_first) return error.TagReserved;
+            return call.tag;
+        }
+        if (call.tag >= limits.pair_user_tags) return error.TagTooLarge;
+        const epoch = group.member.current orelse return error.NotAdmitted;
+        if (call.partner_rank >= epoch.world_size()) return error.PartnerOutOfRange;
+        if (call.partner_rank == epoch.rank) return error.PartnerIsSelf;
+        return call.pair(epoch.rank).tag(call.tag);
     }
 
     pub const all_to_all_ranks_max = std.math.sqrt(limits.chunks_max);
@@ -795,6 +830,7 @@ pub const Session = struct {
         counts: ?[]const u64,
         rank: u16,
         root: u16,
+        part: Call.Part,
         world_size: u32,
 
         const Sizes = struct {
@@ -860,6 +896,10 @@ pub const Session = struct {
                 .all_to_all => .{
                     .send = whole / layout.world_size,
                     .recv = whole / layout.world_size,
+                },
+                .send_recv => switch (layout.part) {
+                    .send => .{ .send = whole },
+                    .recv => .{ .recv = whole },
                 },
             };
         }
@@ -1040,6 +1080,7 @@ pub const Session = struct {
             .operation = number_of(epoch.number, group.member.next_id(call.tag)),
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),
+            .pair = if (call.kind == .send_recv) call.pair(epoch.rank) else .{ .src = 0, .dst = 0 },
             .world_size = epoch.world_size(),
             .chunk_bytes = s.settings.chunk_bytes,
             .window_bytes = s.settings.window_bytes,
@@ -1128,6 +1169,7 @@ pub const Session = struct {
             .scatter,
             .gather,
             .all_to_all,
+            .send_recv,
             => {},
         }
         const x = &operation.executor;
@@ -1147,6 +1189,10 @@ pub const Session = struct {
         while (s.deferred.pop()) |operation| {
             if (operation.op.state == .finished) continue;
             frames.check_complete(s, operation);
+        }
+        if (s.links_stale) {
+            s.links_stale = false;
+            links.review(s);
         }
         if (!s.lanes_broken) return;
         s.lanes_broken = false;
@@ -1214,6 +1260,7 @@ pub const Session = struct {
         }
         operation.finished = true;
         operation.finished_at = s.now;
+        if (operation.partner()) |id| links.give_back(s, id);
         s.host.vtable.operation_finished(s.host.ctx, operation);
     }
 
@@ -1221,6 +1268,7 @@ pub const Session = struct {
         const s = group_from(ctx).session;
         const operation = operation_from(op);
         frames.stop(s, operation);
+        if (operation.partner()) |id| links.give_back(s, id);
         s.resolve(operation, committed);
     }
 

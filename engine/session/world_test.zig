@@ -6,6 +6,7 @@
 const std = @import("std");
 const base = @import("base");
 const kernels = @import("kernels");
+const links = @import("links.zig");
 const wire = @import("wire");
 const protocol = @import("protocol");
 const session = @import("root.zig");
@@ -512,4 +513,65 @@ test "in a world too large for links to all, a call for the direct schedule take
             node.s.release(operation.?);
         }
     }
+}
+
+/// One part of a message of `elements` numbers, all of them what the sender's rank is.
+fn exchange(node: *Node, part: Session.Call.Part, partner: u32, values: *[elements]u64) !*Operation {
+    if (part == .send) values.* = @splat(node.group.rank());
+    return node.s.begin(node.world.now, node.group, .{
+        .kind = .send_recv,
+        .part = part,
+        .partner_rank = partner,
+        .send = if (part == .send) @ptrCast(values) else null,
+        .recv = if (part == .recv) @ptrCast(values) else null,
+        .count = elements,
+        .dtype = .u64,
+        .recovery = .restart,
+        .deadline = base.never,
+    });
+}
+
+fn node_of_rank(w: *World, rank: u32) *Node {
+    for (w.nodes[0..w.count]) |*node| if (node.group.rank() == rank) return node;
+    unreachable;
+}
+
+test "in a world too large for links to all, a message has a link of its own as long as it needs it" {
+    // Goal: whoever calls first, whoever dials, a message gets through, and nobody takes a link
+    // that waits for the other's call to be broken. Method: both ways, with minutes between the
+    // calls; then the link is let go, and a second message makes it anew.
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(nodes_max, nodes_max);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const a = node_of_rank(&w, 2);
+    const b = node_of_rank(&w, 20);
+    var given: [elements]u64 = undefined;
+    var taken: [elements]u64 = undefined;
+    for ([_]*Node{ a, b, a, b }, [_]*Node{ b, a, b, a }, 0..) |from, to, turn| {
+        try expectEqual(null, links.find(a.s, b.s.self));
+        taken = @splat(99);
+        const order: [2]Session.Call.Part = if (turn < 2) .{ .recv, .send } else .{ .send, .recv };
+        var operations: [2]*Operation = undefined;
+        for (order, &operations) |part, *operation| {
+            try w.pass(60 * std.time.ns_per_s);
+            operation.* = switch (part) {
+                .send => try exchange(from, .send, to.group.rank(), &given),
+                .recv => try exchange(to, .recv, from.group.rank(), &taken),
+            };
+        }
+        try expect(!operations[0].finished);
+        try w.settle();
+        for (taken) |value| try expectEqual(from.group.rank(), value);
+        for (operations, order) |operation, part| {
+            try expectEqual(.ok, operation.status);
+            // Nothing was taken for a broken link meanwhile.
+            try expectEqual(1, operation.op.attempts);
+            (if (part == .send) from else to).s.release(operation);
+        }
+        try w.pass(2 * links.linger_ns);
+    }
+    try expectEqual(1, a.group.attempt());
+    for (w.nodes[0..nodes_max]) |*node| try expectEqual(nodes_max, node.group.alive());
 }

@@ -23,13 +23,15 @@ pub const OpKind = enum(u8) {
     scatter = 7,
     gather = 8,
     all_to_all = 9,
+    /// One sends, one receives, and the others have no part in it.
+    send_recv = 10,
 
     /// Contributions are added up.
     pub fn reduces(kind: OpKind) bool {
         return switch (kind) {
             .all_reduce, .reduce, .reduce_scatter => true,
             .broadcast, .barrier, .sync, .all_gather => false,
-            .scatter, .gather, .all_to_all => false,
+            .scatter, .gather, .all_to_all, .send_recv => false,
         };
     }
 
@@ -46,7 +48,7 @@ pub const OpKind = enum(u8) {
     /// Each shard is carried from one rank to another.
     pub fn carries(kind: OpKind) bool {
         return switch (kind) {
-            .scatter, .gather, .all_to_all => true,
+            .scatter, .gather, .all_to_all, .send_recv => true,
             .all_reduce, .broadcast, .barrier, .sync => false,
             .reduce, .reduce_scatter, .all_gather => false,
         };
@@ -57,14 +59,15 @@ pub const OpKind = enum(u8) {
         return switch (kind) {
             .reduce, .gather => true,
             .all_reduce, .broadcast, .barrier, .sync => false,
-            .reduce_scatter, .all_gather, .scatter, .all_to_all => false,
+            .reduce_scatter, .all_gather, .scatter, .all_to_all, .send_recv => false,
         };
     }
 
     pub fn has_root(kind: OpKind) bool {
         return switch (kind) {
             .broadcast, .reduce, .scatter, .gather => true,
-            .all_reduce, .barrier, .sync, .reduce_scatter, .all_gather, .all_to_all => false,
+            .all_reduce, .barrier, .sync, .reduce_scatter, .all_gather => false,
+            .all_to_all, .send_recv => false,
         };
     }
 
@@ -72,14 +75,14 @@ pub const OpKind = enum(u8) {
     pub fn has_shards(kind: OpKind) bool {
         return switch (kind) {
             .reduce_scatter, .all_gather, .scatter, .gather, .all_to_all => true,
-            .all_reduce, .broadcast, .barrier, .sync, .reduce => false,
+            .all_reduce, .broadcast, .barrier, .sync, .reduce, .send_recv => false,
         };
     }
 
     /// No two members have the same result, so nobody can give another what that one lacks.
     pub fn is_private(kind: OpKind) bool {
         return switch (kind) {
-            .reduce, .reduce_scatter, .scatter, .gather, .all_to_all => true,
+            .reduce, .reduce_scatter, .scatter, .gather, .all_to_all, .send_recv => true,
             .all_reduce, .broadcast, .barrier, .sync, .all_gather => false,
         };
     }
@@ -140,6 +143,8 @@ pub const AbortReason = enum(u8) {
     state_conflict = 10,
     /// A sync: nobody has content that may be taken, or gives it.
     state_unavailable = 11,
+    /// A message: the link between its sender and its receiver does not work.
+    link_broken = 12,
 };
 
 pub const LinkState = enum(u8) {

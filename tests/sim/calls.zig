@@ -142,6 +142,14 @@ fn deviate(world: *World, step: *Step) void {
         if (!world.config.keeps_state) step.count += 1; // another shape
         return;
     }
+    if (step.kind == .send_recv) {
+        switch (prng.below(3)) {
+            0 => step.arrays = if (step.arrays == 1) 2 else 1,
+            1 => step.count += 1,
+            else => step.count /= 2,
+        }
+        return;
+    }
     switch (prng.below(if (step.floats == null) 7 else 9)) {
         6 => step.arrays = if (step.arrays == 1) 2 else 1,
         0 => step.count += 1,
@@ -185,7 +193,7 @@ fn asked(step: *const Step, layout: *const shards.Layout) u64 {
 fn is_in_place(step: *const Step) bool {
     return switch (step.kind) {
         .broadcast, .sync => true,
-        .all_to_all => false,
+        .all_to_all, .send_recv => false,
         else => step.in_place,
     };
 }
@@ -296,6 +304,11 @@ pub fn call(work: *Work) !void {
     );
 }
 
+fn is_sender(work: *const Work) bool {
+    const pair = work.step.pair orelse return false;
+    return pair.src == work.layout.rank;
+}
+
 fn begin_plain(work: *const Work) !*Operation {
     const user = work.user;
     const step = &work.step;
@@ -303,7 +316,7 @@ fn begin_plain(work: *const Work) !*Operation {
     var before: usize = 0;
     for (arrays[0..step.arrays], step.split()[0..step.arrays]) |*array, count| {
         array.* = .{
-            .send = work.send.ptr + before,
+            .send = if (work.send.len > 0) work.send.ptr + before else null,
             .recv = if (work.recv.len > 0) work.recv.ptr + before else null,
             .count = count,
             .dtype = step.dtype(),
@@ -322,9 +335,11 @@ fn begin_plain(work: *const Work) !*Operation {
         .residual = if (work.residual) |*lent| lent.native() else null,
         .op = if (step.average) .avg else .sum,
         .root_rank = step.root_rank,
+        .part = if (is_sender(work)) .send else .recv,
+        .partner_rank = if (step.pair) |pair| pair.other(work.layout.rank) else 0,
         .recovery = step.recovery,
         .plan = step.plan,
-        .tag = step.tag,
+        .tag = base.Pair.user_tag_of(step.tag),
         .deadline = work.deadline,
     });
 }
@@ -483,6 +498,10 @@ fn check_expected(work: *Work) void {
     // once.
     const settles = world.now < world.healed_at + ending.progress_ns;
     if (well and !world.config.is_calm() and settles) return;
+    // Nothing goes around the link between the two of a message.
+    const cut = world.phase == .safety or settles;
+    const is_broken = work.op.?.failure.reason == .link_broken;
+    if (cut and is_broken and world.config.has(.cut_pair)) return;
     world.checkers.fail(.spurious, "p{d}: {f} returned {t} although nothing was wrong", .{
         work.node.index, work.name(), status,
     });

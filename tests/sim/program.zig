@@ -38,6 +38,8 @@ pub const Step = struct {
     tag: u64,
     /// Position among the members of the epoch.
     root_rank: u32,
+    /// Of a message.
+    pair: ?base.Pair = null,
     in_place: bool,
     /// Of shards, that ranks have different ones.
     uneven: bool = false,
@@ -53,6 +55,11 @@ pub const Step = struct {
     batch: u32,
     /// Nothing is called after this batch before all of it has finished.
     waits: bool,
+
+    /// Whether the member with this rank calls it.
+    pub fn has(step: *const Step, rank: u16) bool {
+        return if (step.pair) |pair| pair.has(rank) else true;
+    }
 
     pub fn dtype(step: *const Step) base.DType {
         if (step.floats) |floats| return floats.dtype;
@@ -137,7 +144,8 @@ pub fn draw(options: Options) Round {
             round.steps[round.count] = draw_step(&prng, &options, key);
             const step = &round.steps[round.count];
             // Tags need not be small or dense.
-            step.tag = (first_tag + offset) % options.tags * 1_000_003;
+            const tag = (first_tag + offset) % options.tags * 1_000_003;
+            step.tag = if (step.pair) |pair| pair.tag(tag) else tag;
             if (offset == synced) step.* = sync_step(&options, key);
             step.batch = batch;
             step.waits = waits;
@@ -170,7 +178,7 @@ fn sync_step(options: *const Options, key: Key) Step {
 }
 
 fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
-    const kind: OpKind = switch (prng.below(14)) {
+    const kind: OpKind = switch (prng.below(16)) {
         0 => .barrier,
         1 => .broadcast,
         2 => .reduce,
@@ -179,6 +187,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         5 => .scatter,
         6 => .gather,
         7 => .all_to_all,
+        8, 9, 10 => if (options.world_size > 1) .send_recv else .all_reduce,
         else => .all_reduce,
     };
     const floats = if (kind.has_codecs() and prng.chance(4)) draw_floats(prng) else null;
@@ -206,6 +215,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         },
         .tag = 0,
         .root_rank = if (kind.has_root()) @intCast(prng.below(options.world_size)) else 0,
+        .pair = if (kind == .send_recv) draw_pair(prng, options.world_size) else null,
         .in_place = prng.chance(2),
         .uneven = kind.has_shards() and kind != .all_to_all and prng.chance(2),
         .arrays = if (Step.may_have_arrays(kind) and prng.chance(4))
@@ -217,6 +227,12 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .batch = 0,
         .waits = false,
     };
+}
+
+fn draw_pair(prng: *Prng, world_size: u32) base.Pair {
+    const src = prng.below(world_size);
+    const distance = prng.between(1, world_size - 1);
+    return .{ .src = @intCast(src), .dst = @intCast((src + distance) % world_size) };
 }
 
 fn draw_floats(prng: *Prng) Floats {

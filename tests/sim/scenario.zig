@@ -60,6 +60,12 @@ pub const all = .{
     "leave_before_the_answer",
     "loss_during_recovery",
     "loss_in_the_next_epoch",
+    "message",
+    "message_link_down",
+    "message_received_then_sender_lost",
+    "message_receiver_lost",
+    "message_sender_lost",
+    "message_third_lost",
     "mismatch",
     "mismatch_then_dies",
     "newcomer_behind_a_broken_link",
@@ -460,7 +466,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
     }
 }
 
-/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [in_place] [average]
+/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [from=RANK] [to=RANK] [in_place] [average]
 /// [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
@@ -483,6 +489,8 @@ fn call(script: *Script, words: *Words) Error!void {
         .waits = false,
     };
     var deadline_ns: u64 = 60_000 * ms;
+    var from: u16 = 0;
+    var to: u16 = 1;
     while (words.next()) |option| {
         const equals = std.mem.indexOfScalar(u8, option, '=') orelse option.len;
         const name = option[0..equals];
@@ -495,6 +503,10 @@ fn call(script: *Script, words: *Words) Error!void {
             step.tag = std.fmt.parseInt(u64, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "root")) {
             step.root_rank = std.fmt.parseInt(u32, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "from")) {
+            from = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "to")) {
+            to = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "deadline")) {
             deadline_ns = try duration_of(script, value);
         } else if (std.mem.eql(u8, name, "plan")) {
@@ -509,6 +521,11 @@ fn call(script: *Script, words: *Words) Error!void {
             else
                 std.meta.stringToEnum(program.Recovery, value) orelse return script.syntax(option);
         } else return script.syntax(option);
+    }
+    if (kind == .send_recv) {
+        const pair: base.Pair = .{ .src = from, .dst = to };
+        step.pair = pair;
+        step.tag = pair.tag(step.tag);
     }
     if (step.floats != null and count > program.floats_max) return script.fail(
         "at most {d} floats",

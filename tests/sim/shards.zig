@@ -58,12 +58,14 @@ pub const Layout = struct {
             .all_gather, .gather => layout.shard(rank),
             .scatter => at_root,
             .all_to_all => .{ .first = row * rank, .count = row },
+            .send_recv => if (rank == step.pair.?.src) all else .{},
             else => all,
         };
         layout.recv = switch (step.kind) {
             .reduce_scatter, .scatter => layout.shard(rank),
             .reduce, .gather => at_root,
             .all_to_all => .{ .first = step.count * @as(u64, rank), .count = row },
+            .send_recv => if (rank == step.pair.?.dst) all else .{},
             else => all,
         };
         return layout;
@@ -85,6 +87,7 @@ pub const Layout = struct {
                     .element = row + layout.recv.first + index % step.count,
                 };
             },
+            .send_recv => return .{ .rank = step.pair.?.src, .element = index },
             else => unreachable,
         }
     }
@@ -177,7 +180,8 @@ pub fn check_gathered(work: *const Work) void {
     for (seen[0..ids.len], 0..) |*shard, rank| {
         if (!shard.missing) continue;
         const whole = !shard.there or work.step.recovery == .resume_chunks;
-        if (whole and !alive.has(rank)) continue;
+        const may_miss = work.step.kind != .send_recv;
+        if (may_miss and whole and !alive.has(rank)) continue;
         return checkers.fail(.p4_contributors, "p{d}: {f}: the shard of rank {d} is missing{s}", .{
             work.node.index, work.name(), rank, if (whole) "" else " in part",
         });
