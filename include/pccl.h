@@ -300,7 +300,7 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 typedef struct pccl_collective_options {
   size_t size;
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
-                            Those from 255 << 56 on belong to shared states */
+                            Those from 254 << 56 on belong to messages and shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
   pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;
@@ -381,6 +381,18 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
+/* One message: count elements of dtype go from buffer of rank src, which calls pccl_send, to that of rank dst, which
+ * calls pccl_recv. Nobody else has a part in it. Both must name each other, the tag, dtype and count
+ * (PCCL_MISMATCH otherwise), and have passed the same safe points. Messages of one tag from one rank to another arrive
+ * in the order of their calls; each direction of each two has its own, so a send and a recv of one tag may be in flight
+ * with one rank, and with others. tag is below 1 << 38; of the other options only deadline_ns counts.
+ * Both return when the receiver has everything. So two ranks that both send first wait for each other until a deadline:
+ * use the asynchronous calls there. A lost partner, or a broken link to it, ends the call with PCCL_ABORTED; a loss of
+ * others does not. */
+PCCL_API pccl_status_t pccl_send(pccl_comm_t *comm, const void *buffer, uint64_t count, pccl_dtype_t dtype,
+                                 uint32_t dst, const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_recv(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype, uint32_t src,
+                                 const pccl_collective_options_t *options, pccl_work_t **work);
 /* Returns once every member has called it. */
 PCCL_API pccl_status_t pccl_barrier(pccl_comm_t *comm, const pccl_collective_options_t *options, pccl_work_t **work);
 
@@ -422,6 +434,11 @@ PCCL_API pccl_status_t pccl_gather_v_async(pccl_comm_t *comm, const void *send_b
 PCCL_API pccl_status_t pccl_all_to_all_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                              uint64_t count, pccl_dtype_t dtype,
                                              const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_send_async(pccl_comm_t *comm, const void *buffer, uint64_t count, pccl_dtype_t dtype,
+                                       uint32_t dst, const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_recv_async(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
+                                       uint32_t src, const pccl_collective_options_t *options,
+                                       pccl_work_t **work);
 PCCL_API pccl_status_t pccl_barrier_async(pccl_comm_t *comm, const pccl_collective_options_t *options,
                                           pccl_work_t **work);
 

@@ -44,6 +44,9 @@ const Arguments = struct {
     counts: ?Counts = null,
     dtype: c_uint = 0,
     root: u32 = 0,
+    /// Of a message: the other's rank.
+    part: session.Session.Call.Part = .send,
+    partner: u32 = 0,
     options: ?*const CollectiveOptions,
 
     const Counts = struct { first: ?[*]const u64, ranks: u32 };
@@ -290,6 +293,46 @@ export fn pccl_all_to_all(
         .recv = recv,
         .count = count,
         .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_send(
+    comm: ?*Comm,
+    buffer: ?[*]const u8,
+    count: u64,
+    dtype: c_uint,
+    dst: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .send_recv,
+        .part = .send,
+        .send = buffer,
+        .count = count,
+        .dtype = dtype,
+        .partner = dst,
+        .options = options,
+    }));
+}
+
+export fn pccl_recv(
+    comm: ?*Comm,
+    buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    src: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .send_recv,
+        .part = .recv,
+        .recv = buffer,
+        .count = count,
+        .dtype = dtype,
+        .partner = src,
         .options = options,
     }));
 }
@@ -565,6 +608,46 @@ export fn pccl_all_to_all_async(
     }));
 }
 
+export fn pccl_send_async(
+    comm: ?*Comm,
+    buffer: ?[*]const u8,
+    count: u64,
+    dtype: c_uint,
+    dst: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .send_recv,
+        .part = .send,
+        .send = buffer,
+        .count = count,
+        .dtype = dtype,
+        .partner = dst,
+        .options = options,
+    }));
+}
+
+export fn pccl_recv_async(
+    comm: ?*Comm,
+    buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    src: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .send_recv,
+        .part = .recv,
+        .recv = buffer,
+        .count = count,
+        .dtype = dtype,
+        .partner = src,
+        .options = options,
+    }));
+}
+
 export fn pccl_barrier_async(
     comm: ?*Comm,
     options: ?*const CollectiveOptions,
@@ -599,7 +682,7 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
     );
     const counts = try counts_of(&arguments);
     const codec = try codec_of(&options, &arguments, op, dtype);
-    const call: session.Session.Call = .{
+    var call: session.Session.Call = .{
         .kind = arguments.kind,
         .send = arguments.send,
         .recv = arguments.recv,
@@ -608,6 +691,8 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .dtype = dtype,
         .op = op,
         .root_rank = arguments.root,
+        .part = arguments.part,
+        .partner_rank = arguments.partner,
         .recovery = try recovery(options.recovery),
         .plan = small_enum(base.Plan, options.plan) orelse return status.fail(
             .invalid_argument,
@@ -619,6 +704,12 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
     };
+    // A message has no choice of these.
+    if (call.kind == .send_recv) {
+        call.op = .sum;
+        call.recovery = null;
+        call.plan = .auto;
+    }
     work.begin(comm.membership, call) catch |err| {
         if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
         return failure.begin(err, &call);

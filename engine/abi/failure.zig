@@ -508,9 +508,17 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         error.OutOfMemory => status.out_of_memory(),
         error.TagInUse => fail(
             .invalid_usage,
-            "an operation with tag {d} is in flight on this communicator: wait for it, or use " ++
-                "another tag",
-            .{call.tag},
+            "{s} with tag {d} is in flight on this communicator: wait for it, or use another tag",
+            .{
+                switch (call.kind) {
+                    .send_recv => switch (call.part) {
+                        .send => "a message to this rank",
+                        .recv => "a message from this rank",
+                    },
+                    else => "an operation",
+                },
+                call.tag,
+            },
         ),
         error.TooManyOperations => fail(
             .invalid_usage,
@@ -543,8 +551,23 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TagReserved => fail(
             .invalid_argument,
-            "tag {d} belongs to shared states: use one below 255 * 2**56",
+            "tag {d} belongs to messages or shared states: use one below 254 * 2**56",
             .{call.tag},
+        ),
+        error.TagTooLarge => fail(
+            .invalid_argument,
+            "tag {d} is too large for {t}: use one below 2**38",
+            .{ call.tag, call.part },
+        ),
+        error.PartnerOutOfRange => fail(
+            .invalid_argument,
+            "there is no rank {d} to {s} in this epoch: it must be below world_size",
+            .{ call.partner_rank, way(call.part) },
+        ),
+        error.PartnerIsSelf => fail(
+            .invalid_argument,
+            "rank {d} is this peer itself, and there is nobody to {s}: copy the array instead",
+            .{ call.partner_rank, way(call.part) },
         ),
         error.RootOutOfRange => fail(
             .invalid_argument,
@@ -702,15 +725,9 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 /// The status of a finished operation that is not ok.
 pub fn operation(op: *const session.Operation) Error {
     var text: [128]u8 = undefined;
-    const kind = op.op.descriptor.kind;
-    const numbers = .{ op.op.id.sequence, op.op.epoch };
-    const name = if (kind == .sync) // its tag says nothing to a person
-        std.fmt.bufPrint(&text, "sync (number {d} of epoch {d})", numbers) catch unreachable
-    else
-        std.fmt.bufPrint(&text, "{s} (tag {d}, number {d} of epoch {d})", .{
-            @tagName(kind),
-            op.op.id.tag,
-        } ++ numbers) catch unreachable; // three numbers and a word
+    var writer: std.Io.Writer = .fixed(&text);
+    write_name(&writer, op) catch unreachable; // four numbers and some words
+    const name = writer.buffered();
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
@@ -739,7 +756,15 @@ pub fn operation(op: *const session.Operation) Error {
                 } else "the connection to the coordinator was lost",
             },
         ),
-        .deadline_exceeded => fail(
+        .deadline_exceeded => if (op.op.descriptor.kind == .send_recv) fail(
+            .deadline_exceeded,
+            "{s}: the deadline passed; probably that rank has not called {s}, or is stuck. What " ++
+                "this call was given is as it was",
+            .{ name, switch (part_of(op)) {
+                .send => "recv",
+                .recv => "send",
+            } },
+        ) else fail(
             .deadline_exceeded,
             "{s}: the deadline passed; probably another member has not called it, or is stuck. " ++
                 "The input is as it was, and the operation is aborted on every member",
@@ -772,6 +797,37 @@ pub fn operation(op: *const session.Operation) Error {
     };
 }
 
+/// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
+fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
+    const kind = op.op.descriptor.kind;
+    const id = op.op.id;
+    if (kind == .send_recv) {
+        const x = &op.executor;
+        const part = part_of(op);
+        try writer.print("{t} {s} rank {d} (", .{ part, switch (part) {
+            .send => "to",
+            .recv => "from",
+        }, x.pair.other(x.rank) });
+    } else try writer.print("{t} (", .{kind});
+    // That of a sync says nothing to a person.
+    if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
+    try writer.print("number {d} of epoch {d})", .{ id.sequence, op.op.epoch });
+}
+
+/// Of a message.
+fn part_of(op: *const session.Operation) Part {
+    return if (op.executor.rank == op.executor.pair.src) .send else .recv;
+}
+
+const Part = session.Session.Call.Part;
+
+fn way(part: Part) []const u8 {
+    return switch (part) {
+        .send => "send to",
+        .recv => "receive from",
+    };
+}
+
 fn aborted(op: *const session.Operation, name: []const u8) Error {
     const peer = op.failure.peer.short();
     const reason = op.failure.reason orelse
@@ -798,7 +854,12 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 "faulty memory or another build of this library. The input is as it was",
             .{ name, peer, op.failure.other.short() },
         ),
-        .peer_lost => fail(
+        .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
+            .aborted,
+            "{s} was aborted, because peer {s}, which has that rank, was lost. What this call " ++
+                "was given is as it was",
+            .{ name, peer },
+        ) else fail(
             .aborted,
             "{s} was aborted, because peer {s} was lost and its recovery is \"raise\". The " ++
                 "input is as it was",
@@ -812,6 +873,13 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 .broadcast => " before another peer held all of its data",
                 else => "",
             } },
+        ),
+        .link_broken => fail(
+            .aborted,
+            "{s} was aborted, because the link between this peer and peer {s} is broken: " ++
+                "nothing came through for the silence limit, and a message takes no other way (other " ++
+                "operations go around such a link). What this call was given is as it was",
+            .{ name, op.partner().?.short() },
         ),
         .too_few_peers => fail(
             .too_few_peers,
@@ -842,6 +910,19 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
             "chunks: one of them has another build of this library or other settings than this " ++
             "run. The input is as it was",
         .{ name, op.failure.peer.short(), op.failure.other.short() },
+    );
+    if (op.op.descriptor.kind == .send_recv) return fail(
+        .mismatch,
+        "{s}: the two called different things: peer {s} {s}, peer {s} {s}. Both must name the " ++
+            "same elements, and pass the same safe points before. What this call was given is " ++
+            "as it was",
+        .{
+            name,
+            op.failure.peer.short(),
+            describe(op.failure.descriptor, &first),
+            op.failure.other.short(),
+            describe(op.failure.other_descriptor, &second),
+        },
     );
     return fail(
         .mismatch,
@@ -904,6 +985,7 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
             dtype,
             descriptor.root.short(),
         }),
+        .send_recv => try writer.print("a message of ({d} {s}", .{ descriptor.count, dtype }),
         .barrier => try writer.writeAll("barrier("),
         .sync => try writer.writeAll("sync("),
     }
@@ -912,7 +994,7 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
         descriptor.counts,
     });
-    if (descriptor.kind != .sync) {
+    if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
         if (descriptor.kind != .barrier) try writer.writeAll(", ");
         try writer.print("recovery {s}", .{recovery});
     }

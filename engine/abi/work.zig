@@ -176,7 +176,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     sized.write(Outcome, to, .{
         .size = undefined,
         .epoch = operation.op.epoch,
-        .tag = operation.op.id.tag,
+        .tag = base.Pair.user_tag_of(operation.op.id.tag),
         .sequence = operation.op.id.sequence,
         .attempts = operation.op.attempts,
         .range_count = operation.range_count(),

@@ -350,8 +350,8 @@ pub const Epoch = struct {
     fn commit(epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
         // What two have done says nothing of how far the others are.
         const called = if (Pair.of(id.tag) != null) 0 //
-        else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
-        else 0;
+            else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
+            else 0;
         try epoch.decide(id, .{ .commit = committed }, null);
         epoch.committed += 1;
         epoch.committed_at = @max(epoch.committed_at, called);

@@ -102,7 +102,11 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
     try json.beginArray();
     for (epoch.records.items) |record| {
         try json.beginObject();
-        try field(json, "tag", record.id.tag);
+        try field(json, "tag", base.Pair.user_tag_of(record.id.tag));
+        if (base.Pair.of(record.id.tag)) |pair| {
+            try field(json, "src_rank", pair.src);
+            try field(json, "dst_rank", pair.dst);
+        }
         try field(json, "sequence", record.id.sequence);
         try field(json, "kind", @tagName(record.descriptor.kind));
         try field(json, "dtype", @tagName(record.descriptor.dtype));

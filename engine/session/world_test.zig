@@ -515,8 +515,10 @@ test "in a world too large for links to all, a call for the direct schedule take
     }
 }
 
+const Part = Session.Call.Part;
+
 /// One part of a message of `elements` numbers, all of them what the sender's rank is.
-fn exchange(node: *Node, part: Session.Call.Part, partner: u32, values: *[elements]u64) !*Operation {
+fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Operation {
     if (part == .send) values.* = @splat(node.group.rank());
     return node.s.begin(node.world.now, node.group, .{
         .kind = .send_recv,
@@ -536,7 +538,7 @@ fn node_of_rank(w: *World, rank: u32) *Node {
     unreachable;
 }
 
-test "in a world too large for links to all, a message has a link of its own as long as it needs it" {
+test "in a world too large for links to all, a message has a link of its own while it needs it" {
     // Goal: whoever calls first, whoever dials, a message gets through, and nobody takes a link
     // that waits for the other's call to be broken. Method: both ways, with minutes between the
     // calls; then the link is let go, and a second message makes it anew.
@@ -552,7 +554,7 @@ test "in a world too large for links to all, a message has a link of its own as 
     for ([_]*Node{ a, b, a, b }, [_]*Node{ b, a, b, a }, 0..) |from, to, turn| {
         try expectEqual(null, links.find(a.s, b.s.self));
         taken = @splat(99);
-        const order: [2]Session.Call.Part = if (turn < 2) .{ .recv, .send } else .{ .send, .recv };
+        const order: [2]Part = if (turn < 2) .{ .recv, .send } else .{ .send, .recv };
         var operations: [2]*Operation = undefined;
         for (order, &operations) |part, *operation| {
             try w.pass(60 * std.time.ns_per_s);

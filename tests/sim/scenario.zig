@@ -466,7 +466,8 @@ fn start_peers(script: *Script, count: u32) Error!void {
     }
 }
 
-/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [from=RANK] [to=RANK] [in_place] [average]
+/// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
+/// [in_place] [average]
 /// [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
@@ -489,8 +490,8 @@ fn call(script: *Script, words: *Words) Error!void {
         .waits = false,
     };
     var deadline_ns: u64 = 60_000 * ms;
-    var from: u16 = 0;
-    var to: u16 = 1;
+    var src: u16 = 0;
+    var dst: u16 = 1;
     while (words.next()) |option| {
         const equals = std.mem.indexOfScalar(u8, option, '=') orelse option.len;
         const name = option[0..equals];
@@ -503,10 +504,10 @@ fn call(script: *Script, words: *Words) Error!void {
             step.tag = std.fmt.parseInt(u64, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "root")) {
             step.root_rank = std.fmt.parseInt(u32, value, 10) catch return script.syntax(option);
-        } else if (std.mem.eql(u8, name, "from")) {
-            from = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
-        } else if (std.mem.eql(u8, name, "to")) {
-            to = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "src")) {
+            src = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
+        } else if (std.mem.eql(u8, name, "dst")) {
+            dst = std.fmt.parseInt(u16, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "deadline")) {
             deadline_ns = try duration_of(script, value);
         } else if (std.mem.eql(u8, name, "plan")) {
@@ -523,7 +524,7 @@ fn call(script: *Script, words: *Words) Error!void {
         } else return script.syntax(option);
     }
     if (kind == .send_recv) {
-        const pair: base.Pair = .{ .src = from, .dst = to };
+        const pair: base.Pair = .{ .src = src, .dst = dst };
         step.pair = pair;
         step.tag = pair.tag(step.tag);
     }
