@@ -142,6 +142,18 @@ std::unique_ptr<Work> all_to_all(Comm &comm, uintptr_t send, uintptr_t recv, uin
   });
 }
 
+// One part of a message; the other rank calls the other one.
+template <auto begin, class Address>
+std::unique_ptr<Work> message(Comm &comm, uintptr_t address, uint64_t count, int dtype,
+                              uint32_t rank, uint64_t tag, uint64_t deadline_ns, nb::object buffers,
+                              bool block) {
+  pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
+  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+    return begin(native, reinterpret_cast<Address>(address), count,
+                 static_cast<pccl_dtype_t>(dtype), rank, &options, work);
+  });
+}
+
 std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
   return run(comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **work) {
@@ -176,6 +188,12 @@ void init_collective(nb::module_ &module) {
   module.def("all_to_all", &all_to_all, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
              nb::arg("count"), nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(),
              nb::arg("block"));
+  module.def("send", &message<&pccl_send_async, const void *>, nb::arg("comm"), nb::arg("address"),
+             nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
+             nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("recv", &message<&pccl_recv_async, void *>, nb::arg("comm"), nb::arg("address"),
+             nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"),
+             nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
   module.def("barrier", &barrier, nb::arg("comm"), nb::arg("tag"), nb::arg("deadline_ns"),
              nb::arg("block"));
 }

@@ -228,6 +228,28 @@ def all_to_all(
     buffers: object | None,
     block: bool,
 ) -> Work: ...
+def send(
+    comm: Comm,
+    address: int,
+    count: int,
+    dtype: int,
+    dst: int,
+    tag: int,
+    deadline_ns: int,
+    buffers: object | None,
+    block: bool,
+) -> Work: ...
+def recv(
+    comm: Comm,
+    address: int,
+    count: int,
+    dtype: int,
+    src: int,
+    tag: int,
+    deadline_ns: int,
+    buffers: object | None,
+    block: bool,
+) -> Work: ...
 def barrier(comm: Comm, tag: int, deadline_ns: int, block: bool) -> Work: ...
 
 class State:

@@ -666,15 +666,15 @@ class Collectives(Closing):
         )
         return Work(work) if async_op else Work(work).wait()
 
-    def _rank_of(self, root: SupportsIndex | PeerId) -> int:
-        if isinstance(root, PeerId):
+    def _rank_of(self, member: SupportsIndex | PeerId, name: str = "root") -> int:
+        if isinstance(member, PeerId):
             members = self.members
-            if root not in members:
-                raise InvalidArgument(f"root {root} is no member of epoch {self.epoch}")
-            return members.index(root)
-        rank = index(root, "root")
+            if member not in members:
+                raise InvalidArgument(f"{name} {member} is no member of epoch {self.epoch}")
+            return members.index(member)
+        rank = index(member, name)
         if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"root is a rank from 0 to {self.world_size - 1}, not {rank}")
+            raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank
 
     def _shards(

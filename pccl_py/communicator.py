@@ -2,7 +2,8 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 What is checked here are arguments; everything else is decided in the native library. What members
-do together is in collectives.py and shared_state.py, waiting for the world in docs/ARCHITECTURE.md.
+do together is in collectives.py, messages.py and shared_state.py, waiting for the world in
+docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pccl_py import _lifecycle, _pccl
-from pccl_py.collectives import Collectives
 from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.messages import Messages
 from pccl_py.outcome import Admission
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -45,7 +46,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group(Collectives):
+class Group(Messages):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All

@@ -877,8 +877,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         .link_broken => fail(
             .aborted,
             "{s} was aborted, because the link between this peer and peer {s} is broken: " ++
-                "nothing came through for the silence limit, and a message takes no other way (other " ++
-                "operations go around such a link). What this call was given is as it was",
+                "nothing came through for the silence limit, and a message takes no other way " ++
+                "(other operations go around such a link). What this call was given is as it was",
             .{ name, op.partner().?.short() },
         ),
         .too_few_peers => fail(
@@ -913,9 +913,9 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     );
     if (op.op.descriptor.kind == .send_recv) return fail(
         .mismatch,
-        "{s}: the two called different things: peer {s} {s}, peer {s} {s}. Both must name the " ++
-            "same elements, and pass the same safe points before. What this call was given is " ++
-            "as it was",
+        "{s}: the two called different things: peer {s} {s}, peer {s} {s}. Both must name as " ++
+            "many elements of one dtype, after the same safe points. What this call was given " ++
+            "is as it was",
         .{
             name,
             op.failure.peer.short(),
@@ -985,7 +985,7 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
             dtype,
             descriptor.root.short(),
         }),
-        .send_recv => try writer.print("a message of ({d} {s}", .{ descriptor.count, dtype }),
+        .send_recv => try writer.print("message({d} {s}", .{ descriptor.count, dtype }),
         .barrier => try writer.writeAll("barrier("),
         .sync => try writer.writeAll("sync("),
     }

@@ -196,6 +196,10 @@ def null_calls() -> dict[str, Any]:
         "all_to_all comm": lambda c: lib.pccl_all_to_all(null, data, apart, 2, 0, null, null),
         "all_to_all send": lambda c: lib.pccl_all_to_all(c, null, apart, 2, 0, null, null),
         "all_to_all recv": lambda c: lib.pccl_all_to_all(c, data, null, 2, 0, null, null),
+        "send comm": lambda c: lib.pccl_send(null, data, 2, 0, 1, null, null),
+        "send buffer": lambda c: lib.pccl_send(c, null, 2, 0, 1, null, null),
+        "recv comm": lambda c: lib.pccl_recv(null, data, 2, 0, 1, null, null),
+        "recv buffer": lambda c: lib.pccl_recv(c, null, 2, 0, 1, null, null),
         "barrier comm": lambda c: lib.pccl_barrier(null, null, null),
         "all_reduce_async comm": lambda c: lib.pccl_all_reduce_async(
             null, data, data, 4, 0, null, work
@@ -257,6 +261,10 @@ def null_calls() -> dict[str, Any]:
         "all_to_all_async work": lambda c: lib.pccl_all_to_all_async(
             c, data, apart, 2, 0, null, null
         ),
+        "send_async comm": lambda c: lib.pccl_send_async(null, data, 2, 0, 1, null, work),
+        "send_async work": lambda c: lib.pccl_send_async(c, data, 2, 0, 1, null, null),
+        "recv_async comm": lambda c: lib.pccl_recv_async(null, data, 2, 0, 1, null, work),
+        "recv_async work": lambda c: lib.pccl_recv_async(c, data, 2, 0, 1, null, null),
         "barrier_async comm": lambda c: lib.pccl_barrier_async(null, null, work),
         "barrier_async work": lambda c: lib.pccl_barrier_async(c, null, null),
         "work_wait": lambda c: lib.pccl_work_wait(null, 0),
@@ -338,6 +346,12 @@ CALLS: dict[str, Any] = {
     ),
     "all_to_all": lambda c, send, recv, n, dtype, chosen: lib.pccl_all_to_all(
         c, send, recv, n, dtype, chosen, ffi.NULL
+    ),
+    "send": lambda c, send, _, n, dtype, chosen: lib.pccl_send(
+        c, send, n, dtype, 1, chosen, ffi.NULL
+    ),
+    "recv": lambda c, _, recv, n, dtype, chosen: lib.pccl_recv(
+        c, recv, n, dtype, 1, chosen, ffi.NULL
     ),
 }
 
@@ -834,6 +848,56 @@ def test_a_shard_of_each_goes_to_each(pair: tuple[Any, Any]) -> None:
     assert [list(array) for array in given] == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
+def test_a_message_goes_from_one_to_the_other(pair: tuple[Any, Any]) -> None:
+    """Blocking one way, then both ways at once under one tag, with options that do not matter."""
+    given = ffi.new("int16_t[3]", [7, -8, 9])
+    got, back = ffi.new("int16_t[3]"), ffi.new("int16_t[3]")
+    arguments = (3, lib.PCCL_I16)
+
+    def send() -> None:
+        check(lib.pccl_send(pair[0], given, *arguments, 1, ffi.NULL, ffi.NULL))
+
+    def receive() -> None:
+        work, outcome = ffi.new("pccl_work_t **"), options("outcome")
+        check(lib.pccl_recv(pair[1], got, *arguments, 0, ffi.NULL, work))
+        check(lib.pccl_work_outcome(work[0], outcome))
+        assert (outcome.tag, outcome.range_count, outcome.bytes_received) == (0, 1, 6)
+        lib.pccl_work_destroy(work[0])
+
+    together([send, receive])
+    assert list(got) == list(given) == [7, -8, 9]
+    tag = options("collective_options", tag=2**38 - 1, op=lib.PCCL_MAX, plan=lib.PCCL_PLAN_RING)
+    works = [ffi.new("pccl_work_t **") for _ in range(4)]
+    check(lib.pccl_send_async(pair[0], given, *arguments, 1, tag, works[0]))
+    check(lib.pccl_send_async(pair[1], got, *arguments, 0, ffi.NULL, works[1]))
+    said = refused(
+        lib.pccl_send(pair[0], given, *arguments, 1, tag, ffi.NULL), "PCCL_INVALID_USAGE"
+    )
+    assert "a message to this rank with tag 274877906943 is in flight" in said
+    forth = ffi.new("int16_t[3]")
+    check(lib.pccl_recv_async(pair[0], back, *arguments, 1, ffi.NULL, works[2]))
+    check(lib.pccl_recv_async(pair[1], forth, *arguments, 0, tag, works[3]))
+    for work in works:
+        check(lib.pccl_work_wait(work[0], FOREVER))
+        lib.pccl_work_destroy(work[0])
+    assert list(forth) == list(back) == [7, -8, 9]
+
+
+def test_a_message_has_another_rank_and_a_tag_with_room(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("float[2]")
+    for name, to in (("send", "send to"), ("recv", "receive from")):
+        call = getattr(lib, f"pccl_{name}")
+        said = refused(call(pair[1], data, 2, 0, 1, ffi.NULL, ffi.NULL))
+        assert "rank 1 is this peer itself" in said and to in said
+        for rank in (2, 2**32 - 1):
+            said = refused(call(pair[1], data, 2, 0, rank, ffi.NULL, ffi.NULL))
+            assert f"there is no rank {rank} to {to}" in said
+        for tag in (2**38, 2**64 - 1):
+            chosen = options("collective_options", tag=tag)
+            said = refused(call(pair[1], data, 2, 0, 0, chosen, ffi.NULL))
+            assert f"tag {tag} is too large for {name}" in said and "2**38" in said
+
+
 def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> None:
     """Goal: the asynchronous forms take what the others do. Method: one tag each, both ranks."""
     data = [[ffi.new("double[4]", [rank + 1.0] * 4) for _ in range(10)] for rank in range(2)]
@@ -904,6 +968,8 @@ def test_nothing_is_reduced_and_gathered_without_buffers(pair: tuple[Any, Any]) 
         check(lib.pccl_gather(comm, null, null, 0, 0, 0, null, null))
         check(lib.pccl_gather_v(comm, null, null, none, ranks, 0, 1, null, null))
         check(lib.pccl_all_to_all(comm, null, null, 0, 0, null, null))
+        message = (lib.pccl_send, lib.pccl_recv)[rank]
+        check(message(comm, null, 0, 0, 1 - rank, null, null))
         # A rank whose shard is empty sends or receives nothing.
         whole, (some, ranks) = ffi.new("float[2]", [1, 2]), counts_of(0, 2)
         shard = whole if rank == 1 else null
@@ -1090,8 +1156,9 @@ def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, 
     chosen = options("sync_options", strategy=3)
     assert "strategy 3" in refused(lib.pccl_state_sync(made[0], chosen, ffi.NULL))
     lib.pccl_state_destroy(made[0])
-    tag = options("collective_options", tag=255 << 56)
-    assert "tag" in refused(lib.pccl_barrier(pair[0], tag, ffi.NULL))
+    for first in (254, 255):
+        tag = options("collective_options", tag=first << 56)
+        assert "tag" in refused(lib.pccl_barrier(pair[0], tag, ffi.NULL))
 
 
 def test_log_events_come_one_by_one_and_are_cut_to_the_room() -> None:

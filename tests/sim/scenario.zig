@@ -467,8 +467,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
-/// [in_place] [average]
-/// [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
+/// [in_place] [average] [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
     const kind_text = try take_word(script, words);
