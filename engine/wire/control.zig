@@ -41,7 +41,7 @@ pub const OpKind = enum(u8) {
         return switch (kind) {
             .all_reduce, .reduce, .reduce_scatter => true,
             .all_gather, .scatter, .gather, .all_to_all => true,
-            .broadcast, .barrier, .sync => false,
+            .broadcast, .barrier, .sync, .send_recv => false,
         };
     }
 

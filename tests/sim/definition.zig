@@ -107,7 +107,7 @@ pub const Definition = struct {
             .all_gather, .gather => @intCast(shard),
             .scatter => d.root,
             .all_to_all => @intCast(shard / d.world_size),
-            .broadcast, .barrier, .sync => unreachable, // none of floats
+            .broadcast, .barrier, .sync, .send_recv => unreachable, // none of floats
         };
     }
 
@@ -119,7 +119,7 @@ pub const Definition = struct {
             .reduce, .gather => d.root,
             .reduce_scatter, .scatter => @intCast(shard),
             .all_to_all => @intCast(shard % d.world_size),
-            .broadcast, .barrier, .sync => unreachable,
+            .broadcast, .barrier, .sync, .send_recv => unreachable,
         };
     }
 
