@@ -785,6 +785,7 @@ fn codec_of(
         .{ kind.name(), switch (arguments.kind) {
             .broadcast => "a broadcast has none, because the root's buffer is only read and " ++
                 "would differ from what the others decode",
+            .send_recv => "a message travels as it is",
             else => "nothing travels that could be encoded",
         } },
     );

@@ -395,19 +395,23 @@ def test_what_ends_behind_the_last_address_is_refused(pair: tuple[Any, Any], cal
     assert "f32 do not fit into memory" in said
 
 
+NEVER_ENCODED = ("broadcast", "send", "recv")
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_v")
 
 
-def test_a_broadcast_and_a_barrier_have_no_codec(pair: tuple[Any, Any]) -> None:
+def test_what_is_neither_reduced_nor_gathered_has_no_codec(pair: tuple[Any, Any]) -> None:
     data = ffi.new("float[8]")
     chosen = options("collective_options", codec=lib.PCCL_CODEC_INT8)
     said = refused(CALLS["broadcast"](pair[0], data, data, 4, lib.PCCL_F32, chosen))
     assert "codec int8" in said and "the root's buffer is only read" in said
+    for name in ("send", "recv"):
+        said = refused(CALLS[name](pair[0], data, data, 4, lib.PCCL_F32, chosen))
+        assert "codec int8: a message travels as it is" in said
     said = refused(lib.pccl_barrier(pair[0], chosen, ffi.NULL))
     assert "codec int8: nothing travels" in said
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "broadcast"])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in NEVER_ENCODED])
 def test_a_codec_is_for_floats_and_for_what_it_can_add_up(pair: tuple[Any, Any], name: str) -> None:
     data, other = ffi.new("float[8]"), ffi.new("float[8]")
     before, after = ffi.new("float[8]"), ffi.new("float[8]")
@@ -436,7 +440,7 @@ def test_a_codec_is_for_floats_and_for_what_it_can_add_up(pair: tuple[Any, Any],
     assert "is for sum and avg, and op is max" in said
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "broadcast"])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in NEVER_ENCODED])
 def test_what_travels_is_encoded_in_every_call_that_has_a_codec(
     pair: tuple[Any, Any], name: str
 ) -> None:
