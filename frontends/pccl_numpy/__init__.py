@@ -9,6 +9,7 @@
     table = pnp.gather(comm, mine)                      # the same on rank 0, None elsewhere
     mine = pnp.scatter(comm, table, out=mine)           # from rank 0, to each its rows
     theirs = pnp.all_to_all(comm, whole)                # this rank's rows of every rank's array
+    pnp.send(comm, mine, dst=1)                         # rank 1 calls pnp.recv_(comm, mine, src=0)
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
@@ -27,6 +28,7 @@ from pccl_numpy.collectives import (
     reduce_,
 )
 from pccl_numpy.exchange import all_to_all, gather, scatter
+from pccl_numpy.messages import recv, recv_, send
 from pccl_numpy.shards import all_gather, all_gather_, reduce_scatter, reduce_scatter_
 from pccl_numpy.shared_state import SharedState, shared_state
 
@@ -41,10 +43,13 @@ __all__ = [
     "broadcast",
     "broadcast_",
     "gather",
+    "recv",
+    "recv_",
     "reduce",
     "reduce_",
     "reduce_scatter",
     "reduce_scatter_",
     "scatter",
+    "send",
     "shared_state",
 ]
