@@ -13,7 +13,7 @@ import typer
 
 import pccl_py
 from bench import accuracy, common, kernels, loopback, recovery, state_hash
-from bench.loopback_worker import COLLECTIVES
+from bench.loopback_libraries import COLLECTIVES
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
@@ -43,13 +43,16 @@ def loopback_command(
     ] = None,
     collective: Annotated[
         list[str] | None,
-        typer.Option(help="To measure beside all_reduce; may be given again.  [each]"),
+        typer.Option(
+            help="To measure beside all_reduce; may be given again: "
+            f"{', '.join(COLLECTIVES[1:])}.  [each]"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for loopback.jsonl and .png.")] = Path(
         "bench_out"
     ),
 ) -> None:
-    """Collectives of f32 against gloo, and the bare TCP below both, on this machine's loopback."""
+    """Collectives of f32 against gloo, MPI and bare TCP, on this machine's loopback."""
     if sys.platform != "linux":
         raise typer.BadParameter("pinning and peak memory are read the way of Linux; run it there")
     try:

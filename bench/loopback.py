@@ -1,32 +1,37 @@
-"""loopback: collectives of f32 against gloo, on one machine, in one run.
+"""loopback: collectives of f32 against gloo and MPI, on one machine, in one run.
 
 It owns the plan, the processes, and what their samples come to; in each process runs
 `loopback_worker.py`.
 
-How it measures. Each process holds a PCCL communicator, a gloo group and a ring of bare sockets at
-once, and is pinned to its cores before any of them starts a thread. At each size the libraries take
-turns, sample by sample. A sample begins after a barrier and times a few calls in place. It counts
-from the last process that entered to the last that left, divided by the calls. The value is the
-median.
+How it measures. Each process holds a PCCL communicator, a gloo group, a communicator of mpi4py and
+a ring of bare sockets at once, and is pinned to its cores before any of them starts a thread. At
+each size the libraries take turns, sample by sample. A sample begins after a barrier and times a
+few calls in place, but for all_to_all, which has a buffer to receive. It counts from the last
+process that entered to the last that left, divided by the calls. The value is the median. Where MPI
+takes part mpiexec starts the processes; MPI is told to use TCP, as if between machines.
 
     seconds             of one call
     bus_bandwidth       size / seconds, times TRAFFIC below, as NCCL's tests define it; the size of
-                        a reduce_scatter or an all_gather is that of the shards of all ranks
+                        what has shards (SHARDED) is that of the shards of all ranks
     cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes of the size;
                         the coordinator and gloo's store, which are in rank 0, count
     peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
                         processes that hold one library only, sizes ascending; of all_reduce
 
-The rows of tcp_ring are the ceiling: the same bytes over bare sockets, nothing reduced. Those of a
-codec have ours without one as their baseline.
+There is a row for each baseline that is installed, with our value in each. The rows of tcp_ring are
+the ceiling: the same bytes over bare sockets, nothing reduced. Those of a codec have ours without
+one as their baseline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import queue
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -34,14 +39,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 from bench import common, loopback_plot
 from bench.common import KIB, MIB, Row
-from bench.loopback_worker import COLLECTIVES, Case, Job, key_of
+from bench.loopback_libraries import COLLECTIVES, Case, Job, Mpi, encodes
+from bench.loopback_worker import key_of
 from bench.report import Report
 
 BENCH = "loopback"
@@ -54,8 +60,13 @@ TRAFFIC: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce": lambda n: 1.0,
+    "broadcast": lambda n: 1.0,
+    "scatter": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
 }
-WORLD_SECONDS_MAX = 1800.0
+WORLD_SECONDS_MAX = 3600.0
+MPI_TRIAL_SECONDS_MAX = 60.0
 ITERATIONS_MAX = 32  # in place, 4 peers: 4^32 times the values, which f32 holds
 
 
@@ -86,26 +97,33 @@ class Processes:
         collectives: list[str] | None = None,
     ) -> None:
         self._failure: str | None = None
-        self._running: list[subprocess.Popen[str]] = []
+        self._files: dict[int, TextIO] = {}
         self._lines: list[queue.Queue[str | None]] = [queue.Queue() for _ in range(world)]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        commands = []
         for rank in range(world):
             chosen = collectives or COLLECTIVES[:1]
-            job = Job(purpose, rank, world, libraries, cases, codecs or [], chosen)
-            command = [sys.executable, "-m", "bench.loopback_worker", job.to_json()]
-            self._running.append(
-                subprocess.Popen(
-                    command,
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+            job = Job(purpose, rank, world, libraries, cases, port, codecs or [], chosen)
+            commands.append([sys.executable, "-m", "bench.loopback_worker", job.to_json()])
+        if "mpi4py" in libraries:
+            commands = [under_mpiexec(commands)]
+        environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **Mpi.ENVIRONMENT}
+        self._running = [
+            subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,  # ours is for the rows
             )
-        self._readers = [threading.Thread(target=self._read, args=(r,)) for r in range(world)]
+            for command in commands
+        ]
+        self._threads = [threading.Thread(target=self._read) for _ in range(world)]
+        self._threads += [threading.Thread(target=self._await, args=(p,)) for p in self._running]
         self._timer = threading.Timer(WORLD_SECONDS_MAX, self._on_late)
 
     def __enter__(self) -> Self:
-        for thread in (*self._readers, self._timer):
+        for thread in (*self._threads, self._timer):
             thread.start()
         return self
 
@@ -116,21 +134,22 @@ class Processes:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._kill()
-        for reader in self._readers:
-            reader.join()
+            self._fail("the benchmark was left")
+        for thread in self._threads:
+            thread.join()
         self._timer.cancel()
+        self._listener.close()
         if error is None and self._failure is not None:
             raise RuntimeError(self._failure)
 
     def introduce(self) -> None:
         """Tells each process where the others are."""
         offers = self.reports()
-        meeting = {**offers[0], "tcp_ports": [offer.get("tcp_port") for offer in offers]}
-        for process in self._running:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(meeting) + "\n")
-            process.stdin.flush()
+        ports = [offer.get("tcp_port") for offer in offers]
+        found = {key: value for offer in offers for key, value in offer.items()}
+        for file in self._files.values():
+            file.write(json.dumps({**found, "tcp_ports": ports}) + "\n")
+            file.flush()
 
     def reports(self) -> list[dict[str, Any]]:
         """The next report of each process, by rank. Raises RuntimeError when one has failed."""
@@ -140,26 +159,97 @@ class Processes:
             raise RuntimeError(self._failure or "a process of the benchmark ended early")
         return reports
 
-    def _read(self, rank: int) -> None:
-        process = self._running[rank]
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._lines[rank].put(line)
-        if process.wait() != 0:
-            self._fail(f"process {rank} of the benchmark failed, status {process.returncode}")
+    def _read(self) -> None:
+        """Takes in one process, whichever comes, and what it tells."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # one has failed before all were there
+            return
+        with connection, connection.makefile("rw", encoding="utf-8") as file:
+            rank = int(file.readline())
+            self._files[rank] = file
+            try:
+                for line in file:
+                    self._lines[rank].put(line)
+            except ConnectionError:
+                pass  # killed; what its end means is told by its status
+        for process in self._running:
+            if len(self._running) == 1 or process is self._running[rank]:
+                self._await(process)
         self._lines[rank].put(None)
+
+    def _await(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for the end of a process, or of mpiexec with all of them."""
+        if process.wait() == 0:
+            return
+        name = f"process {self._running.index(process)} of the benchmark"
+        name = name if len(self._running) > 1 else "mpiexec"
+        self._fail(f"{name} failed, status {process.returncode}")
 
     def _on_late(self) -> None:
         self._fail(f"the benchmark took more than {WORLD_SECONDS_MAX:.0f} s at one world size")
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
-        self._kill()
-
-    def _kill(self) -> None:
         for process in self._running:
             if process.poll() is None:
-                process.kill()
+                process.terminate()  # mpiexec passes it on; the workers have no handler
+        with contextlib.suppress(OSError):  # it may have been shut down
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for waiting in self._lines:
+            waiting.put(None)
+
+
+def under_mpiexec(commands: list[list[str]]) -> list[str]:
+    """One command that starts all, rank by rank."""
+    made = [mpiexec()]
+    for command in commands:
+        made += [":", "-n", "1", *command] if made[1:] else ["-n", "1", *command]
+    return made
+
+
+def mpiexec() -> str:
+    """That of this Python's environment, if it has one. Raises FileNotFoundError without any."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which("mpiexec", path=places)
+    if found is None:
+        raise FileNotFoundError("there is no mpiexec")
+    return found
+
+
+def baselines_here(status: Console) -> list[str]:
+    """The libraries to compare with; says which are missing, and what for."""
+    found = []
+    if importlib.util.find_spec("torch") is None:
+        status.print("torch is not installed: no gloo to compare with (make bench installs it)")
+    else:
+        found.append("gloo")
+    missing = mpi_missing()
+    if missing is None:
+        found.append("mpi4py")
+    else:
+        status.print(f"no MPI to compare with (make bench installs one): {missing}")
+    return found
+
+
+def mpi_missing() -> str | None:
+    """Why mpi4py does not run here; None where it does."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    trial = [sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
+    try:
+        done = subprocess.run(
+            under_mpiexec([trial, trial]),
+            env={**os.environ, **Mpi.ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MPI_TRIAL_SECONDS_MAX,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return None if done.returncode == 0 else said[-1] if said else f"status {done.returncode}"
 
 
 def run(
@@ -173,22 +263,20 @@ def run(
     collectives: list[str] | None = None,
 ) -> list[Row]:
     """Measures all worlds, at all sizes where none are named; prints and writes the rows."""
-    baseline = "gloo" if importlib.util.find_spec("torch") is not None else None
     cases = plan(sorted(sizes or (QUICK_SIZES if quick else SIZES)), quick)
     status = Console(stderr=True)
-    if baseline is None:
-        status.print("torch is not installed: no baseline (make bench installs it)")
+    baselines = baselines_here(status)
     warn_if_busy(status)
     report = Report(BENCH, out, as_json=as_json)
     for world in worlds:
         chosen = COLLECTIVES if collectives is None else collectives
-        for measured in measure(world, baseline, cases, status, codecs or [], chosen):
+        for measured in measure(world, baselines, cases, status, codecs or [], chosen):
             report.add(measured)
     picture = out / f"{BENCH}.png"
     loopback_plot.draw(report.rows, picture)
-    more = [collective_table(report.rows), codec_table(report.rows)]
-    tables = [table(report.rows), *(one for one in more if one is not None)]
-    return report.finish(*tables, picture=picture)
+    tables = [table(report.rows), collective_table(report.rows)]
+    encoded = codec_table(report.rows)
+    return report.finish(*tables, *([encoded] if encoded else []), picture=picture)
 
 
 def warn_if_busy(status: Console) -> None:
@@ -202,14 +290,14 @@ def warn_if_busy(status: Console) -> None:
 
 def measure(
     world: int,
-    baseline: str | None,
+    baselines: list[str],
     cases: list[Case],
     status: Console,
     codecs: list[str],
     collectives: list[str],
 ) -> Iterator[list[Row]]:
     """The rows of one world, size by size."""
-    libraries = ["pccl", *([baseline] if baseline else [])]
+    libraries = ["pccl", *baselines]
     peaks = {name: measure_peaks(world, name, cases) for name in libraries}
     others = [collective for collective in collectives if collective != COLLECTIVES[0]]
     with Processes("time", world, [*libraries, "tcp"], cases, codecs, others) as processes:
@@ -218,9 +306,11 @@ def measure(
             reports = processes.reports()
             status.print(f"world {world}, {common.size_name(case.size)}: measured", highlight=False)
             yield [
-                *time_rows(world, case, reports, baseline, [COLLECTIVES[0], *others]),
+                *time_rows(world, case, reports, baselines, [COLLECTIVES[0], *others]),
                 *codec_rows(world, case, reports, codecs, [COLLECTIVES[0], *others]),
-                peak_row(world, case, {name: peaks[name][index] for name in libraries}, baseline),
+                *peak_rows(
+                    world, case, {name: peaks[name][index] for name in libraries}, baselines
+                ),
             ]
 
 
@@ -235,17 +325,16 @@ def time_rows(
     world: int,
     case: Case,
     reports: list[dict[str, Any]],
-    baseline: str | None,
+    baselines: list[str],
     collectives: list[str],
 ) -> list[Row]:
     """What the samples of one size come to."""
     rows: list[Row] = []
-    compared = ["pccl", *([baseline] if baseline else [])]
     for collective in collectives:
-        keys = {name: key_of(name, collective) for name in compared}
+        keys = {name: key_of(name, collective) for name in ("pccl", *baselines)}
         values = values_of(world, case, reports, collective, keys)
         for metric, (unit, of) in values.items():
-            rows.append(row(world, case, metric, unit, of, baseline, collective))
+            rows += rows_of(world, case, metric, unit, of, baselines, collective)
     ceiling = common.case_name("tcp_ring", "bytes", "none", world, case.size)
     values = values_of(world, case, reports, COLLECTIVES[0], {"tcp": "tcp"})
     rows += [Row(BENCH, ceiling, metric, of["tcp"], unit) for metric, (unit, of) in values.items()]
@@ -290,28 +379,32 @@ def codec_rows(
             seconds_of(case, reports, key_of("pccl", collective)),
         )
         for collective in collectives
+        if encodes(collective)
         for codec in codecs
     ]
 
 
-def peak_row(world: int, case: Case, peaks: dict[str, int], baseline: str | None) -> Row:
-    """The row of peak memory at one size."""
+def peak_rows(world: int, case: Case, peaks: dict[str, int], baselines: list[str]) -> list[Row]:
+    """The rows of peak memory at one size."""
     values = {name: float(peak) for name, peak in peaks.items()}
-    return row(world, case, "peak_memory_bytes", "B", values, baseline, COLLECTIVES[0])
+    return rows_of(world, case, "peak_memory_bytes", "B", values, baselines, COLLECTIVES[0])
 
 
-def row(
+def rows_of(
     world: int,
     case: Case,
     metric: str,
     unit: str,
     of: dict[str, float],
-    baseline: str | None,
+    baselines: list[str],
     collective: str,
-) -> Row:
-    """Our value beside the baseline's."""
+) -> list[Row]:
+    """Our value beside that of each baseline; alone where there is none."""
     name = common.case_name(collective, "f32", "none", world, case.size)
-    return Row(BENCH, name, metric, of["pccl"], unit, baseline, of[baseline] if baseline else None)
+    ours = of["pccl"]
+    if not baselines:
+        return [Row(BENCH, name, metric, ours, unit)]
+    return [Row(BENCH, name, metric, ours, unit, other, of[other]) for other in baselines]
 
 
 def seconds_of(case: Case, reports: list[dict[str, Any]], library: str) -> float:
@@ -332,22 +425,24 @@ def cpu_seconds_of(case: Case, reports: list[dict[str, Any]], library: str) -> f
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows for people: one line for each world and size, ours and the baseline side by side."""
-    baseline = next((one.baseline for one in rows if one.baseline is not None), "baseline")
+    """all_reduce for people: a line for each world and size, ours and the first baseline's."""
+    baseline = next(iter(baselines_of(rows)), None)
+    rows = [one for one in rows if one.baseline in (baseline, None)]
     made = Table(
         title="all_reduce of f32 over loopback",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
     )
-    headings = ["n", "size", "ms", baseline, "ratio", "GB/s", "TCP"]
-    headings += ["s/GB", baseline, "MiB", baseline]
+    other = baseline or "baseline"
+    headings = ["n", "size", "ms", other, "ratio", "GB/s", "TCP"]
+    headings += ["s/GB", other, "MiB", other]
     for heading in headings:
         made.add_column(heading, justify="right", no_wrap=True)
     by_name = {(one.case, one.metric): one for one in rows}
     for one in rows:
         collective, *_, world, size = one.case.split("/")
-        if collective != "all_reduce" or one.metric != "seconds" or one.baseline == "none":
+        if collective != "all_reduce" or one.metric != "seconds":
             continue
         rate, cpu, peak = (by_name[one.case, metric] for metric in METRICS[1:])
         ceiling = by_name[one.case.replace("all_reduce/f32", "tcp_ring/bytes"), "bus_bandwidth"]
@@ -363,38 +458,48 @@ def table(rows: list[Row]) -> Table:
     return made
 
 
-def collective_table(rows: list[Row]) -> Table | None:
-    """The collectives beside all_reduce; None where none was measured."""
-    others = COLLECTIVES[1:]
-    timed = [
-        one
-        for one in rows
-        if one.metric == "seconds" and one.case.split("/")[0] in others and one.baseline != "none"
-    ]
-    if not timed:
-        return None
-    baseline = next((one.baseline for one in timed if one.baseline is not None), "baseline")
+def collective_table(rows: list[Row]) -> Table:
+    """All collectives, beside each baseline."""
     made = Table(
-        title="other collectives of f32",
+        title="collectives of f32 over loopback",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
     )
-    for heading in ("n", "size", "collective", "ms", baseline, "ratio", "GB/s"):
+    baselines = baselines_of(rows)
+    headings = [heading for other in baselines for heading in (other, "ratio")]
+    for heading in ("n", "size", "collective", "ms", *headings, "GB/s"):
         made.add_column(heading, justify="right", no_wrap=True)
+    timed: dict[str, dict[str | None, Row]] = {}
+    for one in rows:
+        plain = one.case.split("/")[0] in COLLECTIVES and one.baseline != "none"
+        if plain and one.metric == "seconds":
+            timed.setdefault(one.case, {})[one.baseline] = one
     rates = {one.case: one.value for one in rows if one.metric == "bus_bandwidth"}
-    for one in timed:
-        collective, *_, world, size = one.case.split("/")
+    for case, by_baseline in timed.items():
+        collective, *_, world, size = case.split("/")
+        cells = []
+        for other in baselines:
+            cells += [significant(by_baseline[other].baseline_value, 1e3)]
+            cells += [significant(by_baseline[other].ratio)]
         made.add_row(
             world.removeprefix("w"),
             size,
             collective,
-            significant(one.value, 1e3),
-            significant(one.baseline_value, 1e3),
-            significant(one.ratio),
-            significant(rates[one.case]),
+            significant(next(iter(by_baseline.values())).value, 1e3),
+            *cells,
+            significant(rates[case]),
         )
     return made
+
+
+def baselines_of(rows: list[Row]) -> list[str]:
+    """The libraries beside ours, in the order of the rows."""
+    return [
+        name
+        for name in dict.fromkeys(one.baseline for one in rows)
+        if name is not None and name != "none"
+    ]
 
 
 def codec_table(rows: list[Row]) -> Table | None:

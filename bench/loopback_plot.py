@@ -24,7 +24,11 @@ STYLE: Any = {
     "grid.alpha": 0.2,
 }
 OURS: Any = {"color": "#0072B2", "marker": "o", "linewidth": 2.2, "label": "PCCL"}
-BASELINE: Any = {"color": "#E69F00", "marker": "s", "linewidth": 1.6}
+# Of the baselines, in the order of their rows.
+BASELINES: list[Any] = [
+    {"color": "#E69F00", "marker": "s", "linewidth": 1.6},
+    {"color": "#009E73", "marker": "^", "linewidth": 1.6},
+]
 CEILING: Any = {
     "color": "#8C959F",
     "linestyle": "--",
@@ -60,18 +64,21 @@ def draw_panel(axes: Axes, rows: list[Row]) -> None:
     """One metric of one world: a line for each library."""
     ours = [row for row in rows if row.case.startswith("all_reduce/")]
     ceiling = [row for row in rows if row.case.startswith("tcp_ring/")]
-    sizes = [size_of(row) for row in ours]
+    # Ours is in the rows of each baseline.
+    values = {size_of(row): row.value for row in ours}
+    sizes = list(values)
     places = {size: place for place, size in enumerate(sizes)}
     axes.plot([places[size_of(row)] for row in ceiling], [row.value for row in ceiling], **CEILING)
-    measured = [row for row in ours if row.baseline_value is not None]
-    if measured:
+    names = [name for name in dict.fromkeys(row.baseline for row in ours) if name is not None]
+    for name, style in zip(names, BASELINES, strict=False):
+        measured = [row for row in ours if row.baseline == name]
         axes.plot(
             [places[size_of(row)] for row in measured],
             [row.baseline_value or 0.0 for row in measured],
-            label=measured[0].baseline,
-            **BASELINE,
+            label=name,
+            **style,
         )
-    axes.plot(range(len(ours)), [row.value for row in ours], **OURS)
+    axes.plot(range(len(sizes)), list(values.values()), **OURS)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(sizes)), sizes, rotation=35)

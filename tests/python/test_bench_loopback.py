@@ -17,7 +17,7 @@ import pytest
 
 from bench import common, loopback
 from bench.common import Row
-from bench.loopback_worker import COLLECTIVES, Case
+from bench.loopback_libraries import COLLECTIVES, Case, encodes
 from bench.tcp_ring import TcpRing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark r
 
 @linux_only
 def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> None:
-    # Goal: the benchmark works, with or without torch. Method: run it as a user does, small.
+    # Goal: the benchmark works, with or without torch and mpi4py. Method: a small run.
     command = [sys.executable, "-m", "bench", "loopback", "--json", "--quick"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300
@@ -46,41 +46,43 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
 
     sizes = [common.size_name(size) for size in loopback.QUICK_SIZES]
     ours = ["seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes"]
-    expected = {
-        (f"{collective}/none/w{world}/{size}", metric)
-        for collective, metrics in (
-            ("all_reduce/f32", ours),
-            *((f"{other}/f32", ours[:3]) for other in COLLECTIVES[1:]),
-            ("tcp_ring/bytes", ours[:3]),
+    baselines: list[str | None] = []
+    if importlib.util.find_spec("torch") is not None:
+        baselines.append("gloo")
+    else:
+        assert "torch is not installed" in done.stderr
+    if loopback.mpi_missing() is None:
+        baselines.append("mpi4py")
+    else:
+        assert done.stderr.count("no MPI to compare with") == 1
+    cases = {(f"{name}/f32/none", of) for name in COLLECTIVES for of in ours[:3]}
+    cases.add(("all_reduce/f32/none", ours[3]))
+    expected: set[tuple[str, str, str | None]] = {
+        (f"{case}/w{world}/{size}", metric, baseline)
+        for world in (2, 4)
+        for size in sizes
+        for mine, beside in (
+            (cases, baselines or [None]),
+            ({("tcp_ring/bytes/none", of) for of in ours[:3]}, [None]),
+            ({(f"{name}/f32/int8", "seconds") for name in filter(encodes, COLLECTIVES)}, ["none"]),
         )
-        for metric in metrics
-        for world in (2, 4)
-        for size in sizes
+        for case, metric in mine
+        for baseline in beside
     }
-    encoded = {
-        f"{collective}/f32/int8/w{world}/{size}"
-        for collective in COLLECTIVES
-        for world in (2, 4)
-        for size in sizes
-    }
-    expected |= {(case, "seconds") for case in encoded}
-    by_name = {(row["case"], row["metric"]): row for row in rows}
+    by_name = {(row["case"], row["metric"], row["baseline"]): row for row in rows}
     assert set(by_name) == expected and len(rows) == len(expected)
-    has_torch = importlib.util.find_spec("torch") is not None
-    for (case, metric), row in by_name.items():
+    for (case, metric, baseline), row in by_name.items():
         assert row["bench"] == "loopback"
         assert row["value"] >= 0 if metric == "peak_memory_bytes" else row["value"] > 0
-        with_baseline = case in encoded or (has_torch and not case.startswith("tcp_ring/"))
-        baseline = "none" if case in encoded else "gloo"
-        assert row["baseline"] == (baseline if with_baseline else None)
-        if with_baseline and row["baseline_value"]:
+        if baseline is not None and row["baseline_value"]:
             assert row["ratio"] == pytest.approx(row["value"] / row["baseline_value"])
         if metric == "bus_bandwidth":
             world, size = SHAPES[case.split("/", 3)[3]]
             collective = case.split("/")[0].replace("tcp_ring", "all_reduce")
-            share = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}.get(collective, 0)
+            share = {"all_reduce": 2, "reduce": 0, "broadcast": 0}.get(collective, 1)
             moved = (share * (world - 1) / world or 1) * size
-            assert row["value"] == pytest.approx(moved / by_name[case, "seconds"]["value"] / 1e9)
+            seconds = by_name[case, "seconds", baseline]["value"]
+            assert row["value"] == pytest.approx(moved / seconds / 1e9)
 
 
 @linux_only

@@ -1,0 +1,324 @@
+"""The libraries that the loopback benchmark compares: how each calls each collective.
+
+It owns a class for each library, the plan of a process that calls them (Job), and the names of the
+collectives. When they are called is `loopback_worker.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pccl_py as pccl
+from bench.tcp_ring import TcpRing
+
+Meeting = dict[str, Any]
+Values = NDArray[np.float32]
+
+# What is measured; the first with a ceiling and its memory as well.
+COLLECTIVES = [
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "reduce",
+    "broadcast",
+    "scatter",
+    "gather",
+    "all_to_all",
+]
+# Those in which the size is that of the shards of all ranks.
+SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
+ROOT = 0
+
+
+def encodes(collective: str) -> bool:
+    """Whether there is one with a codec."""
+    return collective != "broadcast"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size: how many calls a sample times, and how many samples are taken."""
+
+    size: int
+    iterations: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process shall do. `purpose`: "time", or "memory" (then with one library alone).
+
+    `port`: where the process that started this one listens.
+    """
+
+    purpose: str
+    rank: int
+    world: int
+    libraries: list[str]
+    cases: list[Case]
+    port: int
+    codecs: list[str] = field(default_factory=list)
+    collectives: list[str] = field(default_factory=lambda: COLLECTIVES[:1])
+
+    def to_json(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The inverse of `to_json`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "cases": [Case(**case) for case in fields["cases"]]})
+
+
+class Library(Protocol):
+    """What is measured. Each is made first, tells where it can be found, then connects."""
+
+    def offer(self) -> Meeting: ...
+    def connect(self, meeting: Meeting) -> None: ...
+    def barrier(self) -> None: ...
+    def call(self, collective: str, values: Values, other: Values) -> Values | None:
+        """In place in `values`, but for all_to_all, which arrives in `other`.
+
+        Returns where the result of this rank is; None where it gets none.
+        """
+
+    def close(self) -> None: ...
+
+
+class Pccl:
+    """Ours. The coordinator is in the process of rank 0, as gloo's store is, so its CPU counts."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._coordinator = job, None
+        if job.rank == 0:
+            self._coordinator = pccl.Coordinator(initial_world_size=job.world)
+
+    def offer(self) -> Meeting:
+        return {} if self._coordinator is None else {"token": self._coordinator.token}
+
+    def connect(self, meeting: Meeting) -> None:
+        # Ranks are in the order of ids: ours are those of the others.
+        own = pccl.PeerId((1 + self._job.rank).to_bytes(16))
+        self._comm = pccl.connect(meeting["token"], bind="127.0.0.1:0", peer_id=own)
+        self._comm.admit()
+
+    def barrier(self) -> None:
+        self._comm.barrier()
+
+    def call(
+        self, collective: str, values: Values, other: Values, codec: str = "none"
+    ) -> Values | None:
+        comm, job = self._comm, self._job
+        shard = shard_of(job, values)
+        if collective == "all_reduce":
+            comm.all_reduce(values, codec=codec)
+        elif collective == "reduce":
+            comm.reduce(values, root=ROOT, codec=codec)
+        elif collective == "broadcast":
+            comm.broadcast(values, ROOT)
+        elif collective == "reduce_scatter":
+            comm.reduce_scatter(values, shard, codec=codec)
+        elif collective == "all_gather":
+            comm.all_gather(shard, values, codec=codec)
+        elif collective == "scatter":
+            comm.scatter(values if job.rank == ROOT else None, shard, ROOT, codec=codec)
+        elif collective == "gather":
+            comm.gather(shard, values if job.rank == ROOT else None, ROOT, codec=codec)
+        else:
+            comm.all_to_all(values, other, codec=codec)
+        return result_of(job, collective, values, other)
+
+    def close(self) -> None:
+        self._comm.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+
+class Encoded:
+    """Ours with a codec, over the communicator of ours without one."""
+
+    def __init__(self, plain: Pccl, codec: str) -> None:
+        self._plain, self._codec = plain, codec
+
+    def offer(self) -> Meeting:
+        return {}
+
+    def connect(self, meeting: Meeting) -> None:
+        """The other has."""
+
+    def barrier(self) -> None:
+        self._plain.barrier()
+
+    def call(self, collective: str, values: Values, other: Values) -> Values | None:
+        return self._plain.call(collective, values, other, self._codec)
+
+    def close(self) -> None:
+        """The other does."""
+
+
+class Gloo:
+    """The baseline: PyTorch's gloo on the same interface."""
+
+    def __init__(self, job: Job) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # Not at the top of the file: torch may be absent, and is where memory is measured for ours.
+        torch = importlib.import_module("torch")
+        dist = importlib.import_module("torch.distributed")
+        torch.set_num_threads(1)
+        self._torch, self._dist, self._job = torch, dist, job
+        self._store = None
+        if job.rank == 0:
+            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def offer(self) -> Meeting:
+        return {} if self._store is None else {"store_port": self._store.port}
+
+    def connect(self, meeting: Meeting) -> None:
+        store = self._store or self._dist.TCPStore("127.0.0.1", meeting["store_port"])
+        self._dist.init_process_group(
+            "gloo", store=store, rank=self._job.rank, world_size=self._job.world
+        )
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def call(self, collective: str, values: Values, other: Values) -> Values | None:
+        dist, job = self._dist, self._job
+        whole = self._torch.from_numpy(values)
+        shards = list(whole.chunk(job.world)) if collective in SHARDED else []
+        listed = shards if job.rank == ROOT else None
+        if collective == "all_reduce":
+            dist.all_reduce(whole)
+        elif collective == "reduce":
+            dist.reduce(whole, ROOT)
+        elif collective == "broadcast":
+            dist.broadcast(whole, ROOT)
+        elif collective == "reduce_scatter":
+            dist.reduce_scatter_single(shards[job.rank], whole)
+        elif collective == "all_gather":
+            dist.all_gather_single(whole, shards[job.rank])
+        elif collective == "scatter":
+            dist.scatter(shards[job.rank], listed, ROOT)
+        elif collective == "gather":
+            dist.gather(shards[job.rank], listed, ROOT)
+        else:
+            dist.all_to_all_single(self._torch.from_numpy(other), whole)
+        return result_of(job, collective, values, other)
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+
+class Mpi:
+    """The baseline of what gloo does not have: MPI, through mpi4py, over TCP as the others.
+
+    Its processes are those that mpiexec started; it needs no meeting.
+    """
+
+    # Without these MPICH goes through shared memory, which no two machines have.
+    ENVIRONMENT: ClassVar = {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": "lo",
+    }
+
+    def __init__(self, job: Job) -> None:
+        mpi4py = importlib.import_module("mpi4py")
+        mpi4py.rc.thread_level = "funneled"  # others have threads here, and do not call it
+        self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        self._job, self._comm = job, self._mpi.COMM_WORLD
+        if (self._comm.rank, self._comm.size) != (job.rank, job.world):
+            raise RuntimeError(
+                f"rank {self._comm.rank} of {self._comm.size} in MPI is to be {job.rank} of "
+                f"{job.world}: mpiexec and mpi4py are of different installations"
+            )
+
+    def offer(self) -> Meeting:
+        return {}
+
+    def connect(self, meeting: Meeting) -> None:
+        """mpiexec has."""
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
+    def call(self, collective: str, values: Values, other: Values) -> Values | None:
+        comm, job, in_place = self._comm, self._job, self._mpi.IN_PLACE
+        shard, at_root = shard_of(job, values), job.rank == ROOT
+        if collective == "all_reduce":
+            comm.Allreduce(in_place, values)
+        elif collective == "reduce":
+            comm.Reduce(in_place if at_root else values, values if at_root else None, root=ROOT)
+        elif collective == "broadcast":
+            comm.Bcast(values, ROOT)
+        elif collective == "reduce_scatter":
+            comm.Reduce_scatter_block(in_place, values)
+            return values[: len(shard)]  # where MPI puts it
+        elif collective == "all_gather":
+            comm.Allgather(in_place, values)
+        elif collective == "scatter":
+            comm.Scatter(values if at_root else None, in_place if at_root else shard, ROOT)
+        elif collective == "gather":
+            comm.Gather(in_place if at_root else shard, values if at_root else None, ROOT)
+        else:
+            comm.Alltoall(values, other)
+        return result_of(job, collective, values, other)
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+class Tcp:
+    """The ceiling: the bytes of a ring over bare sockets."""
+
+    def __init__(self, job: Job) -> None:
+        self._ring, self._job = TcpRing(), job
+
+    def offer(self) -> Meeting:
+        return {"tcp_port": self._ring.port}
+
+    def connect(self, meeting: Meeting) -> None:
+        next_port = meeting["tcp_ports"][(self._job.rank + 1) % self._job.world]
+        self._ring.connect(next_port, self._job.world)
+
+    def barrier(self) -> None:
+        self._ring.barrier()
+
+    def call(self, collective: str, values: Values, other: Values) -> Values | None:
+        self._ring.exchange(values.nbytes)
+        return values
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+def shard_of(job: Job, values: Values) -> Values:
+    """The part of this rank."""
+    count = len(values) // job.world
+    return values[job.rank * count : (job.rank + 1) * count]
+
+
+def result_of(job: Job, collective: str, values: Values, other: Values) -> Values | None:
+    """Where the result of this rank is."""
+    if collective in ("reduce", "gather") and job.rank != ROOT:
+        return None
+    if collective in ("reduce_scatter", "scatter"):
+        return shard_of(job, values)
+    return other if collective == "all_to_all" else values
+
+
+LIBRARIES: dict[str, type[Pccl] | type[Gloo] | type[Mpi] | type[Tcp]] = {
+    "pccl": Pccl,
+    "gloo": Gloo,
+    "mpi4py": Mpi,
+    "tcp": Tcp,
+}
