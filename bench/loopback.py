@@ -12,7 +12,8 @@ takes part mpiexec starts the processes; MPI is told to use TCP, as if between m
 
     seconds             of one call
     bus_bandwidth       size / seconds, times TRAFFIC below, as NCCL's tests define it; the size of
-                        what has shards (SHARDED) is that of the shards of all ranks
+                        what has shards (SHARDED) is that of the shards of all ranks; in a
+                        send_recv each even rank sends the size to the next
     cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes of the size;
                         the coordinator and gloo's store, which are in rank 0, count
     peak_memory_bytes   the most that a process took beside being idle and its buffer; measured in
@@ -64,6 +65,7 @@ TRAFFIC: dict[str, Callable[[int], float]] = {
     "scatter": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
 }
 WORLD_SECONDS_MAX = 3600.0
 MPI_TRIAL_SECONDS_MAX = 60.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -31,6 +32,7 @@ COLLECTIVES = [
     "scatter",
     "gather",
     "all_to_all",
+    "send_recv",
 ]
 # Those in which the size is that of the shards of all ranks.
 SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
@@ -39,7 +41,7 @@ ROOT = 0
 
 def encodes(collective: str) -> bool:
     """Whether there is one with a codec."""
-    return collective != "broadcast"
+    return collective not in ("broadcast", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,10 @@ class Pccl:
             comm.scatter(values if job.rank == ROOT else None, shard, ROOT, codec=codec)
         elif collective == "gather":
             comm.gather(shard, values if job.rank == ROOT else None, ROOT, codec=codec)
-        else:
+        elif collective == "all_to_all":
             comm.all_to_all(values, other, codec=codec)
+        else:
+            pass_on(job, values, comm.send, comm.recv)
         return result_of(job, collective, values, other)
 
     def close(self) -> None:
@@ -209,8 +213,10 @@ class Gloo:
             dist.scatter(shards[job.rank], listed, ROOT)
         elif collective == "gather":
             dist.gather(shards[job.rank], listed, ROOT)
-        else:
+        elif collective == "all_to_all":
             dist.all_to_all_single(self._torch.from_numpy(other), whole)
+        else:
+            pass_on(job, whole, dist.send, dist.recv)
         return result_of(job, collective, values, other)
 
     def close(self) -> None:
@@ -269,8 +275,10 @@ class Mpi:
             comm.Scatter(values if at_root else None, in_place if at_root else shard, ROOT)
         elif collective == "gather":
             comm.Gather(in_place if at_root else shard, values if at_root else None, ROOT)
-        else:
+        elif collective == "all_to_all":
             comm.Alltoall(values, other)
+        else:
+            pass_on(job, values, comm.Send, comm.Recv)
         return result_of(job, collective, values, other)
 
     def close(self) -> None:
@@ -307,9 +315,26 @@ def shard_of(job: Job, values: Values) -> Values:
     return values[job.rank * count : (job.rank + 1) * count]
 
 
+def partner_of(job: Job) -> int | None:
+    """To whom this rank sends, if it is even, or from whom it receives; None if it is left over."""
+    partner = job.rank ^ 1
+    return partner if partner < job.world else None
+
+
+def pass_on(
+    job: Job, array: Any, send: Callable[[Any, int], object], recv: Callable[[Any, int], object]
+) -> None:
+    """A message from each even rank to the next."""
+    partner = partner_of(job)
+    if partner is not None:
+        (recv if job.rank % 2 else send)(array, partner)
+
+
 def result_of(job: Job, collective: str, values: Values, other: Values) -> Values | None:
     """Where the result of this rank is."""
     if collective in ("reduce", "gather") and job.rank != ROOT:
+        return None
+    if collective == "send_recv" and job.rank % 2 == 0:
         return None
     if collective in ("reduce_scatter", "scatter"):
         return shard_of(job, values)

@@ -131,6 +131,7 @@ class Worker:
             "all_reduce": summed,
             "reduce": summed,
             "broadcast": ROOT + 1,
+            "send_recv": own,  # the rank before ours has one less
             "reduce_scatter": summed + own * job.world**2,
             "scatter": ROOT + 1 + own * job.world,
             "all_gather": (ranks + 1 + ranks * job.world)[:, None],

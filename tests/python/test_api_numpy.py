@@ -1,4 +1,7 @@
-"""pccl_numpy: any layout in, new arrays or writes through any strides out, NumPy's answers."""
+"""pccl_numpy: what is NumPy's own: layouts, overlaps, what is like an array, dtypes, messages.
+
+What every frontend must do, this one too, is in tests/frontends.
+"""
 
 from __future__ import annotations
 
@@ -104,22 +107,6 @@ def test_what_is_like_an_array_becomes_one(world: pccl.LocalWorld) -> None:
     means = world.run(lambda comm: pnp.all_reduce(comm, comm.rank * 1.0, op="avg"))
     assert means == [0.5, 0.5]
     assert means[0].shape == ()
-
-
-def test_an_empty_array_takes_part(world: pccl.LocalWorld) -> None:
-    results = world.run(lambda comm: pnp.all_reduce(comm, np.empty((0, 3)), return_outcome=True))
-    for array, outcome in results:
-        assert array.shape == (0, 3)
-        assert outcome.ranges == ()
-
-
-def test_bfloat16_is_reduced(world: pccl.LocalWorld) -> None:
-    given = [values(rank, ml_dtypes.bfloat16) for rank in range(2)]
-    results = world.run(lambda comm: pnp.all_reduce(comm, given[comm.rank].T))
-    assert results[0].dtype == ml_dtypes.bfloat16
-    assert np.array_equal(results[0], (values(0) + values(1)).T.astype(ml_dtypes.bfloat16))
-    world.run(lambda comm: pnp.all_reduce_(comm, given[comm.rank][:, ::2]))
-    assert np.array_equal(given[1][:, ::2], (values(0) + values(1))[:, ::2].astype(given[1].dtype))
 
 
 def test_the_outcome_comes_along_when_asked_for(world: pccl.LocalWorld) -> None:
@@ -232,27 +219,6 @@ def test_rows_of_all_ranks_are_gathered_in_their_order(
             assert np.array_equal(made, expected)
         assert np.array_equal(inputs[rank], tall(rank)[rows_of(rank, listed)])
     assert outcomes[0].digest == outcomes[1].digest
-
-
-def test_scattering_and_gathering_come_back(world: pccl.LocalWorld) -> None:
-    """Also of one dimension, of three, and of bfloat16."""
-    for shape in ((10,), (4, 3, 2), (2, 0)):
-        given = np.arange(np.prod(shape)).reshape(shape).astype(ml_dtypes.bfloat16)
-
-        def program(comm: pccl.Communicator, given: Any = given) -> np.ndarray:
-            return pnp.all_gather(comm, pnp.reduce_scatter(comm, given))
-
-        results = world.run(program)
-        for result in results:
-            assert result.shape == shape and result.dtype == given.dtype
-            assert np.array_equal(result, given + given)
-
-
-def test_an_array_of_no_dimension_is_a_row(world: pccl.LocalWorld) -> None:
-    for result in world.run(lambda comm: pnp.all_gather(comm, comm.rank + 0.5)):
-        assert result.shape == (2,) and result.tolist() == [0.5, 1.5]
-    for result in world.run(lambda comm: pnp.all_gather(comm, np.int8(comm.rank), counts=[1, 1])):
-        assert result.dtype == np.int8 and result.tolist() == [0, 1]
 
 
 def test_the_parts_of_an_array_may_be_in_it_and_overlap_it(world: pccl.LocalWorld) -> None:
@@ -455,19 +421,7 @@ def test_in_place_needs_an_array(alone: pccl.Communicator) -> None:
             getattr(pnp, name)(alone, [1.0])
 
 
-def test_a_bad_output_is_refused(alone: pccl.Communicator) -> None:
-    locked = np.ones(3)
-    locked.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        pnp.all_reduce_(alone, locked)
-    with pytest.raises(ValueError, match="read-only"):
-        pnp.all_reduce(alone, np.ones(3), locked)
-    with pytest.raises(ValueError, match=r"shape \(3,\), x has shape \(4,\)"):
-        pnp.all_reduce(alone, np.ones(4), np.ones(3))
-    with pytest.raises(ValueError, match="shape"):
-        pnp.all_reduce(alone, np.ones((2, 2)), np.ones(4))
-    with pytest.raises(TypeError, match="out is float32, x is float64"):
-        pnp.all_reduce(alone, np.ones(4), np.ones(4, np.float32))
+def test_out_must_be_an_array(alone: pccl.Communicator) -> None:
     with pytest.raises(TypeError, match=r"numpy.ndarray, not list"):
         pnp.all_reduce(alone, np.ones(1), [0.0])  # type: ignore[call-overload]
 

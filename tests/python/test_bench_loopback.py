@@ -79,7 +79,9 @@ def test_a_quick_run_prints_a_row_for_each_case_and_metric(tmp_path: Path) -> No
         if metric == "bus_bandwidth":
             world, size = SHAPES[case.split("/", 3)[3]]
             collective = case.split("/")[0].replace("tcp_ring", "all_reduce")
-            share = {"all_reduce": 2, "reduce": 0, "broadcast": 0}.get(collective, 1)
+            share = {"all_reduce": 2, "reduce": 0, "broadcast": 0, "send_recv": 0}.get(
+                collective, 1
+            )
             moved = (share * (world - 1) / world or 1) * size
             seconds = by_name[case, "seconds", baseline]["value"]
             assert row["value"] == pytest.approx(moved / seconds / 1e9)

@@ -1,0 +1,37 @@
+"""Which frontends are tested, and worlds of communicators that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from adapter import Adapter
+from numpy_adapter import NumpyAdapter
+
+import pccl_py as pccl
+
+Worlds = Callable[[int], pccl.LocalWorld]
+
+
+@pytest.fixture(scope="session", params=[NumpyAdapter], ids=lambda made: made.name)
+def frontend(request: pytest.FixtureRequest) -> Adapter:
+    made: Adapter = request.param()
+    return made
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[Worlds]:
+    """A world by its size. One that a test has left without a member is not used again."""
+    made: dict[int, pccl.LocalWorld] = {}
+
+    def world(n: int) -> pccl.LocalWorld:
+        known = made.get(n)
+        if known is None or any(comm.closed for comm in known.comms):
+            if known is not None:
+                known.close()
+            made[n] = pccl.LocalWorld(n, deadline=30)
+        return made[n]
+
+    yield world
+    for one in made.values():
+        one.close()

@@ -1,0 +1,245 @@
+"""What a frontend does where something is wrong: clear errors, arrays kept, no lost turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from adapter import COLLECTIVES, Adapter
+from model import COUNTED, ROOTED, Call
+
+import pccl_py as pccl
+
+Worlds = Callable[[int], pccl.LocalWorld]
+ROOT = 1
+
+
+def arrays_of(frontend: Adapter, call: Call, rank: int, dtype: str = "f32") -> list[Any]:
+    """x and out of one rank; out where the collective has one."""
+    given, wanted = call.given(rank), call.wanted(rank)
+    x = None if given is None else frontend.make(given, call.given_shape(rank), dtype)
+    out = None
+    if wanted is not None and (call.collective in frontend.with_out or x is None):
+        out = frontend.make([7] * len(wanted), call.wanted_shape(rank), dtype)
+    return [x, out]
+
+
+def read_all(frontend: Adapter, arrays: list[Any]) -> list[Any]:
+    return [None if array is None else frontend.read(array) for array in arrays]
+
+
+def refuse_on_all(
+    frontend: Adapter, world: pccl.LocalWorld, call_of: Callable[[int], Call], **dtypes: str
+) -> None:
+    """Every peer gets Mismatch and has its arrays as they were; `dtypes`: of ranks r0, r1 ..."""
+
+    def program(comm: pccl.Communicator) -> None:
+        call = call_of(comm.rank)
+        arrays = arrays_of(frontend, call, comm.rank, dtypes.get(f"r{comm.rank}", "f32"))
+        before = read_all(frontend, arrays)
+        with pytest.raises(pccl.Mismatch):
+            frontend.call(call.collective, comm, *arrays, **call.options)
+        assert read_all(frontend, arrays) == before
+        if call.collective in frontend.in_place:
+            dtype = dtypes.get(f"r{comm.rank}", "f32")
+            x = frontend.make(call.given_in_place(comm.rank), call.shape_in_place(), dtype)
+            with pytest.raises(pccl.Mismatch):
+                frontend.call_in_place(call.collective, comm, x, **call.options)
+            assert frontend.read(x) == call.given_in_place(comm.rank)
+
+    world.run(program)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_rows_that_disagree_are_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    refuse_on_all(
+        frontend,
+        worlds(3),
+        lambda rank: Call(collective, (2 + (rank == 2),) * 3, (2,), root=ROOT),
+    )
+
+
+@pytest.mark.parametrize("collective", COUNTED)
+def test_counts_that_disagree_are_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """As many elements together, shared out in another way by one of three."""
+    refuse_on_all(
+        frontend,
+        worlds(3),
+        lambda rank: Call(collective, (1, 2, 0) if rank == 2 else (2, 1, 0), root=ROOT),
+    )
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_dtypes_that_disagree_are_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    refuse_on_all(
+        frontend, worlds(3), lambda rank: Call(collective, (2, 2, 2), root=ROOT), r2="i32"
+    )
+
+
+def test_a_message_of_another_size_is_a_mismatch_for_both(
+    frontend: Adapter, worlds: Worlds
+) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        if comm.rank == 0:
+            x = frontend.make([1, 2, 3], (3,))
+            with pytest.raises(pccl.Mismatch):
+                frontend.send(comm, x, 2)
+            assert frontend.read(x) == [1, 2, 3]
+        elif comm.rank == 2:
+            with pytest.raises(pccl.Mismatch):
+                frontend.recv(comm, (4,), "f32", 0)
+
+    worlds(3).run(program)
+
+
+def goes_on(frontend: Adapter, world: pccl.LocalWorld) -> None:
+    """What was refused has taken nobody's turn: the next operation of the same tag succeeds."""
+    call = Call("all_reduce", (2,) * len(world.comms))
+
+    def program(comm: pccl.Communicator) -> list[float]:
+        x = frontend.make(call.given(comm.rank) or [], call.given_shape(comm.rank))
+        return frontend.read(frontend.call("all_reduce", comm, x))
+
+    assert world.run(program) == [call.wanted(0)] * len(world.comms)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_dtype_without_collectives_is_a_type_error(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    array, world = frontend.unsupported(4), worlds(2)
+    if array is None:
+        pytest.skip("every dtype of this frontend has collectives")
+    before = frontend.read(array)
+    with pytest.raises(TypeError, match="complex|supported"):
+        frontend.call(collective, world.comms[0], array)
+    if collective in frontend.in_place:
+        with pytest.raises(TypeError, match="complex|supported"):
+            frontend.call_in_place(collective, world.comms[0], array)
+    assert frontend.read(array) == before
+    goes_on(frontend, world)
+
+
+def test_an_out_that_does_not_fit_is_refused(frontend: Adapter, worlds: Worlds) -> None:
+    world = worlds(2)
+    for collective in sorted(frontend.with_out):
+        call = Call(collective, (2, 2), (3,))
+        x, out = arrays_of(frontend, call, 0)
+        shape, count = call.wanted_shape(0), len(call.wanted(0) or [])
+        flat = frontend.make([7] * count, (count,))
+        longer = frontend.make([7] * (count + 3), (shape[0] + 1, *shape[1:]))
+        other = frontend.make([7] * count, shape, "f64")
+        locked = frontend.frozen([7] * count, shape)
+        arrays = [x, out, flat, longer, other, locked]
+        before = read_all(frontend, arrays)
+        for wrong in (flat, longer):
+            with pytest.raises(ValueError, match="shape"):
+                frontend.call(collective, world.comms[0], x, wrong, **call.options)
+        with pytest.raises(TypeError, match=r"float32.*float64|float64.*float32"):
+            frontend.call(collective, world.comms[0], x, other, **call.options)
+        if locked is not None:
+            with pytest.raises(ValueError, match="read-only"):
+                frontend.call(collective, world.comms[0], x, locked, **call.options)
+        assert read_all(frontend, arrays) == before
+        goes_on(frontend, world)
+
+
+def test_what_is_read_only_is_not_written_in_place(frontend: Adapter, worlds: Worlds) -> None:
+    locked, world = frontend.frozen([1, 2, 3, 4], (4,)), worlds(2)
+    for collective in sorted(frontend.in_place if locked is not None else ()):
+        options = {"root": 1} if collective == "broadcast" else {}  # whose root only reads it
+        with pytest.raises(ValueError, match="read-only"):
+            frontend.call_in_place(collective, world.comms[0], locked, **options)
+        assert frontend.read(locked) == [1, 2, 3, 4]
+        goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "scatter", "all_to_all"])
+def test_rows_that_cannot_be_shared_are_refused(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    world = worlds(2)
+    with pytest.raises(ValueError, match="5 rows, which 2 ranks cannot share"):
+        frontend.call(collective, world.comms[0], frontend.make([1] * 5, (5,)))
+    with pytest.raises(ValueError, match="no rows to share"):
+        frontend.call(collective, world.comms[0], frontend.make([1], ()))
+    if collective in COUNTED:
+        for counts, said in (((2, 2), "together"), ((5,), "entries"), ((6, -1), "less than 0")):
+            with pytest.raises(ValueError, match=said):
+                frontend.call(
+                    collective, world.comms[0], frontend.make([1] * 5, (5,)), counts=counts
+                )
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", ROOTED)
+@pytest.mark.parametrize("root", [-1, 2])
+def test_a_root_that_is_no_rank_is_refused(
+    frontend: Adapter, worlds: Worlds, collective: str, root: int
+) -> None:
+    world = worlds(2)
+    x, out = (frontend.make([1, 2], (2,)) for _ in range(2))
+    given = (None, out) if collective == "scatter" else (x, None)
+    with pytest.raises(ValueError, match=f"rank from 0 to 1, not {root}"):
+        frontend.call(collective, world.comms[0], *given, root=root)
+    assert frontend.read(x) == [1, 2] and frontend.read(out) == [1, 2]
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_member_that_leaves_instead_of_calling(
+    frontend: Adapter, collective: str, lost: int
+) -> None:
+    """Who is left gets the result without it, or Aborted where nobody else can give it.
+
+    The leaving one is the root, rank 0, or not. Until the next safe point ranks stay as they are.
+    """
+    call = Call(collective, (2, 2, 2), (2,), root=0)
+    fails = collective in ROOTED and lost == call.root
+    called = threading.Barrier(3)
+
+    def program(comm: pccl.Communicator) -> None:
+        called.wait()
+        if comm.rank == lost:
+            comm.close()
+            return
+        arrays = arrays_of(frontend, call, comm.rank)
+        before = read_all(frontend, arrays)
+        wanted = call.wanted(comm.rank, lost={lost})
+        if fails:
+            with pytest.raises(pccl.Aborted):
+                frontend.call(collective, comm, *arrays, **call.options)
+            assert read_all(frontend, arrays) == before
+            return
+        got = frontend.call(collective, comm, *arrays, **call.options)
+        assert (None if got is None else frontend.read(got)) == wanted
+        assert read_all(frontend, arrays[:1]) == before[:1]
+
+    with pccl.LocalWorld(3, deadline=30) as world:
+        world.run(program)
+
+
+def test_a_message_to_or_from_one_that_leaves_is_aborted(frontend: Adapter) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        if comm.rank == 1:
+            comm.close()
+            return
+        if comm.rank == 0:
+            x = frontend.make([1], (1,))
+            with pytest.raises(pccl.Aborted):
+                frontend.send(comm, x, 1)
+        else:
+            with pytest.raises(pccl.Aborted):
+                frontend.recv(comm, (1,), "f32", 1)
+
+    with pccl.LocalWorld(3, deadline=30) as world:
+        world.run(program)

@@ -1,0 +1,187 @@
+"""What a frontend's collectives give: every form, layout, dtype, shape and size of world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from adapter import COLLECTIVES, Adapter, Shape
+from model import COUNTED, REDUCING, ROOTED, WHOLE, Call
+
+import pccl_py as pccl
+
+Worlds = Callable[[int], pccl.LocalWorld]
+Make = Callable[..., Any]
+
+
+def uneven(world: int) -> tuple[int, ...]:
+    """Rows of each rank: none for the first, together no multiple of `world` above 1."""
+    return tuple((3 * rank) % 4 for rank in range(world))
+
+
+def calls_of(collective: str, world: int) -> list[Call]:
+    """Shapes of one to three dimensions and empty ones; every root; rows that are uneven."""
+    even, last = (2,) * world, world - 1
+    made = [
+        Call(collective, even),
+        Call(collective, even, (3, 2), root=last),
+        Call(collective, (0,) * world, (3,)),
+        Call(collective, even, (0,), root=last),
+    ]
+    if collective in WHOLE:
+        # Elements that do not share out among the ranks evenly, and one element.
+        rest = (0,) * last
+        made += [Call(collective, (7, *rest), (5,)), Call(collective, (1, *rest), scalar=True)]
+    if collective in ("all_gather", "gather"):
+        made.append(Call(collective, (1,) * world, scalar=True))
+    if collective in COUNTED:
+        made += [Call(collective, uneven(world), (2,), root=root) for root in {0, last}]
+    return made
+
+
+def check(frontend: Adapter, array: Any, values: list[float], shape: Shape, dtype: str) -> None:
+    assert frontend.read(array) == values
+    assert frontend.shape(array) == shape
+    assert frontend.dtype(array) == dtype
+
+
+def run_forms(
+    frontend: Adapter, comm: pccl.Communicator, call: Call, make: Make, dtype: str = "f32"
+) -> None:
+    """All forms that the frontend has: a new array, `out`, and in place."""
+    rank, wanted, shape = comm.rank, call.wanted(comm.rank), call.wanted_shape(comm.rank)
+    given = call.given(rank)
+    deals_not = given is None  # not the root of a scatter: what it gets has the shape of out
+
+    def blank() -> Any:
+        return None if wanted is None else make([7] * len(wanted), shape, dtype)
+
+    for with_out in (False, True):
+        if with_out and call.collective not in frontend.with_out:
+            continue
+        x = None if given is None else make(given, call.given_shape(rank), dtype)
+        out = blank() if with_out or deals_not else None
+        result = frontend.call(call.collective, comm, x, out, **call.options)
+        if wanted is None:
+            assert result is None
+        else:
+            check(frontend, result, wanted, shape, dtype)
+            if with_out:
+                assert frontend.is_same_memory(result, out)
+            elif x is not None:
+                assert not frontend.is_same_memory(result, x) or wanted == []
+        if given is not None:
+            check(frontend, x, given, call.given_shape(rank), dtype)
+    if call.collective in frontend.in_place and not (call.scalar and call.collective not in WHOLE):
+        x = make(call.given_in_place(rank), call.shape_in_place(), dtype)
+        outcome = frontend.call_in_place(call.collective, comm, x, **call.options)
+        assert set(outcome.contributors) <= set(comm.members)
+        check(frontend, x, call.wanted_in_place(rank), call.shape_in_place(), dtype)
+
+
+def run_on_all(world: pccl.LocalWorld, frontend: Adapter, call: Call, dtype: str = "f32") -> None:
+    world.run(lambda comm: run_forms(frontend, comm, call, frontend.make, dtype))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_results_of_contiguous_arrays(
+    frontend: Adapter, worlds: Worlds, collective: str, world: int
+) -> None:
+    for call in calls_of(collective, world):
+        run_on_all(worlds(world), frontend, call)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_results_of_arrays_that_are_not_contiguous(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """Also beside those that are: layouts are each peer's own matter."""
+    if frontend.strided([1, 2], (2,)) is None:
+        pytest.skip("all arrays of this frontend are contiguous")
+    for call in calls_of(collective, 3):
+        for mixed in (False, True):
+
+            def program(comm: pccl.Communicator, call: Call = call, mixed: bool = mixed) -> None:
+                plain = mixed and comm.rank == 1
+                make = frontend.make if plain else frontend.strided
+                run_forms(frontend, comm, call, make)
+
+            worlds(3).run(program)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_results_of_every_dtype(frontend: Adapter, worlds: Worlds, collective: str) -> None:
+    call = calls_of(collective, 3)[1]
+    for dtype in frontend.dtypes:
+        run_on_all(worlds(3), frontend, call, dtype)
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
+@pytest.mark.parametrize("collective", REDUCING)
+def test_results_of_every_op(frontend: Adapter, worlds: Worlds, collective: str, op: str) -> None:
+    call = Call(collective, (2, 2, 2), (3,), root=1, op=op, spread=3 if op == "avg" else 1)
+    for dtype in ("f32", "i32"):
+        run_on_all(worlds(3), frontend, call, dtype)
+
+
+@pytest.mark.parametrize("world", range(5, 17))
+def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
+    collectives = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
+    calls = [Call(name, (3,) * world, (2,), root=world // 2) for name in collectives]
+    calls += [Call(name, uneven(world), root=1) for name in collectives if name in COUNTED]
+
+    def program(comm: pccl.Communicator) -> None:
+        for call in calls:
+            run_forms(frontend, comm, call, frontend.make)
+
+    with pccl.LocalWorld(world, deadline=60) as made:
+        made.run(program)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3, 2)])
+def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> None:
+    """From each rank to the next of those that send, of any layout; the third looks on."""
+    count = len(Call("broadcast", shape[:1] or (1,), shape[1:]).given(0) or [])
+    values = [float(number) for number in range(count)]
+
+    def program(comm: pccl.Communicator) -> None:
+        for dtype in frontend.dtypes:
+            for make in (frontend.make, frontend.strided):
+                if comm.rank == 0:
+                    x = make(values, shape, dtype)
+                    frontend.send(comm, frontend.make(values, shape, dtype) if x is None else x, 2)
+                elif comm.rank == 2:
+                    got = frontend.recv(comm, shape, dtype, 0)
+                    check(frontend, got, values, shape, dtype)
+
+    worlds(3).run(program)
+
+
+def test_operations_of_several_tags_run_at_once(frontend: Adapter, worlds: Worlds) -> None:
+    """Threads of one peer each have a tag of their own, and begin in another order on each."""
+    calls = [
+        Call(name, (2, 2, 2), (5,), root=index % 3 if name in ROOTED else 0)
+        for index, name in enumerate(COLLECTIVES)
+    ]
+
+    def program(comm: pccl.Communicator) -> None:
+        def one(tag: int) -> None:
+            call = calls[tag]
+            given, wanted = call.given(comm.rank), call.wanted(comm.rank)
+            for _ in range(3):
+                x = out = None
+                if given is None:
+                    out = frontend.make([0] * len(wanted or []), call.wanted_shape(comm.rank))
+                else:
+                    x = frontend.make(given, call.given_shape(comm.rank))
+                got = frontend.call(call.collective, comm, x, out, tag=tag, **call.options)
+                assert (None if got is None else frontend.read(got)) == wanted
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            order = [(tag + comm.rank * 3) % len(calls) for tag in range(len(calls))]
+            list(pool.map(one, order))
+
+    worlds(3).run(program)
