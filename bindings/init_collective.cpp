@@ -3,10 +3,8 @@
 // status: the caller reads that with Work.wait. Buffers come as checked addresses.
 #include "common.h"
 
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <variant>
 
 namespace pccl_binding {
 
@@ -48,7 +46,7 @@ pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int r
 // or zeros.
 using Codec = std::tuple<int, uint32_t, int, int, uintptr_t, uintptr_t>;
 
-// What reductions and gathers have in common: op, tag, deadline_ns, recovery, plan, codec.
+// What all but a barrier have in common: op, tag, deadline_ns, recovery, plan, codec.
 using Options = std::tuple<int, uint64_t, uint64_t, int, int, Codec>;
 
 pccl_collective_options_t make_options(const Options &from) {
@@ -65,80 +63,72 @@ pccl_collective_options_t make_options(const Options &from) {
   return options;
 }
 
-std::unique_ptr<Work> all_reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
-                                 int dtype, const Options &from, nb::object buffers, bool block) {
+// Addresses of what is sent and received, or 0, the elements, and the dtype.
+using Array = std::tuple<uintptr_t, uintptr_t, uint64_t, int>;
+
+pccl_array_t make_array(const Array &from) {
+  const auto &[send, recv, count, dtype] = from;
+  pccl_array_t array = {};
+  array.send_buffer = reinterpret_cast<const void *>(send);
+  array.recv_buffer = reinterpret_cast<void *>(recv);
+  array.count = count;
+  array.dtype = static_cast<pccl_dtype_t>(dtype);
+  return array;
+}
+
+std::unique_ptr<Work> coalesced(Comm &comm, int collective, const std::vector<Array> &arrays,
+                                uint32_t root, const Options &from, nb::object buffers,
+                                bool block) {
   pccl_collective_options_t options = make_options(from);
+  std::vector<pccl_array_t> list;
+  list.reserve(arrays.size());
+  for (const Array &array : arrays) list.push_back(make_array(array));
   return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    return pccl_all_reduce_async(native, reinterpret_cast<const void *>(send),
-                                 reinterpret_cast<void *>(recv), count,
-                                 static_cast<pccl_dtype_t>(dtype), &options, work);
+    return pccl_coalesced_async(native, static_cast<pccl_collective_t>(collective), list.data(),
+                                list.size(), root, &options, work);
   });
 }
 
-std::unique_ptr<Work> broadcast(Comm &comm, uintptr_t address, uint64_t count, int dtype,
-                                uint32_t root, uint64_t tag, uint64_t deadline_ns, int recovery,
-                                nb::object buffers, bool block) {
-  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
+// With a list of the elements of each rank's shard.
+std::unique_ptr<Work> uneven(Comm &comm, int collective, const Array &from,
+                             const std::vector<uint64_t> &counts, uint32_t root,
+                             const Options &given, nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(given);
+  pccl_array_t array = make_array(from);
+  const void *send = array.send_buffer;
+  void *recv = array.recv_buffer;
+  auto ranks = static_cast<uint32_t>(counts.size());
   return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    return pccl_broadcast_async(native, reinterpret_cast<void *>(address), count,
-                                static_cast<pccl_dtype_t>(dtype), root, &options, work);
+    switch (collective) {
+      case PCCL_REDUCE_SCATTER:
+        return pccl_reduce_scatter_v_async(native, send, recv, counts.data(), ranks, array.dtype,
+                                           &options, work);
+      case PCCL_ALL_GATHER:
+        return pccl_all_gather_v_async(native, send, recv, counts.data(), ranks, array.dtype,
+                                       &options, work);
+      case PCCL_SCATTER:
+        return pccl_scatter_v_async(native, send, recv, counts.data(), ranks, array.dtype, root,
+                                    &options, work);
+      case PCCL_GATHER:
+        return pccl_gather_v_async(native, send, recv, counts.data(), ranks, array.dtype, root,
+                                   &options, work);
+      default:
+        throw nb::value_error("no collective with a list of counts");
+    }
   });
 }
 
-std::unique_ptr<Work> reduce(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count, int dtype,
-                             uint32_t root, const Options &from, nb::object buffers, bool block) {
-  pccl_collective_options_t options = make_options(from);
+std::unique_ptr<Work> all_to_all_v(Comm &comm, const Array &from,
+                                   const std::vector<uint64_t> &send_counts,
+                                   const std::vector<uint64_t> &recv_counts, const Options &given,
+                                   nb::object buffers, bool block) {
+  pccl_collective_options_t options = make_options(given);
+  pccl_array_t array = make_array(from);
   return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    return pccl_reduce_async(native, reinterpret_cast<const void *>(send),
-                             reinterpret_cast<void *>(recv), count,
-                             static_cast<pccl_dtype_t>(dtype), root, &options, work);
-  });
-}
-
-// Elements of each rank's shard: one number for all, or a list.
-using Counts = std::variant<uint64_t, std::vector<uint64_t>>;
-
-template <auto even, auto uneven>
-std::unique_ptr<Work> sharded(Comm &comm, uintptr_t send, uintptr_t recv, const Counts &counts,
-                              int dtype, const Options &from, nb::object buffers, bool block) {
-  pccl_collective_options_t options = make_options(from);
-  const void *source = reinterpret_cast<const void *>(send);
-  void *target = reinterpret_cast<void *>(recv);
-  auto type = static_cast<pccl_dtype_t>(dtype);
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    if (const uint64_t *count = std::get_if<uint64_t>(&counts))
-      return even(native, source, target, *count, type, &options, work);
-    const auto &list = std::get<std::vector<uint64_t>>(counts);
-    return uneven(native, source, target, list.data(), static_cast<uint32_t>(list.size()), type,
-                  &options, work);
-  });
-}
-
-// The same with a root.
-template <auto even, auto uneven>
-std::unique_ptr<Work> rooted(Comm &comm, uintptr_t send, uintptr_t recv, const Counts &counts,
-                             int dtype, uint32_t root, const Options &from, nb::object buffers,
-                             bool block) {
-  pccl_collective_options_t options = make_options(from);
-  const void *source = reinterpret_cast<const void *>(send);
-  void *target = reinterpret_cast<void *>(recv);
-  auto type = static_cast<pccl_dtype_t>(dtype);
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    if (const uint64_t *count = std::get_if<uint64_t>(&counts))
-      return even(native, source, target, *count, type, root, &options, work);
-    const auto &list = std::get<std::vector<uint64_t>>(counts);
-    return uneven(native, source, target, list.data(), static_cast<uint32_t>(list.size()), type,
-                  root, &options, work);
-  });
-}
-
-std::unique_ptr<Work> all_to_all(Comm &comm, uintptr_t send, uintptr_t recv, uint64_t count,
-                                 int dtype, const Options &from, nb::object buffers, bool block) {
-  pccl_collective_options_t options = make_options(from);
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    return pccl_all_to_all_async(native, reinterpret_cast<const void *>(send),
-                                 reinterpret_cast<void *>(recv), count,
-                                 static_cast<pccl_dtype_t>(dtype), &options, work);
+    return pccl_all_to_all_v_async(native, array.send_buffer, array.recv_buffer,
+                                   send_counts.data(), recv_counts.data(),
+                                   static_cast<uint32_t>(send_counts.size()), array.dtype,
+                                   &options, work);
   });
 }
 
@@ -164,30 +154,14 @@ std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bo
 }  // namespace
 
 void init_collective(nb::module_ &module) {
-  module.def("all_reduce", &all_reduce, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(),
+  module.def("coalesced", &coalesced, nb::arg("comm"), nb::arg("collective"), nb::arg("arrays"),
+             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("uneven", &uneven, nb::arg("comm"), nb::arg("collective"), nb::arg("array"),
+             nb::arg("counts"), nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(),
              nb::arg("block"));
-  module.def("broadcast", &broadcast, nb::arg("comm"), nb::arg("address"), nb::arg("count"),
-             nb::arg("dtype"), nb::arg("root"), nb::arg("tag"), nb::arg("deadline_ns"),
-             nb::arg("recovery"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("reduce", &reduce, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("options"),
+  module.def("all_to_all_v", &all_to_all_v, nb::arg("comm"), nb::arg("array"),
+             nb::arg("send_counts"), nb::arg("recv_counts"), nb::arg("options"),
              nb::arg("buffers").none(), nb::arg("block"));
-  module.def("reduce_scatter", &sharded<&pccl_reduce_scatter_async, &pccl_reduce_scatter_v_async>,
-             nb::arg("comm"), nb::arg("send"), nb::arg("recv"), nb::arg("counts"),
-             nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("all_gather", &sharded<&pccl_all_gather_async, &pccl_all_gather_v_async>,
-             nb::arg("comm"), nb::arg("send"), nb::arg("recv"), nb::arg("counts"),
-             nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("scatter", &rooted<&pccl_scatter_async, &pccl_scatter_v_async>, nb::arg("comm"),
-             nb::arg("send"), nb::arg("recv"), nb::arg("counts"), nb::arg("dtype"),
-             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("gather", &rooted<&pccl_gather_async, &pccl_gather_v_async>, nb::arg("comm"),
-             nb::arg("send"), nb::arg("recv"), nb::arg("counts"), nb::arg("dtype"),
-             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("all_to_all", &all_to_all, nb::arg("comm"), nb::arg("send"), nb::arg("recv"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("options"), nb::arg("buffers").none(),
-             nb::arg("block"));
   module.def("send", &message<&pccl_send_async, const void *>, nb::arg("comm"), nb::arg("address"),
              nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
              nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));

@@ -381,6 +381,44 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
+/* The same with shards that differ: send_counts[rank] elements for each rank, recv_counts[rank] from each; ranks is
+ * the number of either, which is world_size. No rank knows what others exchange, but every two must agree about what
+ * they do, else PCCL_MISMATCH, which names them. At most 32 ranks; straight from each to each, whatever the plan, so a
+ * link that stays broken ends the call with PCCL_ABORTED. */
+PCCL_API pccl_status_t pccl_all_to_all_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                         const uint64_t *send_counts, const uint64_t *recv_counts, uint32_t ranks,
+                                         pccl_dtype_t dtype, const pccl_collective_options_t *options,
+                                         pccl_work_t **work);
+
+typedef enum pccl_collective {
+  PCCL_ALL_REDUCE = 0,
+  PCCL_BROADCAST = 1,
+  PCCL_REDUCE = 4,
+  PCCL_REDUCE_SCATTER = 5,
+  PCCL_ALL_GATHER = 6,
+  PCCL_SCATTER = 7,
+  PCCL_GATHER = 8,
+  PCCL_ALL_TO_ALL = 9
+} pccl_collective_t;
+
+/* One array of a coalesced call; what each field is for a collective is told there. broadcast uses recv_buffer alone,
+ * which is only read at the root. Zero the struct first; `reserved` stays zero. */
+typedef struct pccl_array {
+  const void *send_buffer;
+  void *recv_buffer;
+  uint64_t count;
+  pccl_dtype_t dtype;
+  uint32_t reserved;
+} pccl_array_t;
+
+/* One operation on several arrays, of any dtypes, without a copy: all of them succeed or none does, with one tag and
+ * one outcome. Every member gives as many, of the same counts and dtypes, in the same order. The list is copied, the
+ * buffers stay the caller's. root matters to collectives that have one. Error feedback has count f32 for each array,
+ * one behind the other. Ranges of the outcome count the elements of all arrays: for each rank's shard in turn, those
+ * of one array after the other. */
+PCCL_API pccl_status_t pccl_coalesced(pccl_comm_t *comm, pccl_collective_t collective, const pccl_array_t *arrays,
+                                      uint64_t array_count, uint32_t root, const pccl_collective_options_t *options,
+                                      pccl_work_t **work);
 /* One message: count elements of dtype go from buffer of rank src, which calls pccl_send, to that of rank dst, which
  * calls pccl_recv. Nobody else has a part in it. Both must name each other, the tag, dtype and count
  * (PCCL_MISMATCH otherwise), and have passed the same safe points. Messages of one tag from one rank to another arrive
@@ -434,6 +472,13 @@ PCCL_API pccl_status_t pccl_gather_v_async(pccl_comm_t *comm, const void *send_b
 PCCL_API pccl_status_t pccl_all_to_all_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                              uint64_t count, pccl_dtype_t dtype,
                                              const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_all_to_all_v_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
+                                               const uint64_t *send_counts, const uint64_t *recv_counts,
+                                               uint32_t ranks, pccl_dtype_t dtype,
+                                               const pccl_collective_options_t *options, pccl_work_t **work);
+PCCL_API pccl_status_t pccl_coalesced_async(pccl_comm_t *comm, pccl_collective_t collective,
+                                            const pccl_array_t *arrays, uint64_t array_count, uint32_t root,
+                                            const pccl_collective_options_t *options, pccl_work_t **work);
 PCCL_API pccl_status_t pccl_send_async(pccl_comm_t *comm, const void *buffer, uint64_t count, pccl_dtype_t dtype,
                                        uint32_t dst, const pccl_collective_options_t *options, pccl_work_t **work);
 PCCL_API pccl_status_t pccl_recv_async(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,

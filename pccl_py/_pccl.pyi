@@ -143,87 +143,30 @@ class Comm:
     def members(self) -> list[bytes]:
         """In rank order."""
 
-def all_reduce(
+def coalesced(
     comm: Comm,
-    send: int,
-    recv: int,
-    count: int,
-    dtype: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
-    buffers: object | None,
-    block: bool,
-) -> Work: ...
-def broadcast(
-    comm: Comm,
-    address: int,
-    count: int,
-    dtype: int,
-    root: int,
-    tag: int,
-    deadline_ns: int,
-    recovery: int,
-    buffers: object | None,
-    block: bool,
-) -> Work: ...
-def reduce(
-    comm: Comm,
-    send: int,
-    recv: int,
-    count: int,
-    dtype: int,
+    collective: int,
+    arrays: Sequence[tuple[int, int, int, int]],
     root: int,
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
-def reduce_scatter(
+def uneven(
     comm: Comm,
-    send: int,
-    recv: int,
-    counts: int | Sequence[int],
-    dtype: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
-    buffers: object | None,
-    block: bool,
-) -> Work: ...
-def all_gather(
-    comm: Comm,
-    send: int,
-    recv: int,
-    counts: int | Sequence[int],
-    dtype: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
-    buffers: object | None,
-    block: bool,
-) -> Work: ...
-def scatter(
-    comm: Comm,
-    send: int,
-    recv: int,
-    counts: int | Sequence[int],
-    dtype: int,
+    collective: int,
+    array: tuple[int, int, int, int],
+    counts: Sequence[int],
     root: int,
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
 ) -> Work: ...
-def gather(
+def all_to_all_v(
     comm: Comm,
-    send: int,
-    recv: int,
-    counts: int | Sequence[int],
-    dtype: int,
-    root: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
-    buffers: object | None,
-    block: bool,
-) -> Work: ...
-def all_to_all(
-    comm: Comm,
-    send: int,
-    recv: int,
-    count: int,
-    dtype: int,
+    array: tuple[int, int, int, int],
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,

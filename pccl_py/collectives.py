@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal, SupportsIndex, overload
 
 from pccl_py import _pccl, buffers
@@ -29,6 +30,8 @@ from pccl_py.words import (
     unsigned,
 )
 from pccl_py.work import Work
+
+_Options = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
 
 
 class Collectives(Closing):
@@ -104,29 +107,22 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
-        `array`: any shape, C-contiguous, of a dtype in `DType`; the same count, dtype, op, codec,
-        plan and recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
+        `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
+        as one operation, `out` being a list as well; the same counts, dtypes, op, codec, plan and
+        recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
         with options; what is added up, with sum and avg only. `out`: as many elements, the same
         dtype, no partial overlap. On any error the output is as it was. Raises, beside the errors
         of `PcclError`: ValueError for a bad argument or layout, TypeError for a dtype. `deadline`
         is in seconds from now (default: the communicator's). With `async_op`, returns a Work at
         once.
         """
-        native = self._open()
         encoding = parse_codec(codec)
-        send, recv = buffers.pair(array, out)
-        carried = self._carried(encoding, tag, send.count)
-        work = _pccl.all_reduce(
-            native,
-            send.address,
-            recv.address,
-            send.count,
-            send.dtype,
-            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
-            (send.owner, recv.owner, carried.kept),
-            not async_op and not carried.feedback,
-        )
-        return carried.finish(Work(work), async_op)
+        arrays = [_Array(*buffers.pair(*both)) for both in _each(array, out)]
+        carried = self._carried(encoding, tag, _elements(arrays))
+        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
+        block = not async_op and not carried.feedback
+        work = self._begin(_Kind.ALL_REDUCE, arrays, options, block, kept=carried.kept)
+        return carried.finish(work, async_op)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
         """From now on what codecs lose of this peer's contributions with `tag` is given back.
@@ -202,22 +198,12 @@ class Collectives(Closing):
         `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
         read, and may be read-only; so there is no codec, whose rounding the root would not see.
         """
-        native = self._open()
         rank = self._rank_of(root)
-        buffer = buffers.readable(array) if rank == self.rank else buffers.writable(array)
-        work = _pccl.broadcast(
-            native,
-            buffer.address,
-            buffer.count,
-            buffer.dtype,
-            rank,
-            unsigned(tag, "tag", 64),
-            nanoseconds(deadline, "deadline"),
-            parse_recovery(recovery),
-            buffer.owner,
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
+        take = buffers.readable if rank == self.rank else buffers.writable
+        arrays = [_Array(None, take(each)) for each, _ in _each(array)]
+        options = _options(ReduceOp.SUM, tag, Plan.AUTO, recovery, deadline, Codec("none"))
+        work = self._begin(_Kind.BROADCAST, arrays, options, not async_op, root=rank)
+        return work if async_op else work.wait()
 
     @overload
     def reduce(
@@ -270,26 +256,17 @@ class Collectives(Closing):
         the root alone has, is not encoded again. A lost root ends the operation with Aborted on
         all.
         """
-        native = self._open()
         encoding = parse_codec(codec)
         rank = self._rank_of(root)
         if rank == self.rank:
-            send, recv = buffers.pair(array, out)
+            arrays = [_Array(*buffers.pair(*both)) for both in _each(array, out)]
         else:
-            send = recv = buffers.readable(array)
-        carried = self._carried(encoding, tag, send.count)
-        work = _pccl.reduce(
-            native,
-            send.address,
-            recv.address if rank == self.rank else 0,
-            send.count,
-            send.dtype,
-            rank,
-            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
-            (send.owner, recv.owner, carried.kept),
-            not async_op and not carried.feedback,
-        )
-        return carried.finish(Work(work), async_op)
+            arrays = [_Array(buffers.readable(each), None) for each, _ in _each(array)]
+        carried = self._carried(encoding, tag, _elements(arrays))
+        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
+        block = not async_op and not carried.feedback
+        work = self._begin(_Kind.REDUCE, arrays, options, block, root=rank, kept=carried.kept)
+        return carried.finish(work, async_op)
 
     @overload
     def reduce_scatter(
@@ -343,22 +320,17 @@ class Collectives(Closing):
         lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
-        native = self._open()
         encoding = parse_codec(codec)
-        send, recv = buffers.apart(array, out)
-        shards = self._shards(counts, send, recv, "array", "out")
-        carried = self._carried(encoding, tag, send.count)
-        work = _pccl.reduce_scatter(
-            native,
-            send.address,
-            recv.address,
-            shards,
-            send.dtype,
-            _options(op, tag, plan, recovery, deadline, encoding, carried.residuals),
-            (send.owner, recv.owner, carried.kept),
-            not async_op and not carried.feedback,
+        pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+        listed = [self._shards(counts, *both, "array", "out") for both in pairs]
+        carried = self._carried(encoding, tag, sum(send.count for send, _ in pairs))
+        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
+        block = not async_op and not carried.feedback
+        arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
+        work = self._begin(
+            _Kind.REDUCE_SCATTER, arrays, options, block, counts=listed[0], kept=carried.kept
         )
-        return carried.finish(Work(work), async_op)
+        return carried.finish(work, async_op)
 
     @overload
     def all_gather(
@@ -410,20 +382,13 @@ class Collectives(Closing):
         at all. With a codec each shard is rounded once, and this rank's own in `out` as well, so
         that all have equal bytes. Otherwise as `all_reduce`.
         """
-        native = self._open()
         encoding = self._parse_carrying(codec, tag)
-        send, recv = buffers.apart(array, out)
-        work = _pccl.all_gather(
-            native,
-            send.address,
-            recv.address,
-            self._shards(counts, recv, send, "out", "array"),
-            send.dtype,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
-            (send.owner, recv.owner),
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
+        pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+        listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
+        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
+        arrays = [_Array(send, recv, send.count) for send, recv in pairs]
+        work = self._begin(_Kind.ALL_GATHER, arrays, options, not async_op, counts=listed[0])
+        return work if async_op else work.wait()
 
     @overload
     def scatter(
@@ -477,29 +442,22 @@ class Collectives(Closing):
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
         all. Otherwise as `all_reduce`.
         """
-        native = self._open()
         encoding = self._parse_carrying(codec, tag)
         rank = self._rank_of(root)
         if rank == self.rank:
             if array is None:
                 raise InvalidArgument("the root of a scatter needs array, with the shards of all")
-            send, recv = buffers.apart(array, out)
-            shards = self._shards(counts, send, recv, "array", "out")
+            pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+            listed = [self._shards(counts, *both, "array", "out") for both in pairs]
+            arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
         else:
-            send = recv = buffers.writable(out)
-            shards = recv.count if counts is None else self._listed(counts, recv, "out")
-        work = _pccl.scatter(
-            native,
-            send.address if rank == self.rank else 0,
-            recv.address,
-            shards,
-            recv.dtype,
-            rank,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
-            (send.owner, recv.owner),
-            not async_op,
+            arrays = [_Array(None, buffers.writable(each)) for each, _ in _each(out, None, counts)]
+            listed = [self._listed(counts, arrays[0].count, "out")]
+        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
+        work = self._begin(
+            _Kind.SCATTER, arrays, options, not async_op, root=rank, counts=listed[0]
         )
-        return Work(work) if async_op else Work(work).wait()
+        return work if async_op else work.wait()
 
     @overload
     def gather(
@@ -554,35 +512,30 @@ class Collectives(Closing):
         comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
         not. A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
         """
-        native = self._open()
         encoding = self._parse_carrying(codec, tag)
         rank = self._rank_of(root)
         if rank == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
-            send, recv = buffers.apart(array, out)
-            shards = self._shards(counts, recv, send, "out", "array")
+            pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+            listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
+            arrays = [_Array(send, recv, send.count) for send, recv in pairs]
         else:
-            send = recv = buffers.readable(array)
-            shards = send.count if counts is None else self._listed(counts, send, "array")
-        work = _pccl.gather(
-            native,
-            send.address,
-            recv.address if rank == self.rank else 0,
-            shards,
-            send.dtype,
-            rank,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
-            (send.owner, recv.owner),
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
+            arrays = [
+                _Array(buffers.readable(each), None) for each, _ in _each(array, None, counts)
+            ]
+            listed = [self._listed(counts, arrays[0].count, "array")]
+        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
+        work = self._begin(_Kind.GATHER, arrays, options, not async_op, root=rank, counts=listed[0])
+        return work if async_op else work.wait()
 
     @overload
     def all_to_all(
         self,
         array: object,
         out: object,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
         codec: Codec | CodecKind | str = ...,
@@ -596,6 +549,8 @@ class Collectives(Closing):
         self,
         array: object,
         out: object,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
         *,
         tag: int = ...,
         codec: Codec | CodecKind | str = ...,
@@ -608,6 +563,8 @@ class Collectives(Closing):
         self,
         array: object,
         out: object,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
         *,
         tag: int = 0,
         codec: Codec | CodecKind | str = "none",
@@ -618,33 +575,35 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and do not touch. What a lost
-        member had for this peer, if it has not come, is zeros in `out`, and the outcome
+        Both have `world_size` equal shards, the same on every peer, and do not touch. With
+        `send_counts` and `recv_counts`, the elements for each rank and from each, every two agree
+        about what they exchange (else Mismatch) and nobody knows what others do; then at most 32
+        ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
+        What a lost member had for this peer, if it has not come, is zeros in `out`, and the outcome
         names no contributor for it. With a codec what moves is rounded, and one's own shard is
         not. Otherwise as `all_reduce`.
         """
-        native = self._open()
         encoding = self._parse_carrying(codec, tag)
-        send, recv = buffers.apart(array, out)
+        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
+        pairs = [buffers.apart(*both) for both in _each_apart(array, out, send_counts)]
+        for send, recv in pairs:
+            if recv.address < send.end and send.address < recv.end:
+                raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
+        if send_counts is not None or recv_counts is not None:
+            work = self._exchange(*pairs[0], send_counts, recv_counts, options, not async_op)
+            return work if async_op else work.wait()
         world = self.world_size
-        if send.count != recv.count or send.count % world != 0:
+        for send, recv in pairs:
+            if send.count == recv.count and send.count % world == 0:
+                continue
             raise InvalidArgument(
                 f"array has {send.count} elements and out has {recv.count}: both need the same "
-                f"number, a multiple of world_size, which is {world}"
+                f"number, a multiple of world_size, which is {world}, or pass send_counts and "
+                "recv_counts"
             )
-        if recv.address < send.end and send.address < recv.end:
-            raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
-        work = _pccl.all_to_all(
-            native,
-            send.address,
-            recv.address,
-            send.count // world,
-            send.dtype,
-            _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding),
-            (send.owner, recv.owner),
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
+        arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
+        work = self._begin(_Kind.ALL_TO_ALL, arrays, options, not async_op)
+        return work if async_op else work.wait()
 
     @overload
     def barrier(
@@ -677,6 +636,51 @@ class Collectives(Closing):
             raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank
 
+    def _begin(
+        self,
+        kind: _Kind,
+        arrays: list[_Array],
+        options: _Options,
+        block: bool,
+        *,
+        root: int = 0,
+        counts: list[int] | None = None,
+        kept: object = None,
+    ) -> Work:
+        native, owners = self._open(), (arrays, kept)
+        if counts is None:
+            listed = [array.native() for array in arrays]
+            return Work(_pccl.coalesced(native, kind, listed, root, options, owners, block))
+        only = arrays[0].native()
+        return Work(_pccl.uneven(native, kind, only, counts, root, options, owners, block))
+
+    def _exchange(
+        self,
+        send: buffers.Buffer,
+        recv: buffers.Buffer,
+        send_counts: Sequence[int] | None,
+        recv_counts: Sequence[int] | None,
+        options: _Options,
+        block: bool,
+    ) -> Work:
+        if send_counts is None or recv_counts is None:
+            raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
+        sent = self._counts(send_counts, "send_counts")
+        received = self._counts(recv_counts, "recv_counts")
+        for counts, name, buffer, of in (
+            (sent, "send_counts", send, "array"),
+            (received, "recv_counts", recv, "out"),
+        ):
+            if sum(counts) != buffer.count:
+                raise InvalidArgument(
+                    f"{name} are {sum(counts)} together, {of} has {buffer.count} elements"
+                )
+        array = _Array(send, recv, 0)
+        exchange = _pccl.all_to_all_v(
+            self._open(), array.native(), sent, received, options, array, block
+        )
+        return Work(exchange)
+
     def _shards(
         self,
         counts: Sequence[int] | None,
@@ -684,36 +688,107 @@ class Collectives(Closing):
         shard: buffers.Buffer,
         all_of: str,
         one_of: str,
-    ) -> int | list[int]:
-        """Elements of each rank's shard, as the native library takes them."""
+    ) -> list[int] | None:
+        """Elements of each rank's shard; None if all have those of `shard`."""
         world = self.world_size
-        if counts is None:
+        listed = self._listed(counts, shard.count, one_of)
+        if listed is None:
             if whole.count != shard.count * world:
                 raise InvalidArgument(
                     f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "
                     f"{world} ranks {all_of} needs {shard.count * world}, or pass counts"
                 )
             _check_place(whole, shard, shard.count * self.rank, all_of, one_of)
-            return shard.count
-        listed = self._listed(counts, shard, one_of)
+            return None
         if sum(listed) != whole.count:
             raise InvalidArgument(f"counts are {sum(listed)} together, {all_of} has {whole.count}")
         _check_place(whole, shard, sum(listed[: self.rank]), all_of, one_of)
         return listed
 
-    def _listed(self, counts: Sequence[int], shard: buffers.Buffer, one_of: str) -> list[int]:
-        """Elements of each rank's shard, of which only this rank's is here."""
-        world, rank = self.world_size, self.rank
-        if len(counts) != world:
+    def _listed(self, counts: Sequence[int] | None, own: int, one_of: str) -> list[int] | None:
+        """Elements of each rank's shard, of which this rank's has `own`."""
+        if counts is None:
+            return None
+        listed, rank = self._counts(counts, "counts"), self.rank
+        if listed[rank] != own:
             raise InvalidArgument(
-                f"counts has {len(counts)} entries: one for each of {world} ranks"
-            )
-        listed = [unsigned(count, "each of counts", 64) for count in counts]
-        if listed[rank] != shard.count:
-            raise InvalidArgument(
-                f"counts[{rank}], of this rank, is {listed[rank]}; {one_of} has {shard.count}"
+                f"counts[{rank}], of this rank, is {listed[rank]}; {one_of} has {own}"
             )
         return listed
+
+    def _counts(self, counts: Sequence[int], name: str) -> list[int]:
+        if len(counts) != self.world_size:
+            raise InvalidArgument(
+                f"{name} has {len(counts)} entries: one for each of {self.world_size} ranks"
+            )
+        return [unsigned(count, f"each of {name}", 64) for count in counts]
+
+
+class _Kind(IntEnum):
+    """pccl_collective_t of pccl.h."""
+
+    ALL_REDUCE = 0
+    BROADCAST = 1
+    REDUCE = 4
+    REDUCE_SCATTER = 5
+    ALL_GATHER = 6
+    SCATTER = 7
+    GATHER = 8
+    ALL_TO_ALL = 9
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """One array of a call: what this rank sends and receives of it, and the elements it counts."""
+
+    send: buffers.Buffer | None
+    recv: buffers.Buffer | None
+    counted: int | None = None
+
+    @property
+    def count(self) -> int:
+        return self._any.count if self.counted is None else self.counted
+
+    @property
+    def _any(self) -> buffers.Buffer:
+        buffer = self.send or self.recv
+        assert buffer is not None
+        return buffer
+
+    def native(self) -> tuple[int, int, int, int]:
+        send = self.send.address if self.send else 0
+        recv = self.recv.address if self.recv else 0
+        return send, recv, self.count, self._any.dtype
+
+
+def _elements(arrays: list[_Array]) -> int:
+    return sum(array.count for array in arrays)
+
+
+def _each(
+    array: object, out: object | None = None, counts: object | None = None
+) -> list[tuple[object, object | None]]:
+    """The arrays of a call, each with its output: one, or those of a list."""
+    if not isinstance(array, list | tuple):
+        if isinstance(out, list | tuple):
+            raise InvalidArgument("out is a list of arrays, and array is not")
+        return [(array, out)]
+    if not array:
+        raise InvalidArgument("the list of arrays is empty: a call has at least one")
+    if counts is not None:
+        raise InvalidArgument("counts are for one array: call once for each, with other tags")
+    if out is None:
+        return [(one, None) for one in array]
+    if not isinstance(out, list | tuple) or len(out) != len(array):
+        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "no list"
+        raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
+    return list(zip(array, out, strict=True))
+
+
+def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
+    if out is None:
+        raise InvalidArgument("this collective is not done in place without out: pass out")
+    return [(one, other) for one, other in _each(array, out, counts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,7 +838,7 @@ def _options(
     deadline: float | None,
     encoding: Codec,
     residuals: tuple[int, int] = (0, 0),
-) -> tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]:
+) -> _Options:
     return (
         parse_op(op),
         unsigned(tag, "tag", 64),

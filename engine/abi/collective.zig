@@ -34,6 +34,14 @@ pub const CollectiveOptions = extern struct {
     residual_out: ?[*]u8,
 };
 
+pub const ArrayOfCaller = extern struct {
+    send_buffer: ?[*]const u8,
+    recv_buffer: ?[*]u8,
+    count: u64,
+    dtype: c_uint,
+    reserved: u32,
+};
+
 /// What the functions of the header have in common.
 const Arguments = struct {
     kind: wire.control.OpKind,
@@ -42,14 +50,19 @@ const Arguments = struct {
     /// Where ranks have shards: of each, if `counts` does not say otherwise.
     count: u64 = 0,
     counts: ?Counts = null,
+    exchanged: ?Exchanged = null,
     dtype: c_uint = 0,
     root: u32 = 0,
     /// Of a message: the other's rank.
     part: session.Session.Call.Part = .send,
     partner: u32 = 0,
+    /// Several arrays, instead of the one.
+    arrays: ?List = null,
     options: ?*const CollectiveOptions,
 
+    const List = struct { first: ?[*]const ArrayOfCaller, count: u64 };
     const Counts = struct { first: ?[*]const u64, ranks: u32 };
+    const Exchanged = struct { send: Counts, recv: Counts };
 };
 
 // ---- blocking
@@ -335,6 +348,75 @@ export fn pccl_recv(
         .partner = src,
         .options = options,
     }));
+}
+
+export fn pccl_all_to_all_v(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    send_counts: ?[*]const u64,
+    recv_counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(block(comm, work, .{
+        .kind = .all_to_all,
+        .send = send,
+        .recv = recv,
+        .exchanged = .{
+            .send = .{ .first = send_counts, .ranks = ranks },
+            .recv = .{ .first = recv_counts, .ranks = ranks },
+        },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_coalesced(
+    comm: ?*Comm,
+    collective: c_uint,
+    arrays: ?[*]const ArrayOfCaller,
+    array_count: u64,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(coalesced(block, comm, collective, .{
+        .first = arrays,
+        .count = array_count,
+    }, root, options, work));
+}
+
+fn coalesced(
+    comptime run: fn (?*Comm, ?*?*Work, Arguments) status.Error!void,
+    comm: ?*Comm,
+    collective: c_uint,
+    arrays: Arguments.List,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) status.Error!void {
+    return run(comm, work, .{
+        .kind = try kind_of(collective),
+        .arrays = arrays,
+        .root = root,
+        .options = options,
+    });
+}
+
+fn kind_of(number: c_uint) status.Error!wire.control.OpKind {
+    const kinds = std.enums.values(wire.control.OpKind);
+    for (kinds) |kind| if (@intFromEnum(kind) == number) switch (kind) {
+        .barrier, .sync, .send_recv => break,
+        else => return kind,
+    };
+    return status.fail(
+        .invalid_argument,
+        "collective {d} is unknown; see pccl_collective_t",
+        .{number},
+    );
 }
 
 export fn pccl_barrier(
@@ -648,6 +730,45 @@ export fn pccl_recv_async(
     }));
 }
 
+export fn pccl_all_to_all_v_async(
+    comm: ?*Comm,
+    send: ?[*]const u8,
+    recv: ?[*]u8,
+    send_counts: ?[*]const u64,
+    recv_counts: ?[*]const u64,
+    ranks: u32,
+    dtype: c_uint,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(start(comm, work, .{
+        .kind = .all_to_all,
+        .send = send,
+        .recv = recv,
+        .exchanged = .{
+            .send = .{ .first = send_counts, .ranks = ranks },
+            .recv = .{ .first = recv_counts, .ranks = ranks },
+        },
+        .dtype = dtype,
+        .options = options,
+    }));
+}
+
+export fn pccl_coalesced_async(
+    comm: ?*Comm,
+    collective: c_uint,
+    arrays: ?[*]const ArrayOfCaller,
+    array_count: u64,
+    root: u32,
+    options: ?*const CollectiveOptions,
+    work: ?*?*Work,
+) Status {
+    return status.code(coalesced(start, comm, collective, .{
+        .first = arrays,
+        .count = array_count,
+    }, root, options, work));
+}
+
 export fn pccl_barrier_async(
     comm: ?*Comm,
     options: ?*const CollectiveOptions,
@@ -675,20 +796,25 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         "op {d} is unknown; see pccl_reduce_op_t",
         .{options.op},
     );
-    const dtype = small_enum(base.DType, arguments.dtype) orelse return status.fail(
-        .invalid_argument,
-        "dtype {d} is unknown; see pccl_dtype_t",
-        .{arguments.dtype},
-    );
-    const counts = try counts_of(&arguments);
-    const codec = try codec_of(&options, &arguments, op, dtype);
+    const dtype = try dtype_of(arguments.dtype);
+    const arrays = try arrays_of(&arguments);
+    defer gpa.free(arrays);
+    const counts = if (arguments.counts) |*counts| try counts_of(counts, "counts") else null;
+    const first_dtype = if (arrays.len > 0) arrays[0].dtype else dtype;
+    const codec = try codec_of(&options, &arguments, op, first_dtype);
+    for (arrays) |*array| _ = try codec_of(&options, &arguments, op, array.dtype);
     var call: session.Session.Call = .{
         .kind = arguments.kind,
         .send = arguments.send,
         .recv = arguments.recv,
         .count = arguments.count,
         .counts = counts,
+        .exchanged = if (arguments.exchanged) |*exchanged| .{
+            .send = try counts_of(&exchanged.send, "send_counts"),
+            .recv = try counts_of(&exchanged.recv, "recv_counts"),
+        } else null,
         .dtype = dtype,
+        .arrays = arrays,
         .op = op,
         .root_rank = arguments.root,
         .part = arguments.part,
@@ -714,6 +840,47 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
         return failure.begin(err, &call);
     };
+}
+
+fn dtype_of(number: c_uint) status.Error!base.DType {
+    return small_enum(base.DType, number) orelse status.fail(
+        .invalid_argument,
+        "dtype {d} is unknown; see pccl_dtype_t",
+        .{number},
+    );
+}
+
+/// The caller frees them.
+fn arrays_of(arguments: *const Arguments) status.Error![]session.Session.Array {
+    const list = arguments.arrays orelse return &.{};
+    if (list.count == 0) return status.fail(
+        .invalid_argument,
+        "array_count is 0: a coalesced call has at least one array",
+        .{},
+    );
+    const first = list.first orelse return status.is_null("arrays");
+    if (list.count > base.limits.chunks_max) return status.fail(
+        .invalid_argument,
+        "{d} arrays are too many for one operation, which has at most {d}",
+        .{ list.count, base.limits.chunks_max },
+    );
+    const arrays = gpa.alloc(session.Session.Array, @intCast(list.count)) catch
+        return status.out_of_memory();
+    errdefer gpa.free(arrays);
+    for (arrays, first[0..arrays.len], 0..) |*array, *from, number| {
+        if (from.reserved != 0) return status.fail(
+            .invalid_argument,
+            "the reserved field of array {d} is {d}: zero the struct first",
+            .{ number, from.reserved },
+        );
+        array.* = .{
+            .send = if (arguments.kind == .broadcast) from.recv_buffer else from.send_buffer,
+            .recv = from.recv_buffer,
+            .count = from.count,
+            .dtype = try dtype_of(from.dtype),
+        };
+    }
+    return arrays;
 }
 
 fn small_enum(comptime E: type, number: c_uint) ?E {
@@ -825,9 +992,8 @@ fn residual_of(
     return .{ .in = in, .out = out };
 }
 
-fn counts_of(arguments: *const Arguments) status.Error!?[]const u64 {
-    const counts = arguments.counts orelse return null;
+fn counts_of(counts: *const Arguments.Counts, comptime name: []const u8) status.Error![]const u64 {
     if (counts.ranks == 0) return &.{};
-    const first = counts.first orelse return status.is_null("counts");
+    const first = counts.first orelse return status.is_null(name);
     return first[0..counts.ranks];
 }

@@ -494,7 +494,9 @@ const Counted = struct {
 
     pub fn format(counted: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         var total: u64 = 0;
-        if (counted.call.counts) |counts| {
+        if (counted.call.exchanged) |*exchanged| {
+            for (exchanged.send, exchanged.recv) |send, recv| total +|= @max(send, recv);
+        } else if (counted.call.counts) |counts| {
             for (counts) |count| total +|= count;
         } else if (counted.call.arrays.len > 0) {
             for (counted.call.arrays) |*array| total +|= array.count;
@@ -577,12 +579,21 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         error.CountsOfAnotherWorld => fail(
             .invalid_argument,
             "there are {d} counts: there must be one for each rank of this epoch",
-            .{call.counts.?.len},
+            .{if (call.exchanged) |*exchanged| exchanged.send.len else call.counts.?.len},
+        ),
+        error.OwnCountsDiffer => fail(
+            .invalid_argument,
+            "this rank would send itself another number of elements than it would receive from " ++
+                "itself: send_counts and recv_counts must agree there",
+            .{},
         ),
         error.TooManyRanks => fail(
             .invalid_usage,
-            "all_to_all works in a world of at most {d}: use smaller groups",
-            .{session.Session.all_to_all_ranks_max},
+            "{s} works in a world of at most {d}: use smaller groups",
+            .{
+                if (call.exchanged == null) "all_to_all" else "all_to_all with counts",
+                session.Session.all_to_all_ranks_max(call.exchanged != null),
+            },
         ),
         error.TooManyElements => fail(
             .invalid_argument,
@@ -876,10 +887,15 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .link_broken => fail(
             .aborted,
-            "{s} was aborted, because the link between this peer and peer {s} is broken: " ++
-                "nothing came through for the silence limit, and a message takes no other way " ++
-                "(other operations go around such a link). What this call was given is as it was",
-            .{ name, op.partner().?.short() },
+            "{s} was aborted, because {s} peer {s} is broken: nothing came through for the " ++
+                "silence limit, and this kind of operation takes no other way (others go around " ++
+                "such a link). What this call was given is as it was",
+            .{
+                name,
+                if (unreachable_peer(op) != null) "the link between this peer and" //
+                else "a link of",
+                if (unreachable_peer(op)) |id| id.short() else peer,
+            },
         ),
         .too_few_peers => fail(
             .too_few_peers,
@@ -887,6 +903,12 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             .{name},
         ),
     };
+}
+
+/// Whose link to this peer is broken, where it is one of this peer's.
+fn unreachable_peer(op: *const session.Operation) ?base.PeerId {
+    if (!op.unreachable_peer.eql(.none)) return op.unreachable_peer;
+    return op.partner();
 }
 
 fn mismatch(op: *const session.Operation, name: []const u8) Error {
@@ -963,11 +985,15 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
             descriptor.count,
             dtype,
         }),
-        .all_gather, .all_to_all => |kind| try writer.print("{t}({d} {s}", .{
-            kind,
-            descriptor.count,
-            dtype,
-        }),
+        .all_gather, .all_to_all => |kind| if (descriptor.uneven)
+            try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
+                kind,
+                dtype,
+                descriptor.count,
+                descriptor.counts,
+            })
+        else
+            try writer.print("{t}({d} {s}", .{ kind, descriptor.count, dtype }),
         .broadcast, .scatter => |kind| try writer.print("{t}({d} {s} from peer {s}", .{
             kind,
             descriptor.count,
@@ -990,10 +1016,11 @@ fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void
         .sync => try writer.writeAll("sync("),
     }
     // Their lists are long; that they differ is what matters.
-    if (descriptor.counts != 0) try writer.print(", {s} that hash to {x:0>16}", .{
-        if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
-        descriptor.counts,
-    });
+    if (descriptor.counts != 0 and !descriptor.uneven)
+        try writer.print(", {s} that hash to {x:0>16}", .{
+            if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
+            descriptor.counts,
+        });
     if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
         if (descriptor.kind != .barrier) try writer.writeAll(", ");
         try writer.print("recovery {s}", .{recovery});

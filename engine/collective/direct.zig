@@ -155,7 +155,7 @@ pub fn begin(x: *Executor, order: *const base.Order, hubs: *const base.Mask) voi
     for (order.slice(), 0..) |rank, position| {
         if (hubs.has(rank)) x.direct.hubs |= bit(position);
     }
-    assert(x.direct.hubs != 0);
+    assert(x.direct.hubs != 0 or x.partition.is_uneven);
     if (x.descriptor.kind.carries()) {
         set_out(x);
     } else if (!x.descriptor.kind.is_private()) for (0..x.partition.chunks) |chunk| {
@@ -184,8 +184,10 @@ fn set_out(x: *Executor) void {
 
 // ---- who gives what to whom
 
-/// The hub that carries a chunk on, if neither its source nor its audience is one.
+/// The hub that carries a chunk on, if neither its source nor its audience is one. What is uneven
+/// no hub knows enough of.
 fn relay(x: *const Executor, chunk: usize) ?u16 {
+    if (x.partition.is_uneven) return null;
     const source = x.source_position(chunk).?;
     const audience = x.audience_position(chunk).?;
     if (source == audience) return null;

@@ -166,6 +166,8 @@ pub const Executor = struct {
         counts: ?[]const u64 = null,
         /// A number of the operation, the same on all peers.
         operation: u64 = 0,
+        /// Of an all_to_all whose shards differ: for each rank, and from each rank.
+        exchanged: ?Exchanged = null,
         rank: u16,
         root: u16 = 0,
         pair: base.Pair = .{ .src = 0, .dst = 0 },
@@ -179,18 +181,25 @@ pub const Executor = struct {
         }
     };
 
+    pub const Exchanged = struct { send: []const u64, recv: []const u64 };
+
     fn partition_of(arena: Allocator, options: *const Options) Allocator.Error!Partition {
         const descriptor = &options.descriptor;
         const world_size = options.world_size;
         const arrays = options.arrays;
-        assert(arrays.len == 1 or options.counts == null);
+        const is_plain = options.counts == null and options.exchanged == null;
+        assert(arrays.len == 1 or is_plain);
         const parts = arrays_file.parts_of(descriptor.kind, world_size);
         const shards = try arena.alloc(Shard, parts * arrays.len);
         for (shards, 0..) |*shard, index| {
             const array = &arrays[index % arrays.len];
-            const rank = index / arrays.len;
+            const part = index / arrays.len;
             shard.* = .{
-                .elements = if (options.counts) |counts| counts[rank] else array.count / parts,
+                .elements = if (options.counts) |counts| counts[part] //
+                else if (options.exchanged) |*exchanged|
+                    exchanged_elements(exchanged, options, part)
+                else
+                    array.count / parts,
                 .dtype = array.dtype,
                 .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
             };
@@ -202,7 +211,16 @@ pub const Executor = struct {
             .window_bytes = options.window_bytes,
             // A peer alone encodes nothing.
             .codec = if (world_size == 1) .none else descriptor.codec,
+            .is_uneven = options.exchanged != null,
         });
+    }
+
+    /// Of what others exchange nothing is known here, and nothing passes.
+    fn exchanged_elements(known: *const Exchanged, options: *const Options, part: usize) u64 {
+        const from = part / options.world_size;
+        const to = part % options.world_size;
+        if (from == options.rank) return known.send[to];
+        return if (to == options.rank) known.recv[from] else 0;
     }
 
     fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
@@ -358,8 +376,10 @@ pub const Executor = struct {
             const chunk: u32 = @intCast(index);
             if (x.audience(chunk)) |rank| if (x.positions[rank] == nobody) x.voided.set_bit(chunk);
             if (!x.kept.has(chunk) or x.chunk_reduced[chunk] == 0) x.chunk_discard(chunk);
-            if (x.wants(chunk)) x.chunks_wanted += 1;
             if (x.voided.has(chunk)) x.keep_residual(chunk);
+            if (!x.wants(chunk)) continue;
+            x.chunks_wanted += 1;
+            if (x.chunk_left[chunk] == 0 and x.chunk_reduced[chunk] == 0) x.chunk_settled(chunk);
         }
         x.final_seen.clear();
         for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
@@ -402,6 +422,20 @@ pub const Executor = struct {
     /// The number of its shard, among those of its array.
     fn part_of(x: *const Executor, chunk: usize) usize {
         return x.partition.shard_of_chunk(chunk) / x.arrays.list.len;
+    }
+
+    pub fn rank_at(x: *const Executor, wanted: u16) u16 {
+        for (x.positions, 0..) |position, rank| if (position == wanted) return @intCast(rank);
+        unreachable;
+    }
+
+    /// What this peer sends to a rank and what it wants of it, in an uneven all_to_all.
+    pub fn exchanged_with(x: *const Executor, rank: u16) struct { u64, u64 } {
+        const shards = x.partition.shards;
+        const ranks = x.positions.len;
+        const to = &shards[x.rank * ranks + rank];
+        const from = &shards[rank * ranks + x.rank];
+        return .{ to.elements, from.elements };
     }
 
     /// The audience's position; the chunk is not void.
@@ -633,6 +667,10 @@ pub const Executor = struct {
     /// Whether a chunk is a part of what this peer receives, void or not.
     pub fn has_target(x: *const Executor, chunk: u32) bool {
         return x.arrays.places[x.partition.shard_of_chunk(chunk)].recv != Arrays.nowhere;
+    }
+
+    pub fn has_elements(x: *const Executor, chunk: u32) bool {
+        return x.has_target(chunk) and x.partition.pieces_of(chunk) > 0;
     }
 
     /// The elements of this peer's result before a chunk of it: its arrays one after the other,
@@ -927,8 +965,7 @@ pub const Executor = struct {
     /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
     pub fn place(x: *Executor, header: *const wire.frame.Header, from: u16) PlaceError!Place {
         assert(x.members > 1 and x.receives_from(from));
-        if (header.index >= x.partition.pieces) return error.UnknownPiece;
-        const piece: usize = @intCast(header.index);
+        const piece = x.partition.numbered(header.index) orelse return error.UnknownPiece;
         return switch (header.kind) {
             .partial => switch (x.schedule) {
                 .ring => ring.place_partial(x, header, piece),
@@ -964,7 +1001,7 @@ pub const Executor = struct {
     /// The payload of a placed frame is complete. Whether there may be more to send now.
     pub fn arrived(x: *Executor, header: *const wire.frame.Header, slot_index: u16) bool {
         assert(x.members > 1);
-        const piece: usize = @intCast(header.index);
+        const piece = x.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
         if (header.kind == .final) {
             if (x.encodes()) x.decode(piece);
@@ -1002,6 +1039,12 @@ pub const Executor = struct {
         x.chunk_arriving[chunk] = reduced_attempt;
         x.chunk_left[chunk] -= 1;
         if (x.chunk_left[chunk] > 0) return;
+        x.chunk_settled(chunk);
+    }
+
+    fn chunk_settled(x: *Executor, chunk: u32) void {
+        // One without pieces has been done in this attempt.
+        if (x.chunk_arriving[chunk] == 0) x.chunk_arriving[chunk] = x.attempt;
         x.chunk_reduced[chunk] = x.chunk_arriving[chunk];
         x.chunks_settled += 1;
     }

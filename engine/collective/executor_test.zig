@@ -54,7 +54,8 @@ const Bench = struct {
 
     /// Only hubs can be sure to reach the others.
     fn check_reach(bench: *const Bench, from: u16, to: u16) !void {
-        if (bench.schedule == .ring) return;
+        const is_uneven = bench.executors[0].partition.is_uneven; // goes where it must
+        if (bench.schedule == .ring or is_uneven) return;
         const a = bench.hubs.has(bench.order.at(from));
         const b = bench.hubs.has(bench.order.at(to));
         try std.testing.expect(a or b);
@@ -65,7 +66,7 @@ const Bench = struct {
             .epoch = 1,
             .tag = 0,
             .sequence = 0,
-            .index = out.piece,
+            .index = x.partition.number(out.piece),
             .attempt = x.attempt,
             .payload_bytes = @intCast(out.payload.len),
             .reduced_attempt = out.reduced_attempt,
@@ -92,7 +93,10 @@ const Bench = struct {
     fn begin(bench: *Bench, attempt: u32, kept: []const KeptRange) void {
         bench.order = .of(&bench.alive);
         bench.hubs = bench.alive;
-        if (bench.draws) |prng| bench.draw(prng);
+        if (bench.executors[0].partition.is_uneven) {
+            bench.schedule = .direct;
+            bench.hubs = .empty;
+        } else if (bench.draws) |prng| bench.draw(prng);
         for (bench.order.slice()) |rank| bench.executors[rank].begin(.{
             .attempt = attempt,
             .schedule = bench.schedule,
@@ -424,6 +428,10 @@ fn Life(comptime T: type) type {
         counts: [5]u64 = @splat(0),
         kind: wire.control.OpKind,
         arrays: usize = 1,
+        /// Of an all_to_all whose shards differ: for each rank, and from each; by rank.
+        exchanged: bool = false,
+        sent: [5][5]u64 = @splat(@splat(0)),
+        received: [5][5]u64 = @splat(@splat(0)),
         /// Elements of each array, or of each rank's shard of it.
         sizes: [arrays_max]usize = @splat(0),
         root: u16 = 0,
@@ -447,6 +455,7 @@ fn Life(comptime T: type) type {
         fn init(life: *Self, arena: Allocator, pool: *Pool, chunk_bytes: u32) !void {
             life.draw_arrays();
             if (life.is_uneven()) life.draw_counts();
+            if (life.exchanged) life.draw_exchanged();
             for (0..life.n) |rank| {
                 const in_place = life.kind != .all_to_all and
                     (life.kind == .broadcast or life.prng.chance(2));
@@ -476,6 +485,10 @@ fn Life(comptime T: type) type {
                     .descriptor = life.descriptor(),
                     .arrays = arrays[0..life.arrays],
                     .counts = if (life.is_uneven()) life.counts[0..life.n] else null,
+                    .exchanged = if (life.exchanged) .{
+                        .send = life.sent[rank][0..life.n],
+                        .recv = life.received[rank][0..life.n],
+                    } else null,
                     .rank = @intCast(rank),
                     .root = life.root,
                     .world_size = life.n,
@@ -495,7 +508,8 @@ fn Life(comptime T: type) type {
 
         fn draw_arrays(life: *Self) void {
             life.arrays = life.prng.between(1, arrays_max);
-            if (life.is_uneven()) return;
+            life.exchanged = life.kind == .all_to_all and life.arrays == 1 and life.prng.chance(2);
+            if (life.is_uneven() or life.exchanged) return;
             const each = life.count / life.parts();
             var left = each;
             for (life.sizes[0 .. life.arrays - 1]) |*size| {
@@ -506,14 +520,25 @@ fn Life(comptime T: type) type {
             life.count = each * life.parts();
         }
 
+        fn draw_exchanged(life: *Self) void {
+            const most = 2 * life.count / life.parts();
+            life.count = 0;
+            for (0..life.n) |from| for (0..life.n) |to| {
+                const count = if (life.prng.chance(4)) 0 else life.prng.below(most + 1);
+                life.sent[from][to] = count;
+                life.received[to][from] = count;
+                life.count += @intCast(count);
+            };
+        }
+
         /// Which array, which of its parts, and where in it an element is.
         const Spot = struct { array: usize = 0, part: usize = 0, within: usize = 0 };
 
         fn find(life: *const Self, index: usize) Spot {
             var found: Spot = .{ .within = index };
-            if (life.is_uneven()) {
-                while (found.within >= life.counts[found.part]) : (found.part += 1)
-                    found.within -= @intCast(life.counts[found.part]);
+            if (life.is_uneven() or life.exchanged) {
+                while (found.within >= life.uneven_count(found.part)) : (found.part += 1)
+                    found.within -= life.uneven_count(found.part);
                 return found;
             }
             const each = life.count / life.parts();
@@ -526,7 +551,7 @@ fn Life(comptime T: type) type {
 
         /// Where a part of an array begins: arrays lie one behind the other.
         fn start(life: *const Self, array: usize, part: usize) usize {
-            if (life.is_uneven()) return life.uneven_start(part);
+            if (life.is_uneven() or life.exchanged) return life.uneven_start(part);
             var before: usize = 0;
             for (life.sizes[0..array]) |size| before += size * life.parts();
             return before + part * life.sizes[array];
@@ -540,6 +565,11 @@ fn Life(comptime T: type) type {
         /// Where an element of the result is.
         fn result_spot(life: *const Self, index: usize) usize {
             var found = life.find(index);
+            if (life.exchanged) {
+                const column = life.received[found.part % life.n][0 .. found.part / life.n];
+                for (column) |count| found.within += @intCast(count);
+                return found.within;
+            }
             if (life.kind == .all_to_all) found.part /= life.n;
             return life.start(found.array, found.part) + found.within;
         }
@@ -578,11 +608,19 @@ fn Life(comptime T: type) type {
             life.count -= left;
         }
 
-        /// Elements before a rank's, where they are uneven.
-        fn uneven_start(life: *const Self, rank: usize) usize {
-            var first: u64 = 0;
-            for (life.counts[0..rank]) |count| first += count;
-            return @intCast(first);
+        /// Elements before a part, where they are uneven.
+        fn uneven_start(life: *const Self, part: usize) usize {
+            var first: usize = 0;
+            for (0..part) |before| first += life.uneven_count(before);
+            return first;
+        }
+
+        fn uneven_count(life: *const Self, part: usize) usize {
+            const count = if (life.exchanged)
+                life.sent[part / life.n][part % life.n]
+            else
+                life.counts[part];
+            return @intCast(count);
         }
 
         /// Digits, or numbers that a codec with 16 bits has exactly: one from one rank.
@@ -716,7 +754,7 @@ fn Life(comptime T: type) type {
         fn check_values(life: *const Self, x: *const Executor) !void {
             for (0..@intCast(x.partition.pieces)) |piece| {
                 const chunk = x.partition.chunk_of(piece);
-                const first: usize = @intCast(x.partition.offset(piece));
+                const first = life.first_of(x, piece);
                 if (!x.has_target(chunk)) continue;
                 const lost = !x.wants(chunk);
                 const result: []align(1) const T = @ptrCast(x.target_piece(piece));
@@ -729,6 +767,15 @@ fn Life(comptime T: type) type {
                 }
                 if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));
             }
+        }
+
+        /// The first element of a piece, among those of all ranks.
+        fn first_of(life: *const Self, x: *const Executor, piece: usize) usize {
+            const first: usize = @intCast(x.partition.offset(piece));
+            if (!life.exchanged) return first;
+            const part = x.partition.shard_of(piece);
+            const within = first - @as(usize, @intCast(x.partition.shards[part].first));
+            return life.uneven_start(part) + within;
         }
 
         fn expected(life: *const Self, x: *const Executor, chunk: u32, index: usize) T {

@@ -35,6 +35,8 @@ pub const Partition = struct {
     shards: []const Shard,
     count: u64,
     pieces_per_chunk: u32,
+    /// Each shard is a chunk, an empty one too: they are numbered alike where sizes differ.
+    is_uneven: bool,
     pieces: u64,
     chunks: u32,
     /// What travels is encoded so; with `none` it is not.
@@ -49,6 +51,7 @@ pub const Partition = struct {
         chunk_bytes_max: u32,
         window_bytes: u64,
         codec: base.Codec = .none,
+        is_uneven: bool = false,
     };
 
     pub fn init(options: Options) Partition {
@@ -58,9 +61,10 @@ pub const Partition = struct {
         var coded: u64 = 0;
         const granule = options.codec.granule();
         var total: u64 = 0;
-        for (shards) |*shard| {
+        for (shards, 0..) |*shard, index| {
             shard.first = count;
-            shard.coded_first = coded;
+            // Where not all know what was before, each shard has room for all there can be.
+            shard.coded_first = if (options.is_uneven) index * limits.elements_max else coded;
             count += shard.elements;
             coded += std.mem.alignForward(u64, shard.elements, granule);
             total += shard.elements * shard.partial_bytes;
@@ -71,7 +75,9 @@ pub const Partition = struct {
         // Four chunks for each owner keep a ring busy; more members share the window.
         const wanted = total / (4 * @as(u64, options.world_size));
         const share = options.window_bytes / (2 * @as(u64, options.world_size));
-        const bytes = std.math.clamp(@min(wanted, share), smallest, largest);
+        // Where not all know the total, no size follows from it.
+        const fitting = if (options.is_uneven) share else @min(wanted, share);
+        const bytes = std.math.clamp(fitting, smallest, largest);
 
         var pieces: u64 = 0;
         for (shards) |*shard| {
@@ -80,16 +86,20 @@ pub const Partition = struct {
             pieces += shard.pieces();
         }
         // Each shard but one may end in a chunk that is not full.
-        const per_chunk = @max(1, div_ceil(pieces, limits.chunks_max - (shards.len - 1)));
+        const per_chunk = if (options.is_uneven)
+            std.math.maxInt(u32)
+        else
+            @max(1, div_ceil(pieces, limits.chunks_max - (shards.len - 1)));
         var chunks: u64 = 0;
         for (shards) |*shard| {
             shard.first_chunk = @intCast(chunks);
-            chunks += div_ceil(shard.pieces(), per_chunk);
+            chunks += if (options.is_uneven) 1 else div_ceil(shard.pieces(), per_chunk);
         }
         return .{
             .shards = shards,
             .count = count,
             .pieces_per_chunk = @intCast(per_chunk),
+            .is_uneven = options.is_uneven,
             .pieces = pieces,
             .codec = options.codec,
             .chunks = @intCast(chunks),
@@ -145,6 +155,24 @@ pub const Partition = struct {
     pub fn pieces_of(partition: *const Partition, chunk: u32) u32 {
         const begin = partition.first_piece(chunk);
         return @intCast(partition.first_piece(@as(u64, chunk) + 1) - begin);
+    }
+
+    /// The number of a piece on the wire, the same for all who know its shard.
+    pub fn number(partition: *const Partition, piece: u64) u64 {
+        if (!partition.is_uneven) return piece;
+        const index = partition.shard_of(piece);
+        return @as(u64, index) << 32 | (piece - partition.shards[index].first_piece);
+    }
+
+    /// The piece of a number that came; null if there is none.
+    pub fn numbered(partition: *const Partition, wanted: u64) ?usize {
+        if (!partition.is_uneven)
+            return if (wanted < partition.pieces) @intCast(wanted) else null;
+        const index: usize = @intCast(wanted >> 32);
+        if (index >= partition.shards.len) return null;
+        const shard = &partition.shards[index];
+        const within = wanted & std.math.maxInt(u32);
+        return if (within < shard.pieces()) @intCast(shard.first_piece + within) else null;
     }
 
     /// First element of a piece; `pieces` gives the count.

@@ -430,8 +430,7 @@ pub const Epoch = struct {
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
         switch (message.reason) {
-            .deadline, .cancelled, .root_lost, .state_unavailable => {},
-            .link_broken => if (Pair.of(message.op.tag) == null) return error.Unexpected,
+            .deadline, .cancelled, .root_lost, .state_unavailable, .link_broken => {},
             .mismatch,
             .digest,
             .peer_lost,

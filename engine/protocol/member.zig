@@ -828,12 +828,18 @@ pub const Member = struct {
     }
 
     /// A neighbour called the same operation differently.
-    pub fn mismatch(m: *Member, op: *Op, other: PeerId, theirs: Descriptor) void {
+    pub fn mismatch(
+        m: *Member,
+        op: *Op,
+        mine: Descriptor,
+        other: PeerId,
+        theirs: Descriptor,
+    ) void {
         m.send(.{ .mismatch_seen = .{
             .group = m.group,
             .epoch = op.epoch,
             .op = op.id,
-            .mine = op.descriptor,
+            .mine = mine,
             .other = other,
             .theirs = theirs,
         } });

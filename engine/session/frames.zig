@@ -62,7 +62,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         operation.neighbours = operation.neighbours_room[0 .. count + 1];
         if (is_message) links.borrow(s, link);
         const is_down = link.told == .down and link.open_count == 0;
-        if (is_message and is_down) operation.withdraws = .link_broken;
+        if (operation.needs_every_link() and is_down) operation.withdraw_from(link);
     }
     for (operation.neighbours) |*neighbour| {
         const early = neighbour.link.recall(key_of(operation), epoch.attempt);
@@ -74,6 +74,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
 
 /// Which way the data takes in this attempt: as the call says, if there is such a way.
 fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective.Schedule {
+    if (operation.op.descriptor.uneven) return .direct;
     if (!paths.has_ring) return .direct;
     if (paths.hubs.is_empty()) return .ring;
     return operation.schedule;
@@ -110,12 +111,12 @@ pub fn give_up(s: *Session, operation: *Operation) void {
     operation.withdraws = .cancelled;
 }
 
-/// Nothing goes around a link between the two of a message.
+/// Nothing goes around a link between the two of a message, or of an uneven exchange.
 pub fn link_down(s: *Session, link: *const Link) void {
     for (s.operations.items) |operation| {
-        if (operation.finished or operation.op.descriptor.kind != .send_recv) continue;
+        if (operation.finished or !operation.needs_every_link()) continue;
         if (operation.neighbour(link) == null) continue;
-        operation.withdraws = .link_broken;
+        operation.withdraw_from(link);
         later(s, operation);
     }
 }
@@ -210,7 +211,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
     if (x.receives_from(position)) {
         if (neighbour.open_pending) {
             neighbour.open_pending = false;
-            const descriptor = control.encode_descriptor(operation.op.descriptor);
+            const descriptor = control.encode_descriptor(operation.descriptor_for(position));
             put(lane, operation, .{ .kind = .open, .index = x.initial_credit() }, &descriptor);
             s.fault_point(operation, .all_reduce_opened);
             return true;
@@ -232,7 +233,7 @@ fn next_of(s: *Session, lane: *Lane, link: *Link, operation: *Operation, room: *
     lane.out = x.next(position) orelse return false;
     put(lane, operation, .{
         .kind = lane.out.kind,
-        .index = lane.out.piece,
+        .index = x.partition.number(lane.out.piece),
         .class = lane.out.class,
         .reduced_attempt = lane.out.reduced_attempt,
         .payload_bytes = @intCast(lane.out.payload.len),
@@ -558,11 +559,12 @@ fn opened(
     credit: u64,
     descriptor: *const control.Descriptor,
 ) void {
-    if (!operation.op.descriptor.eql(descriptor) and !base.canary.on(.skip_fingerprint)) {
+    const mine = operation.descriptor_for(neighbour.position);
+    if (!mine.fits(descriptor) and !base.canary.on(.skip_fingerprint)) {
         if (operation.mismatch_told) return;
         operation.mismatch_told = true;
         const other = neighbour.link.peer;
-        return operation.group.member.mismatch(&operation.op, other, descriptor.*);
+        return operation.group.member.mismatch(&operation.op, mine, other, descriptor.*);
     }
     const x = &operation.executor;
     if (!x.sends_to(neighbour.position)) return;

@@ -4,8 +4,8 @@
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const protocol = @import("protocol");
+const wire = @import("wire");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
@@ -14,6 +14,7 @@ const Uses = @import("uses.zig").Uses;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
+const Descriptor = wire.control.Descriptor;
 const assert = std.debug.assert;
 
 pub const Operation = struct {
@@ -41,6 +42,8 @@ pub const Operation = struct {
     committed: ?bool = null,
     /// The user wants no more of it.
     released: bool = false,
+    /// Where a link of it broke.
+    unreachable_peer: base.PeerId = .none,
 
     /// How the data moves when nothing is in the way.
     schedule: collective.Schedule,
@@ -80,8 +83,29 @@ pub const Operation = struct {
         return operation.ids[x.pair.other(x.rank)];
     }
 
+    /// What two exchange, nobody else knows enough of to pass it on.
+    pub fn needs_every_link(operation: *const Operation) bool {
+        const descriptor = &operation.op.descriptor;
+        return descriptor.kind == .send_recv or descriptor.uneven;
+    }
+
+    /// That link is broken for good.
+    pub fn withdraw_from(operation: *Operation, link: *const Link) void {
+        operation.withdraws = .link_broken;
+        operation.unreachable_peer = link.peer;
+    }
+
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
+
+    /// What the open to a member says: of shards that only the two know, how large they are.
+    pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
+        var descriptor = operation.op.descriptor;
+        if (!descriptor.uneven) return descriptor;
+        const x = &operation.executor;
+        descriptor.count, descriptor.counts = x.exchanged_with(x.rank_at(position));
+        return descriptor;
+    }
 
     pub fn destroy(operation: *Operation) void {
         const gpa = operation.gpa;
@@ -141,11 +165,11 @@ pub const Operation = struct {
         pub fn next(it: *RangeIterator) ?Range {
             const x = &it.operation.executor;
             const partition = &x.partition;
-            while (it.chunk < partition.chunks and !x.has_target(it.chunk)) it.chunk += 1;
+            while (it.chunk < partition.chunks and !x.has_elements(it.chunk)) it.chunk += 1;
             const first = it.chunk;
             if (first == partition.chunks) return null;
             const who = it.operation.contributors(first);
-            while (it.chunk < partition.chunks and x.has_target(it.chunk)) : (it.chunk += 1) {
+            while (it.chunk < partition.chunks and x.has_elements(it.chunk)) : (it.chunk += 1) {
                 if (!it.operation.contributors(it.chunk).eql(&who)) break;
             }
             const last = partition.chunk_offset(it.chunk) - partition.chunk_offset(it.chunk - 1);

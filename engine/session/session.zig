@@ -702,6 +702,8 @@ pub const Session = struct {
         count: u64 = 0,
         /// Of each rank's shard of the one array, where they differ.
         counts: ?[]const u64 = null,
+        /// Of an all_to_all whose shards differ: of those for each rank, and from each rank.
+        exchanged: ?collective.Executor.Exchanged = null,
         dtype: base.DType = .u8,
         /// Several arrays, instead of the one.
         arrays: []const Array = &.{},
@@ -752,6 +754,9 @@ pub const Session = struct {
         CountsOfAnotherWorld,
         /// An all_to_all has a shard for each two ranks, and no more shards than chunks.
         TooManyRanks,
+        /// An all_to_all has one number for what this rank sends itself, and another for what it
+        /// receives.
+        OwnCountsDiffer,
         /// All shards together have more elements than an operation may have.
         TooManyElements,
         /// No more shards, of all arrays and ranks, than chunks.
@@ -788,6 +793,7 @@ pub const Session = struct {
         const layout: Layout = .{
             .kind = call.kind,
             .counts = call.counts,
+            .exchanged = call.exchanged,
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),
             .part = call.part,
@@ -822,12 +828,22 @@ pub const Session = struct {
         return call.pair(epoch.rank).tag(call.tag);
     }
 
-    pub const all_to_all_ranks_max = std.math.sqrt(limits.chunks_max);
+    /// As many chunks are wanted as there are pairs; and what is uneven goes straight to its rank.
+    pub fn all_to_all_ranks_max(uneven: bool) u32 {
+        return if (uneven) collective.direct_members_max else std.math.sqrt(limits.chunks_max);
+    }
+
+    fn sum(counts: []const u64) u64 {
+        var total: u64 = 0;
+        for (counts) |count| total +|= count;
+        return total;
+    }
 
     /// What depends on kind and membership alone: how much of its arrays a rank has.
     const Layout = struct {
         kind: control.OpKind,
         counts: ?[]const u64,
+        exchanged: ?collective.Executor.Exchanged,
         rank: u16,
         root: u16,
         part: Call.Part,
@@ -844,10 +860,16 @@ pub const Session = struct {
 
         /// Elements of all arrays.
         fn check(layout: *const Layout, arrays: []const Array) CallError!u64 {
-            if (layout.counts) |counts| if (counts.len != layout.world_size)
-                return error.CountsOfAnotherWorld;
+            if (layout.counts) |counts| try layout.check_counts(counts);
+            if (layout.exchanged) |*exchanged| {
+                try layout.check_counts(exchanged.send);
+                try layout.check_counts(exchanged.recv);
+                if (exchanged.send[layout.rank] != exchanged.recv[layout.rank])
+                    return error.OwnCountsDiffer;
+            }
             assert(layout.counts == null or (layout.kind != .all_to_all and arrays.len == 1));
-            if (layout.kind == .all_to_all and layout.world_size > all_to_all_ranks_max)
+            assert(layout.exchanged == null or (layout.kind == .all_to_all and arrays.len == 1));
+            if (layout.kind == .all_to_all and layout.world_size > layout.ranks_max())
                 return error.TooManyRanks;
             const parts = collective.parts_of(layout.kind, layout.world_size);
             if (arrays.len * parts > limits.chunks_max) return error.TooManyArrays;
@@ -857,7 +879,18 @@ pub const Session = struct {
             return total;
         }
 
+        fn check_counts(layout: *const Layout, counts: []const u64) CallError!void {
+            if (counts.len != layout.world_size) return error.CountsOfAnotherWorld;
+        }
+
+        /// Of an all_to_all.
+        fn ranks_max(layout: *const Layout) u32 {
+            return all_to_all_ranks_max(layout.exchanged != null);
+        }
+
         fn count_of(layout: *const Layout, array: *const Array) u64 {
+            if (layout.exchanged) |*exchanged|
+                return @max(sum(exchanged.send), sum(exchanged.recv));
             if (!layout.kind.has_shards()) return array.count;
             var count: u64 = 0;
             for (0..layout.world_size) |rank| count +|= layout.shard_count(array, rank);
@@ -893,7 +926,10 @@ pub const Session = struct {
                     .recv = if (is_root) whole else 0,
                     .recv_skip = skip,
                 },
-                .all_to_all => .{
+                .all_to_all => if (layout.exchanged) |*exchanged| .{
+                    .send = @intCast(sum(exchanged.send) * array.dtype.size()),
+                    .recv = @intCast(sum(exchanged.recv) * array.dtype.size()),
+                } else .{
                     .send = whole / layout.world_size,
                     .recv = whole / layout.world_size,
                 },
@@ -1044,7 +1080,8 @@ pub const Session = struct {
             .recovery = call.recovery orelse default,
             .codec = call.codec,
             .plan = call.plan,
-            .count = count,
+            .uneven = call.exchanged != null,
+            .count = if (call.exchanged == null) count else 0,
             .counts = if (arrays.len > 1) hash_of_arrays(arrays) //
             else if (call.counts) |counts| hash_of(counts) else 0,
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
@@ -1078,6 +1115,7 @@ pub const Session = struct {
             .residual = call.residual,
             .counts = call.counts,
             .operation = number_of(epoch.number, group.member.next_id(call.tag)),
+            .exchanged = call.exchanged,
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),
             .pair = if (call.kind == .send_recv) call.pair(epoch.rank) else .{ .src = 0, .dst = 0 },

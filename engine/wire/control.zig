@@ -97,10 +97,14 @@ pub const Descriptor = struct {
     recovery: Recovery,
     codec: base.Codec = .none,
     plan: base.Plan = .auto,
-    reserved: [3]u8 = @splat(0),
-    /// Of all shards together.
+    /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
+    uneven: bool = false,
+    reserved: [2]u8 = @splat(0),
+    /// Of all shards together. In the open of an uneven all_to_all: what its sender has for its
+    /// receiver.
     count: u64,
-    /// Of the shards' elements, where they differ; else 0.
+    /// Of the shards' elements, where they differ; else 0. In the open of an uneven all_to_all:
+    /// what its sender wants of its receiver.
     counts: u64 = 0,
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
@@ -108,6 +112,15 @@ pub const Descriptor = struct {
 
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
+    }
+
+    /// Whether two members who exchange their opens have called the same.
+    pub fn fits(a: *const Descriptor, b: *const Descriptor) bool {
+        if (!b.uneven) return a.eql(b);
+        var seen_from_there = b.*;
+        seen_from_there.count = b.counts;
+        seen_from_there.counts = b.count;
+        return a.eql(&seen_from_there);
     }
 
     /// Short enough for every frame. Equal ones may differ; votes compare the whole.

@@ -10,6 +10,7 @@
     mine = pnp.scatter(comm, table, out=mine)           # from rank 0, to each its rows
     theirs = pnp.all_to_all(comm, whole)                # this rank's rows of every rank's array
     pnp.send(comm, mine, dst=1)                         # rank 1 calls pnp.recv_(comm, mine, src=0)
+    pnp.tree.all_reduce_(comm, {"w": w, "b": b})        # several arrays as one operation
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
@@ -18,6 +19,7 @@ unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, severa
 (`comm.all_reduce(array, async_op=True)`).
 """
 
+from pccl_numpy import tree
 from pccl_numpy.collectives import (
     all_reduce,
     all_reduce_,
@@ -52,4 +54,5 @@ __all__ = [
     "scatter",
     "send",
     "shared_state",
+    "tree",
 ]

@@ -16,7 +16,18 @@ from typing import Any, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pccl_py import Codec, CodecKind, Group, InDoubt, Outcome, PeerId, Plan, Recovery, ReduceOp
+from pccl_py import (
+    Codec,
+    CodecKind,
+    Group,
+    InDoubt,
+    InvalidArgument,
+    Outcome,
+    PeerId,
+    Plan,
+    Recovery,
+    ReduceOp,
+)
 
 Array = NDArray[Any]
 
@@ -324,7 +335,7 @@ def check_target(x: object) -> None:
     array = checked_array(x)
     check_dtype(array)
     if not array.flags.writeable:
-        raise ValueError("the array is read-only, but receives the result")
+        raise InvalidArgument("the array is read-only, but receives the result")
 
 
 def check_dtype(x: Array) -> None:
@@ -342,7 +353,7 @@ def check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], what: st
     if out.dtype.newbyteorder("=") != dtype.newbyteorder("="):
         raise TypeError(f"out is {out.dtype.name}, x is {dtype.name}")
     if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, {what} has shape {shape}")
+        raise InvalidArgument(f"out has shape {out.shape}, {what} has shape {shape}")
 
 
 def is_same(x: Array, y: Array) -> bool:

@@ -6,7 +6,9 @@ collectives.py. Everything else is pccl_py's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import index
 from typing import Literal, SupportsIndex, overload
 
 import numpy as np
@@ -23,7 +25,7 @@ from pccl_numpy.collectives import (
     packed,
 )
 from pccl_numpy.shards import Rows
-from pccl_py import Codec, CodecKind, Group, Outcome, PeerId, Plan, Recovery
+from pccl_py import Codec, CodecKind, Group, InvalidArgument, Outcome, PeerId, Plan, Recovery
 
 
 @overload
@@ -80,7 +82,7 @@ def scatter(
     send: Array | None = None
     if is_root(comm, root):
         if x is None:
-            raise ValueError("the root of a scatter needs x, with the rows of all ranks")
+            raise InvalidArgument("the root of a scatter needs x, with the rows of all ranks")
         source = np.asarray(x)
         check_dtype(source)
         rows = Rows.of_whole(comm, source, counts)
@@ -92,7 +94,9 @@ def scatter(
             send = send.copy()
     else:
         if out is None:
-            raise ValueError("out is needed but on the root: only the root knows the shape of x")
+            raise InvalidArgument(
+                "out is needed but on the root: only the root knows the shape of x"
+            )
         target = out
         check_target(target)
         rows = Rows.of_part(comm, target, counts, "out")
@@ -197,6 +201,8 @@ def all_to_all(
     comm: Group,
     x: ArrayLike,
     out: Array | None = None,
+    send_counts: Sequence[int] | None = None,
+    recv_counts: Sequence[int] | None = None,
     *,
     tag: int = ...,
     codec: Codec | CodecKind | str = ...,
@@ -210,6 +216,8 @@ def all_to_all(
     comm: Group,
     x: ArrayLike,
     out: Array | None = None,
+    send_counts: Sequence[int] | None = None,
+    recv_counts: Sequence[int] | None = None,
     *,
     tag: int = ...,
     codec: Codec | CodecKind | str = ...,
@@ -222,6 +230,8 @@ def all_to_all(
     comm: Group,
     x: ArrayLike,
     out: Array | None = None,
+    send_counts: Sequence[int] | None = None,
+    recv_counts: Sequence[int] | None = None,
     *,
     tag: int = 0,
     codec: Codec | CodecKind | str = "none",
@@ -233,16 +243,30 @@ def all_to_all(
     """This rank's rows of `x` of each member, in rank order; a new array, or `out`.
 
     `x`: array_like of n * k rows in a world of n ranks, of which k go to each; the same shape and
-    dtype on every peer. `out`: of that shape and dtype; it may be `x`, or overlap it. Otherwise as
-    `all_reduce`. What a lost member had for this one, if it has not come, is zeros; the
-    outcome names no contributor for it.
+    dtype on every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how
+    many come from each: every two must agree about those between them, else Mismatch, and the rows
+    have one shape everywhere. `out`: of the result's shape and dtype; it may be `x`, or overlap it.
+    Otherwise as `all_reduce`. What a lost member had for this one, if it has not come, is zeros;
+    the outcome names no contributor for it.
     """
     source = np.asarray(x)
     check_dtype(source)
-    Rows.of_whole(comm, source, None, takes_counts=False)
+    each = math.prod(source.shape[1:])
+    sent = received = None
+    shape, shaped = source.shape, "x"
+    if send_counts is None and recv_counts is None:
+        Rows.of_whole(comm, source, None, takes_counts=False)
+    else:
+        if send_counts is None or recv_counts is None:
+            raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
+        Rows.of_whole(comm, source, send_counts, counts_name="send_counts")
+        sent = [index(count) * each for count in send_counts]
+        received = [index(count) * each for count in recv_counts]
+        shape = (sum(index(count) for count in recv_counts), *source.shape[1:])
+        shaped = "what this rank receives"
     send = packed(source)
-    target = np.empty(source.shape, send.dtype) if out is None else out
-    check_out(target, source.shape, source.dtype)
+    target = np.empty(shape, send.dtype) if out is None else out
+    check_out(target, shape, source.dtype, shaped)
     if np.may_share_memory(send, target):
         send = send.copy()
     outcome = into(
@@ -250,6 +274,8 @@ def all_to_all(
         lambda recv: comm.all_to_all(
             send,
             recv,
+            sent,
+            received,
             tag=tag,
             codec=codec,
             plan=plan,

@@ -24,7 +24,7 @@ from pccl_numpy.collectives import (
     is_same,
     packed,
 )
-from pccl_py import Codec, CodecKind, Group, Outcome, Plan, Recovery, ReduceOp
+from pccl_py import Codec, CodecKind, Group, InvalidArgument, Outcome, Plan, Recovery, ReduceOp
 
 
 @overload
@@ -268,20 +268,28 @@ class Rows:
 
     @classmethod
     def of_whole(
-        cls, comm: Group, x: Array, counts: Sequence[int] | None, *, takes_counts: bool = True
+        cls,
+        comm: Group,
+        x: Array,
+        counts: Sequence[int] | None,
+        *,
+        takes_counts: bool = True,
+        counts_name: str = "counts",
     ) -> Rows:
         """Of an array that has the rows of all ranks."""
         if x.ndim == 0:
-            raise ValueError("x has no rows to share: its shape is ()")
+            raise InvalidArgument("x has no rows to share: its shape is ()")
         world, whole = comm.world_size, x.shape[0]
         if counts is not None:
-            rows = cls._of_counts(comm, x, counts)
+            rows = cls._of_counts(comm, x, counts, counts_name)
             if rows.whole != whole:
-                raise ValueError(f"counts are {rows.whole} rows together, x has {whole}")
+                raise InvalidArgument(
+                    f"{counts_name} are {rows.whole} rows together, x has {whole}"
+                )
             return rows
         if whole % world:
             advice = "pass counts" if takes_counts else "all need as many"
-            raise ValueError(f"x has {whole} rows, which {world} ranks cannot share: {advice}")
+            raise InvalidArgument(f"x has {whole} rows, which {world} ranks cannot share: {advice}")
         own = whole // world
         return cls(comm.rank * own, own, whole, None)
 
@@ -289,25 +297,27 @@ class Rows:
     def of_part(cls, comm: Group, x: Array, counts: Sequence[int] | None, name: str = "x") -> Rows:
         """Of an array that has the rows of this rank; `name` is what the caller calls it."""
         if x.ndim == 0:
-            raise ValueError(f"{name} has no rows: its shape is ()")
+            raise InvalidArgument(f"{name} has no rows: its shape is ()")
         own = x.shape[0]
         if counts is None:
             return cls(comm.rank * own, own, comm.world_size * own, None)
         rows = cls._of_counts(comm, x, counts)
         if rows.own != own:
-            raise ValueError(
+            raise InvalidArgument(
                 f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} rows"
             )
         return rows
 
     @classmethod
-    def _of_counts(cls, comm: Group, x: Array, counts: Sequence[int]) -> Rows:
+    def _of_counts(cls, comm: Group, x: Array, counts: Sequence[int], name: str = "counts") -> Rows:
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
-            raise ValueError(f"counts has {len(counts)} entries: one for each of {world} ranks")
+            raise InvalidArgument(
+                f"{name} has {len(counts)} entries: one for each of {world} ranks"
+            )
         listed = [index(count) for count in counts]
         if min(listed) < 0:
-            raise ValueError(f"counts has {min(listed)}: a rank has no less than 0 rows")
+            raise InvalidArgument(f"{name} has {min(listed)}: a rank has no less than 0 rows")
         each = math.prod(x.shape[1:])
         elements = [count * each for count in listed]
         return cls(sum(listed[:rank]), listed[rank], sum(listed), elements)

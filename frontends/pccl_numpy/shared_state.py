@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl_numpy.collectives import check_dtype, checked_array, is_packed
-from pccl_py import Group, Strategy, SyncOutcome
+from pccl_py import Group, InvalidArgument, Strategy, SyncOutcome
 from pccl_py import SharedState as CoreState
 from pccl_py.closing import Closing
 
@@ -56,7 +56,9 @@ class SharedState(Closing):
         if is_packed(checked):
             return checked
         if not may_differ and not checked.flags.writeable:
-            raise ValueError(f"array {key!r} is read-only, but may receive the content of others")
+            raise InvalidArgument(
+                f"array {key!r} is read-only, but may receive the content of others"
+            )
         packed = np.empty(checked.shape, checked.dtype.newbyteorder("="))
         if not may_differ:  # else its content counts for nothing
             self._packed.append((checked, packed))

@@ -110,6 +110,9 @@ def null_calls() -> dict[str, Any]:
     data, counts = ffi.new("float[4]"), ffi.new("uint64_t[2]", [3, 1])
     apart = ffi.new("float[4]")
     good["c"] = data
+    one_array = ffi.new("pccl_array_t[1]", [(data, data, 4, 0, 0)])
+    no_send = ffi.new("pccl_array_t[1]", [(null, data, 4, 0, 0)])
+    good["arrays"] = (one_array, no_send)
     return {
         "token_create address": lambda c: lib.pccl_token_create(null, null, out, 600),
         "token_create token": lambda c: lib.pccl_token_create(b"h:1", null, null, 600),
@@ -196,6 +199,24 @@ def null_calls() -> dict[str, Any]:
         "all_to_all comm": lambda c: lib.pccl_all_to_all(null, data, apart, 2, 0, null, null),
         "all_to_all send": lambda c: lib.pccl_all_to_all(c, null, apart, 2, 0, null, null),
         "all_to_all recv": lambda c: lib.pccl_all_to_all(c, data, null, 2, 0, null, null),
+        "all_to_all_v comm": lambda c: lib.pccl_all_to_all_v(
+            null, data, apart, counts, counts, 2, 0, null, null
+        ),
+        "all_to_all_v send_counts": lambda c: lib.pccl_all_to_all_v(
+            c, data, apart, null, counts, 2, 0, null, null
+        ),
+        "all_to_all_v recv_counts": lambda c: lib.pccl_all_to_all_v(
+            c, data, apart, counts, null, 2, 0, null, null
+        ),
+        "all_to_all_v_async work": lambda c: lib.pccl_all_to_all_v_async(
+            c, data, apart, counts, counts, 2, 0, null, null
+        ),
+        "coalesced comm": lambda c: lib.pccl_coalesced(null, 0, one_array, 1, 0, null, null),
+        "coalesced arrays": lambda c: lib.pccl_coalesced(c, 0, null, 1, 0, null, null),
+        "coalesced send": lambda c: lib.pccl_coalesced(c, 0, no_send, 1, 0, null, null),
+        "coalesced_async work": lambda c: lib.pccl_coalesced_async(
+            c, 0, one_array, 1, 0, null, null
+        ),
         "send comm": lambda c: lib.pccl_send(null, data, 2, 0, 1, null, null),
         "send buffer": lambda c: lib.pccl_send(c, null, 2, 0, 1, null, null),
         "recv comm": lambda c: lib.pccl_recv(null, data, 2, 0, 1, null, null),
@@ -902,15 +923,154 @@ def test_a_message_has_another_rank_and_a_tag_with_room(pair: tuple[Any, Any]) -
             assert f"tag {tag} is too large for {name}" in said and "2**38" in said
 
 
+def test_each_two_ranks_exchange_as_many_as_they_agree(pair: tuple[Any, Any]) -> None:
+    """Goal: shards of an all_to_all may differ, and no rank knows those of others. Method: three
+    elements one way, one the other, none and two to itself; then they disagree."""
+    sent = [[0, 3], [1, 2]]
+    given = [ffi.new("uint32_t[3]", [10 * rank + index for index in range(3)]) for rank in range(2)]
+    made = [ffi.new("uint32_t[5]") for _ in pair]
+    null = ffi.NULL
+
+    def program(rank: int, wanted: int) -> str:
+        send, ranks = counts_of(*sent[rank])
+        recv, _ = counts_of(sent[0][rank], wanted if rank == 0 else sent[1][rank])
+        begun = ffi.new("pccl_work_t **")
+        arguments = (given[rank], made[rank], send, recv, ranks, lib.PCCL_U32, null)
+        if wanted == 1:
+            check(lib.pccl_all_to_all_v_async(pair[rank], *arguments, begun))
+            send[0] = recv[0] = 99  # the lists are the caller's again
+            check(lib.pccl_work_wait(begun[0], FOREVER))
+            lib.pccl_work_destroy(begun[0])
+            return ""
+        return refused(lib.pccl_all_to_all_v(pair[rank], *arguments, null), "PCCL_MISMATCH")
+
+    together([functools.partial(program, rank, 1) for rank in range(2)])
+    assert list(made[0]) == [10, 0, 0, 0, 0]
+    assert list(made[1]) == [0, 1, 2, 11, 12]
+    for said in together([functools.partial(program, rank, 2) for rank in range(2)]):
+        assert "3 elements for the other and 2 from it" in said
+        assert "1 elements for the other and 3 from it" in said
+    counts, ranks = counts_of(1, 1)
+    others, _ = counts_of(2, 2)
+    arguments = (given[0], made[0], counts, others, ranks, lib.PCCL_U32, null, null)
+    assert "itself" in refused(lib.pccl_all_to_all_v(pair[0], *arguments))
+    check_each = [functools.partial(exchange_evenly, comm) for comm in pair]
+    assert together(check_each) == [[7, 7], [7, 7]]
+
+
+def exchange_evenly(comm: Any) -> list[int]:
+    given, made = ffi.new("uint32_t[2]", [7, 7]), ffi.new("uint32_t[2]")
+    counts, ranks = counts_of(1, 1)
+    kind = lib.PCCL_U32
+    null = ffi.NULL
+    check(lib.pccl_all_to_all_v(comm, given, made, counts, counts, ranks, kind, null, null))
+    return list(made)
+
+
+def arrays_of(*arrays: tuple[Any, Any, int, int]) -> tuple[Any, int]:
+    return ffi.new("pccl_array_t[]", [(*array, 0) for array in arrays]), len(arrays)
+
+
+def test_several_arrays_are_one_operation(pair: tuple[Any, Any]) -> None:
+    """Goal: arrays of other dtypes and counts, some empty, go as one, whatever the collective.
+    Method: integers in place, floats apart; one sequence number is used for each call."""
+    null = ffi.NULL
+    kinds = (lib.PCCL_I32, lib.PCCL_F64)
+
+    def program(rank: int) -> list[list[float]]:
+        comm = pair[rank]
+        whole = ffi.new("int32_t[4]", [rank + 1, 2, 3, 4])
+        given, made = ffi.new("double[2]", [0.5, rank]), ffi.new("double[4]")
+        results = []
+        for number, (collective, counts) in enumerate(
+            (
+                (lib.PCCL_ALL_REDUCE, (4, 2)),
+                (lib.PCCL_BROADCAST, (4, 2)),
+                (lib.PCCL_ALL_GATHER, (2, 2)),
+                (lib.PCCL_REDUCE_SCATTER, (2, 1)),
+            )
+        ):
+            gathers = collective == lib.PCCL_ALL_GATHER
+            scatters = collective == lib.PCCL_REDUCE_SCATTER
+            send = whole + 2 * rank if gathers else whole
+            recv = whole + 2 * rank if scatters else whole
+            arrays, count = arrays_of(
+                (send, recv, counts[0], kinds[0]),
+                (null, null, 0, lib.PCCL_U8),
+                (given, made, counts[1], kinds[1]),
+            )
+            work = ffi.new("pccl_work_t **")
+            chosen = options("collective_options", tag=70)
+            check(lib.pccl_coalesced(comm, collective, arrays, count, 1, chosen, work))
+            outcome = options("outcome")
+            check(lib.pccl_work_outcome(work[0], outcome))
+            assert outcome.sequence == number
+            lib.pccl_work_destroy(work[0])
+            results.append(list(whole) + list(made))
+        return results
+
+    first, second = together([functools.partial(program, rank) for rank in range(2)])
+    for summed, copied, gathered, scattered in (first, second):
+        assert summed == [3, 4, 6, 8, 1, 1, 0, 0]
+        assert copied[:4] == [3, 4, 6, 8] and copied[6:] == [0, 0]
+        assert gathered == [3, 4, 6, 8, 0.5, 0, 0.5, 1]
+        assert scattered[5:] == [0, 0.5, 1]
+    assert first[3][:5] == [6, 8, 6, 8, 1] and second[3][:5] == [3, 4, 12, 16, 1]
+    assert first[1][4:6] == [1, 1] and second[1][4:6] == [1, 1]
+
+
+def test_arrays_that_make_no_sense_are_refused(pair: tuple[Any, Any]) -> None:
+    data, apart, null = ffi.new("float[8]"), ffi.new("float[8]"), ffi.NULL
+    good = (data, data, 4, lib.PCCL_F32)
+
+    def call(*arrays: tuple[Any, Any, int, int], collective: int = 0) -> str:
+        made, count = arrays_of(*arrays)
+        return refused(lib.pccl_coalesced(pair[0], collective, made, count, 0, null, null))
+
+    assert "at least one array" in call()
+    for unknown in (2, 3, 10, 2**31):
+        assert "collective" in call(good, collective=unknown)
+    assert "dtype" in call(good, (apart, apart, 4, 99))
+    assert "lie apart" in call(good, (apart, data + 3, 4, lib.PCCL_F32))
+    assert "lie apart" in call(good, good)
+    made, count = arrays_of(good, good)
+    made[1].reserved = 1
+    said = refused(lib.pccl_coalesced(pair[0], 0, made, count, 0, null, null))
+    assert "array 1" in said and "reserved" in said
+    many = [(null, null, 0, 0)] * 16_385
+    assert "too many" in call(*many)
+    assert "too many" in call(*many[:8193], collective=lib.PCCL_ALL_GATHER)
+    chosen = options("collective_options", codec=lib.PCCL_CODEC_INT8)
+    made, count = arrays_of(good, (apart, apart, 4, lib.PCCL_I32))
+    said = refused(lib.pccl_coalesced(pair[0], 0, made, count, 0, chosen, null))
+    assert "floats" in said and "i32" in said
+
+
+def test_members_with_other_arrays_have_called_another_operation(pair: tuple[Any, Any]) -> None:
+    data = [ffi.new("float[4]") for _ in pair]
+
+    def program(rank: int) -> str:
+        sizes = ((1, 3), (3, 1))[rank]
+        arrays, count = arrays_of(
+            (data[rank], data[rank], sizes[0], lib.PCCL_F32),
+            (data[rank] + sizes[0], data[rank] + sizes[0], sizes[1], lib.PCCL_F32),
+        )
+        answer = lib.pccl_coalesced(pair[rank], 0, arrays, count, 0, ffi.NULL, ffi.NULL)
+        return refused(answer, "PCCL_MISMATCH")
+
+    for said in together([functools.partial(program, rank) for rank in range(2)]):
+        assert "arrays that hash to" in said
+
+
 def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> None:
     """Goal: the asynchronous forms take what the others do. Method: one tag each, both ranks."""
-    data = [[ffi.new("double[4]", [rank + 1.0] * 4) for _ in range(10)] for rank in range(2)]
-    made = [[ffi.new("double[8]") for _ in range(10)] for _ in range(2)]
+    data = [[ffi.new("double[4]", [rank + 1.0] * 4) for _ in range(11)] for rank in range(2)]
+    made = [[ffi.new("double[8]") for _ in range(11)] for _ in range(2)]
     counts, ranks = counts_of(1, 3)
     begun: list[list[Any]] = []
     for rank, comm in enumerate(pair):
-        works = [ffi.new("pccl_work_t **") for _ in range(10)]
-        tags = [options("collective_options", tag=80 + index) for index in range(10)]
+        works = [ffi.new("pccl_work_t **") for _ in range(11)]
+        tags = [options("collective_options", tag=80 + index) for index in range(11)]
         recv = made[rank][0] if rank == 1 else ffi.NULL
         kind = lib.PCCL_F64
         check(lib.pccl_reduce_async(comm, data[rank][0], recv, 4, kind, 1, tags[0], works[0]))
@@ -935,6 +1095,10 @@ def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> No
         check(lib.pccl_gather_v_async(comm, *of_root))
         arguments = (data[rank][9], made[rank][9], 2, kind, tags[9], works[9])
         check(lib.pccl_all_to_all_async(comm, *arguments))
+        arrays, count = arrays_of((data[rank][10], made[rank][10], 4, kind))
+        listed = (lib.PCCL_ALL_REDUCE, arrays, count, 0, tags[10], works[10])
+        check(lib.pccl_coalesced_async(comm, *listed))
+        arrays[0].count = 99  # it is the caller's again
         begun.append(works)
     counts[0] = counts[1] = 99  # they are the caller's again
     for works in begun:
@@ -954,6 +1118,7 @@ def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> No
         assert list(made[rank][7]) == ([1.0] * 4 + [2.0] * 4 if rank == 1 else [0] * 8)
         assert list(made[rank][8]) == ([1.0] + [2.0] * 3 + [0] * 4 if rank == 0 else [0] * 8)
         assert list(made[rank][9]) == [1.0] * 2 + [2.0] * 2 + [0] * 4
+        assert list(made[rank][10]) == [3.0] * 4 + [0] * 4
 
 
 def test_nothing_is_reduced_and_gathered_without_buffers(pair: tuple[Any, Any]) -> None:

@@ -160,8 +160,7 @@ fn deviate(world: *World, step: *Step) void {
         3 => step.kind = if (step.kind == .all_reduce) .barrier else .all_reduce,
         else => step.count = if (step.count < 2) 3 else step.count / 2,
     }
-    const may_differ = step.kind.has_shards() and step.kind != .all_to_all;
-    step.uneven = may_differ and step.uneven != prng.chance(3);
+    step.uneven = step.kind.has_shards() and step.uneven != prng.chance(3);
     if (!Step.may_have_arrays(step.kind)) step.arrays = 1;
     if (step.kind == .barrier) step.count = 0;
     if (!step.kind.reduces()) step.average = false;
@@ -323,12 +322,20 @@ fn begin_plain(work: *const Work) !*Operation {
         };
         before += @intCast(count * step.dtype().size());
     }
+    const is_exchange = step.kind == .all_to_all and step.uneven;
+    const ranks = user.group.?.member.current.?.ids.len;
+    var exchanged: [2][base.limits.full_mesh_max]u64 = undefined;
+    if (is_exchange) work.layout.exchanged(exchanged[0][0..ranks], exchanged[1][0..ranks]);
     return user.node.session.?.begin(user.node.here(), user.group.?, .{
         .kind = step.kind,
         .send = work.send.ptr,
         .recv = work.recv.ptr,
         .count = step.count,
-        .counts = if (step.uneven) work.layout.counts else null,
+        .counts = if (step.uneven and !is_exchange) work.layout.counts else null,
+        .exchanged = if (is_exchange) .{
+            .send = exchanged[0][0..ranks],
+            .recv = exchanged[1][0..ranks],
+        } else null,
         .dtype = step.dtype(),
         .arrays = if (step.arrays > 1) arrays[0..step.arrays] else &.{},
         .codec = step.codec(),

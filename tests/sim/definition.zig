@@ -208,11 +208,13 @@ pub const Definition = struct {
         };
     }
 
-    /// Random bits are counted in whole granules of each shard.
+    /// Random bits are counted in whole granules of each shard; where only two know a shard, each
+    /// has room for the largest.
     fn number_of(d: *const Definition, element: u64) u64 {
         var before: u64 = 0;
         var number: u64 = 0;
-        for (d.partition.shards) |*shard| {
+        for (d.partition.shards, 0..) |*shard, index| {
+            if (d.partition.is_uneven) number = base.limits.elements_max * @as(u64, index);
             if (element < before + shard.elements) return number + (element - before);
             before += shard.elements;
             number += std.mem.alignForward(u64, shard.elements, d.partition.codec.granule());

@@ -17,6 +17,7 @@ const Definition = definition.Definition;
 const Node = @import("world.zig").Node;
 const User = @import("users.zig").User;
 const Work = calls.Work;
+const assert = std.debug.assert;
 
 /// What a user carries on: for each tag, the residual of the last call of it that succeeded.
 pub const Residuals = struct {
@@ -110,7 +111,7 @@ pub const Known = struct {
                 .world_size = work.op.?.member_ids().len,
                 .dtype = work.step.dtype(),
                 .op = if (work.step.average) .avg else .sum,
-                .partition = x.partition,
+                .partition = if (x.partition.is_uneven) whole(work) else x.partition,
                 .operation = x.operation,
             }) catch @panic("out of memory"),
             .reduced = gpa.alloc(u32, x.partition.chunks) catch @panic("out of memory"),
@@ -119,11 +120,34 @@ pub const Known = struct {
         const partition = &known.definition.partition;
         partition.shards = gpa.dupe(collective.Shard, partition.shards) catch
             @panic("out of memory");
+        assert(partition.chunks == x.partition.chunks);
         @memset(known.reduced, 0);
         work.record.known = known;
         return known;
     }
 };
+
+/// Of an exchange of which each member knows a part: as if one knew all.
+fn whole(work: *const Work) collective.Partition {
+    const counts = work.layout.counts;
+    const settings = &work.node.session.?.settings;
+    const dtype = work.step.dtype();
+    const gpa = work.node.world.gpa;
+    const shards = gpa.alloc(collective.Shard, counts.len) catch @panic("out of memory");
+    for (shards, counts) |*shard, elements| shard.* = .{
+        .elements = elements,
+        .dtype = dtype,
+        .partial_bytes = @intCast(dtype.size()),
+    };
+    return .init(.{
+        .shards = shards,
+        .world_size = @intCast(work.op.?.member_ids().len),
+        .chunk_bytes_max = settings.chunk_bytes,
+        .window_bytes = settings.window_bytes,
+        .codec = work.op.?.executor.partition.codec,
+        .is_uneven = true,
+    });
+}
 
 /// The call has succeeded.
 pub fn check(work: *Work) void {
@@ -139,6 +163,7 @@ pub fn check(work: *Work) void {
     }
     for (0..d.partition.chunks) |index| {
         const chunk: u32 = @intCast(index);
+        if (d.partition.pieces_of(chunk) == 0) continue;
         const audience = d.audience(chunk);
         const wanted = audience == null or audience == work.layout.rank;
         if (wanted and !learn(work, known, chunk)) return;

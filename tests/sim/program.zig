@@ -217,7 +217,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .root_rank = if (kind.has_root()) @intCast(prng.below(options.world_size)) else 0,
         .pair = if (kind == .send_recv) draw_pair(prng, options.world_size) else null,
         .in_place = prng.chance(2),
-        .uneven = kind.has_shards() and kind != .all_to_all and prng.chance(2),
+        .uneven = kind.has_shards() and prng.chance(2),
         .arrays = if (Step.may_have_arrays(kind) and prng.chance(4))
             @intCast(prng.between(2, Step.arrays_max))
         else

@@ -28,7 +28,8 @@ pub const Layout = struct {
     /// Of an all_to_all, the first of the elements; the others are not behind it.
     recv: Part,
     rank: u16,
-    /// Of each rank's shard; one for a call without shards.
+    /// Of each rank's shard, of those of each two where they differ in an all_to_all; one for a
+    /// call without shards.
     counts: []const u64,
     /// For each of those, so many.
     times: usize = 1,
@@ -46,6 +47,7 @@ pub const Layout = struct {
     }
 
     pub fn of(gpa: std.mem.Allocator, step: *const Step, rank: u16, world_size: usize) Layout {
+        if (step.kind == .all_to_all and step.uneven) return of_pairs(gpa, step, rank, world_size);
         const ranks = if (step.kind.has_shards()) world_size else 1;
         const counts = gpa.alloc(u64, ranks) catch @panic("out of memory");
         for (counts, 0..) |*count, index| count.* = count_of(step, index);
@@ -71,6 +73,42 @@ pub const Layout = struct {
         return layout;
     }
 
+    fn of_pairs(gpa: std.mem.Allocator, step: *const Step, rank: u16, ranks: usize) Layout {
+        const counts = gpa.alloc(u64, ranks * ranks) catch @panic("out of memory");
+        var layout: Layout = .{ .send = .{}, .recv = .{}, .rank = rank, .counts = counts };
+        for (counts, 0..) |*count, index| {
+            const from = index / ranks;
+            const to = index % ranks;
+            count.* = count_of_pair(step, from, to);
+            if (from < rank) layout.send.first += count.*;
+            if (from == rank) layout.send.count += count.*;
+            if (to == rank) layout.recv.count += count.*;
+        }
+        return layout;
+    }
+
+    /// What an uneven all_to_all sends to each rank and wants of each.
+    pub fn exchanged(layout: *const Layout, to: []u64, from: []u64) void {
+        const ranks = to.len;
+        for (to, from, 0..) |*sent, *received, rank| {
+            sent.* = layout.counts[layout.rank * ranks + rank];
+            received.* = layout.counts[rank * ranks + layout.rank];
+        }
+    }
+
+    /// Where an element of the result of an uneven all_to_all comes from.
+    fn origin_of_pair(layout: *const Layout, index: u64) Origin {
+        const ranks = std.math.sqrt(layout.counts.len);
+        var left = index;
+        for (0..ranks) |rank| {
+            const pair = rank * ranks + layout.rank;
+            if (left < layout.counts[pair])
+                return .{ .rank = @intCast(rank), .element = layout.shard(pair).first + left };
+            left -= layout.counts[pair];
+        }
+        unreachable;
+    }
+
     /// From which rank an element comes that this peer receives, and which one of all it is.
     fn origin(layout: *const Layout, step: *const Step, index: u64) Origin {
         switch (step.kind) {
@@ -80,6 +118,7 @@ pub const Layout = struct {
                 .element = layout.recv.first + index,
             },
             .all_to_all => {
+                if (step.uneven) return layout.origin_of_pair(index);
                 const rank = index / step.count;
                 const row = rank * layout.recv.count;
                 return .{
@@ -97,7 +136,16 @@ pub const Layout = struct {
     /// Where this peer receives an element of the operation.
     pub fn place_of(layout: *const Layout, step: *const Step, element: u64) u64 {
         if (step.kind != .all_to_all) return element - layout.recv.first;
+        if (step.uneven) return layout.place_of_pair(element);
         return element / layout.recv.count * step.count + element % step.count;
+    }
+
+    fn place_of_pair(layout: *const Layout, element: u64) u64 {
+        const ranks = std.math.sqrt(layout.counts.len);
+        const pair = layout.rank_at(element);
+        var place = element - layout.shard(pair).first;
+        for (0..pair / ranks) |rank| place += layout.counts[rank * ranks + layout.rank];
+        return place;
     }
 
     fn rank_at(layout: *const Layout, element: u64) u16 {
@@ -126,6 +174,14 @@ fn count_of(step: *const Step, rank: usize) u64 {
     if (!step.uneven) return step.count;
     var prng = base.Prng.init(step.key.hash() ^ rank);
     return if (prng.chance(4)) 0 else prng.between(0, step.count);
+}
+
+/// Of the shard that one rank has for another. Whoever is mistaken about `count` is so about each
+/// of these that is not always empty, and of those between two ranks one is not.
+fn count_of_pair(step: *const Step, from: usize, to: usize) u64 {
+    var prng = base.Prng.init(step.key.hash() ^ (from << 8 | to));
+    if (from < to and prng.chance(3)) return 0;
+    return step.count * prng.between(1, 2);
 }
 
 /// What a peer asks for, if nothing else differs.

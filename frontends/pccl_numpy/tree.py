@@ -1,0 +1,283 @@
+"""Trees of NumPy arrays as one operation: what a model's parameters or gradients usually are.
+
+    import pccl_numpy as pnp
+
+    mean = pnp.tree.all_reduce(comm, {"w": w, "b": [b0, b1]}, op="avg")    # a new tree
+    pnp.tree.all_reduce_(comm, gradients, op="avg", codec="int8")           # in place
+
+A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
+their keys. All of its arrays are one operation: one tag, one outcome, and either all of them have
+their result or none has. They need not have one dtype, and are not copied where they are contiguous
+and in native byte order. Every member passes a tree of the same structure, shapes and dtypes; that
+is compared by the arrays alone, in their order.
+
+What is said of shapes, dtypes, errors and threads of the functions of the same names for one array
+(collectives.py, shards.py, exchange.py) holds for each array here. An InDoubt has the tree that
+`error.work.resolve()` fills in `error.result`. Ranges of an outcome count the elements of all
+arrays: for each rank's rows in turn, those of one array after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsIndex, TypedDict, TypeVar, Unpack, cast
+
+import numpy as np
+
+from pccl_numpy.collectives import (
+    Array,
+    check_dtype,
+    check_out,
+    check_target,
+    checked_array,
+    is_root,
+    packed,
+)
+from pccl_numpy.shards import Rows
+from pccl_py import (
+    Codec,
+    CodecKind,
+    Group,
+    InDoubt,
+    InvalidArgument,
+    Outcome,
+    PeerId,
+    Plan,
+    Recovery,
+    ReduceOp,
+)
+
+Tree = TypeVar("Tree")
+
+
+class Options(TypedDict, total=False):
+    """Of every function but broadcasts."""
+
+    tag: int
+    codec: Codec | CodecKind | str
+    plan: Plan | str
+    recovery: Recovery | str | None
+    deadline: float | None
+
+
+class ReduceOptions(Options, total=False):
+    """Of what adds up."""
+
+    op: ReduceOp | str
+
+
+class BroadcastOptions(TypedDict, total=False):
+    """A broadcast has no codec, whose rounding the root would not see."""
+
+    tag: int
+    recovery: Recovery | str | None
+    deadline: float | None
+
+
+def all_reduce(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tree:
+    """The reduction of every array over all members, as a tree of new arrays."""
+    arrays, rebuild = _flatten(tree)
+    sends = [_source(array) for array in arrays]
+    made = [np.empty_like(send) for send in sends]
+    _called(rebuild, made, lambda: comm.all_reduce(sends, made, **options))
+    return cast(Tree, rebuild(made))
+
+
+def all_reduce_(comm: Group, tree: object, **options: Unpack[ReduceOptions]) -> Outcome:
+    """Reduces every array over all members in place; they may have any strides."""
+    return _in_place(tree, lambda arrays: comm.all_reduce(arrays, **options))
+
+
+def reduce(
+    comm: Group,
+    tree: Tree,
+    root: SupportsIndex | PeerId = 0,
+    **options: Unpack[ReduceOptions],
+) -> Tree | None:
+    """The reduction of every array, as a tree of new arrays on `root`; elsewhere None."""
+    arrays, rebuild = _flatten(tree)
+    sends = [_source(array) for array in arrays]
+    if not is_root(comm, root):
+        comm.reduce(sends, None, root, **options)
+        return None
+    made = [np.empty_like(send) for send in sends]
+    _called(rebuild, made, lambda: comm.reduce(sends, made, root, **options))
+    return cast(Tree, rebuild(made))
+
+
+def broadcast(
+    comm: Group,
+    tree: Tree,
+    root: SupportsIndex | PeerId = 0,
+    **options: Unpack[BroadcastOptions],
+) -> Tree:
+    """A tree of new arrays, equal to those of `root`, on every member.
+
+    The values of `tree` matter on the root only; structure, shapes and dtypes are those of all.
+    """
+    arrays, rebuild = _flatten(tree)
+    made = [np.array(_source(array), copy=True) for array in arrays]
+    _called(rebuild, made, lambda: comm.broadcast(made, root, **options))
+    return cast(Tree, rebuild(made))
+
+
+def broadcast_(
+    comm: Group,
+    tree: object,
+    root: SupportsIndex | PeerId = 0,
+    **options: Unpack[BroadcastOptions],
+) -> Outcome:
+    """Overwrites every array with that of `root`, where they are only read and may be read-only."""
+    if is_root(comm, root):
+        return comm.broadcast([_source(array) for array in _flatten(tree)[0]], root, **options)
+    return _in_place(tree, lambda arrays: comm.broadcast(arrays, root, **options))
+
+
+def reduce_scatter(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tree:
+    """This rank's rows of the reduction of every array, which has as many for each rank."""
+    arrays, rebuild = _flatten(tree)
+    sends = [_source(array) for array in arrays]
+    rows = [Rows.of_whole(comm, send, None, takes_counts=False) for send in sends]
+    made = [
+        np.empty((row.own, *send.shape[1:]), send.dtype)
+        for row, send in zip(rows, sends, strict=True)
+    ]
+    _called(rebuild, made, lambda: comm.reduce_scatter(sends, made, **options))
+    return cast(Tree, rebuild(made))
+
+
+def all_gather(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
+    """Every array of all members, one behind the other along axis 0 in rank order."""
+    arrays, rebuild = _flatten(tree)
+    parts, made = _gathering(comm, arrays)
+    _called(rebuild, made, lambda: comm.all_gather(parts, made, **options))
+    return cast(Tree, rebuild(made))
+
+
+def gather(
+    comm: Group,
+    tree: Tree,
+    root: SupportsIndex | PeerId = 0,
+    **options: Unpack[Options],
+) -> Tree | None:
+    """Every array of all members on `root`, as `all_gather` has them; elsewhere None."""
+    arrays, rebuild = _flatten(tree)
+    parts, made = _gathering(comm, arrays)
+    if not is_root(comm, root):
+        comm.gather(parts, None, root, **options)
+        return None
+    _called(rebuild, made, lambda: comm.gather(parts, made, root, **options))
+    return cast(Tree, rebuild(made))
+
+
+def scatter(
+    comm: Group,
+    tree: object | None,
+    out: Tree,
+    root: SupportsIndex | PeerId = 0,
+    **options: Unpack[Options],
+) -> Tree:
+    """Fills the arrays of `out` with this rank's rows of those of `tree` of `root`; returns `out`.
+
+    On the root, `tree` has the structure of `out` and world_size times its rows; elsewhere it is
+    not looked at.
+    """
+    sends: list[Array] | None = None
+    if is_root(comm, root):
+        if tree is None:
+            raise InvalidArgument("the root of a scatter needs tree, with the rows of all ranks")
+        sends = [_source(array) for array in _flatten(tree)[0]]
+        targets = [checked_array(array) for array in _flatten(out)[0]]
+        if len(sends) != len(targets):
+            raise InvalidArgument(f"tree has {len(sends)} arrays, out has {len(targets)}")
+        for send, target in zip(sends, targets, strict=True):
+            rows = Rows.of_whole(comm, send, None, takes_counts=False)
+            shape = (rows.own, *send.shape[1:])
+            check_out(target, shape, send.dtype, "this rank's part of an array of tree")
+    _in_place(out, lambda arrays: comm.scatter(sends, arrays, root, **options))
+    return out
+
+
+def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
+    """This rank's rows of every array of each member, in rank order, as a tree of new arrays."""
+    arrays, rebuild = _flatten(tree)
+    sends = [_source(array) for array in arrays]
+    for send in sends:
+        Rows.of_whole(comm, send, None, takes_counts=False)
+    made = [np.empty_like(send) for send in sends]
+    _called(rebuild, made, lambda: comm.all_to_all(sends, made, **options))
+    return cast(Tree, rebuild(made))
+
+
+def _source(x: Any) -> Array:
+    array = np.asarray(x)
+    check_dtype(array)
+    return packed(array)
+
+
+def _gathering(comm: Group, arrays: Sequence[Any]) -> tuple[list[Array], list[Array]]:
+    parts = [_source(array) for array in arrays]
+    parts = [part.reshape(1) if part.ndim == 0 else part for part in parts]
+    made = [
+        np.empty((Rows.of_part(comm, part, None).whole, *part.shape[1:]), part.dtype)
+        for part in parts
+    ]
+    return parts, made
+
+
+def _in_place(tree: object, operation: Callable[[list[Array]], Outcome]) -> Outcome:
+    """Packed copies are written back only when the operation has committed."""
+    arrays, rebuild = _flatten(tree)
+    for array in arrays:
+        check_target(array)
+    used = [packed(array) for array in arrays]
+    outcome = _called(rebuild, used, lambda: operation(used))
+    for array, result in zip(arrays, used, strict=True):
+        if result is not array:
+            array[...] = result
+    return outcome
+
+
+def _called(
+    rebuild: Callable[[Sequence[Any]], Any], result: list[Array], operation: Callable[[], Outcome]
+) -> Outcome:
+    try:
+        return operation()
+    except InDoubt as doubt:
+        doubt.result = rebuild(result)
+        raise
+
+
+def _flatten(tree: object) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The arrays of a tree, and what makes a tree of the same structure of others."""
+    arrays: list[Any] = []
+    build = _plan(tree, arrays)
+    if not arrays:
+        raise InvalidArgument("the tree has no arrays: an operation has at least one")
+    return arrays, build
+
+
+def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        keys = sorted(tree)
+        plans = [_plan(tree[key], arrays) for key in keys]
+        order = list(tree)
+        return lambda made: _in_order(dict(zip(keys, [p(made) for p in plans], strict=True)), order)
+    if isinstance(tree, list | tuple):
+        plans = [_plan(child, arrays) for child in tree]
+        if isinstance(tree, list):
+            return lambda made: [plan(made) for plan in plans]
+        fields = hasattr(tree, "_fields")
+        kind: Any = type(tree)
+        if fields:
+            return lambda made: kind(*[plan(made) for plan in plans])
+        return lambda made: kind([plan(made) for plan in plans])
+    number = len(arrays)
+    arrays.append(tree)
+    return lambda made: made[number]
+
+
+def _in_order(built: dict[Any, Any], order: list[Any]) -> dict[Any, Any]:
+    return {key: built[key] for key in order}

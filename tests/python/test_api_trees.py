@@ -1,0 +1,140 @@
+"""pccl_numpy.tree: trees of arrays in, trees of arrays out, one operation each.
+
+Goal: structure, shapes and dtypes survive, strided arrays too, and every function does for each
+array what its namesake does for one. What lists of arrays do on the wire: test_api_arrays.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pccl_numpy as pnp
+import pytest
+
+import pccl_py as pccl
+
+
+class Layer(NamedTuple):
+    weights: np.ndarray
+    bias: Any
+
+
+def model(rank: int, rows: int = 3) -> dict[str, Any]:
+    """Dicts, tuples, a list, None, a scalar, other dtypes and strides."""
+    strided = np.arange(4 * rows, dtype="f8").reshape(2, 2 * rows).T[::2] + rank
+    return {
+        "z": Layer(np.full((rows, 2), rank + 1, "f4"), None),
+        "a": [np.arange(rows, dtype="i4") + rank, (strided,)],
+        "empty": np.empty((rows, 0), "u1"),
+    }
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    return [tree["a"][0], tree["a"][1][0], tree["empty"], tree["z"].weights]
+
+
+def check_structure(tree: Any) -> None:
+    assert list(tree) == ["z", "a", "empty"]
+    assert isinstance(tree["z"], Layer) and tree["z"].bias is None
+    assert isinstance(tree["a"], list) and isinstance(tree["a"][1], tuple)
+
+
+def equal(got: Any, wanted: list[np.ndarray]) -> bool:
+    check_structure(got)
+    return all(
+        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+        for a, b in zip(leaves(got), wanted, strict=True)
+    )
+
+
+def summed(world_size: int, rows: int = 3) -> list[np.ndarray]:
+    models = [leaves(model(rank, rows)) for rank in range(world_size)]
+    return [sum(arrays[1:], arrays[0]) for arrays in zip(*models, strict=True)]
+
+
+def joined(world_size: int) -> list[np.ndarray]:
+    models = [leaves(model(rank)) for rank in range(world_size)]
+    return [np.concatenate(arrays) for arrays in zip(*models, strict=True)]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_function_does_for_each_array_what_it_does_for_one(world_size: int) -> None:
+    n = world_size
+
+    def program(comm: pccl.Communicator) -> None:
+        rank, tree = comm.rank, pnp.tree
+        assert equal(tree.all_reduce(comm, model(rank)), summed(n))
+        assert equal(tree.all_reduce(comm, model(rank), op="max"), leaves(model(n - 1)))
+        mine = model(rank)
+        outcome = tree.all_reduce_(comm, mine, tag=3)
+        assert outcome.sequence == 0 and equal(mine, summed(n))
+
+        assert equal(tree.broadcast(comm, model(rank), n - 1), leaves(model(n - 1)))
+        mine = model(rank)
+        if rank == n - 1:
+            for array in leaves(mine):
+                array.flags.writeable = False
+        tree.broadcast_(comm, mine, n - 1)
+        assert equal(mine, leaves(model(n - 1)))
+
+        total = tree.reduce(comm, model(rank), n - 1)
+        assert equal(total, summed(n)) if rank == n - 1 else total is None
+
+        rows = slice(3 * rank, 3 * rank + 3)
+        part = tree.reduce_scatter(comm, model(rank, 3 * n))
+        assert equal(part, [array[rows] for array in summed(n, 3 * n)])
+        assert equal(tree.all_gather(comm, model(rank)), joined(n))
+        whole = tree.gather(comm, model(rank), 0)
+        assert equal(whole, joined(n)) if rank == 0 else whole is None
+
+        into = model(7)
+        assert tree.scatter(comm, whole, into, 0) is into
+        assert equal(into, leaves(model(rank)))
+
+        swapped = tree.all_to_all(comm, model(rank, 3 * n))
+        every = [leaves(model(other, 3 * n)) for other in range(n)]
+        wanted = [
+            np.concatenate([array[rows] for array in each]) for each in zip(*every, strict=True)
+        ]
+        assert equal(swapped, wanted)
+
+    with pccl.LocalWorld(n, deadline=60) as world:
+        world.run(program)
+
+
+def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
+    with pccl.LocalWorld(1) as world:
+        comm = world.comms[0]
+        nothings: list[Any] = [{}, [], None, {"a": [None]}]
+        for nothing in nothings:
+            with pytest.raises(ValueError, match="no arrays"):
+                pnp.tree.all_reduce(comm, nothing)
+        frozen = np.ones(3)
+        frozen.flags.writeable = False
+        other = np.ones(3)
+        with pytest.raises(ValueError, match="read-only"):
+            pnp.tree.all_reduce_(comm, {"b": frozen, "a": other})
+        with pytest.raises(TypeError, match="numpy.ndarray"):
+            pnp.tree.all_reduce_(comm, [other, 3.5])
+        with pytest.raises(TypeError, match="complex"):
+            pnp.tree.all_reduce(comm, [other, np.ones(2, "c8")])
+        with pytest.raises(ValueError, match="out has 1"):
+            pnp.tree.scatter(comm, [other, other], [np.ones(3)], 0)
+        assert list(other) == [1, 1, 1]
+
+
+def test_rows_that_differ_are_exchanged_by_their_counts() -> None:
+    """Goal: pnp.all_to_all with counts moves whole rows. Method: rank r has r + 1 for each."""
+
+    def program(comm: pccl.Communicator) -> None:
+        rank, n = comm.rank, comm.world_size
+        x = np.full((n * (rank + 1), 2), rank, "f4")
+        received = [other + 1 for other in range(n)]
+        got = pnp.all_to_all(comm, x, send_counts=[rank + 1] * n, recv_counts=received)
+        assert got.tolist() == [[other, other] for other in range(n) for _ in range(other + 1)]
+        with pytest.raises(ValueError, match="send_counts"):
+            pnp.all_to_all(comm, x, send_counts=[rank] * n, recv_counts=received)
+
+    with pccl.LocalWorld(3, deadline=30) as world:
+        world.run(program)
