@@ -256,6 +256,7 @@ def broadcast(
     root: SupportsIndex | PeerId = 0,
     *,
     tag: int = 0,
+    recovery: Recovery | str | None = None,
     deadline: float | None = None,
 ) -> Array:
     """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
@@ -263,9 +264,13 @@ def broadcast(
     Every member passes an array of the same shape and dtype; its values matter on the root only.
     """
     source = np.asarray(x)
-    check_dtype(source)
+    check_dtype(source, moves=True)
     result = np.array(source, dtype=source.dtype.newbyteorder("="), order="C", copy=True)
-    into(result, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
+
+    def call(recv: Array) -> Outcome:
+        return comm.broadcast(moved(recv), root, tag=tag, recovery=recovery, deadline=deadline)
+
+    into(result, call)
     return result
 
 
@@ -275,17 +280,22 @@ def broadcast_(
     root: SupportsIndex | PeerId = 0,
     *,
     tag: int = 0,
+    recovery: Recovery | str | None = None,
     deadline: float | None = None,
 ) -> Outcome:
     """Overwrites `x`, of any strides, with `x` of `root` on every member. Returns the Outcome.
 
     A read-only `x` is a ValueError, except on the root, where it is only read.
     """
+
+    def call(array: Array) -> Outcome:
+        return comm.broadcast(moved(array), root, tag=tag, recovery=recovery, deadline=deadline)
+
     if is_root(comm, root):
-        check_dtype(checked_array(x))
-        return comm.broadcast(packed(x), root, tag=tag, deadline=deadline)
-    check_target(x)
-    return into(x, lambda recv: comm.broadcast(recv, root, tag=tag, deadline=deadline))
+        check_dtype(checked_array(x), moves=True)
+        return call(packed(x))
+    check_target(x, moves=True)
+    return into(x, call)
 
 
 def barrier(comm: Group, *, tag: int = 0, deadline: float | None = None) -> Outcome:
@@ -331,25 +341,45 @@ def checked_array(x: object) -> Array:
     return x
 
 
-def check_target(x: object) -> None:
+def check_target(x: object, *, moves: bool = False) -> None:
     array = checked_array(x)
-    check_dtype(array)
+    check_dtype(array, moves=moves)
     if not array.flags.writeable:
         raise InvalidArgument("the array is read-only, but receives the result")
 
 
-def check_dtype(x: Array) -> None:
+def check_dtype(x: Array, *, moves: bool = False) -> None:
+    """`moves`: its elements are not added up, only moved."""
     # By name, as ml_dtypes has more types that call themselves floats.
-    if x.dtype.name not in _SUPPORTED:
-        raise TypeError(
-            f"dtype {x.dtype.name} is not supported; supported are float16, float32, float64, "
-            "bfloat16 (ml_dtypes) and the integers of 8 to 64 bits"
-        )
+    if x.dtype.name in _SUPPORTED or (moves and is_opaque(x)):
+        return
+    raise TypeError(
+        f"dtype {x.dtype.name} is not supported; supported are float16, float32, float64, "
+        "bfloat16 (ml_dtypes) and the integers of 8 to 64 bits; and bool and the float8 types of "
+        "ml_dtypes where nothing is added up"
+    )
 
 
-def check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], what: str = "x") -> None:
+def is_opaque(x: Array) -> bool:
+    """Elements of one byte that no kernel knows: they travel as they are."""
+    return x.dtype == np.bool_ or (x.dtype.itemsize == 1 and x.dtype.name.startswith("float8"))
+
+
+def moved(x: Array) -> Array:
+    """The same memory, as something that travels."""
+    return x.view(np.uint8) if is_opaque(x) else x
+
+
+def check_out(
+    out: Array,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    what: str = "x",
+    *,
+    moves: bool = False,
+) -> None:
     """`shape`: what it must be, which is that of `what`."""
-    check_target(out)
+    check_target(out, moves=moves)
     if out.dtype.newbyteorder("=") != dtype.newbyteorder("="):
         raise TypeError(f"out is {out.dtype.name}, x is {dtype.name}")
     if out.shape != shape:

@@ -22,6 +22,7 @@ from pccl_numpy.collectives import (
     into,
     is_root,
     is_same,
+    moved,
     packed,
 )
 from pccl_numpy.shards import Rows
@@ -84,12 +85,12 @@ def scatter(
         if x is None:
             raise InvalidArgument("the root of a scatter needs x, with the rows of all ranks")
         source = np.asarray(x)
-        check_dtype(source)
+        check_dtype(source, moves=True)
         rows = Rows.of_whole(comm, source, counts)
         send = packed(source)
         shape = (rows.own, *source.shape[1:])
         target = np.empty(shape, send.dtype) if out is None else out
-        check_out(target, shape, source.dtype, "this rank's part of x")
+        check_out(target, shape, source.dtype, "this rank's part of x", moves=True)
         if np.may_share_memory(send, target) and not is_same(send[rows.place], target):
             send = send.copy()
     else:
@@ -98,13 +99,13 @@ def scatter(
                 "out is needed but on the root: only the root knows the shape of x"
             )
         target = out
-        check_target(target)
+        check_target(target, moves=True)
         rows = Rows.of_part(comm, target, counts, "out")
     outcome = into(
         target,
         lambda recv: comm.scatter(
-            send,
-            recv,
+            None if send is None else moved(send),
+            moved(recv),
             root,
             rows.elements,
             tag=tag,
@@ -169,8 +170,8 @@ def gather(
 
     def call(recv: Array | None) -> Outcome:
         return comm.gather(
-            part,
-            recv,
+            moved(part),
+            None if recv is None else moved(recv),
             root,
             rows.elements,
             tag=tag,
@@ -181,7 +182,7 @@ def gather(
         )
 
     source = np.asarray(x)
-    check_dtype(source)
+    check_dtype(source, moves=True)
     part = packed(source).reshape(1) if source.ndim == 0 else packed(source)
     rows = Rows.of_part(comm, part, counts)
     if not is_root(comm, root):
@@ -189,7 +190,7 @@ def gather(
         return (None, outcome) if return_outcome else None
     shape = (rows.whole, *part.shape[1:])
     target = np.empty(shape, part.dtype) if out is None else out
-    check_out(target, shape, part.dtype, "what all members have")
+    check_out(target, shape, part.dtype, "what all members have", moves=True)
     if np.may_share_memory(part, target) and not is_same(target[rows.place], part):
         part = part.copy()
     outcome = into(target, call)
@@ -250,7 +251,7 @@ def all_to_all(
     the outcome names no contributor for it.
     """
     source = np.asarray(x)
-    check_dtype(source)
+    check_dtype(source, moves=True)
     each = math.prod(source.shape[1:])
     sent = received = None
     shape, shaped = source.shape, "x"
@@ -266,14 +267,14 @@ def all_to_all(
         shaped = "what this rank receives"
     send = packed(source)
     target = np.empty(shape, send.dtype) if out is None else out
-    check_out(target, shape, source.dtype, shaped)
+    check_out(target, shape, source.dtype, shaped, moves=True)
     if np.may_share_memory(send, target):
         send = send.copy()
     outcome = into(
         target,
         lambda recv: comm.all_to_all(
-            send,
-            recv,
+            moved(send),
+            moved(recv),
             sent,
             received,
             tag=tag,

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from pccl_numpy.collectives import Array, check_dtype, check_target, into, packed
+from pccl_numpy.collectives import Array, check_dtype, check_target, into, moved, packed
 from pccl_py import Group, Outcome, PeerId
 
 
@@ -29,8 +29,8 @@ def send(
     async_op=True)` does not. Errors are those of `pccl_py.Communicator.send`.
     """
     source = np.asarray(x)
-    check_dtype(source)
-    return comm.send(packed(source), dst, tag=tag, deadline=deadline)
+    check_dtype(source, moves=True)
+    return comm.send(moved(packed(source)), dst, tag=tag, deadline=deadline)
 
 
 def recv(
@@ -48,8 +48,8 @@ def recv(
     get `Mismatch`; the shape is this peer's alone.
     """
     result: Array = np.empty(shape, np.dtype(dtype).newbyteorder("="))
-    check_dtype(result)
-    comm.recv(result, src, tag=tag, deadline=deadline)
+    check_dtype(result, moves=True)
+    comm.recv(moved(result), src, tag=tag, deadline=deadline)
     return result
 
 
@@ -65,5 +65,5 @@ def recv_(
 
     On any error `x` is as it was. Otherwise as `recv`.
     """
-    check_target(x)
-    return into(x, lambda array: comm.recv(array, src, tag=tag, deadline=deadline))
+    check_target(x, moves=True)
+    return into(x, lambda array: comm.recv(moved(array), src, tag=tag, deadline=deadline))

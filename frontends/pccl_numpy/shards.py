@@ -22,6 +22,7 @@ from pccl_numpy.collectives import (
     check_target,
     into,
     is_same,
+    moved,
     packed,
 )
 from pccl_py import Codec, CodecKind, Group, InvalidArgument, Outcome, Plan, Recovery, ReduceOp
@@ -193,19 +194,19 @@ def all_gather(
     contributor for it.
     """
     source = np.asarray(x)
-    check_dtype(source)
+    check_dtype(source, moves=True)
     part = packed(source).reshape(1) if source.ndim == 0 else packed(source)
     rows = Rows.of_part(comm, part, counts)
     shape = (rows.whole, *part.shape[1:])
     target = np.empty(shape, part.dtype) if out is None else out
-    check_out(target, shape, part.dtype, "what all members have")
+    check_out(target, shape, part.dtype, "what all members have", moves=True)
     if np.may_share_memory(part, target) and not is_same(target[rows.place], part):
         part = part.copy()
     outcome = into(
         target,
         lambda recv: comm.all_gather(
-            part,
-            recv,
+            moved(part),
+            moved(recv),
             rows.elements,
             tag=tag,
             codec=codec,
@@ -233,14 +234,14 @@ def all_gather_(
     With a codec they are rounded like all others, so that all members have equal bytes.
     `x` has n * k rows, or with `counts` sum(counts), on every peer. Otherwise as `all_gather`.
     """
-    check_target(x)
+    check_target(x, moves=True)
     rows = Rows.of_whole(comm, x, counts)
     part = packed(x[rows.place])
     return into(
         x,
         lambda recv: comm.all_gather(
-            part,
-            recv,
+            moved(part),
+            moved(recv),
             rows.elements,
             tag=tag,
             codec=codec,

@@ -31,6 +31,7 @@ from pccl_numpy.collectives import (
     check_target,
     checked_array,
     is_root,
+    moved,
     packed,
 )
 from pccl_numpy.shards import Rows
@@ -116,8 +117,8 @@ def broadcast(
     The values of `tree` matter on the root only; structure, shapes and dtypes are those of all.
     """
     arrays, rebuild = _flatten(tree)
-    made = [np.array(_source(array), copy=True) for array in arrays]
-    _called(rebuild, made, lambda: comm.broadcast(made, root, **options))
+    made = [np.array(_source(array, moves=True), copy=True) for array in arrays]
+    _called(rebuild, made, lambda: comm.broadcast(_moved(made), root, **options))
     return cast(Tree, rebuild(made))
 
 
@@ -129,8 +130,11 @@ def broadcast_(
 ) -> Outcome:
     """Overwrites every array with that of `root`, where they are only read and may be read-only."""
     if is_root(comm, root):
-        return comm.broadcast([_source(array) for array in _flatten(tree)[0]], root, **options)
-    return _in_place(tree, lambda arrays: comm.broadcast(arrays, root, **options))
+        sends = [_source(array, moves=True) for array in _flatten(tree)[0]]
+        return comm.broadcast(_moved(sends), root, **options)
+    return _in_place(
+        tree, lambda arrays: comm.broadcast(_moved(arrays), root, **options), moves=True
+    )
 
 
 def reduce_scatter(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tree:
@@ -150,7 +154,7 @@ def all_gather(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
     """Every array of all members, one behind the other along axis 0 in rank order."""
     arrays, rebuild = _flatten(tree)
     parts, made = _gathering(comm, arrays)
-    _called(rebuild, made, lambda: comm.all_gather(parts, made, **options))
+    _called(rebuild, made, lambda: comm.all_gather(_moved(parts), _moved(made), **options))
     return cast(Tree, rebuild(made))
 
 
@@ -164,9 +168,9 @@ def gather(
     arrays, rebuild = _flatten(tree)
     parts, made = _gathering(comm, arrays)
     if not is_root(comm, root):
-        comm.gather(parts, None, root, **options)
+        comm.gather(_moved(parts), None, root, **options)
         return None
-    _called(rebuild, made, lambda: comm.gather(parts, made, root, **options))
+    _called(rebuild, made, lambda: comm.gather(_moved(parts), _moved(made), root, **options))
     return cast(Tree, rebuild(made))
 
 
@@ -186,37 +190,42 @@ def scatter(
     if is_root(comm, root):
         if tree is None:
             raise InvalidArgument("the root of a scatter needs tree, with the rows of all ranks")
-        sends = [_source(array) for array in _flatten(tree)[0]]
+        sends = [_source(array, moves=True) for array in _flatten(tree)[0]]
         targets = [checked_array(array) for array in _flatten(out)[0]]
         if len(sends) != len(targets):
             raise InvalidArgument(f"tree has {len(sends)} arrays, out has {len(targets)}")
         for send, target in zip(sends, targets, strict=True):
             rows = Rows.of_whole(comm, send, None, takes_counts=False)
             shape = (rows.own, *send.shape[1:])
-            check_out(target, shape, send.dtype, "this rank's part of an array of tree")
-    _in_place(out, lambda arrays: comm.scatter(sends, arrays, root, **options))
+            check_out(target, shape, send.dtype, "this rank's part of an array of tree", moves=True)
+    given = None if sends is None else _moved(sends)
+    _in_place(out, lambda arrays: comm.scatter(given, _moved(arrays), root, **options), moves=True)
     return out
 
 
 def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
     """This rank's rows of every array of each member, in rank order, as a tree of new arrays."""
     arrays, rebuild = _flatten(tree)
-    sends = [_source(array) for array in arrays]
+    sends = [_source(array, moves=True) for array in arrays]
     for send in sends:
         Rows.of_whole(comm, send, None, takes_counts=False)
     made = [np.empty_like(send) for send in sends]
-    _called(rebuild, made, lambda: comm.all_to_all(sends, made, **options))
+    _called(rebuild, made, lambda: comm.all_to_all(_moved(sends), _moved(made), **options))
     return cast(Tree, rebuild(made))
 
 
-def _source(x: Any) -> Array:
+def _source(x: Any, *, moves: bool = False) -> Array:
     array = np.asarray(x)
-    check_dtype(array)
+    check_dtype(array, moves=moves)
     return packed(array)
 
 
+def _moved(arrays: Sequence[Array]) -> list[Array]:
+    return [moved(array) for array in arrays]
+
+
 def _gathering(comm: Group, arrays: Sequence[Any]) -> tuple[list[Array], list[Array]]:
-    parts = [_source(array) for array in arrays]
+    parts = [_source(array, moves=True) for array in arrays]
     parts = [part.reshape(1) if part.ndim == 0 else part for part in parts]
     made = [
         np.empty((Rows.of_part(comm, part, None).whole, *part.shape[1:]), part.dtype)
@@ -225,11 +234,13 @@ def _gathering(comm: Group, arrays: Sequence[Any]) -> tuple[list[Array], list[Ar
     return parts, made
 
 
-def _in_place(tree: object, operation: Callable[[list[Array]], Outcome]) -> Outcome:
+def _in_place(
+    tree: object, operation: Callable[[list[Array]], Outcome], *, moves: bool = False
+) -> Outcome:
     """Packed copies are written back only when the operation has committed."""
     arrays, rebuild = _flatten(tree)
     for array in arrays:
-        check_target(array)
+        check_target(array, moves=moves)
     used = [packed(array) for array in arrays]
     outcome = _called(rebuild, used, lambda: operation(used))
     for array, result in zip(arrays, used, strict=True):

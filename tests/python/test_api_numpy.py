@@ -409,7 +409,11 @@ def alone() -> Iterator[pccl.Communicator]:
 @pytest.mark.parametrize("dtype", [bool, complex, "M8[s]", "S3", object, ml_dtypes.float8_e5m2])
 def test_an_unsupported_dtype_is_a_type_error(alone: pccl.Communicator, dtype: Any) -> None:
     array = np.zeros(3, dtype)
-    for name in ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather"):
+    names = ["all_reduce", "reduce", "reduce_scatter"]
+    # What is only moved may be of bytes that no kernel knows: test_api_trees.py.
+    if array.itemsize > 1:
+        names += ["broadcast", "all_gather"]
+    for name in names:
         for call in (getattr(pnp, name), getattr(pnp, name + "_")):
             with pytest.raises(TypeError, match="not supported"):
                 call(alone, array)

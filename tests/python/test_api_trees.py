@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pccl_numpy as pnp
 import pytest
@@ -100,6 +101,45 @@ def test_every_function_does_for_each_array_what_it_does_for_one(world_size: int
         assert equal(swapped, wanted)
 
     with pccl.LocalWorld(n, deadline=60) as world:
+        world.run(program)
+
+
+def test_what_only_moves_may_be_of_bytes_that_no_kernel_knows() -> None:
+    """Goal: bool and the float8 types of ml_dtypes are moved as they are, and never added up."""
+    kinds = (np.dtype(bool), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
+
+    def values(rank: int, kind: np.dtype[Any], count: int = 4) -> np.ndarray:
+        return (np.arange(count) % 3 + rank).astype(kind)
+
+    def program(comm: pccl.Communicator) -> None:
+        rank, other = comm.rank, 1 - comm.rank
+        for kind in kinds:
+            mine, theirs = values(rank, kind), values(other, kind)
+            both = np.concatenate([values(0, kind), values(1, kind)])
+            rows = slice(2 * rank, 2 * rank + 2)
+            swapped = np.concatenate([values(0, kind)[rows], values(1, kind)[rows]])
+            for got, wanted in (
+                (pnp.broadcast(comm, mine, 1), values(1, kind)),
+                (pnp.all_gather(comm, mine), both),
+                (pnp.gather(comm, mine), both if rank == 0 else None),
+                (pnp.scatter(comm, both, np.empty_like(mine)), mine),
+                (pnp.all_to_all(comm, mine), swapped),
+                (pnp.tree.all_gather(comm, {"a": mine})["a"], both),
+                (pnp.tree.broadcast(comm, [mine], 0)[0], values(0, kind)),
+            ):
+                if got is None or wanted is None:
+                    assert got is wanted
+                    continue
+                assert got.dtype == kind and got.tobytes() == wanted.tobytes()
+            if rank == 0:
+                pnp.send(comm, mine, 1)
+            else:
+                assert pnp.recv_(comm, mine, 0) and mine.tobytes() == theirs.tobytes()
+            for call in (pnp.all_reduce, pnp.reduce_scatter, pnp.tree.all_reduce):
+                with pytest.raises(TypeError, match="nothing is added up"):
+                    call(comm, mine)
+
+    with pccl.LocalWorld(2, deadline=30) as world:
         world.run(program)
 
 
