@@ -35,10 +35,13 @@ def expected(outcome: Outcome, count: int, salt: int, first: int = 0) -> np.ndar
     return result
 
 
-def expected_gathered(outcome: Outcome, counts: Sequence[int], salt: int) -> np.ndarray:
+def expected_gathered(
+    outcome: Outcome, counts: Sequence[int], salt: int, first_given: int = 0
+) -> np.ndarray:
     """What was gathered, as the outcome says; what nobody contributed to is zeros.
 
-    Each range names one source, the rank that the elements belong to, or none.
+    Each range names one source, the rank that the elements belong to, or none. `first_given`:
+    elements of each source before those that it gave.
     """
     ends = np.cumsum(counts)
     result, end = np.zeros(sum(counts), np.uint64), 0
@@ -48,7 +51,7 @@ def expected_gathered(outcome: Outcome, counts: Sequence[int], salt: int) -> np.
         for peer in part["contributors"]:
             first = int(ends[peer]) - counts[peer]
             assert first <= part["begin"] and end <= ends[peer], f"not of peer {peer}: {part}"
-            given = digits(peer, counts[peer], salt)
+            given = digits(peer, first_given + counts[peer], salt)[first_given:]
             result[part["begin"] : end] = given[part["begin"] - first : end - first]
         assert len(part["contributors"]) <= 1, part
     assert end == sum(counts), f"ranges end at {end} of {sum(counts)}: {outcome['ranges']}"

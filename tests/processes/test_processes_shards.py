@@ -20,6 +20,8 @@ from peers import Peer, Raised, World
 # Elements of each rank's shard; one is empty. About 200 chunks.
 COUNTS = [30_001, 0, 40_000, 25_003]
 WHOLE = sum(COUNTS)
+# Of each rank for each, where all get something from all.
+EACH = 40_000
 ROOT = 2
 SETTINGS: dict[str, Any] = {
     "chunk_bytes": 4096,
@@ -66,6 +68,9 @@ class Scene:
                 if in_place:
                     peer.ask("part", name="x", of="out", counts=COUNTS)
                 peer.ask("fill", name="x", count=own, **given)
+            elif self.kind == "all_to_all":
+                peer.ask("make", name="x", count=4 * EACH, **given)
+                peer.ask("zeros", name="out", count=4 * EACH)
             else:
                 peer.ask("make", name="x", count=WHOLE, **given)
                 size = WHOLE if self.kind == "reduce" else own
@@ -77,6 +82,8 @@ class Scene:
         """The answer is still to be taken."""
         if self.kind == "reduce":
             options.update(root=ROOT, out=None if peer.number % 2 == 0 else "out")
+        elif self.kind == "all_to_all":
+            options.update(out="out")
         else:
             options.update(counts=COUNTS, out="out")
             if self.kind in ("gather", "scatter"):
@@ -99,6 +106,8 @@ class Scene:
         for peer, outcome in zip(self.survivors, outcomes, strict=True):
             if self.kind == "scatter":
                 self.judge_dealt_out(peer, outcome)
+            elif self.kind == "all_to_all":
+                self.judge_exchanged(peer, outcome)
             elif self.kind == "all_gather" or (self.kind == "gather" and peer.number == ROOT):
                 self.judge_gathered(peer, outcome)
             elif self.kind in ("reduce", "gather") and peer.number != ROOT:
@@ -112,6 +121,11 @@ class Scene:
         wanted = oracle.expected_gathered(outcome, COUNTS, SALT)
         self.check(peer, "out", wanted)
         self.check(peer, "x", contributions.digits(peer.number, COUNTS[peer.number], SALT))
+
+    def judge_exchanged(self, peer: Peer, outcome: dict[str, Any]) -> None:
+        first = peer.number * EACH  # of what each has, that is for this peer
+        self.check(peer, "out", oracle.expected_gathered(outcome, [EACH] * 4, SALT, first))
+        self.check(peer, "x", contributions.digits(peer.number, 4 * EACH, SALT))
 
     def judge_dealt_out(self, peer: Peer, outcome: dict[str, Any]) -> None:
         first, own = sum(COUNTS[: peer.number]), COUNTS[peer.number]
@@ -148,6 +162,10 @@ class Scene:
             if peer.number % 2 == 0:
                 gathered[first : first + len(own)] = own
             self.check(peer, "out", gathered)
+            return
+        if self.kind == "all_to_all":
+            self.check(peer, "x", contributions.digits(peer.number, 4 * EACH, SALT))
+            assert not peer.read("out").any()
             return
         self.check(peer, "x", contributions.digits(peer.number, WHOLE, SALT))
         if self.kind == "reduce" or peer.number % 2:
@@ -251,6 +269,25 @@ def test_a_peer_killed_inside_a_scatter(point: tuple[str, float], plan: str, rec
         made.go_on()
 
 
+@pytest.mark.parametrize(("point", "plan", "recovery"), LOSSES)
+def test_a_peer_killed_inside_an_all_to_all(
+    point: tuple[str, float], plan: str, recovery: str
+) -> None:
+    """Everybody has what the others had for it, and of the victim's what has come."""
+    made = scene("all_to_all", point)
+    with made.world:
+        for outcome in made.succeed(made.strike(plan=plan, recovery=recovery)):
+            sets = oracle.contributor_sets(outcome)
+            assert {(0,), (1,), (2,)} <= sets <= {(0,), (1,), (2,), (3,), ()}
+            if recovery == "restart":
+                assert not {(3,), ()} <= sets, "a part of a shard"
+            if point[0] == "called":
+                assert (3,) not in sets
+        for outcome in made.go_on():
+            missing = {"begin": VICTIM * EACH, "end": 4 * EACH, "contributors": []}
+            assert outcome["ranges"][-1] == missing
+
+
 @pytest.mark.parametrize(
     ("kind", "point", "plan"),
     [
@@ -276,9 +313,11 @@ def test_a_lost_root_ends_the_operation_for_all(
         made.check_aborted([answer_of(peer) for peer in made.survivors])
 
 
-@pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_a_loss_aborts_what_shall_raise_and_keeps_the_arrays(kind: str) -> None:
-    made = scene(kind, ("partial", 0.0) if kind == "reduce" else HALF_WAY)
+    # Of an all_to_all half-way in what it gets, the victim may have sent all that it had.
+    points = {"reduce": ("partial", 0.0), "all_to_all": ("called", 0.0)}
+    made = scene(kind, points.get(kind, HALF_WAY))
     with made.world:
         made.check_aborted(made.strike(recovery="raise"))
         made.go_on()
