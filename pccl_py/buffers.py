@@ -10,7 +10,7 @@ imported. Packing strided arrays is for frontends.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
     They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
-    InvalidArgument).
+    InvalidArgument). What is wrong with one of two is said with the name of the argument.
     """
     if out is None or out is array:
         buffer = writable(array)
@@ -107,10 +107,19 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
 
 def apart(array: object, out: object) -> tuple[Buffer, Buffer]:
     """The input and the output of an operation on shards; they agree in dtype, else TypeError."""
-    send, recv = readable(array), writable(out)
+    send, recv = _named("array", readable, array), _named("out", writable, out)
     if send.dtype != recv.dtype:
         raise TypeError(f"out is {recv.dtype.name.lower()}, array is {send.dtype.name.lower()}")
     return send, recv
+
+
+def _named(name: str, take: Callable[[object], Buffer], array: object) -> Buffer:
+    try:
+        return take(array)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from error
 
 
 def _from_memoryview(view: memoryview, array: object) -> Buffer:

@@ -66,10 +66,11 @@ class LocalWorld(Closing):
     def run(self, fn: Callable[[Communicator], ResultType]) -> list[ResultType]:
         """Calls `fn(comm)` for every communicator, each in a thread, and returns what they return.
 
-        If some raise, the error of the one that raised first is raised here, once all are done. A
-        peer whose `fn` raised leaves the group, so that the others do not wait for it.
+        If some raise, the error of the one that raised first is raised here, once all are done,
+        with a note that says which rank it was. A peer whose `fn` raised leaves the group, so that
+        the others do not wait for it.
         """
-        jobs = [_bind(fn, comm) for comm in self.comms]
+        jobs = [_bind(fn, comm, rank) for rank, comm in enumerate(self.comms)]
         return _run_in_threads(jobs, lambda index: self.comms[index].close())
 
     def close(self) -> None:
@@ -81,8 +82,17 @@ class LocalWorld(Closing):
             self.coordinator.close()
 
 
-def _bind(fn: Callable[[Communicator], ResultType], comm: Communicator) -> Callable[[], ResultType]:
-    return lambda: fn(comm)
+def _bind(
+    fn: Callable[[Communicator], ResultType], comm: Communicator, rank: int
+) -> Callable[[], ResultType]:
+    def job() -> ResultType:
+        try:
+            return fn(comm)
+        except BaseException as error:
+            error.add_note(f"Raised by rank {rank} of a LocalWorld.")
+            raise
+
+    return job
 
 
 def _run_in_threads(

@@ -762,7 +762,8 @@ pub fn operation(op: *const session.Operation) Error {
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
-                    .deadline => "the deadline passed",
+                    .deadline => "the deadline passed (probably another member has not called " ++
+                        "it, or is stuck)",
                     else => "it was withdrawn here",
                 } else "the connection to the coordinator was lost",
             },

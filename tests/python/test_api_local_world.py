@@ -41,9 +41,10 @@ def test_the_first_error_comes_back_and_nobody_waits_for_who_failed() -> None:
 
     with (
         pccl.LocalWorld(3, deadline=30) as world,
-        pytest.raises(KeyError, match="a bug in the user's program"),
+        pytest.raises(KeyError, match="a bug in the user's program") as caught,
     ):
         world.run(program)
+    assert caught.value.__notes__ == ["Raised by rank 1 of a LocalWorld."]
     assert results == {0: 2.0, 2: 2.0}
 
 

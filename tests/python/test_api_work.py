@@ -231,7 +231,8 @@ def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> No
 
 
 def in_doubt(comm: pccl.Communicator, array: np.ndarray) -> pccl.Work:
-    with pytest.raises(pccl.InDoubt) as caught:
+    why = "the deadline passed \\(probably another member has not called it, or is stuck\\)"
+    with pytest.raises(pccl.InDoubt, match=why) as caught:
         comm.broadcast(array, 0, deadline=0.2)
     assert caught.value.work is not None
     with pytest.raises(TimeoutError):

@@ -251,6 +251,21 @@ def test_input_and_output_agree() -> None:
         buffers.pair(np.ones(5, np.uint32), np.ones(5, np.int32))
 
 
+def test_what_is_wrong_with_one_of_two_is_said_with_its_name() -> None:
+    good, complex_ = np.ones(5), np.ones(5, np.complex64)
+    for take in (buffers.pair, buffers.apart):
+        with pytest.raises(TypeError, match="^array: the ndarray has dtype complex64"):
+            take(complex_, good)
+        with pytest.raises(TypeError, match="^out: the ndarray has dtype complex64"):
+            take(good, complex_)
+        with pytest.raises(TypeError, match="^out: list is no array"):
+            take(good, [0.0] * 5)
+        with pytest.raises(pccl.InvalidArgument, match="^array: the ndarray is not C-contiguous"):
+            take(np.ones(10)[::2], good)
+        with pytest.raises(pccl.InvalidArgument, match="^out: the bytes is read-only"):
+            take(np.ones(5, np.uint8), bytes(5))
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, OnlyDlpack, OnlyInterface])
 def test_a_buffer_keeps_its_memory_alive_and_lets_it_go(wrap: Any) -> None:
     values = np.ones(1000)
