@@ -31,8 +31,10 @@ class Adapter(ABC):
     """A frontend. `Any` stands for its arrays."""
 
     name: str
-    # That arrays can have.
+    # That arrays can have; and what only moves, and is never added up, by names of the frontend;
+    # in tests they hold 0 and 1.
     dtypes: Sequence[str]
+    moving_dtypes: Sequence[str]
     # The collectives with a form that writes into its argument, and those that take `out`.
     in_place: frozenset[str]
     with_out: frozenset[str]
@@ -73,8 +75,8 @@ class Adapter(ABC):
     ) -> Any:
         """The form that returns an array, or None where this rank gets none.
 
-        `options`: of root, counts, op, tag, deadline, what the collective takes. A rank that is not
-        the root of a scatter passes None for `x`, and as `out` an array of its shard's shape.
+        `options`: of root, counts, send_counts, recv_counts, op, tag, what it takes. A rank that is
+        not the root of a scatter passes None for `x`, and as `out` an array of its shard's shape.
         """
 
     @abstractmethod
@@ -82,6 +84,12 @@ class Adapter(ABC):
         self, collective: str, comm: pccl.Group, x: Any, **options: Any
     ) -> pccl.Outcome:
         """The form that writes into `x`."""
+
+    @abstractmethod
+    def call_tree(
+        self, collective: str, comm: pccl.Group, x: Any, out: Any = None, **options: Any
+    ) -> Any:
+        """As `call`, of a dict, list or tuple of arrays as one operation, of the same structure."""
 
     @abstractmethod
     def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> None: ...

@@ -32,7 +32,9 @@ OPS: dict[str, Callable[[list[int]], float]] = {
 class Call:
     """`rows` of each rank, of shape `tail`; what is no shard has the rows of all (WHOLE).
 
-    `scalar`: of no dimension. `spread`: all elements are multiples of it.
+    `scalar`: of no dimension. `spread`: all elements are multiples of it. `bits`: all
+    are 0 or 1. `uneven`: in an
+    all_to_all rank s has (s + 2 r) % 3 rows for rank r, and `rows` says nothing but the world.
     """
 
     collective: str
@@ -42,6 +44,8 @@ class Call:
     op: str = "sum"
     scalar: bool = False
     spread: int = 1
+    bits: bool = False
+    uneven: bool = False
 
     @property
     def world(self) -> int:
@@ -59,6 +63,24 @@ class Call:
             made["counts"] = self.rows
         return made
 
+    def options_of(self, rank: int) -> dict[str, Any]:
+        """With those that differ from rank to rank."""
+        if not self.uneven:
+            return self.options
+        ranks = range(self.world)
+        return {
+            **self.options,
+            "send_counts": [self._between(rank, other) for other in ranks],
+            "recv_counts": [self._between(other, rank) for other in ranks],
+        }
+
+    def _between(self, source: int, to: int) -> int:
+        """Rows that one has for another."""
+        return (source + 2 * to) % 3 if self.uneven else self.rows[to]
+
+    def _sent_by(self, rank: int) -> int:
+        return sum(self._between(rank, other) for other in range(self.world))
+
     # ---- what goes in
 
     def given(self, rank: int) -> list[float] | None:
@@ -70,7 +92,7 @@ class Call:
 
     def given_shape(self, rank: int) -> Shape:
         parts = self.collective in ("all_gather", "gather")
-        return self._shape(self.rows[rank] if parts else sum(self.rows))
+        return self._shape(self.rows[rank] if parts else self._sent_by(rank))
 
     # ---- what comes out
 
@@ -89,7 +111,7 @@ class Call:
         got: list[float] = []
         for source in range(self.world):
             index = rank if self.collective == "all_to_all" else source
-            part = self._part(self._all_of(source), index)
+            part = self._part(self._all_of(source), index, source)
             got += [0] * len(part) if source in lost else part
         return got
 
@@ -97,6 +119,8 @@ class Call:
         parts = self.collective in ("reduce_scatter", "scatter")
         if self.scalar and self.collective in ("all_gather", "gather"):
             return (self.world,)
+        if self.uneven:
+            return self._shape(sum(self._between(other, rank) for other in range(self.world)))
         return self._shape(self.rows[rank] if parts else sum(self.rows))
 
     # ---- of the form that writes into its argument
@@ -126,12 +150,14 @@ class Call:
         return () if self.scalar else (rows, *self.tail)
 
     def _all_of(self, rank: int) -> list[Any]:
-        count = sum(self.rows) * math.prod(self.tail)
+        count = self._sent_by(rank) * math.prod(self.tail)
         if self.scalar and self.collective in WHOLE:
             count = 1
-        return [((2 * rank + 3 * index) % 5 + 1) * self.spread for index in range(count)]
+        made = [(2 * rank + 3 * index) % 5 + 1 for index in range(count)]
+        return [number % 2 if self.bits else number * self.spread for number in made]
 
-    def _part(self, numbers: list[Any], rank: int) -> list[Any]:
+    def _part(self, numbers: list[Any], rank: int, source: int = 0) -> list[Any]:
+        """What `source` has for `rank`, of all that it has."""
         each = math.prod(self.tail)
-        first = sum(self.rows[:rank]) * each
-        return numbers[first : first + self.rows[rank] * each]
+        first = sum(self._between(source, other) for other in range(rank)) * each
+        return numbers[first : first + self._between(source, rank) * each]

@@ -20,6 +20,12 @@ DTYPES: dict[str, Any] = {
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
+MOVING_DTYPES: dict[str, Any] = {
+    "bool": np.bool_,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+ALL_DTYPES = {**DTYPES, **MOVING_DTYPES}
 
 
 class NumpyAdapter(Adapter):
@@ -27,19 +33,20 @@ class NumpyAdapter(Adapter):
 
     name = "numpy"
     dtypes = tuple(DTYPES)
+    moving_dtypes = tuple(MOVING_DTYPES)
     in_place = frozenset(["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"])
     with_out = frozenset(
         ["all_reduce", "reduce", "reduce_scatter", "all_gather", "scatter", "gather", "all_to_all"]
     )
 
     def make(self, values: Sequence[float], shape: Shape, dtype: str = "f32") -> Any:
-        return np.array(values, DTYPES[dtype]).reshape(shape)
+        return np.array(values, ALL_DTYPES[dtype]).reshape(shape)
 
     def strided(self, values: Sequence[float], shape: Shape, dtype: str = "f32") -> Any:
         # Every second element of the last dimension of a larger array, and backwards.
         if not shape:
             return self.make(values, shape, dtype)
-        wide = np.full((*shape[:-1], 2 * shape[-1]), 9, DTYPES[dtype])
+        wide = np.full((*shape[:-1], 2 * shape[-1]), 9, ALL_DTYPES[dtype])
         chosen = wide[..., ::-2]
         chosen[...] = self.make(values, shape, dtype)
         return chosen
@@ -54,7 +61,8 @@ class NumpyAdapter(Adapter):
 
     def read(self, array: Any) -> list[float]:
         # As Python's numbers: those of ml_dtypes are none.
-        exact = array.astype(np.float64) if array.dtype == ml_dtypes.bfloat16 else array
+        foreign = array.dtype.name.startswith(("bfloat", "float8"))
+        exact = array.astype(np.float64) if foreign else array
         numbers: list[float] = exact.ravel().tolist()
         return numbers
 
@@ -63,7 +71,7 @@ class NumpyAdapter(Adapter):
         return shape
 
     def dtype(self, array: Any) -> str:
-        return next(name for name, dtype in DTYPES.items() if array.dtype == np.dtype(dtype))
+        return next(name for name, dtype in ALL_DTYPES.items() if array.dtype == np.dtype(dtype))
 
     def is_same_memory(self, x: Any, y: Any) -> bool:
         return bool(x.__array_interface__ == y.__array_interface__)
@@ -81,8 +89,14 @@ class NumpyAdapter(Adapter):
         outcome: pccl.Outcome = getattr(pnp, collective + "_")(comm, x, **options)
         return outcome
 
+    def call_tree(
+        self, collective: str, comm: pccl.Group, x: Any, out: Any = None, **options: Any
+    ) -> Any:
+        given = (x, out) if collective == "scatter" else (x,)
+        return getattr(pnp.tree, collective)(comm, *given, **options)
+
     def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> None:
         pnp.send(comm, x, dst, **options)
 
     def recv(self, comm: pccl.Group, shape: Shape, dtype: str, src: int, **options: Any) -> Any:
-        return pnp.recv(comm, shape, DTYPES[dtype], src, **options)
+        return pnp.recv(comm, shape, ALL_DTYPES[dtype], src, **options)

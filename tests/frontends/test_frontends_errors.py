@@ -75,6 +75,43 @@ def test_counts_that_disagree_are_a_mismatch_on_all(
     )
 
 
+def test_what_one_sends_and_the_other_does_not_expect_is_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds
+) -> None:
+    """Rank 1 wants two rows of rank 0, which has one for it; rank 2 is at one with both."""
+    sent = ((1, 1, 1), (1, 1, 1), (1, 1, 1))
+    received = ((1, 1, 1), (2, 1, 1), (1, 1, 1))
+
+    def program(comm: pccl.Communicator) -> None:
+        x = frontend.make([1, 2, 3], (3,))
+        counts = {"send_counts": sent[comm.rank], "recv_counts": received[comm.rank]}
+        with pytest.raises(pccl.Mismatch):
+            frontend.call("all_to_all", comm, x, **counts)
+        assert frontend.read(x) == [1, 2, 3]
+
+    worlds(3).run(program)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_trees_that_disagree_are_a_mismatch_on_all(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """As many elements together, in other arrays on one of three; every array is as it was."""
+
+    def program(comm: pccl.Communicator) -> None:
+        rows = ((3,) * 3, (1,) * 3) if comm.rank == 2 else ((2,) * 3, (2,) * 3)
+        calls = [Call(collective, each, root=ROOT) for each in rows]
+        pairs = [arrays_of(frontend, call, comm.rank) for call in calls]
+        x = None if pairs[0][0] is None else [pair[0] for pair in pairs]
+        out = [pair[1] for pair in pairs] if collective == "scatter" else None
+        before = [read_all(frontend, pair) for pair in pairs]
+        with pytest.raises(pccl.Mismatch):
+            frontend.call_tree(collective, comm, x, out, **calls[0].options)
+        assert [read_all(frontend, pair) for pair in pairs] == before
+
+    worlds(3).run(program)
+
+
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_dtypes_that_disagree_are_a_mismatch_on_all(
     frontend: Adapter, worlds: Worlds, collective: str
@@ -194,16 +231,18 @@ def test_a_root_that_is_no_rank_is_refused(
     goes_on(frontend, world)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(
+    ("collective", "uneven"), [*((name, False) for name in COLLECTIVES), ("all_to_all", True)]
+)
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_member_that_leaves_instead_of_calling(
-    frontend: Adapter, collective: str, lost: int
+    frontend: Adapter, collective: str, lost: int, uneven: bool
 ) -> None:
     """Who is left gets the result without it, or Aborted where nobody else can give it.
 
     The leaving one is the root, rank 0, or not. Until the next safe point ranks stay as they are.
     """
-    call = Call(collective, (2, 2, 2), (2,), root=0)
+    call = Call(collective, (2, 2, 2), (2,), root=0, uneven=uneven)
     fails = collective in ROOTED and lost == call.root
     called = threading.Barrier(3)
 
@@ -220,7 +259,7 @@ def test_a_member_that_leaves_instead_of_calling(
                 frontend.call(collective, comm, *arrays, **call.options)
             assert read_all(frontend, arrays) == before
             return
-        got = frontend.call(collective, comm, *arrays, **call.options)
+        got = frontend.call(collective, comm, *arrays, **call.options_of(comm.rank))
         assert (None if got is None else frontend.read(got)) == wanted
         assert read_all(frontend, arrays[:1]) == before[:1]
 

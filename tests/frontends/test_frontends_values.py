@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ def calls_of(collective: str, world: int) -> list[Call]:
         made.append(Call(collective, (1,) * world, scalar=True))
     if collective in COUNTED:
         made += [Call(collective, uneven(world), (2,), root=root) for root in {0, last}]
+    if collective == "all_to_all":
+        made.append(Call(collective, even, (3,), uneven=True))
     return made
 
 
@@ -63,7 +66,7 @@ def run_forms(
             continue
         x = None if given is None else make(given, call.given_shape(rank), dtype)
         out = blank() if with_out or deals_not else None
-        result = frontend.call(call.collective, comm, x, out, **call.options)
+        result = frontend.call(call.collective, comm, x, out, **call.options_of(rank))
         if wanted is None:
             assert result is None
         else:
@@ -115,8 +118,11 @@ def test_results_of_arrays_that_are_not_contiguous(
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_results_of_every_dtype(frontend: Adapter, worlds: Worlds, collective: str) -> None:
     call = calls_of(collective, 3)[1]
+    moves = collective not in REDUCING
     for dtype in frontend.dtypes:
         run_on_all(worlds(3), frontend, call, dtype)
+    for dtype in frontend.moving_dtypes if moves else ():
+        run_on_all(worlds(3), frontend, replace(call, bits=True), dtype)
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
@@ -132,6 +138,7 @@ def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
     collectives = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all")
     calls = [Call(name, (3,) * world, (2,), root=world // 2) for name in collectives]
     calls += [Call(name, uneven(world), root=1) for name in collectives if name in COUNTED]
+    calls.append(Call("all_to_all", (2,) * world, uneven=True))
 
     def program(comm: pccl.Communicator) -> None:
         for call in calls:
@@ -145,10 +152,11 @@ def test_results_in_larger_worlds(frontend: Adapter, world: int) -> None:
 def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> None:
     """From each rank to the next of those that send, of any layout; the third looks on."""
     count = len(Call("broadcast", shape[:1] or (1,), shape[1:]).given(0) or [])
-    values = [float(number) for number in range(count)]
 
     def program(comm: pccl.Communicator) -> None:
-        for dtype in frontend.dtypes:
+        for dtype in (*frontend.dtypes, *frontend.moving_dtypes):
+            most = 2 if dtype in frontend.moving_dtypes else 100
+            values = [float(number % most) for number in range(count)]
             for make in (frontend.make, frontend.strided):
                 if comm.rank == 0:
                     x = make(values, shape, dtype)
@@ -158,6 +166,50 @@ def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> Non
                     check(frontend, got, values, shape, dtype)
 
     worlds(3).run(program)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_tree_of_arrays_is_one_operation(
+    frontend: Adapter, worlds: Worlds, collective: str, world: int
+) -> None:
+    """Of several shapes and dtypes, of which one is empty, and the structure comes back."""
+    rows = (2,) * world
+    calls = [Call(collective, rows, tail, root=world - 1) for tail in ((3,), (), (0,), (2, 2))]
+    dtypes = ("f32", "i64", "f64", "bf16")
+
+    def tree(values: list[Any]) -> Any:
+        return {"w": values[0], "rest": [values[1], (values[2], values[3])]}
+
+    def leaves(made: Any) -> list[Any]:
+        first, (second, third) = made["rest"]
+        assert set(made) == {"w", "rest"} and isinstance(made["rest"][1], tuple)
+        return [made["w"], first, second, third]
+
+    def program(comm: pccl.Communicator) -> None:
+        rank = comm.rank
+        x: Any = None
+        if calls[0].given(rank) is not None:
+            x = [
+                frontend.make(call.given(rank) or [], call.given_shape(rank), dtype)
+                for call, dtype in zip(calls, dtypes, strict=True)
+            ]
+        blank = [
+            frontend.make([0] * len(call.wanted(rank) or []), call.wanted_shape(rank), dtype)
+            for call, dtype in zip(calls, dtypes, strict=True)
+            if collective == "scatter"
+        ]
+        given, out = x and tree(x), tree(blank) if blank else None
+        got = frontend.call_tree(collective, comm, given, out, **calls[0].options)
+        if calls[0].wanted(rank) is None:
+            assert got is None
+            return
+        for call, dtype, array in zip(calls, dtypes, leaves(got), strict=True):
+            check(frontend, array, call.wanted(rank) or [], call.wanted_shape(rank), dtype)
+        for call, array in zip(calls, x or [], strict=False):
+            assert frontend.read(array) == call.given(rank)
+
+    worlds(world).run(program)
 
 
 def test_operations_of_several_tags_run_at_once(frontend: Adapter, worlds: Worlds) -> None:
