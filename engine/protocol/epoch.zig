@@ -624,16 +624,16 @@ pub const Epoch = struct {
     /// nothing here is the fault of whoever reports last.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
         if (base.canary.on(.forget_claims)) epoch.claims.clearRetainingCapacity();
-        var seen_by_all: u64 = std.math.maxInt(u64);
+        var last_seen: LastSeen = .{};
         for (epoch.members) |*member| if (member.peer != null and !member.closed) {
-            seen_by_all = @min(seen_by_all, member.seen_before);
+            last_seen.note(member.seen_before);
         };
         for (epoch.claims.keys(), epoch.claims.values()) |id, *known| {
             const called = epoch.find(id) != null;
             switch (known.outcome) {
                 .commit => |committed| if (called) try epoch.commit(id, committed),
                 .abort => |verdict| {
-                    if (!called and !epoch.is_worth_telling(known, seen_by_all)) continue;
+                    if (!called and !epoch.is_worth_telling(known, &last_seen)) continue;
                     try epoch.abort_now(id, verdict, known.maker);
                 },
             }
@@ -642,13 +642,30 @@ pub const Epoch = struct {
         if (epoch.forgetful) epoch.retold = epoch.decisions;
     }
 
-    /// Whether an abort may be news to a member that has not called the operation. Members see the
+    /// What each member has seen last, as far as it says what all have seen. Members see the
     /// decisions of one coordinator in their order; who has seen some of a later one may have
-    /// missed others of an earlier one. A liar may have hoarded those.
-    fn is_worth_telling(epoch: *const Epoch, known: *const Claim, seen_by_all: u64) bool {
+    /// missed others of an earlier one, because that may have died while it told them again.
+    const LastSeen = struct {
+        least: u64 = std.math.maxInt(u64),
+        most: u64 = 0,
+
+        fn note(last: *LastSeen, number: u64) void {
+            last.least = @min(last.least, number);
+            last.most = @max(last.most, number);
+        }
+
+        fn covers(last: *const LastSeen, number: u64) bool {
+            const start = number >> start_bits;
+            if (last.least >> start_bits != start or last.most >> start_bits != start) return false;
+            return number <= last.least;
+        }
+    };
+
+    /// Whether an abort may be news to a member that has not called the operation.
+    fn is_worth_telling(epoch: *const Epoch, known: *const Claim, last_seen: *const LastSeen) bool {
         const number = known.number orelse return true; // it is given up now
-        const same_start = number >> start_bits == seen_by_all >> start_bits;
-        if (same_start and number <= seen_by_all) return false;
+        if (last_seen.covers(number)) return false;
+        // A liar may have hoarded those that all have seen long ago.
         return epoch.outstanding().len < base.limits.contradictions_kept_max;
     }
 

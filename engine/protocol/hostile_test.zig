@@ -888,25 +888,30 @@ test "who tells decisions that it says it has not seen would have others keep th
     try expectEqual(null, court.peers[0]);
 }
 
-test "what a coordinator before the last decided is told again, though all have seen later ones" {
-    // Goal: a coordinator may die while it tells again what the one before it decided. Method: all
-    // have seen the first decision of the second coordinator; one knows a tenth of the first.
-    var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
-    var court: Court = undefined;
-    try restart(&shelf, &court);
-    court.c.destroy();
-    try shelf.start(&court);
-    defer court.c.destroy();
-    court.epoch = 1;
-    for (0..peers_max) |index| {
-        try court.come_back_seen(index, 1, (1 << 40) + 1);
-        if (index == 0) try court.say(0, .{ .knows_abort = sealed_abort(&court, 10) });
-        try court.say(index, .{ .join_end = .{} });
+test "what a coordinator before the last decided is told again to who may have missed it" {
+    // Goal: a coordinator may die while it tells again what the one before it decided. Method: one
+    // knows a tenth decision of the first coordinator. What the others have seen last is a first one
+    // of the second, or only some have seen that, and the rest that tenth.
+    const tenth = 10;
+    const of_second = (1 << 40) + 1;
+    for ([_]u64{ of_second, tenth }) |seen_by_rest| {
+        var shelf: Shelf = .{};
+        defer shelf.bytes.deinit(gpa);
+        var court: Court = undefined;
+        try restart(&shelf, &court);
+        court.c.destroy();
+        try shelf.start(&court);
+        defer court.c.destroy();
+        court.epoch = 1;
+        for (0..peers_max) |index| {
+            try court.come_back_seen(index, 1, if (index == 1) of_second else seen_by_rest);
+            if (index == 0) try court.say(0, .{ .knows_abort = sealed_abort(&court, tenth) });
+            try court.say(index, .{ .join_end = .{} });
+        }
+        try report_nothing(&court);
+        try court.listen();
+        for (court.aborts) |count| try expectEqual(1, count);
     }
-    try report_nothing(&court);
-    try court.listen();
-    for (court.aborts) |count| try expectEqual(1, count);
 }
 
 test "a journal that could not be written is tried again, and then holds what it had missed" {

@@ -20,6 +20,7 @@ const World = world_file.World;
 const ms = world_file.ms;
 
 pub const all = .{
+    "abort_retold_halfway",
     "activate_reaches_one",
     "barrier",
     "broadcast_root_lost",
