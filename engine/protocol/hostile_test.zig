@@ -890,8 +890,8 @@ test "who tells decisions that it says it has not seen would have others keep th
 
 test "what a coordinator before the last decided is told again to who may have missed it" {
     // Goal: a coordinator may die while it tells again what the one before it decided. Method: one
-    // knows a tenth decision of the first coordinator. What all have seen last is a first one of the
-    // second; or only one has seen that, and the rest that tenth.
+    // knows a tenth decision of the first coordinator. What all have seen last is a first one of
+    // the second; or only one has seen that, and the rest that tenth.
     const tenth = 10;
     const of_second = (1 << 40) + 1;
     for ([_]u64{ of_second, tenth }) |seen_by_rest| {
