@@ -11,7 +11,7 @@
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
-#   make test-portable        those of aarch64 and Windows, golden digests on AVX-512, macOS compiled
+#   make test-portable        those of aarch64 and Windows, golden digests on AVX-512, macOS
 #   make clean                remove what was built, .venv too
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \

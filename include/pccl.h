@@ -411,11 +411,12 @@ typedef struct pccl_array {
   uint32_t reserved;
 } pccl_array_t;
 
-/* One operation on several arrays, of any dtypes, without a copy: all of them succeed or none does, with one tag and
- * one outcome. Every member gives as many, of the same counts and dtypes, in the same order. The list is copied, the
- * buffers stay the caller's. root matters to collectives that have one. Error feedback has count f32 for each array,
- * one behind the other. Ranges of the outcome count the elements of all arrays: for each rank's shard in turn, those
- * of one array after the other. */
+/* One operation on several arrays, at most 16384 over all ranks, of any dtypes, without a copy: all of them succeed
+ * or none does, with one tag and one outcome. Every member gives as many, of the same counts and dtypes, in the same
+ * order. The list is copied, the buffers stay the caller's. root matters to collectives that have one. Error
+ * feedback has as many f32 as the send_buffers have elements together (of a reduce_scatter world_size times count
+ * for each array), those of one array behind those of the one before. Ranges of the outcome count the elements of
+ * all arrays: for each rank's shard in turn, those of one array after the other. */
 PCCL_API pccl_status_t pccl_coalesced(pccl_comm_t *comm, pccl_collective_t collective, const pccl_array_t *arrays,
                                       uint64_t array_count, uint32_t root, const pccl_collective_options_t *options,
                                       pccl_work_t **work);

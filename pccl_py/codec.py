@@ -117,6 +117,7 @@ class ErrorFeedback:
     def __init__(self, tag: int) -> None:
         self._tag = tag
         self._count = 0
+        self._counts: list[int] = []
         self._residuals = (bytearray(), bytearray())
         self._pending: Work | None = None
         self._closed = False
@@ -167,6 +168,7 @@ class ErrorFeedback:
         """Forgets the residual, and how many elements it has."""
         self._settle()
         self._resize(0)
+        self._counts = []
 
     def close(self) -> None:
         """Operations of the tag do without it from now on. Allowed at any time."""
@@ -176,13 +178,22 @@ class ErrorFeedback:
     def closed(self) -> bool:
         return self._closed
 
-    def begin(self, count: int) -> tuple[tuple[int, int], object]:
-        """The addresses of the residual and of the next one, and what keeps them alive."""
+    def begin(self, counts: list[int]) -> tuple[tuple[int, int], object]:
+        """The addresses of the residual and of the next one, and what keeps them alive.
+
+        `counts`: the elements of each array of the call.
+        """
         self._settle()
+        count = sum(counts)
         if self._count and count and count != self._count:
             raise InvalidArgument(
                 f"the error feedback of tag {self._tag} has {self._count} elements, this call "
                 f"{count}: use another tag, or reset() it"
+            )
+        if self._counts and count and counts != self._counts:
+            raise InvalidArgument(
+                f"the error feedback of tag {self._tag} is for arrays of {self._counts} elements, "
+                f"this call has {counts}: use another tag, or reset() it"
             )
         if not count:
             return (0, 0), None
@@ -191,10 +202,11 @@ class ErrorFeedback:
         now, after = self._residuals
         return (_address(now), _address(after)), (now, after)
 
-    def begun(self, work: Work, count: int) -> None:
+    def begun(self, work: Work, counts: list[int]) -> None:
         """The operation under way, whose end decides; it was not refused, so it counts."""
         self._pending = work
-        self._count = self._count or count
+        self._count = self._count or sum(counts)
+        self._counts = self._counts or (counts if self._count else [])
 
     def _settle(self) -> None:
         work = self._pending

@@ -7,10 +7,10 @@ costs and what a loss does to it in docs/ALGORITHMS.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, SupportsIndex, overload
+from typing import Literal, SupportsIndex, TypeVar, overload
 
 from pccl_py import _pccl, buffers
 from pccl_py.closing import Closing
@@ -32,6 +32,9 @@ from pccl_py.words import (
 from pccl_py.work import Work
 
 _Options = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
+
+
+_Taken = TypeVar("_Taken")
 
 
 class Collectives(Closing):
@@ -117,8 +120,8 @@ class Collectives(Closing):
         once.
         """
         encoding = parse_codec(codec)
-        arrays = [_Array(*buffers.pair(*both)) for both in _each(array, out)]
-        carried = self._carried(encoding, tag, _elements(arrays))
+        arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
+        carried = self._carried(encoding, tag, [each.count for each in arrays])
         options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
         block = not async_op and not carried.feedback
         work = self._begin(_Kind.ALL_REDUCE, arrays, options, block, kept=carried.kept)
@@ -137,13 +140,13 @@ class Collectives(Closing):
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
-    def _carried(self, encoding: Codec, tag: int, count: int) -> _Carried:
-        """What this call carries on, of an array of `count` elements that is added up."""
+    def _carried(self, encoding: Codec, tag: int, counts: list[int]) -> _Carried:
+        """What this call carries on, of arrays of so many elements that are added up."""
         feedback = self._feedback_of(unsigned(tag, "tag", 64)) if encoding.encodes else None
         if feedback is None:
-            return _Carried(None, count, (0, 0), None)
-        residuals, kept = feedback.begin(count)
-        return _Carried(feedback, count, residuals, kept)
+            return _Carried(None, counts, (0, 0), None)
+        residuals, kept = feedback.begin(counts)
+        return _Carried(feedback, counts, residuals, kept)
 
     def _parse_carrying(self, codec: Codec | CodecKind | str, tag: int) -> Codec:
         """The codec of a call that adds nothing up, and so has no error feedback."""
@@ -200,7 +203,7 @@ class Collectives(Closing):
         """
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
-        arrays = [_Array(None, take(each)) for each, _ in _each(array)]
+        arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
         options = _options(ReduceOp.SUM, tag, Plan.AUTO, recovery, deadline, Codec("none"))
         work = self._begin(_Kind.BROADCAST, arrays, options, not async_op, root=rank)
         return work if async_op else work.wait()
@@ -259,10 +262,10 @@ class Collectives(Closing):
         encoding = parse_codec(codec)
         rank = self._rank_of(root)
         if rank == self.rank:
-            arrays = [_Array(*buffers.pair(*both)) for both in _each(array, out)]
+            arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         else:
-            arrays = [_Array(buffers.readable(each), None) for each, _ in _each(array)]
-        carried = self._carried(encoding, tag, _elements(arrays))
+            arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
+        carried = self._carried(encoding, tag, [each.count for each in arrays])
         options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
         block = not async_op and not carried.feedback
         work = self._begin(_Kind.REDUCE, arrays, options, block, root=rank, kept=carried.kept)
@@ -321,9 +324,9 @@ class Collectives(Closing):
         Otherwise as `all_reduce`.
         """
         encoding = parse_codec(codec)
-        pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         listed = [self._shards(counts, *both, "array", "out") for both in pairs]
-        carried = self._carried(encoding, tag, sum(send.count for send, _ in pairs))
+        carried = self._carried(encoding, tag, [send.count for send, _ in pairs])
         options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
         block = not async_op and not carried.feedback
         arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
@@ -383,7 +386,7 @@ class Collectives(Closing):
         that all have equal bytes. Otherwise as `all_reduce`.
         """
         encoding = self._parse_carrying(codec, tag)
-        pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
         arrays = [_Array(send, recv, send.count) for send, recv in pairs]
@@ -447,11 +450,11 @@ class Collectives(Closing):
         if rank == self.rank:
             if array is None:
                 raise InvalidArgument("the root of a scatter needs array, with the shards of all")
-            pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+            pairs = _taken(buffers.apart, _each_apart(array, out, counts))
             listed = [self._shards(counts, *both, "array", "out") for both in pairs]
             arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
         else:
-            arrays = [_Array(None, buffers.writable(each)) for each, _ in _each(out, None, counts)]
+            arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
             listed = [self._listed(counts, arrays[0].count, "out")]
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
         work = self._begin(
@@ -517,12 +520,12 @@ class Collectives(Closing):
         if rank == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
-            pairs = [buffers.apart(*both) for both in _each_apart(array, out, counts)]
+            pairs = _taken(buffers.apart, _each_apart(array, out, counts))
             listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
             arrays = [_Array(send, recv, send.count) for send, recv in pairs]
         else:
             arrays = [
-                _Array(buffers.readable(each), None) for each, _ in _each(array, None, counts)
+                _Array(each, None) for each in _taken(buffers.readable, _alone(array, counts))
             ]
             listed = [self._listed(counts, arrays[0].count, "array")]
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
@@ -585,7 +588,7 @@ class Collectives(Closing):
         """
         encoding = self._parse_carrying(codec, tag)
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
-        pairs = [buffers.apart(*both) for both in _each_apart(array, out, send_counts)]
+        pairs = _taken(buffers.apart, _each_apart(array, out, send_counts or recv_counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
@@ -761,10 +764,6 @@ class _Array:
         return send, recv, self.count, self._any.dtype
 
 
-def _elements(arrays: list[_Array]) -> int:
-    return sum(array.count for array in arrays)
-
-
 def _each(
     array: object, out: object | None = None, counts: object | None = None
 ) -> list[tuple[object, object | None]]:
@@ -776,13 +775,30 @@ def _each(
     if not array:
         raise InvalidArgument("the list of arrays is empty: a call has at least one")
     if counts is not None:
-        raise InvalidArgument("counts are for one array: call once for each, with other tags")
+        raise InvalidArgument("lists of counts are for one array: call once for each array")
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
         what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "no list"
         raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
     return list(zip(array, out, strict=True))
+
+
+def _alone(array: object, counts: object | None = None) -> list[tuple[object]]:
+    return [(one,) for one, _ in _each(array, None, counts)]
+
+
+def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> list[_Taken]:
+    """What `take` makes of each array; an error says which of several it was."""
+    made = []
+    for number, arguments in enumerate(given):
+        try:
+            made.append(take(*arguments))
+        except (TypeError, InvalidArgument) as error:
+            if len(given) == 1:
+                raise
+            raise type(error)(f"array {number} of {len(given)}: {error}") from None
+    return made
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
@@ -796,14 +812,14 @@ class _Carried:
     """What a call carries on of what its codec loses; nothing without error feedback."""
 
     feedback: ErrorFeedback | None
-    count: int
+    counts: list[int]
     residuals: tuple[int, int]
     kept: object
 
     def finish(self, work: Work, async_op: bool) -> Outcome | Work:
         if self.feedback is None:
             return work if async_op else work.wait()
-        self.feedback.begun(work, self.count)
+        self.feedback.begun(work, self.counts)
         return work if async_op else _wait_or_withdraw(work)
 
 

@@ -495,11 +495,14 @@ const Counted = struct {
     pub fn format(counted: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         var total: u64 = 0;
         if (counted.call.exchanged) |*exchanged| {
-            for (exchanged.send, exchanged.recv) |send, recv| total +|= @max(send, recv);
+            for (exchanged.send, exchanged.recv) |send, recv| total +|= send +| recv;
         } else if (counted.call.counts) |counts| {
             for (counts) |count| total +|= count;
         } else if (counted.call.arrays.len > 0) {
             for (counted.call.arrays) |*array| total +|= array.count;
+            return writer.print("counts are {d} together, of each rank's shard if there are any", .{
+                total,
+            });
         } else return writer.print("count is {d}", .{counted.call.count});
         return writer.print("counts are {d} together", .{total});
     }

@@ -43,6 +43,8 @@ pub const Arrays = struct {
         encoded: usize = nowhere,
         /// Elements of those before it.
         result: u64 = 0,
+        /// Elements of the arrays before its own, and of the parts of that before it.
+        residual: u64 = 0,
     };
 
     /// This peer has no such thing.
@@ -58,6 +60,12 @@ pub const Arrays = struct {
         // Bytes of the parts before, of each array.
         const before = try arena.alloc([2]usize, count);
         @memset(before, @splat(0));
+        const residuals = try arena.alloc(u64, count);
+        var elements: u64 = 0;
+        for (residuals, options.arrays) |*first, *array| {
+            first.* = elements;
+            elements += array.count;
+        }
         var result: Place = .{ .array = 0, .shadow = 0, .encoded = 0 };
         for (places, partition.shards, 0..) |*place, *shard, index| {
             const number = index % count;
@@ -74,6 +82,8 @@ pub const Arrays = struct {
             place.shadow = result.shadow;
             place.result = result.result;
             place.encoded = result.encoded;
+            place.residual = residuals[number];
+            residuals[number] += shard.elements;
             if (partition.codec.kind != .none) result.encoded += partition.encoded_bytes(shard);
             result.shadow += shard.bytes();
             result.result += shard.elements;

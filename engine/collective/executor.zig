@@ -708,7 +708,10 @@ pub const Executor = struct {
 
     pub fn residual_of(x: *const Executor, piece: usize) ?kernels.Residual {
         const whole = x.residual orelse return null;
-        const start: usize = @intCast(x.partition.offset(piece) * @sizeOf(f32));
+        const index = x.partition.shard_of(piece);
+        const within = x.partition.offset(piece) - x.partition.shards[index].first;
+        const start: usize =
+            @intCast((x.arrays.places[index].residual + within) * @sizeOf(f32));
         const again = base.canary.on(.residual_of_last_attempt) and x.attempt > 1;
         const in = if (again) whole.out else whole.in;
         const out = if (base.canary.on(.spend_residual)) @constCast(whole.in) else whole.out;

@@ -806,7 +806,7 @@ pub const Session = struct {
         errdefer uses.deinit(s.gpa);
         for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
         if (uses.clashes_itself()) return error.ArraysOverlap;
-        const operation = try s.operation_create(group, epoch, &call, arrays, count);
+        const operation = try s.operation_create(group, epoch, &call, tag, arrays, count);
         operation.uses = uses;
         s.operations.appendAssumeCapacity(operation);
         group.member.start(&operation.op, tag);
@@ -890,7 +890,7 @@ pub const Session = struct {
 
         fn count_of(layout: *const Layout, array: *const Array) u64 {
             if (layout.exchanged) |*exchanged|
-                return @max(sum(exchanged.send), sum(exchanged.recv));
+                return sum(exchanged.send) +| sum(exchanged.recv);
             if (!layout.kind.has_shards()) return array.count;
             var count: u64 = 0;
             for (0..layout.world_size) |rank| count +|= layout.shard_count(array, rank);
@@ -1054,7 +1054,7 @@ pub const Session = struct {
             .tag = state.tag,
             .deadline = sync_call.deadline,
         };
-        const operation = try s.operation_create(group, epoch, &call, &.{.{}}, 0);
+        const operation = try s.operation_create(group, epoch, &call, state.tag, &.{.{}}, 0);
         operation.uses = uses;
         operation.sync = made;
         state.operation = operation;
@@ -1069,6 +1069,7 @@ pub const Session = struct {
         group: *Group,
         epoch: anytype,
         call: *const Call,
+        tag: u64,
         arrays: []const Array,
         count: u64,
     ) Allocator.Error!*Operation {
@@ -1114,7 +1115,7 @@ pub const Session = struct {
             .arrays = moved,
             .residual = call.residual,
             .counts = call.counts,
-            .operation = number_of(epoch.number, group.member.next_id(call.tag)),
+            .operation = number_of(epoch.number, group.member.next_id(tag)),
             .exchanged = call.exchanged,
             .rank = epoch.rank,
             .root = @intCast(call.root_rank),

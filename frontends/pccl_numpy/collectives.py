@@ -356,7 +356,8 @@ def check_dtype(x: Array, *, moves: bool = False) -> None:
     raise TypeError(
         f"dtype {x.dtype.name} is not supported; supported are float16, float32, float64, "
         "bfloat16 (ml_dtypes) and the integers of 8 to 64 bits; and bool and the float8 types of "
-        "ml_dtypes where nothing is added up"
+        "ml_dtypes where nothing is added up; nested dicts and lists of arrays go with "
+        "pccl_numpy.tree"
     )
 
 

@@ -96,7 +96,7 @@ def scatter(
     else:
         if out is None:
             raise InvalidArgument(
-                "out is needed but on the root: only the root knows the shape of x"
+                "out is needed except on the root: only the root knows the shape of x"
             )
         target = out
         check_target(target, moves=True)

@@ -19,7 +19,7 @@ arrays: for each rank's rows in turn, those of one array after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
@@ -52,7 +52,7 @@ Tree = TypeVar("Tree")
 
 
 class Options(TypedDict, total=False):
-    """Of every function but broadcasts."""
+    """What `Group.all_gather` and its like take: `tag`, `codec`, `plan`, `recovery`, `deadline`."""
 
     tag: int
     codec: Codec | CodecKind | str
@@ -62,13 +62,13 @@ class Options(TypedDict, total=False):
 
 
 class ReduceOptions(Options, total=False):
-    """Of what adds up."""
+    """What `Group.all_reduce` takes: `op`, and those of Options. A codec is for trees of floats."""
 
     op: ReduceOp | str
 
 
 class BroadcastOptions(TypedDict, total=False):
-    """A broadcast has no codec, whose rounding the root would not see."""
+    """`tag`, `recovery`, `deadline`; no codec, whose rounding the root would not see."""
 
     tag: int
     recovery: Recovery | str | None
@@ -76,7 +76,11 @@ class BroadcastOptions(TypedDict, total=False):
 
 
 def all_reduce(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tree:
-    """The reduction of every array over all members, as a tree of new arrays."""
+    """The reduction of every array over all members, as a tree of new arrays.
+
+    Options: ReduceOptions.
+    """
+    _check_options("all_reduce", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
     sends = [_source(array) for array in arrays]
     made = [np.empty_like(send) for send in sends]
@@ -85,7 +89,11 @@ def all_reduce(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tre
 
 
 def all_reduce_(comm: Group, tree: object, **options: Unpack[ReduceOptions]) -> Outcome:
-    """Reduces every array over all members in place; they may have any strides."""
+    """Reduces every array over all members in place; they may have any strides.
+
+    Options: ReduceOptions.
+    """
+    _check_options("all_reduce_", options, ReduceOptions)
     return _in_place(tree, lambda arrays: comm.all_reduce(arrays, **options))
 
 
@@ -95,7 +103,11 @@ def reduce(
     root: SupportsIndex | PeerId = 0,
     **options: Unpack[ReduceOptions],
 ) -> Tree | None:
-    """The reduction of every array, as a tree of new arrays on `root`; elsewhere None."""
+    """The reduction of every array, as a tree of new arrays on `root`; elsewhere None.
+
+    Options: ReduceOptions.
+    """
+    _check_options("reduce", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
     sends = [_source(array) for array in arrays]
     if not is_root(comm, root):
@@ -115,7 +127,9 @@ def broadcast(
     """A tree of new arrays, equal to those of `root`, on every member.
 
     The values of `tree` matter on the root only; structure, shapes and dtypes are those of all.
+    Options: BroadcastOptions.
     """
+    _check_options("broadcast", options, BroadcastOptions)
     arrays, rebuild = _flatten(tree)
     made = [np.array(_source(array, moves=True), copy=True) for array in arrays]
     _called(rebuild, made, lambda: comm.broadcast(_moved(made), root, **options))
@@ -128,7 +142,11 @@ def broadcast_(
     root: SupportsIndex | PeerId = 0,
     **options: Unpack[BroadcastOptions],
 ) -> Outcome:
-    """Overwrites every array with that of `root`, where they are only read and may be read-only."""
+    """Overwrites every array with that of `root`, where they are only read and may be read-only.
+
+    Options: BroadcastOptions.
+    """
+    _check_options("broadcast_", options, BroadcastOptions)
     if is_root(comm, root):
         sends = [_source(array, moves=True) for array in _flatten(tree)[0]]
         return comm.broadcast(_moved(sends), root, **options)
@@ -138,7 +156,11 @@ def broadcast_(
 
 
 def reduce_scatter(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tree:
-    """This rank's rows of the reduction of every array, which has as many for each rank."""
+    """This rank's rows of the reduction of every array, which has as many for each rank.
+
+    Options: ReduceOptions.
+    """
+    _check_options("reduce_scatter", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
     sends = [_source(array) for array in arrays]
     rows = [Rows.of_whole(comm, send, None, takes_counts=False) for send in sends]
@@ -151,7 +173,11 @@ def reduce_scatter(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) ->
 
 
 def all_gather(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
-    """Every array of all members, one behind the other along axis 0 in rank order."""
+    """Every array of all members, one behind the other along axis 0 in rank order.
+
+    Options: Options.
+    """
+    _check_options("all_gather", options, Options)
     arrays, rebuild = _flatten(tree)
     parts, made = _gathering(comm, arrays)
     _called(rebuild, made, lambda: comm.all_gather(_moved(parts), _moved(made), **options))
@@ -164,7 +190,11 @@ def gather(
     root: SupportsIndex | PeerId = 0,
     **options: Unpack[Options],
 ) -> Tree | None:
-    """Every array of all members on `root`, as `all_gather` has them; elsewhere None."""
+    """Every array of all members on `root`, as `all_gather` has them; elsewhere None.
+
+    Options: Options.
+    """
+    _check_options("gather", options, Options)
     arrays, rebuild = _flatten(tree)
     parts, made = _gathering(comm, arrays)
     if not is_root(comm, root):
@@ -184,8 +214,9 @@ def scatter(
     """Fills the arrays of `out` with this rank's rows of those of `tree` of `root`; returns `out`.
 
     On the root, `tree` has the structure of `out` and world_size times its rows; elsewhere it is
-    not looked at.
+    not looked at. Options: Options.
     """
+    _check_options("scatter", options, Options)
     sends: list[Array] | None = None
     if is_root(comm, root):
         if tree is None:
@@ -204,7 +235,11 @@ def scatter(
 
 
 def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
-    """This rank's rows of every array of each member, in rank order, as a tree of new arrays."""
+    """This rank's rows of every array of each member, in rank order, as a tree of new arrays.
+
+    Options: Options.
+    """
+    _check_options("all_to_all", options, Options)
     arrays, rebuild = _flatten(tree)
     sends = [_source(array, moves=True) for array in arrays]
     for send in sends:
@@ -212,6 +247,14 @@ def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
     made = [np.empty_like(send) for send in sends]
     _called(rebuild, made, lambda: comm.all_to_all(_moved(sends), _moved(made), **options))
     return cast(Tree, rebuild(made))
+
+
+def _check_options(name: str, options: Mapping[str, Any], known: type) -> None:
+    # Others would reach the call underneath, and a Work that nobody waits for is withdrawn.
+    for option in options:
+        if option not in known.__annotations__:
+            names = ", ".join(known.__annotations__)
+            raise TypeError(f"tree.{name}() has no option {option!r}; it has {names}")
 
 
 def _source(x: Any, *, moves: bool = False) -> Array:
@@ -241,12 +284,38 @@ def _in_place(
     arrays, rebuild = _flatten(tree)
     for array in arrays:
         check_target(array, moves=moves)
+    _check_apart(arrays)
     used = [packed(array) for array in arrays]
     outcome = _called(rebuild, used, lambda: operation(used))
     for array, result in zip(arrays, used, strict=True):
         if result is not array:
             array[...] = result
     return outcome
+
+
+def _check_apart(arrays: Sequence[Array]) -> None:
+    """Two that share memory would each be written with a result of its own."""
+    bounds = sorted((*_bounds(array), number) for number, array in enumerate(arrays))
+    reach, whose = 0, 0
+    for low, high, number in bounds:
+        if low < reach and np.shares_memory(arrays[whose], arrays[number]):
+            raise InvalidArgument(
+                f"arrays {min(whose, number)} and {max(whose, number)} of the tree share memory, "
+                "and each receives a result: leave out one of them, or copy it"
+            )
+        if high > reach:
+            reach, whose = high, number
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    """Addresses of the first byte and behind the last."""
+    low = high = array.ctypes.data
+    if array.size == 0:
+        return low, high
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + array.itemsize
 
 
 def _called(
@@ -272,7 +341,12 @@ def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):
-        keys = sorted(tree)
+        try:
+            keys = sorted(tree)
+        except TypeError:
+            raise TypeError(
+                "the keys of a dict in a tree must be of one kind, to have an order"
+            ) from None
         plans = [_plan(tree[key], arrays) for key in keys]
         order = list(tree)
         return lambda made: _in_order(dict(zip(keys, [p(made) for p in plans], strict=True)), order)

@@ -150,10 +150,42 @@ def test_error_feedback_spans_the_arrays_of_a_list() -> None:
         residual = np.frombuffer(feedback.save(), "f4")
         assert len(residual) == 100
         assert np.any(residual[:40]) and np.any(residual[40:])
+        with pytest.raises(pccl.InvalidArgument, match=r"arrays of \[40, 60\] elements"):
+            comm.all_reduce(arrays[::-1], op="avg", codec="int4", tag=5)
         feedback.close()
 
     with pccl.LocalWorld(2, deadline=30) as world:
         world.run(program)
+
+
+def test_what_a_list_lost_is_kept_array_by_array() -> None:
+    """Goal: in a reduce_scatter too, residuals lie one array behind the other, so that a world of
+    another size adds to each what was lost of it. Method: a known residual, and zeros."""
+
+    def program(comm: pccl.Communicator) -> None:
+        first, second = np.array([1, 2, 3, 4], "f4"), np.array([10, 20, 30, 40], "f4")
+        feedback = comm.error_feedback(6)
+        feedback.load(np.concatenate([first, second]))
+        given = [np.zeros(4, "f4"), np.zeros(4, "f4")]
+        made = [np.zeros(2, "f4"), np.zeros(2, "f4")]
+        codec = pccl.Codec("int8", rotate=False)
+        comm.reduce_scatter(given, made, op="avg", codec=codec, tag=6)
+        rows = slice(2 * comm.rank, 2 * comm.rank + 2)
+        assert np.allclose(made[0], first[rows], atol=0.1)
+        assert np.allclose(made[1], second[rows], atol=0.4)
+        feedback.close()
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        world.run(program)
+
+
+def test_more_elements_than_there_may_be_are_refused_either_way() -> None:
+    with pccl.LocalWorld(1) as world:
+        most = 2**40 - 1
+        buffer = pccl.Buffer(4096, most, pccl.DType.U8)  # never touched
+        other = pccl.Buffer(2**45, most, pccl.DType.U8)
+        with pytest.raises(pccl.InvalidArgument, match="elements"):
+            world.comms[0].all_to_all(buffer, other, [most], [most])
 
 
 def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
@@ -174,7 +206,7 @@ def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
         for call, word in cases:
             with pytest.raises(pccl.InvalidArgument, match=word):
                 call()
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="array 1 of 2"):
             comm.all_reduce([one, "text"])
         assert list(one) == list(other) == [1] * 4
 

@@ -330,7 +330,7 @@ def test_rows_that_cannot_be_exchanged_are_refused(world: pccl.LocalWorld) -> No
         pnp.all_to_all(comm, five)
     with pytest.raises(ValueError, match="root of a scatter needs x"):
         pnp.scatter(comm, None, six)
-    with pytest.raises(ValueError, match="out is needed but on the root"):
+    with pytest.raises(ValueError, match="out is needed except on the root"):
         pnp.scatter(comm, six, root=1)
     with pytest.raises(ValueError, match=r"counts\[0\], of this rank, is 4; out has 6 rows"):
         pnp.scatter(comm, None, six, 1, [4, 6])

@@ -159,6 +159,18 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
             pnp.tree.all_reduce_(comm, [other, 3.5])
         with pytest.raises(TypeError, match="complex"):
             pnp.tree.all_reduce(comm, [other, np.ones(2, "c8")])
+        for option in ("async_op", "out", "opp"):
+            wrong: dict[str, Any] = {option: True}
+            with pytest.raises(TypeError, match=f"no option '{option}'"):
+                pnp.tree.all_reduce_(comm, [other], **wrong)
+        tied = np.ones(6)
+        for twice in ([tied, tied], [tied[:4], tied[2:]], [tied[::2], tied[::3]]):
+            with pytest.raises(ValueError, match="arrays 0 and 1 of the tree share memory"):
+                pnp.tree.all_reduce_(comm, twice)
+        pnp.tree.all_reduce_(comm, [tied[::2], tied[1::2]])
+        assert list(tied) == [1] * 6
+        with pytest.raises(TypeError, match="order"):
+            pnp.tree.all_reduce(comm, {"a": other, 1: other})
         with pytest.raises(ValueError, match="out has 1"):
             pnp.tree.scatter(comm, [other, other], [np.ones(3)], 0)
         assert list(other) == [1, 1, 1]
