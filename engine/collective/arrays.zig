@@ -70,7 +70,8 @@ pub const Arrays = struct {
         for (places, partition.shards, 0..) |*place, *shard, index| {
             const number = index % count;
             const part: Part = .of(options, index / count);
-            place.* = .{ .array = @intCast(number) };
+            place.* = .{ .array = @intCast(number), .residual = residuals[number] };
+            residuals[number] += shard.elements;
             const sent, const received = .{ &before[number][0], &before[number][1] };
             if (part.is_sent) {
                 place.send = sent.*;
@@ -82,8 +83,6 @@ pub const Arrays = struct {
             place.shadow = result.shadow;
             place.result = result.result;
             place.encoded = result.encoded;
-            place.residual = residuals[number];
-            residuals[number] += shard.elements;
             if (partition.codec.kind != .none) result.encoded += partition.encoded_bytes(shard);
             result.shadow += shard.bytes();
             result.result += shard.elements;
