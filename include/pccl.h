@@ -111,7 +111,7 @@ typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
   PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result */
-  PCCL_RECOVERY_RAISE = 3    /* fail with PCCL_ABORTED on every survivor */
+  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed */
 } pccl_recovery_t;
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */

@@ -84,7 +84,7 @@ class Recovery(IntEnum):
 
     DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
     contributors may differ per range. RESTART: one contributor set for the whole result. RAISE:
-    `Aborted` on every survivor.
+    `Aborted` on every survivor, unless all had voted when the loss was noticed.
     """
 
     DEFAULT = 0
