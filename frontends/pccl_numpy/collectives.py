@@ -329,6 +329,13 @@ def packed(x: Array) -> Array:
     return x if is_packed(x) else np.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
+def source_of(x: object, *, moves: bool = False) -> Array:
+    """What travels of an array_like: itself, or packed."""
+    array = np.asarray(x)
+    check_dtype(array, moves=moves)
+    return packed(array)
+
+
 def is_root(comm: Group, root: SupportsIndex | PeerId) -> bool:
     if isinstance(root, PeerId):
         return root == comm.peer_id

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from pccl_numpy.collectives import Array, check_dtype, check_target, into, moved, packed
+from pccl_numpy.collectives import Array, check_dtype, check_target, into, moved, source_of
 from pccl_py import Group, Outcome, PeerId
 
 
@@ -28,9 +28,7 @@ def send(
     all of it: so two that both send first wait for each other; `comm.send(array, dst,
     async_op=True)` does not. Errors are those of `pccl_py.Communicator.send`.
     """
-    source = np.asarray(x)
-    check_dtype(source, moves=True)
-    return comm.send(moved(packed(source)), dst, tag=tag, deadline=deadline)
+    return comm.send(moved(source_of(x, moves=True)), dst, tag=tag, deadline=deadline)
 
 
 def recv(

@@ -26,13 +26,13 @@ import numpy as np
 
 from pccl_numpy.collectives import (
     Array,
-    check_dtype,
     check_out,
     check_target,
     checked_array,
     is_root,
     moved,
     packed,
+    source_of,
 )
 from pccl_numpy.shards import Rows
 from pccl_py import (
@@ -82,7 +82,7 @@ def all_reduce(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) -> Tre
     """
     _check_options("all_reduce", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
-    sends = [_source(array) for array in arrays]
+    sends = [source_of(array) for array in arrays]
     made = [np.empty_like(send) for send in sends]
     _called(rebuild, made, lambda: comm.all_reduce(sends, made, **options))
     return cast(Tree, rebuild(made))
@@ -109,7 +109,7 @@ def reduce(
     """
     _check_options("reduce", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
-    sends = [_source(array) for array in arrays]
+    sends = [source_of(array) for array in arrays]
     if not is_root(comm, root):
         comm.reduce(sends, None, root, **options)
         return None
@@ -131,7 +131,7 @@ def broadcast(
     """
     _check_options("broadcast", options, BroadcastOptions)
     arrays, rebuild = _flatten(tree)
-    made = [np.array(_source(array, moves=True), copy=True) for array in arrays]
+    made = [np.array(source_of(array, moves=True), copy=True) for array in arrays]
     _called(rebuild, made, lambda: comm.broadcast(_moved(made), root, **options))
     return cast(Tree, rebuild(made))
 
@@ -148,7 +148,7 @@ def broadcast_(
     """
     _check_options("broadcast_", options, BroadcastOptions)
     if is_root(comm, root):
-        sends = [_source(array, moves=True) for array in _flatten(tree)[0]]
+        sends = [source_of(array, moves=True) for array in _flatten(tree)[0]]
         return comm.broadcast(_moved(sends), root, **options)
     return _in_place(
         tree, lambda arrays: comm.broadcast(_moved(arrays), root, **options), moves=True
@@ -162,7 +162,7 @@ def reduce_scatter(comm: Group, tree: Tree, **options: Unpack[ReduceOptions]) ->
     """
     _check_options("reduce_scatter", options, ReduceOptions)
     arrays, rebuild = _flatten(tree)
-    sends = [_source(array) for array in arrays]
+    sends = [source_of(array) for array in arrays]
     rows = [Rows.of_whole(comm, send, None, takes_counts=False) for send in sends]
     made = [
         np.empty((row.own, *send.shape[1:]), send.dtype)
@@ -221,7 +221,7 @@ def scatter(
     if is_root(comm, root):
         if tree is None:
             raise InvalidArgument("the root of a scatter needs tree, with the rows of all ranks")
-        sends = [_source(array, moves=True) for array in _flatten(tree)[0]]
+        sends = [source_of(array, moves=True) for array in _flatten(tree)[0]]
         targets = [checked_array(array) for array in _flatten(out)[0]]
         if len(sends) != len(targets):
             raise InvalidArgument(f"tree has {len(sends)} arrays, out has {len(targets)}")
@@ -241,7 +241,7 @@ def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
     """
     _check_options("all_to_all", options, Options)
     arrays, rebuild = _flatten(tree)
-    sends = [_source(array, moves=True) for array in arrays]
+    sends = [source_of(array, moves=True) for array in arrays]
     for send in sends:
         Rows.of_whole(comm, send, None, takes_counts=False)
     made = [np.empty_like(send) for send in sends]
@@ -257,18 +257,12 @@ def _check_options(name: str, options: Mapping[str, Any], known: type) -> None:
             raise TypeError(f"tree.{name}() has no option {option!r}; it has {names}")
 
 
-def _source(x: Any, *, moves: bool = False) -> Array:
-    array = np.asarray(x)
-    check_dtype(array, moves=moves)
-    return packed(array)
-
-
 def _moved(arrays: Sequence[Array]) -> list[Array]:
     return [moved(array) for array in arrays]
 
 
 def _gathering(comm: Group, arrays: Sequence[Any]) -> tuple[list[Array], list[Array]]:
-    parts = [_source(array, moves=True) for array in arrays]
+    parts = [source_of(array, moves=True) for array in arrays]
     parts = [part.reshape(1) if part.ndim == 0 else part for part in parts]
     made = [
         np.empty((Rows.of_part(comm, part, None).whole, *part.shape[1:]), part.dtype)
@@ -347,9 +341,9 @@ def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
             raise TypeError(
                 "the keys of a dict in a tree must be of one kind, to have an order"
             ) from None
-        plans = [_plan(tree[key], arrays) for key in keys]
+        by_key = {key: _plan(tree[key], arrays) for key in keys}
         order = list(tree)
-        return lambda made: _in_order(dict(zip(keys, [p(made) for p in plans], strict=True)), order)
+        return lambda made: {key: by_key[key](made) for key in order}
     if isinstance(tree, list | tuple):
         plans = [_plan(child, arrays) for child in tree]
         if isinstance(tree, list):
@@ -362,7 +356,3 @@ def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
     number = len(arrays)
     arrays.append(tree)
     return lambda made: made[number]
-
-
-def _in_order(built: dict[Any, Any], order: list[Any]) -> dict[Any, Any]:
-    return {key: built[key] for key in order}
