@@ -221,7 +221,7 @@ class ChaosPeer:
     def _settle(self, pending: Pending, report: dict[str, Any]) -> str | None:
         """Waits and judges. An error of this membership, if that is how it ended."""
         lost = None
-        entry: dict[str, Any] = {"key": [*pending.where, pending.call.index], "ok": False}
+        entry: dict[str, Any] = {"key": [*pending.where, pending.call.index]}
         try:
             try:
                 fields = outcome_fields(pending.work.wait())
@@ -232,16 +232,18 @@ class ChaosPeer:
             if pending.where == (self._epoch, self._round):
                 self._fold(pending)
             kept = ("epoch", "tag", "sequence", "digest", "ranges", "attempts")
-            entry.update(ok=True, **{key: fields[key] for key in kept})
+            entry.update({key: fields[key] for key in kept})
         except LOST as error:
             self._check_untouched(pending, type(error).__name__)
             entry["lost"] = lost = f"{type(error).__name__}: {error}"
         except pccl.Aborted as error:
             self._check_untouched(pending, "Aborted")
+            entry["aborted"] = str(error)
             if not pending.call.may_abort:
                 self.violation(f"{pending.call} aborted: {error}")
         except (pccl.PcclError, TimeoutError) as error:
             self.violation(f"{pending.call} ended with {type(error).__name__}: {error}")
+            entry["aborted"] = f"{type(error).__name__}: {error}"
         self._in_flight -= 1
         self.mark()
         report["operations"].append(entry)

@@ -21,7 +21,7 @@ class Operation:
     """What was said of one operation."""
 
     committed: dict[str, Any] | None = None
-    failed: set[int] = field(default_factory=set)
+    aborted: dict[int, str] = field(default_factory=dict)  # at whom, and what it was told
 
 
 class Ledger:
@@ -37,17 +37,24 @@ class Ledger:
         self.state: Counter[str] = Counter()
         self._operations: dict[Key, Operation] = {}
         self._rounds: dict[tuple[int, int], dict[str, Any]] = {}
-        # Who failed where others succeeded, and must not be heard of again in this membership.
-        self._left_behind: dict[int, Key] = {}
+        # Who lost its membership inside an operation, and must not be heard of again: a peer that
+        # joins again takes a new number.
+        self._lost: dict[int, str] = {}
 
     def take(self, number: int, report: dict[str, Any]) -> None:
         """One report of one peer."""
         self.rounds += 1
         self.newest_epoch = max(self.newest_epoch, report["epoch"])
+        if number in self._lost:
+            self._complain(f"peer {number} goes on in {report}, after {self._lost[number]}")
         if "members" in report:
             self._compare_round(number, report)
         for entry in report["operations"]:
             self._take_operation(number, entry)
+        # Judged with the whole report: what was called before the loss may have been committed.
+        for entry in report["operations"]:
+            if "lost" in entry:
+                self._lost[number] = f"{entry['key']} ended with {entry['lost']}"
         while len(self._rounds) > ROUNDS_MAX:
             self._rounds.pop(next(iter(self._rounds)))
         while len(self._operations) > 4 * ROUNDS_MAX:
@@ -69,29 +76,30 @@ class Ledger:
         epoch, round_number, index = entry["key"]
         key = (epoch, round_number, index)
         operation = self._operations.setdefault(key, Operation())
-        if not entry["ok"]:
-            self.outcomes["lost" if "lost" in entry else "aborted"] += 1
-            operation.failed.add(number)
+        if "lost" in entry:
+            self.outcomes["lost"] += 1
+            return
+        if "aborted" in entry:
+            self.outcomes["aborted"] += 1
+            operation.aborted[number] = entry["aborted"]
             if operation.committed is not None:
-                self._left_behind.setdefault(number, key)
+                self._complain_of_atomicity(key, operation)
             return
         self.outcomes["committed"] += 1
-        left_behind = self._left_behind.get(number)
-        # What it called before it knew may have been committed all the same.
-        if left_behind is not None and key[:2] > left_behind[:2]:
-            self._complain(
-                f"peer {number} failed in {left_behind}, which others committed, "
-                f"and went on to commit {key}"
-            )
         said = {name: entry[name] for name in ("epoch", "tag", "sequence", "digest", "ranges")}
         if operation.committed is None:
             operation.committed = said
             self.committed += 1
             self.split += len({tuple(part["contributors"]) for part in said["ranges"]}) > 1
-            for other in operation.failed:
-                self._left_behind.setdefault(other, key)
+            if operation.aborted:
+                self._complain_of_atomicity(key, operation)
         elif operation.committed != said:
             self._complain(f"{key}: peer {number} says {said}, others {operation.committed}")
+
+    def _complain_of_atomicity(self, key: Key, operation: Operation) -> None:
+        self._complain(
+            f"{key} is {operation.committed} to some, and others say {operation.aborted}"
+        )
 
     def _complain(self, text: str) -> None:
         self.violations.append(text)

@@ -31,7 +31,6 @@ REPORT: dict[str, Any] = {
     "operations": [
         {
             "key": [3, 7, 0],
-            "ok": True,
             "epoch": 3,
             "tag": 0,
             "sequence": 9,
@@ -120,17 +119,31 @@ def judged(*reports: tuple[int, dict[str, Any]]) -> list[str]:
     return ledger.violations
 
 
-def later(round_number: int, ok: bool = True) -> dict[str, Any]:
-    return other(round=round_number, key=[3, round_number, 0], ok=ok)
+def ended(kind: str, round_number: int = REPORT["round"]) -> dict[str, Any]:
+    """A report of one operation that ended without a result; `kind` is "aborted" or "lost"."""
+    entry = {"key": [3, round_number, 0], kind: "Expelled: frozen"}
+    return {**REPORT, "round": round_number, "operations": [entry]}
+
+
+def later() -> dict[str, Any]:
+    return other(round=8, key=[3, 8, 0])
 
 
 def test_the_ledger_accepts_what_agrees() -> None:
     assert not judged((0, REPORT), (17, other()))
-    # One that failed where the other committed, and is not heard of again.
-    assert not judged((0, REPORT), (17, other(ok=False)))
+    # One that lost its place where the other committed, and is not heard of again.
+    assert not judged((0, REPORT), (17, ended("lost")), (0, later()))
     # Both failed, both go on.
-    failed = other(ok=False)
-    assert not judged((0, failed), (17, failed), (0, later(8)), (17, later(8)))
+    aborted = ended("aborted")
+    assert not judged((0, aborted), (17, aborted), (0, later()), (17, later()))
+
+
+def test_the_ledger_accepts_what_was_called_before_a_loss_was_known() -> None:
+    # The operation carried across a safe point is lost, the one called behind it is not.
+    carried = ended("lost", REPORT["round"] - 1)
+    carried.update(round=REPORT["round"])
+    carried["operations"] += REPORT["operations"]
+    assert not judged((0, REPORT), (17, carried))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +160,13 @@ def test_the_ledger_sees_peers_that_differ(changed: dict[str, Any]) -> None:
     assert judged((0, REPORT), (17, other(**changed)))
 
 
-@pytest.mark.parametrize("failed_first", [False, True])
-def test_the_ledger_sees_a_survivor_that_failed_alone(failed_first: bool) -> None:
-    said = [(0, REPORT), (17, other(ok=False))]
-    if failed_first:
+@pytest.mark.parametrize("aborted_first", [False, True])
+def test_the_ledger_sees_an_operation_that_aborted_at_one_of_two(aborted_first: bool) -> None:
+    said = [(0, REPORT), (17, ended("aborted"))]
+    if aborted_first:
         said.reverse()
-    assert judged(*said, (17, later(8)))
+    assert judged(*said)
+
+
+def test_the_ledger_sees_a_peer_that_goes_on_without_its_place() -> None:
+    assert judged((0, REPORT), (17, ended("lost")), (17, later()))
