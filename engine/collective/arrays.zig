@@ -30,6 +30,8 @@ pub const Arrays = struct {
     list: []const Array,
     /// By shard.
     places: []Place,
+    /// By array: its result grows over what is sent, so a call that fails gives back all of it.
+    is_kept: []const bool,
     result_bytes: usize,
     encoded_bytes: usize,
 
@@ -87,12 +89,19 @@ pub const Arrays = struct {
             result.shadow += shard.bytes();
             result.result += shard.elements;
         }
-        return .{
+        const is_kept = try arena.alloc(bool, count);
+        @memset(is_kept, false);
+        const arrays: Arrays = .{
             .list = try arena.dupe(Array, options.arrays),
             .places = places,
+            .is_kept = is_kept,
             .result_bytes = result.shadow,
             .encoded_bytes = result.encoded,
         };
+        for (places, 0..) |*place, index| {
+            if (arrays.in_place(index)) is_kept[place.array] = true;
+        }
+        return arrays;
     }
 
     /// Of a shard that this peer contributes.

@@ -12,9 +12,10 @@
 //! some survivors hold travel on from them in the same way, and those whose source or audience is
 //! lost are *void*: nobody waits for them, and they are zeros.
 //!
-//! The result grows in the caller's buffer. Each piece of it is saved in `shadow` before its first
-//! byte is overwritten, so that a call that fails gives back what was there (docs/PROMISE.md, P3);
-//! an in-place call saves it in the step that reads it anyway. Partial sums wait in slots. Whoever
+//! The result grows in the caller's buffer. In place, each piece of it is saved in `shadow` before
+//! its first byte is overwritten, in the step that reads it anyway, so that a call that fails gives
+//! back what was there (docs/PROMISE.md, P3). Apart from the input nothing is saved: what is there
+//! after a failure is unspecified. Partial sums wait in slots. Whoever
 //! may send some has slots of its own here, so nobody's wait for those of another and no cycle of
 //! full buffers can form.
 //!
@@ -64,7 +65,8 @@ pub const Executor = struct {
     arrays: Arrays,
     /// The caller has its arrays back: what this peer has for others is in `shadow`.
     is_aside: bool = false,
-    /// What the caller's arrays held before they were written: the undo log.
+    /// What the caller's arrays in place held before they were written: the undo log. Later, of all
+    /// of them, the result that is set aside.
     shadow: Pool.Buffer,
     /// With a codec: the final bytes as they travel, of all pieces of the result, and room for one
     /// more. Whoever holds a chunk decodes these, its owner too, and passes on these, in later
@@ -655,6 +657,11 @@ pub const Executor = struct {
         return start[0..x.piece_bytes(piece)];
     }
 
+    /// The caller has it back as it was, if the call fails.
+    fn is_kept(x: *const Executor, piece: usize) bool {
+        return x.arrays.is_kept[x.at(piece).array];
+    }
+
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
         const start = x.at(piece).shadow + x.bytes_before(piece);
         return x.shadow[start..][0..x.piece_bytes(piece)];
@@ -799,7 +806,7 @@ pub const Executor = struct {
     }
 
     fn save(x: *Executor, piece: usize) void {
-        if (x.saved.has(piece) or base.canary.on(.forget_shadow)) return;
+        if (x.saved.has(piece) or !x.is_kept(piece) or base.canary.on(.forget_shadow)) return;
         x.saved.set_bit(piece);
         const from = x.target_piece(piece);
         const to = x.shadow_piece(piece);
@@ -810,7 +817,7 @@ pub const Executor = struct {
 
     const large_bytes = base.limits.MiB;
 
-    /// The call has failed: the caller's buffer is as it was. No lane uses it any more.
+    /// The call has failed: what was in place is as it was. No lane uses it any more.
     pub fn restore(x: *Executor) void {
         assert(x.members == 0);
         for (0..@intCast(x.partition.pieces)) |piece| {
@@ -820,8 +827,8 @@ pub const Executor = struct {
         x.dirty.clear();
     }
 
-    /// The call returns in doubt: the caller's buffer is as it was, and the result, which others
-    /// may still need, is in `shadow`. No lane uses either.
+    /// The call returns in doubt: what was in place is as it was, and the result, which others may
+    /// still need, is in `shadow`. No lane uses either.
     pub fn set_aside(x: *Executor) void {
         for (0..@intCast(x.partition.pieces)) |piece| {
             if (!x.in_target(piece)) continue;

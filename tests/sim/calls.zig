@@ -42,7 +42,8 @@ pub const Work = struct {
     op: ?*Operation = null,
     send: []u8,
     recv: []u8,
-    /// What the buffers hold again when the call fails, or returns in doubt.
+    /// What the buffers hold again when the call fails, or returns in doubt; of a result apart from
+    /// the input, what that has left in it.
     send_before: []u8,
     recv_before: []u8,
     layout: shards.Layout,
@@ -296,7 +297,7 @@ pub fn call(work: *Work) !void {
     const op = if (step.kind == .sync) try syncs.begin(work) else try begin_plain(work);
     work.op = op;
     op.user = @intFromPtr(work);
-    if (op.finished) work.state = .finished; // before begin() returned
+    if (op.finished) over(work); // before begin() returned
     world.at(
         user.node.global(work.deadline) + users.promised_ns(world),
         .{ .watchdog = work.index },
@@ -381,9 +382,17 @@ pub fn operation_finished(node: *Node, op: *Operation) void {
             node.index, work.name(),
         });
     }
+    over(work);
+}
+
+fn over(work: *Work) void {
     work.state = .finished;
+    if (work.op.?.status == .ok) return;
+    // What is not input may hold anything; but what it holds now, it keeps.
+    const is_input = is_in_place(&work.step) and work.layout.send.count > 0;
+    if (!is_input) @memcpy(work.recv_before, work.recv);
     // Whoever looks from now on, from whatever thread, must find this.
-    if (op.status != .ok) check_input(work);
+    check_input(work);
 }
 
 pub fn operation_resolved(node: *Node, op: *Operation) void {
@@ -514,7 +523,8 @@ fn check_expected(work: *Work) void {
     });
 }
 
-/// After a failure, and as long as there is a doubt, buffers are as they were (P3).
+/// After a failure, and as long as there is a doubt, the input is as it was (P3), and nothing that
+/// was given back is written.
 fn check_input(work: *const Work) void {
     // What a user keeps, it writes to again as soon as the call has returned.
     if (work.kept and work.state != .running and work.state != .finished) return;

@@ -4,7 +4,7 @@
 //!
 //!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
-//!   P3 input kept      a call that fails or is in doubt leaves its buffers as they were, for good
+//!   P3 input kept      a call that fails or is in doubt leaves its input as it was, for good
 //!   P4 contributors    every element is the sum of exactly the listed contributors, each once
 //!   P5 same bits       a result of floats is what its definition says of view, order and inputs
 //!   P6 progress        once the network is well, everybody gets on
