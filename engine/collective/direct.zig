@@ -348,6 +348,12 @@ pub fn forward_final(x: *Executor, piece: usize) void {
     }
 }
 
+/// Whether its final bytes are to go to anybody.
+pub fn is_due(x: *const Executor, piece: usize) bool {
+    for (x.direct.lanes[0..x.members]) |*lane| if (lane.ready.has(piece)) return true;
+    return false;
+}
+
 // ---- what goes out
 
 /// Finished bytes first, then contributions.

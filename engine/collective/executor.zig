@@ -100,6 +100,8 @@ pub const Executor = struct {
     kept: BitSet,
     /// What nobody waits for in this attempt, because its source or its audience is lost.
     voided: BitSet,
+    /// Pieces of which this peer is the source, and which are still to be brought to its result.
+    own_left: BitSet,
 
     // Per piece.
     saved: BitSet,
@@ -124,8 +126,9 @@ pub const Executor = struct {
     credits: []Credit,
     ring: ring.State,
     direct: direct.State,
-    /// The piece that a world of one does next.
-    alone_next: usize = 0,
+    /// The piece that `work` looks at next, and how much it does in one go.
+    work_next: usize = 0,
+    work_bytes: usize,
 
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
@@ -261,6 +264,7 @@ pub const Executor = struct {
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
+            .work_bytes = @intCast(@min(options.window_bytes, work_bytes_max)),
             .residual = options.residual,
             .slots = slots,
             .slot_bytes = slot_bytes,
@@ -273,6 +277,7 @@ pub const Executor = struct {
             .chunk_digest = try memory.alloc(u128, partition.chunks),
             .kept = try .init(memory, partition.chunks),
             .voided = try .init(memory, partition.chunks),
+            .own_left = try .init(memory, pieces),
             .positions = try memory.alloc(u16, options.world_size),
             .saved = try .init(memory, pieces),
             .dirty = try .init(memory, pieces),
@@ -289,6 +294,7 @@ pub const Executor = struct {
         executor.arena = arena;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
         executor.settle_own();
+        executor.work(); // all that is small, so that it costs no round of the loop
         return executor;
     }
 
@@ -387,9 +393,9 @@ pub const Executor = struct {
         for (x.final_seen.words, x.settled.words) |*seen, settled| seen.* = settled;
         x.final_seen.count = x.settled.count;
 
-        x.alone_next = 0;
         x.frames_owed = 0;
-        if (x.members == 1) return x.work_alone();
+        x.work_next = if (x.members == 1 or x.own_left.count > 0) 0 else x.piece_count();
+        if (x.members == 1) return x.work();
         switch (x.schedule) {
             .ring => ring.begin(x),
             .direct => direct.begin(x, options.order, options.hubs),
@@ -580,46 +586,79 @@ pub const Executor = struct {
         for (0..x.partition.pieces_of(chunk)) |index| x.settled.unset_bit(@intCast(first + index));
     }
 
-    /// A world of one has something to do before `complete`.
-    pub fn is_alone(x: *const Executor) bool {
-        return x.members == 1 and !x.complete();
+    /// Something is to be done here before `complete` that no frame brings about.
+    pub fn has_work(x: *const Executor) bool {
+        return x.members > 0 and x.work_next < x.piece_count();
     }
 
-    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes.
-    pub fn work_alone(x: *Executor) void {
+    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes: what a world
+    /// of one does, and what this peer is the source of.
+    pub fn work(x: *Executor) void {
         var bytes: usize = 0;
-        while (x.alone_next < x.partition.pieces and bytes < alone_bytes_max) {
-            const piece = x.alone_next;
-            x.alone_next += 1;
-            if (x.settled.has(piece) or !x.wants(x.partition.chunk_of(piece))) continue;
+        while (x.work_next < x.piece_count() and bytes < x.work_bytes) {
+            const piece = x.work_next;
+            x.work_next += 1;
+            if (x.own_left.has(piece)) {
+                // Just before it is sent, or else now.
+                if (x.is_due(piece)) continue;
+                x.bring_own(piece);
+            } else if (x.members == 1 and !x.settled.has(piece) and
+                x.wants(x.partition.chunk_of(piece)))
+            {
+                x.finish_alone(piece);
+            } else continue;
             bytes += x.piece_bytes(piece);
-            const count = x.partition.elements(piece);
-            const mine = x.own(piece);
-            const out = x.overwrite(piece);
-            kernels.finish_one(x.descriptor.op, x.dtype_of(piece), out.ptr, mine, count);
-            // Nothing was encoded, so nothing is given back and nothing is lost.
-            if (x.residual_of(piece)) |rest| @memmove(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
-            x.settle(piece, x.attempt);
         }
     }
 
-    pub const alone_bytes_max = 8 * base.limits.MiB;
+    pub const work_bytes_max = 2 * base.limits.MiB;
 
-    /// A source has its own chunks of the result from the start.
+    fn finish_alone(x: *Executor, piece: usize) void {
+        const count = x.partition.elements(piece);
+        const mine = x.own(piece);
+        const out = x.overwrite(piece);
+        kernels.finish_one(x.descriptor.op, x.dtype_of(piece), out.ptr, mine, count);
+        // Nothing was encoded, so nothing is given back and nothing is lost.
+        if (x.residual_of(piece)) |rest| @memmove(rest.out, rest.in[0 .. count * @sizeOf(f32)]);
+        x.add_digest(piece, out);
+        x.settle(piece, x.attempt);
+    }
+
+    /// A source has its own chunks of the result from the start; their bytes come later.
     fn settle_own(x: *Executor) void {
-        const pieces: usize = @intCast(x.partition.pieces);
-        if (pieces == 0 or x.source(0) == null) return;
-        for (0..pieces) |piece| {
+        if (x.piece_count() == 0 or x.source(0) == null) return;
+        for (0..x.piece_count()) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.rank or !x.wants(chunk)) continue;
-            if (x.encodes() and !x.descriptor.kind.is_private()) {
-                // What all have is what it decodes to, here as well.
-                const out = x.encoded_piece(piece).ptr;
-                kernels.encode(x.encoding(piece, .contribution), out, x.own(piece), null);
-                x.decode(piece);
-            } else if (!x.in_place(piece)) @memcpy(x.overwrite(piece), x.own(piece));
+            x.own_left.set_bit(piece);
             x.settle(piece, 1);
         }
+    }
+
+    /// Brings a piece of which this peer is the source to its result.
+    fn bring_own(x: *Executor, piece: usize) void {
+        if (!x.own_left.has(piece)) return;
+        x.own_left.unset_bit(piece);
+        if (x.encodes() and !x.descriptor.kind.is_private()) {
+            // What all have is what it decodes to, here as well.
+            const out = x.encoded_piece(piece).ptr;
+            kernels.encode(x.encoding(piece, .contribution), out, x.own(piece), null);
+            x.decode(piece);
+        } else if (!x.in_place(piece)) {
+            const out = x.overwrite(piece);
+            const mine = x.own(piece)[0..out.len];
+            if (x.descriptor.kind.is_private()) x.copy_unread(out, mine) else @memcpy(out, mine);
+        }
+        x.add_digest(piece, x.final_piece(piece));
+    }
+
+    /// Its final bytes will go out from here.
+    fn is_due(x: *const Executor, piece: usize) bool {
+        if (x.members < 2) return false;
+        return switch (x.schedule) {
+            .ring => x.ring.final_ready.has(piece),
+            .direct => direct.is_due(x, piece),
+        };
     }
 
     // ---- pieces
@@ -686,6 +725,10 @@ pub const Executor = struct {
         const index = x.partition.shard_of_chunk(chunk);
         const within = x.partition.chunk_offset(chunk) - x.partition.shards[index].first;
         return x.arrays.places[index].result + within;
+    }
+
+    fn piece_count(x: *const Executor) usize {
+        return @intCast(x.partition.pieces);
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
@@ -810,7 +853,11 @@ pub const Executor = struct {
         x.saved.set_bit(piece);
         const from = x.target_piece(piece);
         const to = x.shadow_piece(piece);
-        // Most of a large operation's undo log is never read again.
+        x.copy_unread(to, from);
+    }
+
+    /// What is not read again soon, as most of a large operation's undo log never is.
+    fn copy_unread(x: *const Executor, to: []u8, from: []const u8) void {
         if (x.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
         else @memcpy(to, from);
     }
@@ -820,7 +867,7 @@ pub const Executor = struct {
     /// The call has failed: what was in place is as it was. No lane uses it any more.
     pub fn restore(x: *Executor) void {
         assert(x.members == 0);
-        for (0..@intCast(x.partition.pieces)) |piece| {
+        for (0..x.piece_count()) |piece| {
             if (!x.dirty.has(piece) or !x.saved.has(piece)) continue;
             @memcpy(x.target_piece(piece), x.shadow_piece(piece));
         }
@@ -830,7 +877,7 @@ pub const Executor = struct {
     /// The call returns in doubt: what was in place is as it was, and the result, which others may
     /// still need, is in `shadow`. No lane uses either.
     pub fn set_aside(x: *Executor) void {
-        for (0..@intCast(x.partition.pieces)) |piece| {
+        for (0..x.piece_count()) |piece| {
             if (!x.in_target(piece)) continue;
             const result = x.target_piece(piece);
             const before = x.shadow_piece(piece);
@@ -1028,6 +1075,7 @@ pub const Executor = struct {
 
     /// The final bytes of a piece are in the result: they go on to whoever waits for them here.
     pub fn finish(x: *Executor, piece: usize, reduced_attempt: u32) void {
+        x.add_digest(piece, x.final_piece(piece));
         x.settle(piece, reduced_attempt);
         if (x.descriptor.kind.is_private()) return;
         switch (x.schedule) {
@@ -1036,16 +1084,17 @@ pub const Executor = struct {
         }
     }
 
+    /// Of a piece as all members have it: as it travels, but for one that was finished alone.
+    fn add_digest(x: *Executor, piece: usize, bytes: []const u8) void {
+        if (x.descriptor.kind.is_private()) return;
+        const chunk = x.partition.chunk_of(piece);
+        x.chunk_digest[chunk] +%= kernels.digest(bytes, x.partition.offset(piece));
+    }
+
     fn settle(x: *Executor, piece: usize, reduced_attempt: u32) void {
         const chunk = x.partition.chunk_of(piece);
         x.settled.set_bit(piece);
         x.final_seen.set_bit(piece);
-        if (!x.descriptor.kind.is_private()) {
-            const seed = x.partition.offset(piece);
-            // A piece that this peer has finished alone was never encoded; nobody else has it.
-            const bytes = if (x.members == 1) x.target_piece(piece) else x.final_piece(piece);
-            x.chunk_digest[chunk] +%= kernels.digest(bytes, seed);
-        }
         x.chunk_arriving[chunk] = reduced_attempt;
         x.chunk_left[chunk] -= 1;
         if (x.chunk_left[chunk] > 0) return;
@@ -1173,7 +1222,10 @@ pub const Executor = struct {
             out.reduced_attempt = x.attempt;
             out.slot = contributed.slot;
             out.payload = contributed.bytes;
-        } else out.payload = x.final_piece(piece);
+        } else {
+            x.bring_own(piece);
+            out.payload = x.final_piece(piece);
+        }
         return out;
     }
 
@@ -1211,8 +1263,15 @@ pub const Executor = struct {
     /// This peer has its result, and others have from it what they need for a private one.
     pub fn complete(x: *const Executor) bool {
         if (x.chunks_settled != x.chunks_wanted or x.frames_owed > 0) return false;
+        if (x.own_left.count > 0) return false;
         // Of a message the other must have called, also where there is nothing to move.
         return x.descriptor.kind != .send_recv or x.targets[1 - x.position].open;
+    }
+
+    /// The last thing that it waits for may be a frame that leaves.
+    pub fn completes_by_sending(x: *const Executor) bool {
+        if (x.descriptor.kind.is_private()) return true;
+        return x.piece_count() > 0 and x.source(0) != null;
     }
 
     /// Order-independent digest of what all members have; 0 where results are private.

@@ -1414,8 +1414,8 @@ pub const Session = struct {
                 if (!operation.finished) operation.deadline = now +| s.settings.silence_ns;
             } else if (operation.sync != null) {
                 sync.tick(s, operation, late);
-            } else if (operation.executor.is_alone()) {
-                operation.executor.work_alone();
+            } else if (operation.executor.has_work()) {
+                operation.executor.work();
                 frames.check_complete(s, operation);
             }
         }
@@ -1466,7 +1466,7 @@ pub const Session = struct {
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);
-            if (operation.executor.is_alone()) next = @min(next, s.now);
+            if (operation.executor.has_work()) next = @min(next, s.now);
         }
         return @min(next, links.next_deadline(s));
     }

@@ -114,6 +114,10 @@ pub const World = struct {
         w.now += 1;
         for (w.nodes[0..w.count]) |*node| {
             if (!node.alive) continue;
+            for (node.s.operations.items) |operation| if (operation.executor.has_work()) {
+                moved = true;
+                break node.s.tick(w.now);
+            };
             if (node.dials_control) w.connect(node);
             const connection = node.connection orelse continue;
             if (try pump(&node.s.control, &connection.stream)) {
