@@ -324,7 +324,8 @@ typedef struct pccl_collective_options {
 
 /* recv_buffer := reduction over all members of send_buffer, count elements of dtype each; equal bytes on every peer.
  * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. count 0 takes part.
- * On any status but PCCL_OK recv_buffer is as it was. Blocks until committed or failed. options may be NULL.
+ * On any status but PCCL_OK send_buffer is as it was, in place too; a recv_buffer apart from it may hold anything. So
+ * it is with all collectives; a broadcast is in place. Blocks until committed or failed. options may be NULL.
  * work (optional, may be NULL) receives a finished work whose outcome can be read; destroy it. It is set on PCCL_OK
  * and on PCCL_IN_DOUBT. */
 PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
@@ -507,8 +508,9 @@ PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void
  * PCCL_SYSTEM_ERROR: too many open files; the work goes on. */
 PCCL_API pccl_status_t pccl_work_fd(pccl_work_t *work, int *fd);
 /* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others,
- * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier, or the root of a broadcast, votes as
- * it calls; who only sends to a reduce, once that has left). Returns PCCL_OK also if it had finished before. */
+ * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier votes as it calls, and so may the
+ * root of a broadcast; who only sends to a reduce, once that has left).
+ * Returns PCCL_OK also if it had finished before. */
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.

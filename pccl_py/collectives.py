@@ -114,10 +114,10 @@ class Collectives(Closing):
         as one operation, `out` being a list as well; the same counts, dtypes, op, codec, plan and
         recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
         with options; what is added up, with sum and avg only. `out`: as many elements, the same
-        dtype, no partial overlap. On any error the output is as it was. Raises, beside the errors
-        of `PcclError`: ValueError for a bad argument or layout, TypeError for a dtype. `deadline`
-        is in seconds from now (default: the communicator's). With `async_op`, returns a Work at
-        once.
+        dtype, no partial overlap. On any error `array` is as it was, in place too, and an `out`
+        apart from it may hold anything. Raises, beside the errors of `PcclError`: ValueError for a
+        bad argument or layout, TypeError for a dtype. `deadline` is in seconds from now (default:
+        the communicator's). With `async_op`, returns a Work at once.
         """
         encoding = parse_codec(codec)
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]

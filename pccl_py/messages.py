@@ -107,8 +107,8 @@ class Messages(Collectives):
         """Receives into `array` what the member `src` sends with `send`.
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
-        what is sent; on any error it is as it was. `src`: another rank of the current epoch, or the
-        id of a member; there is no receiving from anybody. Otherwise as `send`.
+        what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
+        or the id of a member; there is no receiving from anybody. Otherwise as `send`.
         """
         native = self._open()
         rank = self._rank_of(src, "src")

@@ -3,9 +3,9 @@
 Those in which each rank has rows of its own are in shards.py.
 
 A packed array is a contiguous copy in native byte order; the result is copied back only when the
-operation has committed, so that on an error every array is as it was (docs/PROMISE.md, P3). An
-InDoubt names the array that `error.work.resolve()` fills, `error.result`: the caller's own where it
-is packed, else the copy or the new array.
+operation has committed. On an error every input is as it was, in place too (docs/PROMISE.md, P3);
+an `out` apart from it may hold anything. An InDoubt names the array that `error.work.resolve()`
+fills, `error.result`: the caller's own where it is packed, else the copy or the new array.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def recv_(
 ) -> Outcome:
     """Overwrites `x`, of any strides, with what `src` sends. Returns the Outcome.
 
-    On any error `x` is as it was. Otherwise as `recv`.
+    On any error `x` may hold anything. Otherwise as `recv`.
     """
     check_target(x, moves=True)
     return into(x, lambda array: comm.recv(moved(array), src, tag=tag, deadline=deadline))

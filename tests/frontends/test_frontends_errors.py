@@ -33,15 +33,15 @@ def read_all(frontend: Adapter, arrays: list[Any]) -> list[Any]:
 def refuse_on_all(
     frontend: Adapter, world: pccl.LocalWorld, call_of: Callable[[int], Call], **dtypes: str
 ) -> None:
-    """Every peer gets Mismatch and has its arrays as they were; `dtypes`: of ranks r0, r1 ..."""
+    """Every peer gets Mismatch and has its input as it was; `dtypes`: of ranks r0, r1 ..."""
 
     def program(comm: pccl.Communicator) -> None:
         call = call_of(comm.rank)
         arrays = arrays_of(frontend, call, comm.rank, dtypes.get(f"r{comm.rank}", "f32"))
-        before = read_all(frontend, arrays)
+        before = read_all(frontend, arrays[:1])
         with pytest.raises(pccl.Mismatch):
             frontend.call(call.collective, comm, *arrays, **call.options)
-        assert read_all(frontend, arrays) == before
+        assert read_all(frontend, arrays[:1]) == before
         if call.collective in frontend.in_place:
             dtype = dtypes.get(f"r{comm.rank}", "f32")
             x = frontend.make(call.given_in_place(comm.rank), call.shape_in_place(), dtype)
@@ -96,7 +96,7 @@ def test_what_one_sends_and_the_other_does_not_expect_is_a_mismatch_on_all(
 def test_trees_that_disagree_are_a_mismatch_on_all(
     frontend: Adapter, worlds: Worlds, collective: str
 ) -> None:
-    """As many elements together, in other arrays on one of three; every array is as it was."""
+    """As many elements together, in other arrays on one of three; every input is as it was."""
 
     def program(comm: pccl.Communicator) -> None:
         rows = ((3,) * 3, (1,) * 3) if comm.rank == 2 else ((2,) * 3, (2,) * 3)
@@ -104,10 +104,10 @@ def test_trees_that_disagree_are_a_mismatch_on_all(
         pairs = [arrays_of(frontend, call, comm.rank) for call in calls]
         x = None if pairs[0][0] is None else [pair[0] for pair in pairs]
         out = [pair[1] for pair in pairs] if collective == "scatter" else None
-        before = [read_all(frontend, pair) for pair in pairs]
+        before = [read_all(frontend, pair[:1]) for pair in pairs]
         with pytest.raises(pccl.Mismatch):
             frontend.call_tree(collective, comm, x, out, **calls[0].options)
-        assert [read_all(frontend, pair) for pair in pairs] == before
+        assert [read_all(frontend, pair[:1]) for pair in pairs] == before
 
     worlds(3).run(program)
 

@@ -112,7 +112,9 @@ class Scene:
                 self.judge_gathered(peer, outcome)
             elif self.kind in ("reduce", "gather") and peer.number != ROOT:
                 assert outcome["ranges"] == []
-                self.check_untouched(peer)
+                self.check_input(peer)
+                if self.kind == "reduce":
+                    assert not peer.read("out").any()  # nobody writes to it
             else:
                 self.judge_sum(peer, outcome)
         return outcomes
@@ -147,29 +149,26 @@ class Scene:
         self.check(peer, "x", given)
 
     def check_aborted(self, answers: list[dict[str, Any] | Raised]) -> None:
-        """On all, because of the victim, with buffers as they were."""
+        """On all, because of the victim, with the input as it was."""
         for peer, answer in zip(self.survivors, answers, strict=True):
             assert isinstance(answer, Raised), f"peer {peer.number} succeeded: {answer}"
             assert answer.kind == "Aborted" and self.victim.name in answer.message, answer
-            self.check_untouched(peer)
+            self.check_input(peer)
 
-    def check_untouched(self, peer: Peer) -> None:
-        """Both buffers are as they were."""
+    def check_input(self, peer: Peer) -> None:
+        """What it gave to send is as it was, and all of a buffer in place."""
+        in_place = peer.number % 2 == 0
         if self.kind in GATHERS:
-            gathered = np.zeros(WHOLE, np.uint64)
             own = contributions.digits(peer.number, COUNTS[peer.number], SALT)
-            first = sum(COUNTS[: peer.number])
-            if peer.number % 2 == 0:
+            self.check(peer, "x", own)
+            if in_place:
+                first = sum(COUNTS[: peer.number])
+                gathered = np.zeros(WHOLE, np.uint64)
                 gathered[first : first + len(own)] = own
-            self.check(peer, "out", gathered)
+                self.check(peer, "out", gathered)
             return
-        if self.kind == "all_to_all":
-            self.check(peer, "x", contributions.digits(peer.number, 4 * EACH, SALT))
-            assert not peer.read("out").any()
-            return
-        self.check(peer, "x", contributions.digits(peer.number, WHOLE, SALT))
-        if self.kind == "reduce" or peer.number % 2:
-            assert not peer.read("out").any()
+        count = 4 * EACH if self.kind == "all_to_all" else WHOLE
+        self.check(peer, "x", contributions.digits(peer.number, count, SALT))
 
     def check(self, peer: Peer, name: str, wanted: np.ndarray) -> None:
         got = peer.read(name)
