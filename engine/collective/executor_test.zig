@@ -282,6 +282,97 @@ test "a large world of one is worked off in steps" {
     for (input, 0..) |value, index| try std.testing.expectEqual(index, value);
 }
 
+test "a source brings its shard to the result in steps, but what it sends as it sends it" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const window = 64 * 1024;
+    for (schedules) |schedule| {
+        const own: [5 * window / 8]u64 = @splat(7);
+        var result: [2 * own.len]u64 = @splat(0);
+        var x = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(.all_gather, result.len),
+            .arrays = &.{.{
+                .send = @ptrCast(&own),
+                .recv = @ptrCast(&result),
+                .dtype = .u64,
+                .count = result.len,
+            }},
+            .world_size = 2,
+            .chunk_bytes = 16 * 1024,
+            .window_bytes = window,
+            .rank = 0,
+        });
+        defer x.deinit();
+        // In the call no more than one step.
+        const step = window / @sizeOf(u64);
+        try expect_filled(&result, step);
+
+        const order: base.Order = .of(&.full(2));
+        var begin = test_begin(1, &order, &.{});
+        begin.schedule = schedule;
+        begin.hubs = &.full(2);
+        x.begin(begin);
+        x.opened(1, 0);
+        while (x.has_work()) x.work();
+        try expect_filled(&result, step); // all of it is due to be sent
+        var filled: usize = 0;
+        while (x.next(1)) |out| : (x.sent(&out)) {
+            const values: []align(1) const u64 = @ptrCast(out.payload);
+            try std.testing.expect(std.mem.allEqual(u64, @alignCast(values), 7));
+            filled += values.len;
+            try expect_filled(&result, @max(step, filled));
+        }
+        try std.testing.expectEqual(own.len, filled);
+        x.halt();
+
+        // Nobody is there any more to send it to.
+        const alone: base.Order = .of(&.full(1));
+        x.begin(test_begin(2, &alone, &.{}));
+        while (x.has_work()) x.work();
+        try std.testing.expect(x.complete());
+        try expect_filled(&result, own.len);
+    }
+}
+
+test "what is not sent is brought to the result between other things" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const window = 64 * 1024;
+    const given: [6 * window / 8]u64 = @splat(7);
+    var result: [given.len]u64 = @splat(0);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_to_all, 2 * given.len),
+        .arrays = &.{.{
+            .send = @ptrCast(&given),
+            .recv = @ptrCast(&result),
+            .dtype = .u64,
+            .count = 2 * given.len,
+        }},
+        .world_size = 2,
+        .chunk_bytes = 16 * 1024,
+        .window_bytes = window,
+        .rank = 0,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(2));
+    x.begin(test_begin(1, &order, &.{}));
+    const step = window / @sizeOf(u64);
+    for (1..given.len / 2 / step + 1) |steps| {
+        try expect_filled(&result, steps * step);
+        try std.testing.expectEqual(steps < given.len / 2 / step, x.own_left.count > 0);
+        x.work();
+    }
+    x.work();
+    try std.testing.expect(!x.has_work() and !x.complete());
+}
+
+fn expect_filled(result: []const u64, count: usize) !void {
+    try std.testing.expect(std.mem.allEqual(u64, result[0..count], 7));
+    try std.testing.expect(std.mem.allEqual(u64, result[count..], 0));
+}
+
 test "a kept range of chunks that the operation does not have is ignored" {
     const gpa = std.testing.allocator;
     var pool = Pool.init(gpa);

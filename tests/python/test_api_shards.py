@@ -49,6 +49,7 @@ def shard_cases(world_size: int) -> list[tuple[list[int], bool]]:
     return [
         ([1001] * world_size, False),
         ([64] * world_size, True),
+        ([700_001] * world_size, False),  # a source's own is brought to the result in steps
         (uneven(world_size), True),
     ]
 
