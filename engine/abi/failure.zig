@@ -822,7 +822,7 @@ fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
         try writer.print("{t} {s} rank {d} (", .{ part, switch (part) {
             .send => "to",
             .recv => "from",
-        }, x.pair.other(x.rank) });
+        }, x.roles.pair.other(x.roles.rank) });
     } else try writer.print("{t} (", .{kind});
     // That of a sync says nothing to a person.
     if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
@@ -831,7 +831,7 @@ fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
 
 /// Of a message.
 fn part_of(op: *const session.Operation) Part {
-    return if (op.executor.rank == op.executor.pair.src) .send else .recv;
+    return if (op.executor.roles.rank == op.executor.roles.pair.src) .send else .recv;
 }
 
 const Part = session.Session.Call.Part;

@@ -1,15 +1,13 @@
 //! arrays: where the elements of an operation are in its caller's memory. A call has one array or
-//! several, of any dtypes; each is cut into as many parts as the kind has shards: one, one for each
-//! rank, or one for each two ranks. The partition has a shard for each array of each part, in that
-//! order, and a rank's arrays have some of the parts, one behind the other.
+//! several, of any dtypes; each is cut into parts (roles.zig). The partition has a shard for each
+//! array of each part, in that order, and a rank's arrays have some of the parts, one behind the
+//! other.
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const Partition = @import("partition.zig").Partition;
-const Options = @import("executor.zig").Executor.Options;
+const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
-const OpKind = wire.control.OpKind;
 
 pub const Array = struct {
     /// The parts that this rank contributes.
@@ -20,11 +18,6 @@ pub const Array = struct {
     /// Of all parts.
     count: u64,
 };
-
-pub fn parts_of(kind: OpKind, world_size: u32) usize {
-    if (kind == .all_to_all) return @as(usize, world_size) * world_size;
-    return if (kind.has_shards()) world_size else 1;
-}
 
 pub const Arrays = struct {
     list: []const Array,
@@ -55,31 +48,32 @@ pub const Arrays = struct {
     pub fn init(
         arena: Allocator,
         partition: *const Partition,
-        options: *const Options,
+        list: []const Array,
+        roles: *const Roles,
     ) Allocator.Error!Arrays {
-        const count = options.arrays.len;
+        const count = list.len;
         const places = try arena.alloc(Place, partition.shards.len);
         // Bytes of the parts before, of each array.
         const before = try arena.alloc([2]usize, count);
         @memset(before, @splat(0));
         const residuals = try arena.alloc(u64, count);
         var elements: u64 = 0;
-        for (residuals, options.arrays) |*first, *array| {
+        for (residuals, list) |*first, *array| {
             first.* = elements;
             elements += array.count;
         }
         var result: Place = .{ .array = 0, .shadow = 0, .encoded = 0 };
         for (places, partition.shards, 0..) |*place, *shard, index| {
             const number = index % count;
-            const part: Part = .of(options, index / count);
+            const part = index / count;
             place.* = .{ .array = @intCast(number), .residual = residuals[number] };
             residuals[number] += shard.elements;
             const sent, const received = .{ &before[number][0], &before[number][1] };
-            if (part.is_sent) {
+            if (roles.is_sent(part)) {
                 place.send = sent.*;
                 sent.* += shard.bytes();
             }
-            if (!part.is_received) continue;
+            if (!roles.is_received(part)) continue;
             place.recv = received.*;
             received.* += shard.bytes();
             place.shadow = result.shadow;
@@ -92,7 +86,7 @@ pub const Arrays = struct {
         const is_kept = try arena.alloc(bool, count);
         @memset(is_kept, false);
         const arrays: Arrays = .{
-            .list = try arena.dupe(Array, options.arrays),
+            .list = try arena.dupe(Array, list),
             .places = places,
             .is_kept = is_kept,
             .result_bytes = result.shadow,
@@ -120,32 +114,5 @@ pub const Arrays = struct {
         const place = &arrays.places[shard];
         if (place.send == nowhere or place.recv == nowhere) return false;
         return arrays.send(shard) == arrays.recv(shard);
-    }
-};
-
-/// Which parts the arrays of this rank have.
-const Part = struct {
-    is_sent: bool,
-    is_received: bool,
-
-    fn of(options: *const Options, part: usize) Part {
-        const is_root = options.rank == options.root;
-        const is_mine = part == options.rank;
-        return switch (options.descriptor.kind) {
-            .all_reduce, .broadcast, .barrier, .sync => .{ .is_sent = true, .is_received = true },
-            .reduce => .{ .is_sent = true, .is_received = is_root },
-            .reduce_scatter => .{ .is_sent = true, .is_received = is_mine },
-            .all_gather => .{ .is_sent = is_mine, .is_received = true },
-            .scatter => .{ .is_sent = is_root, .is_received = is_mine },
-            .gather => .{ .is_sent = is_mine, .is_received = is_root },
-            .all_to_all => .{
-                .is_sent = part / options.world_size == options.rank,
-                .is_received = part % options.world_size == options.rank,
-            },
-            .send_recv => .{
-                .is_sent = options.rank == options.pair.src,
-                .is_received = options.rank == options.pair.dst,
-            },
-        };
     }
 };

@@ -31,6 +31,8 @@ const Partition = @import("partition.zig").Partition;
 const Shard = @import("partition.zig").Shard;
 const arrays_file = @import("arrays.zig");
 const Arrays = arrays_file.Arrays;
+const Roles = @import("roles.zig").Roles;
+const Elements = @import("roles.zig").Elements;
 const Pool = @import("pool.zig").Pool;
 const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
@@ -74,10 +76,7 @@ pub const Executor = struct {
     encoded: Pool.Buffer,
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
-    rank: u16,
-    root: u16,
-    /// Of a message.
-    pair: base.Pair,
+    roles: Roles,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
@@ -167,12 +166,10 @@ pub const Executor = struct {
         descriptor: Descriptor,
         arrays: []const arrays_file.Array,
         residual: ?kernels.Residual = null,
-        /// Elements of each rank's shard of the one array; null for equal ones.
-        counts: ?[]const u64 = null,
+        /// Of the one array's parts, where they differ.
+        elements: ?Elements = null,
         /// A number of the operation, the same on all peers.
         operation: u64 = 0,
-        /// Of an all_to_all whose shards differ: for each rank, and from each rank.
-        exchanged: ?Exchanged = null,
         rank: u16,
         root: u16 = 0,
         pair: base.Pair = .{ .src = 0, .dst = 0 },
@@ -180,31 +177,37 @@ pub const Executor = struct {
         chunk_bytes: u32,
         window_bytes: u64,
 
+        fn roles(options: *const Options) Roles {
+            return .{
+                .kind = options.descriptor.kind,
+                .world_size = options.world_size,
+                .rank = options.rank,
+                .root = options.root,
+                .pair = options.pair,
+            };
+        }
+
         /// Who may have a part in the operation.
         pub fn members_max(options: *const Options) u32 {
             return if (options.descriptor.kind == .send_recv) 2 else options.world_size;
         }
     };
 
-    pub const Exchanged = struct { send: []const u64, recv: []const u64 };
-
-    fn partition_of(arena: Allocator, options: *const Options) Allocator.Error!Partition {
+    fn partition_of(
+        arena: Allocator,
+        options: *const Options,
+        roles: *const Roles,
+    ) Allocator.Error!Partition {
         const descriptor = &options.descriptor;
-        const world_size = options.world_size;
         const arrays = options.arrays;
-        const is_plain = options.counts == null and options.exchanged == null;
-        assert(arrays.len == 1 or is_plain);
-        const parts = arrays_file.parts_of(descriptor.kind, world_size);
+        assert(arrays.len == 1 or options.elements == null);
+        const parts = roles.parts();
         const shards = try arena.alloc(Shard, parts * arrays.len);
         for (shards, 0..) |*shard, index| {
             const array = &arrays[index % arrays.len];
-            const part = index / arrays.len;
+            const elements: Elements = options.elements orelse .{ .each = array.count / parts };
             shard.* = .{
-                .elements = if (options.counts) |counts| counts[part] //
-                else if (options.exchanged) |*exchanged|
-                    exchanged_elements(exchanged, options, part)
-                else
-                    array.count / parts,
+                .elements = elements.of(roles, index / arrays.len),
                 .dtype = array.dtype,
                 .partial_bytes = @intCast(partial_bytes(descriptor, array.dtype)),
             };
@@ -215,17 +218,9 @@ pub const Executor = struct {
             .chunk_bytes_max = options.chunk_bytes,
             .window_bytes = options.window_bytes,
             // A peer alone encodes nothing.
-            .codec = if (world_size == 1) .none else descriptor.codec,
-            .is_uneven = options.exchanged != null,
+            .codec = if (options.world_size == 1) .none else descriptor.codec,
+            .is_uneven = if (options.elements) |elements| elements == .exchanged else false,
         });
-    }
-
-    /// Of what others exchange nothing is known here, and nothing passes.
-    fn exchanged_elements(known: *const Exchanged, options: *const Options, part: usize) u64 {
-        const from = part / options.world_size;
-        const to = part % options.world_size;
-        if (from == options.rank) return known.send[to];
-        return if (to == options.rank) known.recv[from] else 0;
     }
 
     fn partial_bytes(descriptor: *const Descriptor, dtype: base.DType) usize {
@@ -239,11 +234,12 @@ pub const Executor = struct {
         errdefer arena.deinit();
         const memory = arena.allocator();
         const descriptor = options.descriptor;
-        const partition = try partition_of(memory, &options);
+        const roles = options.roles();
+        const partition = try partition_of(memory, &options, &roles);
         const slot_count = slots_needed(&partition, &options);
         const slot_bytes = partition.slot_bytes();
         const pieces: usize = @intCast(partition.pieces);
-        const arrays: Arrays = try .init(memory, &partition, &options);
+        const arrays: Arrays = try .init(memory, &partition, options.arrays, &roles);
 
         const shadow = try pool.take(arrays.result_bytes);
         errdefer pool.give(shadow);
@@ -258,9 +254,7 @@ pub const Executor = struct {
             .descriptor = descriptor,
             .partition = partition,
             .arrays = arrays,
-            .rank = options.rank,
-            .root = options.root,
-            .pair = options.pair,
+            .roles = roles,
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
@@ -354,7 +348,7 @@ pub const Executor = struct {
         x.attempt = options.attempt;
         x.members = options.order.count;
         x.schedule = options.schedule;
-        x.position = options.order.position(x.rank);
+        x.position = options.order.position(x.roles.rank);
         @memset(x.positions, nobody);
         for (options.order.slice(), 0..) |rank, position| x.positions[rank] = @intCast(position);
         x.reset_movement();
@@ -374,7 +368,7 @@ pub const Executor = struct {
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
                 // What this peer holds is not what is kept, if others said so: it gets that.
-                if (!range.holders.has(x.rank)) x.chunk_discard(@intCast(chunk));
+                if (!range.holders.has(x.roles.rank)) x.chunk_discard(@intCast(chunk));
                 if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
             }
         }
@@ -407,24 +401,12 @@ pub const Executor = struct {
 
     /// The rank that alone contributes to it; null: all do.
     pub fn source(x: *const Executor, chunk: usize) ?u16 {
-        return switch (x.descriptor.kind) {
-            .broadcast, .scatter => x.root,
-            .all_gather, .gather => @intCast(x.part_of(chunk)),
-            .all_to_all => @intCast(x.part_of(chunk) / x.positions.len),
-            .send_recv => x.pair.src,
-            .all_reduce, .barrier, .sync, .reduce, .reduce_scatter => null,
-        };
+        return x.roles.source(x.part_of(chunk));
     }
 
     /// The rank that alone wants it; null: all do.
     pub fn audience(x: *const Executor, chunk: usize) ?u16 {
-        return switch (x.descriptor.kind) {
-            .reduce, .gather => x.root,
-            .reduce_scatter, .scatter => @intCast(x.part_of(chunk)),
-            .all_to_all => @intCast(x.part_of(chunk) % x.positions.len),
-            .send_recv => x.pair.dst,
-            .all_reduce, .broadcast, .barrier, .sync, .all_gather => null,
-        };
+        return x.roles.audience(x.part_of(chunk));
     }
 
     /// The number of its shard, among those of its array.
@@ -441,8 +423,8 @@ pub const Executor = struct {
     pub fn exchanged_with(x: *const Executor, rank: u16) struct { u64, u64 } {
         const shards = x.partition.shards;
         const ranks = x.positions.len;
-        const to = &shards[x.rank * ranks + rank];
-        const from = &shards[rank * ranks + x.rank];
+        const to = &shards[x.roles.rank * ranks + rank];
+        const from = &shards[rank * ranks + x.roles.rank];
         return .{ to.elements, from.elements };
     }
 
@@ -459,7 +441,7 @@ pub const Executor = struct {
     pub fn wants(x: *const Executor, chunk: usize) bool {
         if (x.voided.has(chunk)) return false;
         const rank = x.audience(chunk) orelse return true;
-        return rank == x.rank;
+        return rank == x.roles.rank;
     }
 
     /// Whether nothing moves for it but final bytes, if anything.
@@ -629,7 +611,7 @@ pub const Executor = struct {
         if (x.piece_count() == 0 or x.source(0) == null) return;
         for (0..x.piece_count()) |piece| {
             const chunk = x.partition.chunk_of(piece);
-            if (x.source(chunk).? != x.rank or !x.wants(chunk)) continue;
+            if (x.source(chunk).? != x.roles.rank or !x.wants(chunk)) continue;
             x.own_left.set_bit(piece);
             x.settle(piece, 1);
         }
@@ -751,7 +733,7 @@ pub const Executor = struct {
             .count = x.partition.elements(piece),
             .seed = 0,
             .operation = x.operation,
-            .origin = @as(u32, x.rank) << 1 | @intFromEnum(stage),
+            .origin = @as(u32, x.roles.rank) << 1 | @intFromEnum(stage),
             .first = x.partition.coded_offset(piece),
         };
     }

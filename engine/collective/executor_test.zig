@@ -8,6 +8,7 @@ const wire = @import("wire");
 const executor_file = @import("executor.zig");
 const Pool = @import("pool.zig").Pool;
 const arrays_file = @import("arrays.zig");
+const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
 const Descriptor = wire.control.Descriptor;
 const Executor = executor_file.Executor;
@@ -579,11 +580,12 @@ fn Life(comptime T: type) type {
                 life.executors[rank] = try Executor.init(arena, pool, .{
                     .descriptor = life.descriptor(),
                     .arrays = arrays[0..life.arrays],
-                    .counts = if (life.is_uneven()) life.counts[0..life.n] else null,
-                    .exchanged = if (life.exchanged) .{
+                    .elements = if (life.is_uneven())
+                        .{ .of_ranks = life.counts[0..life.n] }
+                    else if (life.exchanged) .{ .exchanged = .{
                         .send = life.sent[rank][0..life.n],
                         .recv = life.received[rank][0..life.n],
-                    } else null,
+                    } } else null,
                     .rank = @intCast(rank),
                     .root = life.root,
                     .world_size = life.n,
@@ -594,7 +596,7 @@ fn Life(comptime T: type) type {
         }
 
         fn parts(life: *const Self) usize {
-            return arrays_file.parts_of(life.kind, life.n);
+            return (Roles{ .kind = life.kind, .world_size = life.n, .rank = 0 }).parts();
         }
 
         fn is_uneven(life: *const Self) bool {
@@ -856,8 +858,8 @@ fn Life(comptime T: type) type {
                 for (result, first..) |*value, index| {
                     const wanted = if (lost) 0 else life.expected(x, chunk, index);
                     try std.testing.expectEqual(wanted, value.*);
-                    if (life.aside.has(x.rank)) continue;
-                    const place = &life.recv[x.rank][life.result_spot(index)];
+                    if (life.aside.has(x.roles.rank)) continue;
+                    const place = &life.recv[x.roles.rank][life.result_spot(index)];
                     try std.testing.expectEqual(@intFromPtr(place), @intFromPtr(value));
                 }
                 if (lost) try std.testing.expect(!life.attempts[x.attempt].has(x.source(chunk).?));

@@ -6,7 +6,10 @@
 pub const Partition = @import("partition.zig").Partition;
 pub const Shard = @import("partition.zig").Shard;
 pub const Array = @import("arrays.zig").Array;
-pub const parts_of = @import("arrays.zig").parts_of;
+pub const Roles = @import("roles.zig").Roles;
+pub const Exchanged = @import("roles.zig").Exchanged;
+pub const Elements = @import("roles.zig").Elements;
+pub const Sizes = @import("roles.zig").Sizes;
 pub const Executor = @import("executor.zig").Executor;
 pub const Schedule = @import("executor.zig").Schedule;
 pub const direct_members_max = @import("direct.zig").members_max;
@@ -17,5 +20,6 @@ test {
     _ = @import("partition.zig");
     _ = @import("executor_test.zig");
     _ = @import("pool.zig");
+    _ = @import("roles.zig");
     _ = @import("fetch.zig");
 }

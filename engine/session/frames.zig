@@ -36,7 +36,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     // A message goes straight from one to the other.
     const is_message = operation.op.descriptor.kind == .send_recv;
     var paths = epoch.paths;
-    if (is_message) paths = .between(x.pair);
+    if (is_message) paths = .between(x.roles.pair);
     const schedule = schedule_of(operation, &paths);
     const order: base.Order = if (is_message) paths.order //
     else if (schedule == .ring) paths.order else .of(&epoch.alive);

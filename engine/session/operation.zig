@@ -80,7 +80,7 @@ pub const Operation = struct {
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
         const x = &operation.executor;
-        return operation.ids[x.pair.other(x.rank)];
+        return operation.ids[x.roles.pair.other(x.roles.rank)];
     }
 
     /// What two exchange, nobody else knows enough of to pass it on.

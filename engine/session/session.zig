@@ -703,7 +703,7 @@ pub const Session = struct {
         /// Of each rank's shard of the one array, where they differ.
         counts: ?[]const u64 = null,
         /// Of an all_to_all whose shards differ: of those for each rank, and from each rank.
-        exchanged: ?collective.Executor.Exchanged = null,
+        exchanged: ?collective.Exchanged = null,
         dtype: base.DType = .u8,
         /// Several arrays, instead of the one.
         arrays: []const Array = &.{},
@@ -730,6 +730,16 @@ pub const Session = struct {
                 .dtype = call.dtype,
             };
             return one[0..1];
+        }
+
+        fn is_even(call: *const Call) bool {
+            return call.counts == null and call.exchanged == null;
+        }
+
+        fn elements(call: *const Call, array: *const Array) collective.Elements {
+            if (call.counts) |counts| return .{ .of_ranks = counts };
+            if (call.exchanged) |exchanged| return .{ .exchanged = exchanged };
+            return .{ .each = array.count };
         }
 
         /// Of a message, which its partner_rank has been checked for.
@@ -790,19 +800,11 @@ pub const Session = struct {
         if (call.root_rank >= epoch.world_size()) return error.RootOutOfRange;
         var one: Array = undefined;
         const arrays = call.list(&one);
-        const layout: Layout = .{
-            .kind = call.kind,
-            .counts = call.counts,
-            .exchanged = call.exchanged,
-            .rank = epoch.rank,
-            .root = @intCast(call.root_rank),
-            .part = call.part,
-            .world_size = epoch.world_size(),
-        };
+        const roles = roles_of(epoch, &call);
         assert(call.codec.kind == .none or call.kind.has_codecs());
         assert(call.residual == null or (call.codec.kind != .none and call.kind.reduces()));
-        const count = try layout.check(arrays);
-        var uses = try s.uses_of(&call, &layout, arrays, count);
+        const count = try count_of(&call, &roles, arrays);
+        var uses = try s.uses_of(&call, &roles, arrays, count);
         errdefer uses.deinit(s.gpa);
         for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
         if (uses.clashes_itself()) return error.ArraysOverlap;
@@ -833,119 +835,49 @@ pub const Session = struct {
         return if (uneven) collective.direct_members_max else std.math.sqrt(limits.chunks_max);
     }
 
-    fn sum(counts: []const u64) u64 {
+    fn roles_of(epoch: anytype, call: *const Call) collective.Roles {
+        return .{
+            .kind = call.kind,
+            .world_size = epoch.world_size(),
+            .rank = epoch.rank,
+            .root = @intCast(call.root_rank),
+            .pair = if (call.kind == .send_recv) call.pair(epoch.rank) else .{ .src = 0, .dst = 0 },
+        };
+    }
+
+    /// Elements of all arrays, if they are not too many.
+    fn count_of(
+        call: *const Call,
+        roles: *const collective.Roles,
+        arrays: []const Array,
+    ) CallError!u64 {
+        if (call.counts) |counts| try check_counts(counts, roles);
+        if (call.exchanged) |*exchanged| {
+            try check_counts(exchanged.send, roles);
+            try check_counts(exchanged.recv, roles);
+            if (exchanged.send[roles.rank] != exchanged.recv[roles.rank])
+                return error.OwnCountsDiffer;
+        }
+        assert(call.counts == null or (call.kind != .all_to_all and arrays.len == 1));
+        assert(call.exchanged == null or (call.kind == .all_to_all and arrays.len == 1));
+        const ranks_max = all_to_all_ranks_max(call.exchanged != null);
+        if (call.kind == .all_to_all and roles.world_size > ranks_max) return error.TooManyRanks;
+        if (arrays.len * roles.parts() > limits.chunks_max) return error.TooManyArrays;
         var total: u64 = 0;
-        for (counts) |count| total +|= count;
+        for (arrays) |*array| total +|= call.elements(array).total(roles);
+        if (total > limits.elements_max) return error.TooManyElements;
         return total;
     }
 
-    /// What depends on kind and membership alone: how much of its arrays a rank has.
-    const Layout = struct {
-        kind: control.OpKind,
-        counts: ?[]const u64,
-        exchanged: ?collective.Executor.Exchanged,
-        rank: u16,
-        root: u16,
-        part: Call.Part,
-        world_size: u32,
-
-        const Sizes = struct {
-            /// Bytes.
-            send: usize = 0,
-            recv: usize = 0,
-            /// Bytes before the part that both buffers have, in each of them.
-            send_skip: usize = 0,
-            recv_skip: usize = 0,
-        };
-
-        /// Elements of all arrays.
-        fn check(layout: *const Layout, arrays: []const Array) CallError!u64 {
-            if (layout.counts) |counts| try layout.check_counts(counts);
-            if (layout.exchanged) |*exchanged| {
-                try layout.check_counts(exchanged.send);
-                try layout.check_counts(exchanged.recv);
-                if (exchanged.send[layout.rank] != exchanged.recv[layout.rank])
-                    return error.OwnCountsDiffer;
-            }
-            assert(layout.counts == null or (layout.kind != .all_to_all and arrays.len == 1));
-            assert(layout.exchanged == null or (layout.kind == .all_to_all and arrays.len == 1));
-            if (layout.kind == .all_to_all and layout.world_size > layout.ranks_max())
-                return error.TooManyRanks;
-            const parts = collective.parts_of(layout.kind, layout.world_size);
-            if (arrays.len * parts > limits.chunks_max) return error.TooManyArrays;
-            var total: u64 = 0;
-            for (arrays) |*array| total +|= layout.count_of(array);
-            if (total > limits.elements_max) return error.TooManyElements;
-            return total;
-        }
-
-        fn check_counts(layout: *const Layout, counts: []const u64) CallError!void {
-            if (counts.len != layout.world_size) return error.CountsOfAnotherWorld;
-        }
-
-        /// Of an all_to_all.
-        fn ranks_max(layout: *const Layout) u32 {
-            return all_to_all_ranks_max(layout.exchanged != null);
-        }
-
-        fn count_of(layout: *const Layout, array: *const Array) u64 {
-            if (layout.exchanged) |*exchanged|
-                return sum(exchanged.send) +| sum(exchanged.recv);
-            if (!layout.kind.has_shards()) return array.count;
-            var count: u64 = 0;
-            for (0..layout.world_size) |rank| count +|= layout.shard_count(array, rank);
-            return if (layout.kind == .all_to_all) count *| layout.world_size else count;
-        }
-
-        fn shard_count(layout: *const Layout, array: *const Array, rank: usize) u64 {
-            return if (layout.counts) |counts| counts[rank] else array.count;
-        }
-
-        fn sizes_of(layout: *const Layout, array: *const Array) Sizes {
-            const whole: usize = @intCast(layout.count_of(array) * array.dtype.size());
-            const own = layout.shard_count(array, layout.rank);
-            const shard: usize = @intCast(own * array.dtype.size());
-            var before: u64 = 0;
-            if (layout.kind.has_shards()) for (0..layout.rank) |rank| {
-                before += layout.shard_count(array, rank);
-            };
-            const skip: usize = @intCast(before * array.dtype.size());
-            const is_root = layout.root == layout.rank;
-            return switch (layout.kind) {
-                .all_reduce, .barrier, .sync, .broadcast => .{ .send = whole, .recv = whole },
-                .reduce => .{ .send = whole, .recv = if (is_root) whole else 0 },
-                .reduce_scatter => .{ .send = whole, .recv = shard, .send_skip = skip },
-                .all_gather => .{ .send = shard, .recv = whole, .recv_skip = skip },
-                .scatter => .{
-                    .send = if (is_root) whole else 0,
-                    .recv = shard,
-                    .send_skip = skip,
-                },
-                .gather => .{
-                    .send = shard,
-                    .recv = if (is_root) whole else 0,
-                    .recv_skip = skip,
-                },
-                .all_to_all => if (layout.exchanged) |*exchanged| .{
-                    .send = @intCast(sum(exchanged.send) * array.dtype.size()),
-                    .recv = @intCast(sum(exchanged.recv) * array.dtype.size()),
-                } else .{
-                    .send = whole / layout.world_size,
-                    .recv = whole / layout.world_size,
-                },
-                .send_recv => switch (layout.part) {
-                    .send => .{ .send = whole },
-                    .recv => .{ .recv = whole },
-                },
-            };
-        }
-    };
+    fn check_counts(counts: []const u64, roles: *const collective.Roles) CallError!void {
+        if (counts.len != roles.world_size) return error.CountsOfAnotherWorld;
+    }
 
     /// What a call reads and writes, array by array.
     fn uses_of(
         s: *Session,
         call: *const Call,
-        layout: *const Layout,
+        roles: *const collective.Roles,
         arrays: []const Array,
         count: u64,
     ) CallError!Uses {
@@ -963,19 +895,23 @@ pub const Session = struct {
             if (before.meets(after)) return error.ResidualOverlaps;
         }
         for (arrays) |*array| {
-            const sizes = layout.sizes_of(array);
+            const elements = call.elements(array);
+            const sizes: collective.Sizes = .of(&elements, roles);
+            const width = array.dtype.size();
             if (sizes.send > 0 and array.send == null) return error.SendMissing;
             if (sizes.recv > 0 and array.recv == null) return error.RecvMissing;
-            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = sizes.send };
-            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = sizes.recv };
+            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = @intCast(sizes.send * width) };
+            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = @intCast(sizes.recv * width) };
             for ([_]Span{ from, to }) |span|
                 _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
             if (after.meets(from) or after.meets(to)) return error.ResidualOverlaps;
             if (before.meets(to)) return error.ResidualInWritten;
-            const same = from.start +% sizes.send_skip == to.start +% sizes.recv_skip;
+            const from_both = from.start +% @as(usize, @intCast(sizes.send_skip * width));
+            const to_both = to.start +% @as(usize, @intCast(sizes.recv_skip * width));
+            const same = from_both == to_both;
             const is_in_place = same and call.kind != .all_to_all and to.bytes > 0;
             if (!is_in_place and from.meets(to)) return error.BuffersOverlap;
-            const only_reads = call.kind == .broadcast and layout.root == layout.rank;
+            const only_reads = call.kind == .broadcast and roles.root == roles.rank;
             if (only_reads or !is_in_place) {
                 uses.reads(from);
             } else if (from.bytes > to.bytes) {
@@ -1102,24 +1038,23 @@ pub const Session = struct {
         errdefer s.gpa.free(neighbours);
         const moved = try s.gpa.alloc(collective.Array, arrays.len);
         defer s.gpa.free(moved);
-        const parts = collective.parts_of(call.kind, epoch.world_size());
+        const roles = roles_of(epoch, call);
         const nothing: [*]u8 = &s.sink;
         for (moved, arrays) |*to, *array| to.* = .{
             .send = array.send orelse nothing,
             .recv = array.recv orelse nothing,
             .dtype = array.dtype,
-            .count = if (call.counts == null) array.count * parts else count,
+            .count = if (call.counts == null) array.count * roles.parts() else count,
         };
         const executor = try collective.Executor.init(s.gpa, &s.pool, .{
             .descriptor = descriptor,
             .arrays = moved,
             .residual = call.residual,
-            .counts = call.counts,
+            .elements = if (call.is_even()) null else call.elements(&arrays[0]),
             .operation = number_of(epoch.number, group.member.next_id(tag)),
-            .exchanged = call.exchanged,
-            .rank = epoch.rank,
-            .root = @intCast(call.root_rank),
-            .pair = if (call.kind == .send_recv) call.pair(epoch.rank) else .{ .src = 0, .dst = 0 },
+            .rank = roles.rank,
+            .root = roles.root,
+            .pair = roles.pair,
             .world_size = epoch.world_size(),
             .chunk_bytes = s.settings.chunk_bytes,
             .window_bytes = s.settings.window_bytes,

@@ -329,7 +329,7 @@ pub fn sum(node: *Node, count: u64, recovery: wire.control.Recovery) !*Operation
 
 pub fn check_sum(operation: *Operation) !void {
     try expectEqual(.ok, operation.status);
-    const result: [*]const u64 = @ptrCast(&buffers[operation.executor.rank]);
+    const result: [*]const u64 = @ptrCast(&buffers[operation.executor.roles.rank]);
     var it = operation.ranges();
     while (it.next()) |range| for (range.begin..range.end) |index| {
         var expected: u64 = 0;
