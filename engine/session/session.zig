@@ -898,10 +898,12 @@ pub const Session = struct {
             const elements = call.elements(array);
             const sizes: collective.Sizes = .of(&elements, roles);
             const width = array.dtype.size();
+            const send_bytes: usize = @intCast(sizes.send * width);
+            const recv_bytes: usize = @intCast(sizes.recv * width);
             if (sizes.send > 0 and array.send == null) return error.SendMissing;
             if (sizes.recv > 0 and array.recv == null) return error.RecvMissing;
-            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = @intCast(sizes.send * width) };
-            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = @intCast(sizes.recv * width) };
+            const from: Span = .{ .start = @intFromPtr(array.send), .bytes = send_bytes };
+            const to: Span = .{ .start = @intFromPtr(array.recv), .bytes = recv_bytes };
             for ([_]Span{ from, to }) |span|
                 _ = std.math.add(usize, span.start, span.bytes) catch return error.BeyondMemory;
             if (after.meets(from) or after.meets(to)) return error.ResidualOverlaps;

@@ -180,12 +180,13 @@ def test_what_a_list_lost_is_kept_array_by_array() -> None:
 
 
 def test_more_elements_than_there_may_be_are_refused_either_way() -> None:
-    with pccl.LocalWorld(1) as world:
+    with pccl.LocalWorld(2) as world:
         most = 2**40 - 1
-        buffer = pccl.Buffer(4096, most, pccl.DType.U8)  # never touched
-        other = pccl.Buffer(2**45, most, pccl.DType.U8)
-        with pytest.raises(pccl.InvalidArgument, match="elements"):
-            world.comms[0].all_to_all(buffer, other, [most], [most])
+        for send, recv in (([most, 2], [most, 0]), ([most, 0], [most, 2])):
+            buffer = pccl.Buffer(4096, sum(send), pccl.DType.U8)  # never touched
+            other = pccl.Buffer(2**45, sum(recv), pccl.DType.U8)
+            with pytest.raises(pccl.InvalidArgument, match="elements"):
+                world.comms[0].all_to_all(buffer, other, send, recv)
 
 
 def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
