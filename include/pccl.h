@@ -110,8 +110,9 @@ typedef enum pccl_reduce_op {
 typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
-  PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result */
-  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed */
+  PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result; of what is gathered, shards whole or zeros */
+  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; not for
+                                who was lost or left before the call, which is one of those that are left */
 } pccl_recovery_t;
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
@@ -277,7 +278,7 @@ PCCL_API uint32_t pccl_comm_left(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_
 typedef struct pccl_comm_info {
   size_t size;
   uint64_t epoch;        /* 0 before the first admit */
-  uint32_t attempt;      /* rises at each loss inside the epoch */
+  uint32_t attempt;      /* rises whenever the members begin again: a loss, a broken lane; one may count twice */
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */
   uint32_t alive;        /* members of the epoch that are still there */
@@ -331,7 +332,8 @@ typedef struct pccl_collective_options {
 PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
-/* buffer of every member := buffer of root (a rank of the current epoch), which is only read there. */
+/* buffer of every member := buffer of root (a rank of the current epoch), which is only read there. On any status but
+ * PCCL_OK it is as it was on every member. */
 PCCL_API pccl_status_t pccl_broadcast(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype,
                                       uint32_t root, const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer of root := reduction over all members of send_buffer, count elements each. Elsewhere recv_buffer is not
@@ -428,7 +430,7 @@ PCCL_API pccl_status_t pccl_coalesced(pccl_comm_t *comm, pccl_collective_t colle
  * with one rank, and with others. tag is below 1 << 38; of the other options only deadline_ns counts.
  * Both return when the receiver has everything. So two ranks that both send first wait for each other until a deadline:
  * use the asynchronous calls there. A lost partner, or a broken link to it, ends the call with PCCL_ABORTED; a loss of
- * others does not. */
+ * others does not. On any status but PCCL_OK the buffer of a recv may hold anything. */
 PCCL_API pccl_status_t pccl_send(pccl_comm_t *comm, const void *buffer, uint64_t count, pccl_dtype_t dtype,
                                  uint32_t dst, const pccl_collective_options_t *options, pccl_work_t **work);
 PCCL_API pccl_status_t pccl_recv(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype, uint32_t src,
@@ -436,7 +438,8 @@ PCCL_API pccl_status_t pccl_recv(pccl_comm_t *comm, void *buffer, uint64_t count
 /* Returns once every member has called it. */
 PCCL_API pccl_status_t pccl_barrier(pccl_comm_t *comm, const pccl_collective_options_t *options, pccl_work_t **work);
 
-/* The same, returning at once. Buffers stay borrowed until the work is finished: neither may be read or written. */
+/* The same, returning at once. Buffers stay borrowed until the work is finished: neither may be read or written.
+ * work must not be NULL. */
 PCCL_API pccl_status_t pccl_all_reduce_async(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                              uint64_t count, pccl_dtype_t dtype,
                                              const pccl_collective_options_t *options, pccl_work_t **work);
@@ -525,7 +528,7 @@ typedef struct pccl_outcome {
   uint64_t epoch;
   uint64_t tag;
   uint64_t sequence;      /* of this tag in this epoch, from 0 */
-  uint32_t attempts;      /* 1 without a loss */
+  uint32_t attempts;      /* 1 without a loss or a broken lane */
   uint32_t range_count;   /* ranges of this peer's result with different contributors; 1 without a loss, all_gather,
                              gather, all_to_all: one for each shard. 0 for an empty result */
   uint8_t digest[16];     /* of the result; equal on every peer. Zeros where each has a result of its own */
@@ -606,7 +609,7 @@ typedef struct pccl_sync_outcome {
   uint64_t revision;       /* of the state from now on, equal on every member: one more than that of what was elected */
   uint64_t epoch;
   uint64_t sequence;       /* of this state in this epoch, from 0 */
-  uint32_t attempts;       /* 1 without a loss */
+  uint32_t attempts;       /* 1 without a loss or a broken lane */
   uint32_t sources;        /* members that leaves came from */
   uint64_t leaves;         /* of the state: 256 KiB each, the last of each tensor perhaps less */
   uint64_t leaves_moved;   /* those that this peer received, which had differed */

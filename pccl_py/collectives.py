@@ -60,7 +60,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order."""
+        """The members of the epoch in rank order, those too that were lost since it began."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
@@ -115,9 +115,10 @@ class Collectives(Closing):
         recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
         with options; what is added up, with sum and avg only. `out`: as many elements, the same
         dtype, no partial overlap. On any error `array` is as it was, in place too, and an `out`
-        apart from it may hold anything. Raises, beside the errors of `PcclError`: ValueError for a
-        bad argument or layout, TypeError for a dtype. `deadline` is in seconds from now (default:
-        the communicator's). With `async_op`, returns a Work at once.
+        apart from it may hold anything; of what is gathered in place, all of `out` is as it was.
+        Raises, beside the errors of `PcclError`: ValueError for a bad argument or layout, TypeError
+        for a dtype. `deadline` is in seconds from now (default: the communicator's). With
+        `async_op`, returns a Work at once.
         """
         encoding = parse_codec(codec)
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
@@ -199,7 +200,9 @@ class Collectives(Closing):
         """Copies `array` of `root` into `array` of every member. Arguments as for `all_reduce`.
 
         `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
-        read, and may be read-only; so there is no codec, whose rounding the root would not see.
+        read, and may be read-only; so there is no codec, whose rounding the root would not see. On
+        any error `array` is as it was, on every member. A lost root ends the operation with Aborted
+        on all, unless those who are left have all of its data together.
         """
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
@@ -261,6 +264,7 @@ class Collectives(Closing):
         """
         encoding = parse_codec(codec)
         rank = self._rank_of(root)
+        check_no_root(out)
         if rank == self.rank:
             arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         else:
@@ -517,6 +521,7 @@ class Collectives(Closing):
         """
         encoding = self._parse_carrying(codec, tag)
         rank = self._rank_of(root)
+        check_no_root(out)
         if rank == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
@@ -588,7 +593,8 @@ class Collectives(Closing):
         """
         encoding = self._parse_carrying(codec, tag)
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
-        pairs = _taken(buffers.apart, _each_apart(array, out, send_counts or recv_counts))
+        counts = recv_counts if send_counts is None else send_counts
+        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
@@ -799,6 +805,12 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
                 raise
             raise type(error)(f"array {number} of {len(given)}: {error}") from None
     return made
+
+
+def check_no_root(out: object) -> None:
+    """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
+    if isinstance(out, (int, PeerId)):
+        raise TypeError(f"out is {out!r}, which is no array: a root is named as root={out!r}")
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:

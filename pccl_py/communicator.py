@@ -99,7 +99,10 @@ class Group(Messages):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order."""
+        """The members of the epoch in rank order, those too that were lost since it began.
+
+        How many are still there: `info().alive`; who is not, the next `admit().left`.
+        """
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def info(self) -> GroupInfo:

@@ -54,7 +54,7 @@ class Expelled(PcclError):
 class InDoubt(PcclError):
     """This call ended after this peer had voted, without an answer: neither success nor failure.
 
-    Its deadline passed, it was cancelled, or the coordinator was lost. The buffer holds the input.
+    Its deadline passed, it was cancelled, or the coordinator was lost. What was sent is as it was.
     `work` keeps the result: `work.resolve()` settles it once the coordinator answers, and raises
     CoordinatorUnreachable if it never will. `result` is set by frontends: the array that it fills,
     which is not the caller's where they made a new or a packed one.

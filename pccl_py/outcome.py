@@ -48,8 +48,9 @@ class Outcome:
     def contributors(self) -> tuple[PeerId, ...]:
         """Everybody who contributed to any range, in the order in which the ranges name them.
 
-        Where all ranges agree, as without a loss or with recovery "restart", this is the
-        contributor set of the whole result, in rank order.
+        Where something is reduced and all ranges agree, as without a loss or with recovery
+        "restart", this is the contributor set of the whole result, in rank order. Of what is
+        gathered or exchanged it has everybody whose shard is there.
         """
         return tuple(dict.fromkeys(peer for part in self.ranges for peer in part.contributors))
 

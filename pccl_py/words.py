@@ -83,8 +83,12 @@ class Recovery(IntEnum):
     """What an operation does when a peer dies inside it. Functions also take the lower-case name.
 
     DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
-    contributors may differ per range. RESTART: one contributor set for the whole result. RAISE:
-    `Aborted` on every survivor, unless all had voted when the loss was noticed.
+    contributors may differ per range. RESTART: one contributor set for the whole result; of what is
+    gathered or exchanged, each shard is there whole or is zeros. RAISE: `Aborted` on every
+    survivor, unless all had voted when the loss was noticed.
+
+    Of who was lost before a call, or has left, nothing is raised: until the next safe point calls
+    are those of the members that are left, whose number is `info().alive`.
     """
 
     DEFAULT = 0
@@ -109,9 +113,9 @@ class Strategy(IntEnum):
 class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name.
 
-    AUTO: the ring without a codec, direct with one. RING: from each member to the next. DIRECT:
-    from everybody to the owner of each part, and from there to everybody. Broken links, and groups
-    of more than 32 members, may leave no choice.
+    AUTO: direct with a codec, and for scatter, gather and all_to_all; else the ring. RING: from
+    each member to the next. DIRECT: from everybody to the owner of each part, and from there to
+    everybody. Broken links, and groups of more than 32 members, may leave no choice.
     """
 
     AUTO = 0

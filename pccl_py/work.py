@@ -102,6 +102,7 @@ class Work:
     def __await__(self) -> Generator[asyncio.Future[None], None, Outcome]:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
+        For `asyncio.gather`, `wait_for` and `ensure_future`; no coroutine, which a task is made of.
         A task that is cancelled while it awaits does not withdraw the operation: `cancel` does, and
         so does the end of the last reference to this Work, which the task may have held.
         """

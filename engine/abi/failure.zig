@@ -748,9 +748,8 @@ pub fn operation(op: *const session.Operation) Error {
         .aborted => aborted(op, name),
         .expelled => fail(
             .expelled,
-            "{s}: " ++ removed ++ ". The input is as it was; close this communicator and create " ++
-                "a new one",
-            .{name},
+            "{s}: " ++ removed ++ ". {s}. Close this communicator and create a new one",
+            .{ name, kept(op) },
         ),
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
@@ -761,7 +760,7 @@ pub fn operation(op: *const session.Operation) Error {
         ) else fail(
             .in_doubt,
             "{s}: {s} after this peer had voted, so the others may have committed it; resolve " ++
-                "its work to know. The buffer is as it was",
+                "its work to know. {s}",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
@@ -769,32 +768,35 @@ pub fn operation(op: *const session.Operation) Error {
                         "it, or is stuck)",
                     else => "it was withdrawn here",
                 } else "the connection to the coordinator was lost",
+                kept(op),
             },
         ),
         .deadline_exceeded => if (op.op.descriptor.kind == .send_recv) fail(
             .deadline_exceeded,
-            "{s}: the deadline passed; probably that rank has not called {s}, or is stuck. What " ++
-                "this call was given is as it was",
-            .{ name, switch (part_of(op)) {
-                .send => "recv",
-                .recv => "send",
-            } },
+            "{s}: the deadline passed; probably that rank has not called {s}, or is stuck. {s}",
+            .{
+                name,
+                switch (part_of(op)) {
+                    .send => "recv",
+                    .recv => "send",
+                },
+                kept(op),
+            },
         ) else fail(
             .deadline_exceeded,
             "{s}: the deadline passed; probably another member has not called it, or is stuck. " ++
-                "The input is as it was, and the operation is aborted on every member",
-            .{name},
+                "The operation is aborted on every member. {s}",
+            .{ name, kept(op) },
         ),
         .too_few_peers => fail(
             .too_few_peers,
-            "{s}: fewer than min_world_size peers are left in the group. The input is as it was",
-            .{name},
+            "{s}: fewer than min_world_size peers are left in the group. {s}",
+            .{ name, kept(op) },
         ),
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "{s}: the connection to the coordinator was lost. The input is as it was. " ++
-                start_again,
-            .{name},
+            "{s}: the connection to the coordinator was lost. {s}. " ++ start_again,
+            .{ name, kept(op) },
         ),
         .state_unavailable => fail(
             .state_unavailable,
@@ -805,11 +807,19 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .cancelled => fail(
             .cancelled,
-            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. The " ++
-                "input is as it was",
-            .{name},
+            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+            .{ name, kept(op) },
         ),
     };
+}
+
+/// What has become of the memory that the caller gave (docs/PROMISE.md, P3).
+fn kept(op: *const session.Operation) []const u8 {
+    const arrays = &op.executor.arrays;
+    if (!arrays.has_apart()) return "The input is as it was";
+    if (op.op.descriptor.kind == .send_recv) return "Its array may hold a part of the message";
+    if (!arrays.has_input()) return "The output may hold a part of the result";
+    return "The input is as it was; an output apart from it may hold a part of the result";
 }
 
 /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
@@ -846,19 +856,18 @@ fn way(part: Part) []const u8 {
 fn aborted(op: *const session.Operation, name: []const u8) Error {
     const peer = op.failure.peer.short();
     const reason = op.failure.reason orelse
-        return fail(.aborted, "{s} was aborted. The input is as it was", .{name});
+        return fail(.aborted, "{s} was aborted. {s}", .{ name, kept(op) });
     return switch (reason) {
         .deadline => fail(
             .aborted,
-            "{s} was aborted, because the deadline of peer {s} passed. The input is as it was; " ++
-                "it may be called again",
-            .{ name, peer },
+            "{s} was aborted, because the deadline of peer {s} passed; it may be called again. " ++
+                "{s}",
+            .{ name, peer, kept(op) },
         ),
         .cancelled => fail(
             .aborted,
-            "{s} was aborted, because peer {s} withdrew it. The input is as it was; it may be " ++
-                "called again",
-            .{ name, peer },
+            "{s} was aborted, because peer {s} withdrew it; it may be called again. {s}",
+            .{ name, peer, kept(op) },
         ),
         .mismatch, .contradiction, .structure, .state_conflict => mismatch(op, name),
         .state_unavailable => fail(.state_unavailable, "{s}: nobody holds the state", .{name}),
@@ -866,45 +875,51 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             .aborted,
             "{s} was aborted, because peers {s} and {s} hold different results: its buffer was " ++
                 "written while the call ran (by another call in flight?), or one of them has " ++
-                "faulty memory or another build of this library. The input is as it was",
-            .{ name, peer, op.failure.other.short() },
+                "faulty memory or another build of this library. {s}",
+            .{ name, peer, op.failure.other.short(), kept(op) },
         ),
         .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
             .aborted,
-            "{s} was aborted, because peer {s}, which has that rank, was lost. What this call " ++
-                "was given is as it was",
-            .{ name, peer },
+            "{s} was aborted, because peer {s}, which has that rank, was lost; so is each call " ++
+                "that names it, until the next safe point. {s}",
+            .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
-            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\". The " ++
-                "input is as it was",
-            .{ name, peer },
+            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\"; called " ++
+                "again, it is one of those who are left. {s}",
+            .{ name, peer, kept(op) },
         ),
         // Who says so may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, peer {s}, was lost{s}. The input is as it was",
-            .{ name, op.op.descriptor.root.short(), switch (op.op.descriptor.kind) {
-                .broadcast => " before another peer held all of its data",
-                else => "",
-            } },
+            "{s} was aborted, because its root, peer {s}, was lost{s}; so is each call with it, " ++
+                "until the next safe point. {s}",
+            .{
+                name,     op.op.descriptor.root.short(),
+                switch (op.op.descriptor.kind) {
+                    .broadcast => " and nobody else holds all of its data",
+                    else => "",
+                },
+                kept(op),
+            },
         ),
         .link_broken => fail(
             .aborted,
             "{s} was aborted, because {s} peer {s} is broken: nothing came through for the " ++
                 "silence limit, and this kind of operation takes no other way (others go around " ++
-                "such a link). What this call was given is as it was",
+                "such a link). {s}",
             .{
                 name,
                 if (unreachable_peer(op) != null) "the link between this peer and" //
                 else "a link of",
                 if (unreachable_peer(op)) |id| id.short() else peer,
+                kept(op),
             },
         ),
         .too_few_peers => fail(
             .too_few_peers,
-            "{s}: fewer than min_world_size peers are left. The input is as it was",
-            .{name},
+            "{s}: fewer than min_world_size peers are left. {s}",
+            .{ name, kept(op) },
         ),
     };
 }
@@ -934,32 +949,33 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .mismatch,
         "{s}: peers {s} and {s} made the same call, but cut it into different numbers of " ++
             "chunks: one of them has another build of this library or other settings than this " ++
-            "run. The input is as it was",
-        .{ name, op.failure.peer.short(), op.failure.other.short() },
+            "run. {s}",
+        .{ name, op.failure.peer.short(), op.failure.other.short(), kept(op) },
     );
     if (op.op.descriptor.kind == .send_recv) return fail(
         .mismatch,
         "{s}: the two called different things: peer {s} {s}, peer {s} {s}. Both must name as " ++
-            "many elements of one dtype, after the same safe points. What this call was given " ++
-            "is as it was",
+            "many elements of one dtype, after the same safe points. {s}",
         .{
             name,
             op.failure.peer.short(),
             describe(op.failure.descriptor, &first),
             op.failure.other.short(),
             describe(op.failure.other_descriptor, &second),
+            kept(op),
         },
     );
     return fail(
         .mismatch,
         "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must " ++
-            "make the same calls in the same order on each tag. The input is as it was",
+            "make the same calls in the same order on each tag. {s}",
         .{
             name,
             op.failure.peer.short(),
             describe(op.failure.descriptor, &first),
             op.failure.other.short(),
             describe(op.failure.other_descriptor, &second),
+            kept(op),
         },
     );
 }
@@ -1042,12 +1058,22 @@ fn expect_words_of_both_languages(err: Error) !void {
     }
 }
 
+/// Of an operation in a test, which has no memory.
+const no_arrays: @FieldType(@FieldType(session.Operation, "executor"), "arrays") = .{
+    .list = &.{},
+    .places = &.{},
+    .is_kept = &.{},
+    .result_bytes = 0,
+    .encoded_bytes = 0,
+};
+
 test "no sentence about a group or an operation has a word that only C knows" {
     for (std.enums.values(session.Status)) |value| {
         try expect_words_of_both_languages(membership(value));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
         op.sync = null;
+        op.executor.arrays = no_arrays;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
         op.status = value;
@@ -1064,6 +1090,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
 test "an operation and a safe point say the same of why the coordinator removed this peer" {
     var op: session.Operation = undefined;
     op.sync = null;
+    op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
@@ -1078,6 +1105,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
     op.sync = null;
+    op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
     op.status = .mismatch;
@@ -1097,6 +1125,7 @@ test "a contradiction about chunks names both peers" {
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
     op.sync = null;
+    op.executor.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
         .dtype = .f32,

@@ -98,6 +98,19 @@ pub const Arrays = struct {
         return arrays;
     }
 
+    /// Whether a part of the result lies where nothing is kept.
+    pub fn has_apart(arrays: *const Arrays) bool {
+        for (arrays.places) |*place| {
+            if (place.recv != nowhere and !arrays.is_kept[place.array]) return true;
+        }
+        return false;
+    }
+
+    pub fn has_input(arrays: *const Arrays) bool {
+        for (arrays.places) |*place| if (place.send != nowhere) return true;
+        return false;
+    }
+
     /// Of a shard that this peer contributes.
     pub fn send(arrays: *const Arrays, shard: usize) [*]const u8 {
         const place = &arrays.places[shard];

@@ -15,9 +15,8 @@
 //! The result grows in the caller's buffer. In place, each piece of it is saved in `shadow` before
 //! its first byte is overwritten, in the step that reads it anyway, so that a call that fails gives
 //! back what was there (docs/PROMISE.md, P3). Apart from the input nothing is saved: what is there
-//! after a failure is unspecified. Partial sums wait in slots. Whoever
-//! may send some has slots of its own here, so nobody's wait for those of another and no cycle of
-//! full buffers can form.
+//! after a failure is unspecified. Partial sums wait in slots. Whoever may send some has slots of
+//! its own here, so nobody's wait for those of another and no cycle of full buffers can form.
 //!
 //! Who calls: session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
 
@@ -288,7 +287,8 @@ pub const Executor = struct {
         executor.arena = arena;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
         executor.settle_own();
-        executor.work(); // all that is small, so that it costs no round of the loop
+        // All that is small, so that it costs no round of the loop.
+        if (executor.own_left.count > 0) executor.work();
         return executor;
     }
 
@@ -1248,12 +1248,6 @@ pub const Executor = struct {
         if (x.own_left.count > 0) return false;
         // Of a message the other must have called, also where there is nothing to move.
         return x.descriptor.kind != .send_recv or x.targets[1 - x.position].open;
-    }
-
-    /// The last thing that it waits for may be a frame that leaves.
-    pub fn completes_by_sending(x: *const Executor) bool {
-        if (x.descriptor.kind.is_private()) return true;
-        return x.piece_count() > 0 and x.source(0) != null;
     }
 
     /// Order-independent digest of what all members have; 0 where results are private.

@@ -294,7 +294,8 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
-    if (operation.executor.completes_by_sending()) check_complete(s, operation);
+    // What it was waiting for may be that this has left.
+    if (!operation.op.complete) check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.
     if (lane.out.slot != collective.Executor.no_slot) wake_all(s, operation);
 }

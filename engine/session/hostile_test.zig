@@ -303,7 +303,7 @@ test "a new attempt needs no memory: one that has voted could not be withdrawn f
     const node = &w.nodes[0];
     const epoch = node.group.member.current.?;
     var bytes: [2][100]u8 = .{ @splat(1), @splat(2) };
-    // The root of a broadcast votes as it calls.
+    // The root of a small broadcast votes as it calls.
     const operation = try broadcast(node, &bytes[0]);
     try w.settle();
     const attempts = operation.history.entries.items.ptr;

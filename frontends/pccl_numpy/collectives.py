@@ -28,6 +28,7 @@ from pccl_py import (
     Recovery,
     ReduceOp,
 )
+from pccl_py.collectives import check_no_root
 
 Array = NDArray[Any]
 
@@ -203,6 +204,7 @@ def reduce(
     source = np.asarray(x)
     check_dtype(source)
     send = packed(source)
+    check_no_root(out)
     if not is_root(comm, root):
         outcome = call(send, None)
         return (None, outcome) if return_outcome else None

@@ -27,6 +27,7 @@ from pccl_numpy.collectives import (
 )
 from pccl_numpy.shards import Rows
 from pccl_py import Codec, CodecKind, Group, InvalidArgument, Outcome, PeerId, Plan, Recovery
+from pccl_py.collectives import check_no_root
 
 
 @overload
@@ -185,6 +186,7 @@ def gather(
     check_dtype(source, moves=True)
     part = packed(source).reshape(1) if source.ndim == 0 else packed(source)
     rows = Rows.of_part(comm, part, counts)
+    check_no_root(out)
     if not is_root(comm, root):
         outcome = call(None)
         return (None, outcome) if return_outcome else None

@@ -175,7 +175,7 @@ class Processes:
         succeeded = sum(1 for code in codes.values() if code == 0)
         if succeeded >= needed:
             return 0
-        self._say(f"{succeeded} of {self._n} processes succeeded; {needed} were needed")
+        self._say(f"{succeeded} of {self._n} processes succeeded, {needed} needed")
         failed = next(code for code in codes.values() if code != 0)  # the first to fail
         return failed if failed > 0 else 128 - failed
 

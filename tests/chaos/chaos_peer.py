@@ -42,9 +42,9 @@ class Pending:
 
     call: Call
     where: tuple[int, int]  # epoch and round in which it began
-    send: np.ndarray
+    send: np.ndarray  # in place it is recv
     recv: np.ndarray
-    before: np.ndarray  # what recv was
+    before: np.ndarray  # what send was
     work: pccl.Work
 
 
@@ -125,7 +125,7 @@ class ChaosPeer:
             if error is None:
                 self._check(carried, outcome_fields(carried.work.outcome))
             elif isinstance(error, (pccl.Cancelled, pccl.Aborted, *LOST)):
-                self._check_untouched(carried, kind)
+                self._check_input(carried, kind)
             else:
                 self.violation(f"{carried.call} ended with {kind}: {error}")
 
@@ -184,6 +184,7 @@ class ChaosPeer:
             lost = self._settle(one, report) or lost
         self.say("round", **report)
         if lost is not None:
+            self._check_lost(lost)
             raise Lost(lost)
         if finish:
             self._finish_carried()
@@ -196,6 +197,7 @@ class ChaosPeer:
         lost = self._settle(carried, report)
         self.say("round", **report)
         if lost is not None:
+            self._check_lost(lost)
             raise Lost(lost)
 
     def _begin(self, call: Call) -> Pending:
@@ -207,7 +209,7 @@ class ChaosPeer:
         else:
             send = digits(self._number, call.count, call.salt)
         recv = send if call.in_place else np.full(call.count, 5, np.uint64)
-        before = recv.copy()
+        before = send.copy()
         self._in_flight += 1
         self._begun += 1
         self.mark()
@@ -226,7 +228,7 @@ class ChaosPeer:
             try:
                 fields = outcome_fields(pending.work.wait())
             except pccl.InDoubt:
-                self._check_untouched(pending, "InDoubt")
+                self._check_input(pending, "InDoubt")
                 fields = outcome_fields(pending.work.resolve(RESOLVE_SECONDS))
             self._check(pending, fields)
             if pending.where == (self._epoch, self._round):
@@ -234,16 +236,16 @@ class ChaosPeer:
             kept = ("epoch", "tag", "sequence", "digest", "ranges", "attempts")
             entry.update({key: fields[key] for key in kept})
         except LOST as error:
-            self._check_untouched(pending, type(error).__name__)
+            self._check_input(pending, type(error).__name__)
             entry["lost"] = lost = f"{type(error).__name__}: {error}"
         except pccl.Aborted as error:
-            self._check_untouched(pending, "Aborted")
+            self._check_input(pending, "Aborted")
             entry["aborted"] = str(error)
             if not pending.call.may_abort:
                 self.violation(f"{pending.call} aborted: {error}")
         except (pccl.PcclError, TimeoutError) as error:
-            self.violation(f"{pending.call} ended with {type(error).__name__}: {error}")
-            entry["aborted"] = f"{type(error).__name__}: {error}"
+            entry["unknown"] = f"{type(error).__name__}: {error}"
+            self.violation(f"{pending.call} ended with {entry['unknown']}")
         self._in_flight -= 1
         self.mark()
         report["operations"].append(entry)
@@ -261,12 +263,24 @@ class ChaosPeer:
         except AssertionError as error:
             self.violation(f"{pending.where} {call}: {error}")
 
-    def _check_untouched(self, pending: Pending, kind: str) -> None:
-        if not np.array_equal(pending.recv, pending.before):
+    def _check_input(self, pending: Pending, kind: str) -> None:
+        if not np.array_equal(pending.send, pending.before):
             self.violation(
-                f"{pending.where} {pending.call} ended with {kind} and changed its buffer: "
-                f"{oracle.explain(pending.recv, pending.before)}"
+                f"{pending.where} {pending.call} ended with {kind} and changed its input: "
+                f"{oracle.explain(pending.send, pending.before)}"
             )
+
+    def _check_lost(self, error: str) -> None:
+        """Who was removed does not go on."""
+        assert self._comm is not None
+        try:
+            self._comm.barrier(tag=STATE_TAG, deadline=DEADLINE_SECONDS)
+        except LOST:
+            return
+        except pccl.PcclError as other:
+            self.violation(f"after {error} a barrier ended with {type(other).__name__}: {other}")
+            return
+        self.violation(f"after {error} a barrier was committed")
 
     # ---- state
 

@@ -76,9 +76,10 @@ class Ledger:
         epoch, round_number, index = entry["key"]
         key = (epoch, round_number, index)
         operation = self._operations.setdefault(key, Operation())
-        if "lost" in entry:
-            self.outcomes["lost"] += 1
-            return
+        for kind in ("lost", "unknown"):
+            if kind in entry:
+                self.outcomes[kind] += 1
+                return
         if "aborted" in entry:
             self.outcomes["aborted"] += 1
             operation.aborted[number] = entry["aborted"]

@@ -139,7 +139,7 @@ def test_g5_an_abort_after_this_peer_had_everything_gives_the_input_back() -> No
         for peer, answer in zip(made.survivors, losses.strike(made, "raise"), strict=True):
             if isinstance(answer, Raised):
                 assert answer.kind == "Aborted"
-                made.check_untouched(peer, 8)
+                made.check_input(peer, 8)
             else:  # all had voted: it is a success of everybody's
                 oracle.check_contributors(answer, [made.everybody])
         losses.go_on(made)

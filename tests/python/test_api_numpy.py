@@ -430,8 +430,17 @@ def test_out_must_be_an_array(alone: pccl.Communicator) -> None:
         pnp.all_reduce(alone, np.ones(1), [0.0])  # type: ignore[call-overload]
 
 
+def test_a_root_in_the_place_of_out_is_refused_on_every_rank(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        for call in (pnp.reduce, pnp.gather):
+            with pytest.raises(TypeError, match="root=1"):
+                call(comm, np.ones(2), 1)  # type: ignore[call-overload]
+
+    world.run(program)
+
+
 def test_a_doubt_names_the_array_that_its_resolution_fills(world: pccl.LocalWorld) -> None:
-    """The root of a broadcast votes at once, and so is in doubt until the other has called."""
+    """The root of a small broadcast votes at once: it is in doubt until the other has called."""
 
     def program(comm: pccl.Communicator) -> np.ndarray | None:
         if comm.rank == 1:

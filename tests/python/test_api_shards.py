@@ -773,6 +773,30 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             )
 
 
+def test_a_root_in_the_place_of_out_is_refused_on_every_rank(world: pccl.LocalWorld) -> None:
+    """reduce(x, 1) means root=1 to nobody: no rank may begin with another one."""
+
+    def program(comm: pccl.Communicator) -> None:
+        for call in (comm.reduce, comm.gather):
+            for root in (1, comm.members[1]):
+                with pytest.raises(TypeError, match="root="):
+                    call(np.ones(4), root)
+
+    world.run(program)
+
+
+def test_counts_may_be_arrays(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> list[float]:
+        to_each: Any = np.array([1, 2, 0])
+        from_each: Any = np.full(3, to_each[comm.rank])
+        sent = np.full(3, comm.rank + 1.0)
+        received = np.zeros(int(from_each.sum()))
+        comm.all_to_all(sent, received, to_each, from_each)
+        return [float(each) for each in received]
+
+    assert world.run(program) == [[1, 2, 3], [1, 1, 2, 2, 3, 3], []]
+
+
 def test_equal_counts_are_those_of_a_call_without(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> list[float]:
         out = np.zeros(6)

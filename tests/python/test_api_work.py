@@ -226,8 +226,8 @@ def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> No
 
 # ---- in doubt --------------------------------------------------------------------------------
 #
-# The root of a broadcast has everything from the start, so it votes at once; a deadline that passes
-# after that leaves it in doubt, until the others decide.
+# The root of a broadcast has everything from the start, so it votes at once if that is a window or
+# 2 MiB at most; a deadline that passes after that leaves it in doubt, until the others decide.
 
 
 def in_doubt(comm: pccl.Communicator, array: np.ndarray) -> pccl.Work:

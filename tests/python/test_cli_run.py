@@ -85,7 +85,7 @@ def test_enough_processes_must_succeed(start: Any, minimum: int, code: int) -> N
     )
     assert program.end() == code
     assert "process 1 exited with status 3" in program.errors
-    assert ("2 of 3 processes succeeded; 3 were needed" in program.errors) == (code != 0)
+    assert ("2 of 3 processes succeeded, 3 needed" in program.errors) == (code != 0)
 
 
 def test_a_process_that_is_killed_is_reported_by_its_signal(start: Any) -> None:
