@@ -895,7 +895,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             "{s} was aborted, because its root, peer {s}, was lost{s}; so is each call with it, " ++
                 "until the next safe point. {s}",
             .{
-                name,     op.op.descriptor.root.short(),
+                name,
+                op.op.descriptor.root.short(),
                 switch (op.op.descriptor.kind) {
                     .broadcast => " and nobody else holds all of its data",
                     else => "",
