@@ -442,4 +442,7 @@ def test_a_closed_world_leaves_no_threads_and_no_descriptors() -> None:
         with pccl.LocalWorld(3) as world:
             world.run(lambda comm: comm.barrier())
         del world
-    assert open_now() == before
+    # The kernel may list a thread for a moment after it was joined.
+    until = time.monotonic() + 20
+    while any(now > then for now, then in zip(open_now(), before, strict=True)):
+        assert time.monotonic() < until, f"{open_now()} after {before}"
