@@ -111,6 +111,13 @@ fn protocol_options(
     if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
     if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
+    inline for (.{ "heartbeat_ns", "silence_ns", "prepare_ns" }) |name| {
+        if (@field(options, name) > limits.interval_ns_max) return status.fail(
+            .invalid_argument,
+            name ++ " is {d}, which is more than seven days, {d}",
+            .{ @field(options, name), limits.interval_ns_max },
+        );
+    }
     if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(
         .invalid_argument,
         "silence ({d} s) must be at least three times heartbeat ({d} s)",
@@ -219,6 +226,7 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "min_world_size", .value = 513 },
         .{ .field = "silence_ns", .value = 1 },
         .{ .field = "window_bytes", .value = 1 << 40 },
+        .{ .field = "prepare_ns", .value = 8 * std.time.ns_per_day },
         .{ .field = "size", .value = 3 },
     }) |case| {
         var bad = options;

@@ -31,8 +31,19 @@ pub const eager_bytes_max = 16 * KiB;
 /// Operations that may do so on one link at the same time; others wait until the receiver has
 /// called. Enforced by the sender (session/frames.zig).
 pub const eager_operations_max = 128;
-/// Safe points of one group: only a liar gets there. Enforced where a count comes in.
+/// Safe points of one group: only a liar gets there. Enforced where a count comes in, as are all
+/// bounds of numbers that messages and records carry (wire/codec.zig: bounds).
 pub const safe_points_max = 1 << 62;
+/// Operations of one tag, and slots or pieces of one operation in a frame: only a liar gets there.
+pub const sequences_max = 1 << 62;
+pub const frame_index_max = 1 << 62;
+/// Attempts of an epoch that a member tells of: only a liar tells of more.
+pub const attempts_max = (1 << 31) - 1;
+/// Epochs of a group and starts of a coordinator, in a journal.
+pub const epochs_max = 1 << 62;
+pub const incarnations_max = (1 << 32) - 2;
+/// Heartbeat, silence limit and the time to prepare. Enforced by the coordinator's options.
+pub const interval_ns_max = 7 * std.time.ns_per_day;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.

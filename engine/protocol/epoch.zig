@@ -520,6 +520,7 @@ pub const Epoch = struct {
             vouched = @max(vouched, @min(count, largest));
             largest = @max(largest, count);
         }
+        // All three have a bound where they come in, so this is below `safe_points_max`.
         return @min(largest, vouched + base.limits.safe_points_ahead_max);
     }
 
@@ -539,7 +540,7 @@ pub const Epoch = struct {
         if (report.attempt > epoch.attempt) {
             // Under the coordinator before this one there were more attempts than are set aside for
             // a start. Those who are alive tell the last of them.
-            if (!epoch.recovering or report.attempt > attempts_max) return error.Unexpected;
+            if (!epoch.recovering) return error.Unexpected;
             epoch.attempt = report.attempt;
         }
         try epoch.acknowledge(rank, report.decisions_seen);
@@ -689,7 +690,6 @@ pub const Epoch = struct {
         try epoch.acknowledge(rank, message.decisions_seen);
         if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
             return error.Unexpected;
-        if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
         if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
@@ -812,8 +812,6 @@ pub const Epoch = struct {
     const start_bits = 40;
     /// After that many, attempts of different starts are not told apart any more.
     const starts_max = std.math.maxInt(u32) >> 17;
-    /// Only a liar tells of more.
-    const attempts_max = std.math.maxInt(u32) >> 1;
 
     /// After a loss: what all others have voted for is committed.
     pub fn commit_voted(epoch: *Epoch) ProtocolError!void {
@@ -868,7 +866,6 @@ pub const Epoch = struct {
     ) ProtocolError!void {
         if (!epoch.hears_reports_of(message.attempt)) return;
         if (epoch.members[rank].reported) return error.Unexpected;
-        if (message.chunks > base.limits.chunks_max) return error.Unexpected;
         if (message.begun_attempt == 0 or message.begun_attempt > epoch.attempt)
             return error.Unexpected;
         if (message.voted_attempt > epoch.attempt) return error.Unexpected;

@@ -340,7 +340,6 @@ pub const Group = struct {
         if (round != group.round or group.phase != .ask) return;
         const epoch = group.current() orelse return;
         const rank = epoch.rank_of(peer) orelse return;
-        if (count >= base.limits.safe_points_max) return error.Unexpected;
         epoch.members[rank].safe_points = count;
         group.advance(now);
     }

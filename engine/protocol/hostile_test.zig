@@ -504,6 +504,12 @@ test "a member that claims to be far ahead of all others does not keep them wait
         .{ .counts = .{ limits.safe_points_max - 1, 12 }, .committed_at = 11, .meet = 13 + ahead },
         // One that says that it is behind does not pull the others back from what was committed.
         .{ .counts = .{ 0, 20_000 }, .committed_at = 19_990, .meet = 20_001 },
+        // All lie alike: the group has come to the end of its safe points, and nothing overflows.
+        .{
+            .counts = @splat(limits.safe_points_max - 1),
+            .committed_at = limits.safe_points_max - 1,
+            .meet = limits.safe_points_max,
+        },
     }) |case| {
         var court: Court = undefined;
         try court.init(gpa);
@@ -521,6 +527,48 @@ test "a member that claims to be far ahead of all others does not keep them wait
             .decisions_seen = 0,
         } });
         try expectEqual(case.meet, try meet(&court, case.counts));
+    }
+}
+
+test "a number beyond its bound costs the member that sends it its place, and nobody else anything" {
+    const Case = struct { name: []const u8, message: control.Message };
+    var op_at_end = descriptor;
+    op_at_end.safe_points = limits.safe_points_max;
+    const done: control.Done = .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = 1,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .descriptor = descriptor,
+        .digest = 7,
+        .decisions_seen = 0,
+    };
+    var late = done;
+    late.descriptor = op_at_end;
+    var large = done;
+    large.descriptor.count = limits.elements_max + 1;
+    var last = done;
+    last.op.sequence = limits.sequences_max + 1;
+    for ([_]Case{
+        .{ .name = "safe points of a vote", .message = .{ .done = late } },
+        .{ .name = "elements of a vote", .message = .{ .done = large } },
+        .{ .name = "the sequence of a vote", .message = .{ .done = last } },
+        .{ .name = "safe points", .message = .{ .safe_points = .{
+            .group = 0,
+            .round = 1,
+            .count = limits.safe_points_max,
+        } } },
+        .{ .name = "a group", .message = .{ .leave = .{ .group = limits.groups_max } } },
+    }) |case| {
+        errdefer std.debug.print("{s}\n", .{case.name});
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        try court.say(2, case.message);
+        try expectEqual(null, court.peers[2]);
+        try expect(court.peers[0] != null and court.peers[1] != null);
+        try court.expect_said("info peer 03000000 is gone: it broke the protocol (OutOfRange)");
     }
 }
 
@@ -1368,7 +1416,7 @@ test "an abort of the last sequence there is, which a member makes up, is taken 
     var w: Witness = undefined;
     try w.init();
     defer w.member.deinit();
-    const last = std.math.maxInt(u64);
+    const last = limits.sequences_max;
     for ([_]u64{ last - 2, last - 1, last, last }, 1..) |sequence, decision| {
         try w.abort(2, 7, sequence, decision);
     }

@@ -32,10 +32,27 @@ pub const Settings = struct {
     initial_world_size: u32,
     /// "host:port" as in the token.
     address: Bytes = .{},
+
+    pub const bounds = .{
+        .port = .any,
+        .lanes = limits.lanes_per_link_max,
+        .chunk_bytes = limits.frame_payload_bytes_max,
+        .window_bytes = limits.window_bytes_max,
+        .heartbeat_ns = limits.interval_ns_max,
+        .silence_ns = limits.interval_ns_max,
+        .prepare_ns = limits.interval_ns_max,
+        .min_world_size = limits.peers_max,
+        .initial_world_size = limits.peers_max,
+        .address = limits.address_bytes_max,
+    };
 };
 
 /// A coordinator began to use this journal; the first one is 1.
-pub const Start = struct { incarnation: u32 };
+pub const Start = struct {
+    incarnation: u32,
+
+    pub const bounds = .{ .incarnation = limits.incarnations_max };
+};
 
 pub const GroupMade = struct {
     id: u16,
@@ -43,6 +60,13 @@ pub const GroupMade = struct {
     initial_world_size: u32,
     /// No epoch has this number or a smaller one again.
     last_epoch: u64,
+
+    pub const bounds = .{
+        .id = limits.groups_max - 1,
+        .name = limits.name_bytes_max,
+        .initial_world_size = limits.peers_max,
+        .last_epoch = limits.epochs_max,
+    };
 };
 
 /// What the members are told, before they are told.
@@ -50,8 +74,19 @@ pub const Activation = wire.control.Activate;
 
 /// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
 /// write may end anywhere.
-pub const Removal = struct { group: u16, peer: PeerId, epochs: List(From) };
-pub const From = struct { epoch: u64, attempt: u32 };
+pub const Removal = struct {
+    group: u16,
+    peer: PeerId,
+    epochs: List(From),
+
+    pub const bounds = .{ .group = limits.groups_max - 1, .epochs = 2 };
+};
+pub const From = struct {
+    epoch: u64,
+    attempt: u32,
+
+    pub const bounds = .{ .epoch = .any, .attempt = .any };
+};
 
 pub const Record = union(enum(u16)) {
     settings: Settings = 1,
@@ -335,21 +370,17 @@ fn decode(number: u16, body: []const u8) Error!Record {
                 return error.BadRecord,
         ),
     };
-    if (reader.offset != body.len or !within_limits(&record)) return error.BadRecord;
+    if (reader.offset != body.len or !is_sensible(&record)) return error.BadRecord;
     return record;
 }
 
-/// Whoever reads the records back needs no more memory than whoever wrote them.
-fn within_limits(record: *const Record) bool {
+/// What bounds do not say (wire/codec.zig).
+fn is_sensible(record: *const Record) bool {
     return switch (record.*) {
-        .settings => |*settings| settings.address.data.len <= limits.address_bytes_max,
-        .start => true,
-        .group => |*group| group.id < limits.groups_max and group.name.data.len > 0 and
-            group.name.data.len <= limits.name_bytes_max,
-        .activation => |*it| it.group < limits.groups_max and it.members.count > 0 and
-            it.members.count <= limits.peers_max and it.joined <= it.members.count and
-            it.left.count <= limits.peers_max,
-        .removal => |*removal| removal.group < limits.groups_max and removal.epochs.count <= 2,
+        .settings, .start, .removal => true,
+        .group => |*group| group.name.data.len > 0,
+        .activation => |*it| it.members.count > 0 and it.joined <= it.members.count and
+            it.epoch <= limits.epochs_max,
     };
 }
 

@@ -196,14 +196,14 @@ pub const Epoch = struct {
             if (stored.has(id)) return;
             if (stored.tag != id.tag or stored.end != id.sequence) continue;
             if (!std.meta.eql(stored.failure, failure)) continue;
-            stored.end +|= 1; // members name what they like, the last sequence too
+            stored.end += 1;
             return;
         }
         if (epoch.aborts.items.len >= base.limits.decisions_kept_max) epoch.make_room();
         try epoch.aborts.append(gpa, .{
             .tag = id.tag,
             .first = id.sequence,
-            .end = id.sequence +| 1,
+            .end = id.sequence + 1,
             .maker = epoch.rank_of(failure.peer) orelse unknown_maker,
             .failure = failure,
         });
@@ -429,10 +429,8 @@ pub const Member = struct {
 
     fn epoch_create(m: *Member, message: *const control.Activate) EpochError!*Epoch {
         const gpa = m.gpa;
-        if (message.members.count == 0 or message.members.count > base.limits.peers_max)
+        if (message.members.count == 0 or message.joined > message.members.count)
             return error.Unexpected;
-        if (message.joined > message.members.count) return error.Unexpected;
-        if (message.safe_point > base.limits.safe_points_max) return error.Unexpected;
         const ids = try ids_copy(gpa, &message.members);
         errdefer gpa.free(ids);
         const rank = for (ids, 0..) |id, index| {
@@ -769,7 +767,6 @@ pub const Member = struct {
         if (message.attempt != epoch.attempt or !epoch.running) return null;
         const op = epoch.find(message.op) orelse return null;
         if (op.descriptor.kind != .sync) return error.Unexpected;
-        if (message.revision > base.limits.state_revisions_max) return error.Unexpected;
         if (op.state == .in_doubt) return null;
         if (op.complete) return error.Unexpected;
         op.state = .running;
@@ -1044,8 +1041,7 @@ pub const Member = struct {
         var it = message.kept.iterator();
         for (kept) |*range| {
             range.* = it.next().?;
-            if (range.begin >= range.end or range.end > base.limits.chunks_max)
-                return error.Unexpected;
+            if (range.begin >= range.end) return error.Unexpected;
         }
         try epoch.resumes.append(m.gpa, .{ .id = message.op, .kept = kept });
     }

@@ -459,9 +459,7 @@ pub const Session = struct {
     }
 
     fn on_welcome(s: *Session, body: control.Welcome) protocol_error!void {
-        const sane = body.lanes >= 1 and body.lanes <= limits.lanes_per_link_max and
-            body.chunk_bytes >= 1 and body.chunk_bytes <= limits.frame_payload_bytes_max and
-            body.window_bytes >= 1 and body.window_bytes <= limits.window_bytes_max and
+        const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
             body.heartbeat_ns > 0 and body.silence_ns >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
         s.welcomed = true;
@@ -512,7 +510,6 @@ pub const Session = struct {
 
     fn on_prepare(s: *Session, body: *const control.Prepare) protocol_error!void {
         const group = s.group_of(body.group) orelse return;
-        if (body.members.count > limits.peers_max) return error.Unexpected;
         try group.round_peers.ensureTotalCapacity(s.gpa, body.members.count);
         try group.round_members.ensureTotalCapacity(s.gpa, body.members.count);
         group.round_peers.clearRetainingCapacity();

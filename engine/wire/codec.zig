@@ -2,10 +2,15 @@
 //! Integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested structs,
 //! `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in declaration order.
 //! No padding, no pointers, no allocation: what is decoded refers to the bytes it came from.
+//!
+//! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
+//! lists. A struct names them in `bounds`, the largest legal value for each field, or `.any` where
+//! nothing is computed from a number: it is compared, handed back or shown. A field without one does
+//! not compile.
 
 const std = @import("std");
 
-pub const Error = error{ Short, Trailing, BadValue, TooLong };
+pub const Error = error{ Short, Trailing, BadValue, TooLong, OutOfRange };
 
 pub const Reader = struct {
     bytes: []const u8,
@@ -138,7 +143,11 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
         } else {
             var value: T = undefined;
             inline for (info.fields) |field| {
-                @field(value, field.name) = try read(field.type, reader);
+                const part = try read(field.type, reader);
+                if (comptime bound_of(T, field)) |most| {
+                    if (measure(part) > most) return error.OutOfRange;
+                }
+                @field(value, field.name) = part;
             }
             return value;
         },
@@ -146,7 +155,64 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
     }
 }
 
+/// The largest legal value of a field; null where any is, or where its type says it.
+fn bound_of(comptime T: type, comptime field: std.builtin.Type.StructField) ?u128 {
+    const measured = @typeInfo(field.type) == .int or (@typeInfo(field.type) == .@"struct" and
+        (@hasDecl(field.type, "is_wire_bytes") or @hasDecl(field.type, "wire_item")));
+    if (!measured) return null;
+    if (!@hasDecl(T, "bounds") or !@hasField(@TypeOf(T.bounds), field.name))
+        @compileError(@typeName(T) ++ ".bounds does not name " ++ field.name);
+    const bound = @field(T.bounds, field.name);
+    if (@TypeOf(bound) != @EnumLiteral()) return bound;
+    if (bound != .any) @compileError("a bound is a number or .any");
+    return null;
+}
+
+/// What a bound is about: the number, the length of bytes, or how many items a list has.
+fn measure(part: anytype) u128 {
+    const T = @TypeOf(part);
+    if (@typeInfo(T) == .int) return part;
+    return if (@hasDecl(T, "is_wire_bytes")) part.data.len else part.count;
+}
+
 test "a list with a lying count is an error, not an allocation" {
     var reader: Reader = .{ .bytes = &.{ 0xff, 0xff, 0xff, 0xff, 1, 2 } };
     try std.testing.expectError(error.Short, read(List(u16), &reader));
+}
+
+test "a number, a length and a count above their bounds are errors, up to them they are not" {
+    const Sample = struct {
+        number: u64,
+        tag: u64,
+        name: Bytes,
+        list: List(u16),
+
+        pub const bounds = .{ .number = 1 << 62, .tag = .any, .name = 3, .list = 2 };
+    };
+    const sample: Sample = .{
+        .number = 1 << 62,
+        .tag = std.math.maxInt(u64),
+        .name = .of("abc"),
+        .list = .of(&.{ 1, 2 }),
+    };
+    try expect_read(null, sample);
+    var above = sample;
+    above.number += 1;
+    try expect_read(error.OutOfRange, above);
+    above = sample;
+    above.name = .of("abcd");
+    try expect_read(error.OutOfRange, above);
+    above = sample;
+    above.list = .of(&.{ 1, 2, 3 });
+    try expect_read(error.OutOfRange, above);
+}
+
+fn expect_read(expected: ?Error, value: anytype) !void {
+    var bytes: [64]u8 = undefined;
+    var writer: Writer = .{ .bytes = &bytes };
+    try write(@TypeOf(value), value, &writer);
+    var reader: Reader = .{ .bytes = bytes[0..writer.offset] };
+    const result = read(@TypeOf(value), &reader);
+    if (expected) |err| return std.testing.expectError(err, result);
+    _ = try result;
 }

@@ -10,7 +10,15 @@ const List = codec.List;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
 
+const limits = base.limits;
+
 pub const header_bytes = 8;
+
+/// What bounds of messages are made of (codec.zig). Numbers of epochs, attempts, rounds and
+/// decisions are `.any`: whoever reads one compares it with those that it has given itself.
+const group_last = limits.groups_max - 1;
+/// The safe point after it has a number, too.
+const safe_points_told_max = limits.safe_points_max - 1;
 
 pub const OpKind = enum(u8) {
     all_reduce = 0,
@@ -110,6 +118,12 @@ pub const Descriptor = struct {
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
 
+    pub const bounds = .{
+        .count = limits.elements_max,
+        .counts = .any,
+        .safe_points = safe_points_told_max,
+    };
+
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
@@ -134,6 +148,8 @@ pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 8;
 pub const OpId = struct {
     tag: u64,
     sequence: u64,
+
+    pub const bounds = .{ .tag = .any, .sequence = limits.sequences_max };
 
     pub fn eql(a: OpId, b: OpId) bool {
         return a.tag == b.tag and a.sequence == b.sequence;
@@ -180,11 +196,37 @@ pub const LinkHealth = enum(u8) {
 pub const OpState = enum(u8) { running = 0, done = 1 };
 
 /// Chunks [begin, end), settled, reduced by the members of that attempt.
-pub const SettledRange = struct { begin: u32, end: u32, reduced_attempt: u32 };
-/// Chunks [begin, end) that are kept, and who holds them (ranks of the epoch).
-pub const KeptRange = struct { begin: u32, end: u32, reduced_attempt: u32, holders: Mask };
+pub const SettledRange = struct {
+    begin: u32,
+    end: u32,
+    reduced_attempt: u32,
 
-pub const MemberEntry = struct { id: PeerId, address: Bytes };
+    pub const bounds = .{
+        .begin = limits.chunks_max,
+        .end = limits.chunks_max,
+        .reduced_attempt = .any,
+    };
+};
+/// Chunks [begin, end) that are kept, and who holds them (ranks of the epoch).
+pub const KeptRange = struct {
+    begin: u32,
+    end: u32,
+    reduced_attempt: u32,
+    holders: Mask,
+
+    pub const bounds = .{
+        .begin = limits.chunks_max,
+        .end = limits.chunks_max,
+        .reduced_attempt = .any,
+    };
+};
+
+pub const MemberEntry = struct {
+    id: PeerId,
+    address: Bytes,
+
+    pub const bounds = .{ .address = limits.address_bytes_max };
+};
 
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
@@ -205,6 +247,8 @@ pub const StateTensor = struct {
     dtype: base.DType,
     may_differ: bool,
     shape: List(u64),
+
+    pub const bounds = .{ .name = limits.state_page_bytes, .shape = limits.state_dimensions_max };
 };
 
 // ---- peer to coordinator
@@ -218,6 +262,14 @@ pub const Join = struct {
     /// none. Who names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
+
+    pub const bounds = .{
+        .name = limits.name_bytes_max,
+        .address = limits.address_bytes_max,
+        .initial_world_size = limits.peers_max,
+        .round = .any,
+        .stop_round = .any,
+    };
 };
 /// An epoch that the peer is in.
 pub const EpochReport = struct {
@@ -228,20 +280,59 @@ pub const EpochReport = struct {
     decisions_seen: u64,
     alive: Mask,
     members: List(PeerId),
+
+    pub const bounds = .{
+        .epoch = .any,
+        .attempt = limits.attempts_max,
+        .decisions_seen = .any,
+        .members = limits.peers_max,
+    };
 };
 pub const JoinEnd = struct {};
-pub const Leave = struct { group: u16 };
-pub const Heartbeat = struct { number: u64, bytes_sent: u64, bytes_received: u64 };
-pub const HeartbeatAck = struct { number: u64 };
+pub const Leave = struct {
+    group: u16,
+
+    pub const bounds = .{ .group = group_last };
+};
+pub const Heartbeat = struct {
+    number: u64,
+    bytes_sent: u64,
+    bytes_received: u64,
+
+    pub const bounds = .{ .number = .any, .bytes_sent = .any, .bytes_received = .any };
+};
+pub const HeartbeatAck = struct {
+    number: u64,
+
+    pub const bounds = .{ .number = .any };
+};
 pub const Prepared = struct {
     group: u16,
     round: u64,
     /// The user waits to enter; of a newcomer it may come later than the lanes.
     entering: bool,
+
+    pub const bounds = .{ .group = group_last, .round = .any };
 };
-pub const SafePoints = struct { group: u16, round: u64, count: u64 };
-pub const Activated = struct { group: u16, epoch: u64 };
-pub const EpochClosed = struct { group: u16, epoch: u64 };
+pub const SafePoints = struct {
+    group: u16,
+    round: u64,
+    count: u64,
+
+    pub const bounds = .{ .group = group_last, .round = .any, .count = safe_points_told_max };
+};
+pub const Activated = struct {
+    group: u16,
+    epoch: u64,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any };
+};
+pub const EpochClosed = struct {
+    group: u16,
+    epoch: u64,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any };
+};
 pub const Done = struct {
     group: u16,
     epoch: u64,
@@ -250,8 +341,23 @@ pub const Done = struct {
     descriptor: Descriptor,
     digest: u128,
     decisions_seen: u64,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .digest = .any,
+        .decisions_seen = .any,
+    };
 };
-pub const GaveUp = struct { group: u16, epoch: u64, op: OpId, reason: AbortReason };
+pub const GaveUp = struct {
+    group: u16,
+    epoch: u64,
+    op: OpId,
+    reason: AbortReason,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any };
+};
 pub const MismatchSeen = struct {
     group: u16,
     epoch: u64,
@@ -259,6 +365,8 @@ pub const MismatchSeen = struct {
     mine: Descriptor,
     other: PeerId,
     theirs: Descriptor,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any };
 };
 pub const ReportOp = struct {
     group: u16,
@@ -273,18 +381,55 @@ pub const ReportOp = struct {
     digest: u128,
     chunks: u32,
     settled: List(SettledRange),
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .begun_attempt = .any,
+        .voted_attempt = .any,
+        .digest = .any,
+        .chunks = limits.chunks_max,
+        .settled = limits.chunks_max,
+    };
 };
-pub const ReportEnd = struct { group: u16, epoch: u64, attempt: u32, decisions_seen: u64 };
+pub const ReportEnd = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    decisions_seen: u64,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .decisions_seen = .any,
+    };
+};
 /// When nothing else has said it for a while.
-pub const DecisionsSeen = struct { group: u16, epoch: u64, count: u64 };
+pub const DecisionsSeen = struct {
+    group: u16,
+    epoch: u64,
+    count: u64,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .count = .any };
+};
 pub const LinkLost = struct {
     other: PeerId,
     group: u16,
     epoch: u64,
     attempt: u32,
     state: LinkState,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
 };
-pub const LinkTold = struct { other: PeerId, group: u16, health: LinkHealth };
+pub const LinkTold = struct {
+    other: PeerId,
+    group: u16,
+    health: LinkHealth,
+
+    pub const bounds = .{ .group = group_last };
+};
 pub const StatusRequest = struct {};
 /// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
 pub const StateOffer = struct {
@@ -302,6 +447,15 @@ pub const StateOffer = struct {
     /// It has voted for this root in an earlier attempt.
     voted: bool,
     decisions_seen: u64,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .digest = .any,
+        .revision = limits.state_revisions_max,
+        .decisions_seen = .any,
+    };
 };
 /// A part of the answer to state_ask: tensors in order of their names.
 pub const StateTensors = struct {
@@ -312,6 +466,15 @@ pub const StateTensors = struct {
     first: u32,
     total: u32,
     tensors: List(StateTensor),
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .first = limits.state_tensors_max,
+        .total = limits.state_tensors_max,
+        .tensors = limits.state_tensors_max,
+    };
 };
 
 // ---- coordinator to peer
@@ -321,12 +484,46 @@ pub const Welcome = struct {
     window_bytes: u64,
     chunk_bytes: u32,
     lanes: u8,
+
+    pub const bounds = .{
+        .heartbeat_ns = limits.interval_ns_max,
+        .silence_ns = limits.interval_ns_max,
+        .window_bytes = limits.window_bytes_max,
+        .chunk_bytes = limits.frame_payload_bytes_max,
+        .lanes = limits.lanes_per_link_max,
+    };
 };
-pub const Joined = struct { name: Bytes, group: u16 };
-pub const Refused = struct { name: Bytes, why: Bytes };
-pub const Prepare = struct { group: u16, round: u64, members: List(MemberEntry) };
-pub const Release = struct { group: u16, round: u64 };
-pub const AskSafePoints = struct { group: u16, round: u64 };
+pub const Joined = struct {
+    name: Bytes,
+    group: u16,
+
+    pub const bounds = .{ .name = limits.name_bytes_max, .group = group_last };
+};
+pub const Refused = struct {
+    name: Bytes,
+    why: Bytes,
+
+    pub const bounds = .{ .name = limits.name_bytes_max, .why = .any };
+};
+pub const Prepare = struct {
+    group: u16,
+    round: u64,
+    members: List(MemberEntry),
+
+    pub const bounds = .{ .group = group_last, .round = .any, .members = limits.peers_max };
+};
+pub const Release = struct {
+    group: u16,
+    round: u64,
+
+    pub const bounds = .{ .group = group_last, .round = .any };
+};
+pub const AskSafePoints = struct {
+    group: u16,
+    round: u64,
+
+    pub const bounds = .{ .group = group_last, .round = .any };
+};
 pub const Activate = struct {
     group: u16,
     round: u64,
@@ -337,6 +534,16 @@ pub const Activate = struct {
     members: List(PeerId),
     joined: u32,
     left: List(PeerId),
+
+    pub const bounds = .{
+        .group = group_last,
+        .round = .any,
+        .epoch = .any,
+        .safe_point = limits.safe_points_max,
+        .members = limits.peers_max,
+        .joined = limits.peers_max,
+        .left = limits.peers_max,
+    };
 };
 /// A new attempt of an epoch: stop, report, wait for resume.
 pub const View = struct {
@@ -350,6 +557,13 @@ pub const View = struct {
     has_ring: bool,
     /// Ranks that reach all others (base.Paths).
     hubs: Mask,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .order = limits.peers_max,
+    };
 };
 pub const ResumeOp = struct {
     group: u16,
@@ -357,8 +571,21 @@ pub const ResumeOp = struct {
     attempt: u32,
     op: OpId,
     kept: List(KeptRange),
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .kept = limits.chunks_max,
+    };
 };
-pub const Resume = struct { group: u16, epoch: u64, attempt: u32 };
+pub const Resume = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
 pub const Commit = struct {
     group: u16,
     epoch: u64,
@@ -370,6 +597,16 @@ pub const Commit = struct {
     acknowledged: u64,
     /// Nobody but a coordinator of this run can make it (protocol/seal.zig).
     seal: u128,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .digest = .any,
+        .decision = .any,
+        .acknowledged = .any,
+        .seal = .any,
+    };
 };
 pub const Abort = struct {
     group: u16,
@@ -385,8 +622,21 @@ pub const Abort = struct {
     decision: u64,
     acknowledged: u64,
     seal: u128,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .decision = .any,
+        .acknowledged = .any,
+        .seal = .any,
+    };
 };
-pub const Expelled = struct { group: u16, why: Bytes };
+pub const Expelled = struct {
+    group: u16,
+    why: Bytes,
+
+    pub const bounds = .{ .group = .any, .why = .any };
+};
 /// The offers differ: everybody gets the content with this root from the holders.
 pub const StateElected = struct {
     group: u16,
@@ -396,12 +646,43 @@ pub const StateElected = struct {
     revision: u64,
     root: Hash,
     holders: Mask,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .revision = limits.state_revisions_max,
+    };
 };
 /// Structures differ: say what yours is, from this tensor on.
-pub const StateAsk = struct { group: u16, epoch: u64, attempt: u32, op: OpId, first: u32 };
+pub const StateAsk = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    first: u32,
+
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .first = limits.state_tensors_max,
+    };
+};
 /// How they differ, as a sentence; the abort follows.
-pub const StateDiffers = struct { group: u16, epoch: u64, op: OpId, text: Bytes };
-pub const StatusReply = struct { json: Bytes };
+pub const StateDiffers = struct {
+    group: u16,
+    epoch: u64,
+    op: OpId,
+    text: Bytes,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .text = .any };
+};
+pub const StatusReply = struct {
+    json: Bytes,
+
+    pub const bounds = .{ .json = .any };
+};
 
 pub const Message = union(enum(u16)) {
     join: Join = 1,
@@ -456,7 +737,7 @@ pub fn encode(message: Message, bytes: []u8) codec.Error![]u8 {
         inline else => |body| try codec.write(@TypeOf(body), body, &writer),
     }
     const body_bytes = writer.offset - header_bytes;
-    if (body_bytes > base.limits.control_message_bytes_max) return error.TooLong;
+    if (body_bytes > limits.control_message_bytes_max) return error.TooLong;
     std.mem.writeInt(u32, bytes[0..4], @intCast(body_bytes), .little);
     std.mem.writeInt(u16, bytes[4..6], @intFromEnum(message), .little);
     return bytes[0..writer.offset];
@@ -465,7 +746,7 @@ pub fn encode(message: Message, bytes: []u8) codec.Error![]u8 {
 /// Length of the body that follows this header, checked against the limit.
 pub fn body_length(header: *const [header_bytes]u8) Error!usize {
     const length = std.mem.readInt(u32, header[0..4], .little);
-    if (length > base.limits.control_message_bytes_max) return error.TooLong;
+    if (length > limits.control_message_bytes_max) return error.TooLong;
     if (header[6] != 0 or header[7] != 0) return error.BadReserved;
     return length;
 }

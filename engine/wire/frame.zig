@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
+const limits = base.limits;
 const assert = std.debug.assert;
 
 pub const header_bytes = 64;
@@ -49,7 +50,7 @@ pub const Header = struct {
     kind: Kind,
 };
 
-pub const Error = error{ UnknownKind, BadChecksum, BadReserved, TooLong };
+pub const Error = error{ UnknownKind, BadChecksum, BadReserved, TooLong, OutOfRange };
 
 comptime {
     // Stale epochs are rejected from the first 8 bytes; the checksum closes the header.
@@ -79,8 +80,8 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
     if (std.mem.readInt(u32, bytes[60..64], .little) != checksum(bytes)) return error.BadChecksum;
     for (bytes[49..52] ++ bytes[56..60]) |byte| if (byte != 0) return error.BadReserved;
     const payload_bytes = std.mem.readInt(u32, bytes[36..40], .little);
-    if (payload_bytes > base.limits.frame_payload_bytes_max) return error.TooLong;
-    return .{
+    if (payload_bytes > limits.frame_payload_bytes_max) return error.TooLong;
+    const header: Header = .{
         .epoch = std.mem.readInt(u64, bytes[0..8], .little),
         .tag = std.mem.readInt(u64, bytes[8..16], .little),
         .sequence = std.mem.readInt(u64, bytes[16..24], .little),
@@ -93,6 +94,11 @@ pub fn decode(bytes: *const [header_bytes]u8) Error!Header {
         .class = std.mem.readInt(u16, bytes[46..48], .little),
         .kind = std.enums.fromInt(Kind, bytes[48]) orelse return error.UnknownKind,
     };
+    // The others are compared with what the receiver has: epoch, tag, attempts, fingerprint.
+    const within = header.sequence <= limits.sequences_max and
+        header.index <= limits.frame_index_max and
+        header.group < limits.groups_max and header.class < limits.peers_max;
+    return if (within) header else error.OutOfRange;
 }
 
 /// Catches a stream that has lost its place or a flipped header bit; not a defence against people.
@@ -126,5 +132,21 @@ test "a header survives the round trip, and any flipped bit is seen" {
         var broken = bytes;
         broken[bit / 8] ^= @as(u8, 1) << @intCast(bit % 8);
         try std.testing.expect(std.meta.isError(decode(&broken)));
+    }
+}
+
+test "a number of a header that no honest sender reaches is an error" {
+    const most: Header = std.mem.zeroInit(Header, .{
+        .kind = .credit,
+        .sequence = limits.sequences_max,
+        .index = limits.frame_index_max,
+        .group = limits.groups_max - 1,
+        .class = limits.peers_max - 1,
+    });
+    _ = try decode(&encode(most));
+    inline for (.{ "sequence", "index", "group", "class" }) |name| {
+        var more = most;
+        @field(more, name) += 1;
+        try std.testing.expectError(error.OutOfRange, decode(&encode(more)));
     }
 }
