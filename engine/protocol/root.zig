@@ -28,4 +28,5 @@ test {
     _ = @import("journal.zig");
     _ = @import("seal.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("rules_test.zig");
 }

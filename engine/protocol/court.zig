@@ -1,0 +1,462 @@
+//! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
+//! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
+//! its journal, and how it starts again. Who uses it: hostile_test.zig, rules_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const coordinator = @import("coordinator.zig");
+const journal_file = @import("journal.zig");
+const seal = @import("seal.zig");
+const Coordinator = coordinator.Coordinator;
+const Connection = coordinator.Connection;
+const control = wire.control;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+pub const ms = std.time.ns_per_ms;
+pub const peers_max = 3;
+
+pub const descriptor: control.Descriptor = .{
+    .kind = .all_reduce,
+    .dtype = .f32,
+    .op = .sum,
+    .recovery = .resume_chunks,
+    .count = 100,
+    .safe_points = 1,
+};
+
+/// The log shows 01000000, 02000000, and so on.
+pub fn id_of(index: usize) base.PeerId {
+    return .from_int(@as(u128, index + 1) << 120);
+}
+
+/// A coordinator and peers that say what a test wants.
+pub const Court = struct {
+    c: *Coordinator,
+    now: u64 = 1000 * ms,
+    peers: [peers_max]?*Connection = @splat(null),
+    /// What the coordinator sends is decoded before the next is asked for.
+    aborts: [peers_max]u32 = @splat(0),
+    commits: [peers_max]u32 = @splat(0),
+    last_abort: ?control.Abort = null,
+    last_commit: ?control.Commit = null,
+    attempt: u32 = 1,
+    epoch: u64 = 0,
+    safe_point: u64 = 0,
+    round: u64 = 0,
+    refused: bool = false,
+    /// Of each peer: the last round that was released.
+    released: [peers_max]u64 = @splat(0),
+    /// Lines of the log; a full one shows in a test as a line that is missing.
+    said: [4096]u8 = undefined,
+    said_bytes: usize = 0,
+
+    pub fn init(court: *Court, allocator: std.mem.Allocator) !void {
+        const host: Coordinator.Host = .{
+            .ctx = court,
+            .vtable = &.{ .close = close, .wake = wake, .log = log },
+        };
+        court.* = .{ .c = try Coordinator.create(allocator, .{
+            .run_id = @splat(1),
+            .initial_world_size = peers_max,
+        }, host, @splat(1)) };
+        court.c.tick(court.now);
+    }
+
+    fn close(ctx: *anyopaque, connection: *Connection) void {
+        const court: *Court = @ptrCast(@alignCast(ctx));
+        court.peers[connection.driver] = null;
+    }
+    fn wake(_: *anyopaque, _: *Connection) void {}
+    fn log(ctx: *anyopaque, level: coordinator.LogLevel, message: []const u8) void {
+        const court: *Court = @ptrCast(@alignCast(ctx));
+        const room = court.said[court.said_bytes..];
+        const line = std.fmt.bufPrint(room, "{t} {s}\n", .{ level, message }) catch return;
+        court.said_bytes += line.len;
+    }
+
+    pub fn expect_said(court: *const Court, line: []const u8) !void {
+        var lines = std.mem.splitScalar(u8, court.said[0..court.said_bytes], '\n');
+        while (lines.next()) |said| if (std.mem.eql(u8, said, line)) return;
+        std.debug.print("missing: {s}\nsaid:\n{s}", .{ line, court.said[0..court.said_bytes] });
+        return error.NotSaid;
+    }
+
+    /// All peers are members of epoch 1.
+    pub fn form(court: *Court) !void {
+        for (0..peers_max) |index| try court.connect(index);
+        try court.listen();
+        for (0..peers_max) |index| try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = court.round,
+            .entering = true,
+        } });
+        try court.listen();
+        for (0..peers_max) |index| try court.enter(index);
+    }
+
+    pub fn connect(court: *Court, index: usize) !void {
+        try court.open(index);
+        try court.say(index, .{ .join_end = .{} });
+    }
+
+    /// A connection, on which the group is named.
+    pub fn open(court: *Court, index: usize) !void {
+        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
+        connection.driver = index;
+        court.peers[index] = connection;
+        try court.put(index, &wire.hello.encode(.{
+            .purpose = .control,
+            .run_id = @splat(1),
+            .from = id_of(index),
+        }));
+        try court.say(index, .{ .join = .{
+            .name = .of("g"),
+            .address = .of("a:1"),
+            .initial_world_size = 0,
+            .round = 0,
+            .stop_round = 0,
+        } });
+    }
+
+    /// A member has a connection again, and tells of its epoch; `join_end` is still to be said.
+    pub fn come_back(court: *Court, index: usize, attempt: u32) !void {
+        return court.come_back_seen(index, attempt, 0);
+    }
+
+    pub fn come_back_seen(court: *Court, index: usize, attempt: u32, seen: u64) !void {
+        try court.open(index);
+        try court.report_epoch(index, attempt, seen, .full(peers_max));
+    }
+
+    /// The same where some are lost.
+    pub fn come_back_alive(court: *Court, index: usize, attempt: u32, alive: base.Mask) !void {
+        try court.open(index);
+        try court.report_epoch(index, attempt, 0, alive);
+    }
+
+    fn report_epoch(
+        court: *Court,
+        index: usize,
+        attempt: u32,
+        seen: u64,
+        alive: base.Mask,
+    ) !void {
+        const ids = [peers_max]base.PeerId{ id_of(0), id_of(1), id_of(2) };
+        try court.say(index, .{ .epoch_report = .{
+            .epoch = court.epoch,
+            .attempt = attempt,
+            .entered = true,
+            .decisions_seen = seen,
+            .alive = alive,
+            .members = .of(&ids),
+        } });
+    }
+
+    pub fn enter(court: *Court, index: usize) !void {
+        try court.say(index, .{ .activated = .{ .group = 0, .epoch = court.epoch } });
+    }
+
+    pub fn put(court: *Court, index: usize, bytes: []const u8) !void {
+        const connection = court.peers[index].?;
+        var rest = bytes;
+        while (rest.len > 0) {
+            const room = try connection.stream.recv_slice();
+            const count = @min(room.len, rest.len);
+            @memcpy(room[0..count], rest[0..count]);
+            connection.stream.received(count);
+            rest = rest[count..];
+        }
+        court.c.received(court.now, connection);
+    }
+
+    pub fn say(court: *Court, index: usize, message: control.Message) !void {
+        if (court.peers[index] == null) return;
+        var bytes: [4096]u8 = undefined;
+        try court.put(index, try control.encode(message, &bytes));
+    }
+
+    /// Reads what every peer was told.
+    pub fn listen(court: *Court) !void {
+        for (court.peers, 0..) |maybe, index| {
+            const connection = maybe orelse continue;
+            var rest = connection.stream.send_slice();
+            while (rest.len > 0) {
+                if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
+                    rest = rest[wire.hello.answer_bytes..];
+                    continue;
+                }
+                const length = try control.body_length(rest[0..control.header_bytes]);
+                const total = control.header_bytes + length;
+                court.hear(index, try control.decode(rest[0..total]));
+                rest = rest[total..];
+            }
+            connection.stream.sent(connection.stream.send_slice().len);
+        }
+    }
+
+    pub fn hear(court: *Court, index: usize, message: control.Message) void {
+        switch (message) {
+            .prepare => |body| court.round = body.round,
+            .activate => |body| {
+                court.epoch = body.epoch;
+                court.safe_point = body.safe_point;
+            },
+            .view => |body| court.attempt = body.attempt,
+            .abort => |body| {
+                court.aborts[index] += 1;
+                court.last_abort = body;
+            },
+            .commit => |body| {
+                court.commits[index] += 1;
+                court.last_commit = body;
+            },
+            .release => |body| court.released[index] = body.round,
+            .refused => court.refused = true,
+            else => {},
+        }
+    }
+
+    /// The connection of a peer ends.
+    pub fn hang_up(court: *Court, index: usize) void {
+        const lost = court.peers[index].?;
+        court.peers[index] = null;
+        court.c.closed(court.now, lost);
+    }
+
+    /// A member says that its lanes to another are closed.
+    pub fn say_closed(court: *Court, index: usize, other: usize) !void {
+        try court.say(index, .{ .link_lost = .{
+            .other = id_of(other),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .state = .closed,
+        } });
+    }
+
+    pub fn members_alive(court: *const Court) u64 {
+        return court.c.groups.items[0].current().?.alive.words[0];
+    }
+
+    /// Time passes, with everybody alive.
+    pub fn pass(court: *Court, duration_ns: u64) !void {
+        const until = court.now + duration_ns;
+        while (court.now < until) {
+            court.now += 500 * ms;
+            for (0..peers_max) |index| try court.say(index, .{ .heartbeat = .{
+                .number = 1,
+                .bytes_sent = 0,
+                .bytes_received = 0,
+            } });
+            court.c.tick(court.now);
+        }
+    }
+
+    /// What a member without calls answers.
+    pub fn obey(court: *Court, index: usize, message: control.Message) !void {
+        switch (message) {
+            .prepare => |body| try court.say(index, .{ .prepared = .{
+                .group = 0,
+                .round = body.round,
+                .entering = true,
+            } }),
+            .ask_safe_points => |body| try court.say(index, .{ .safe_points = .{
+                .group = 0,
+                .round = body.round,
+                .count = court.epoch,
+            } }),
+            .activate => |body| {
+                try court.say(index, .{ .activated = .{ .group = 0, .epoch = body.epoch } });
+                if (body.epoch > 1) try court.say(index, .{ .epoch_closed = .{
+                    .group = 0,
+                    .epoch = body.epoch - 1,
+                } });
+            },
+            .view => |body| try court.say(index, .{ .report_end = .{
+                .group = 0,
+                .epoch = body.epoch,
+                .attempt = body.attempt,
+                .decisions_seen = 0,
+            } }),
+            else => {},
+        }
+    }
+
+    pub fn done(court: *Court, index: usize, tag: u64, seen: u64) !void {
+        try court.say(index, .{ .done = court.vote(tag, seen) });
+    }
+
+    pub fn vote(court: *const Court, tag: u64, seen: u64) control.Done {
+        return .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .descriptor = descriptor,
+            .digest = 7,
+            .decisions_seen = seen,
+        };
+    }
+
+    pub fn give_up(court: *Court, index: usize, tag: u64) !void {
+        try court.say(index, .{ .gave_up = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .reason = .cancelled,
+        } });
+    }
+
+    pub fn say_seen(court: *Court, index: usize, count: u64) !void {
+        try court.say(index, .{ .decisions_seen = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .count = count,
+        } });
+    }
+
+    /// A lane between the first two broke: a new attempt with the same members.
+    pub fn stumble(court: *Court) !void {
+        try court.say(0, .{ .link_lost = .{
+            .other = id_of(1),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .state = .broken,
+        } });
+        const before = court.attempt;
+        try court.pass(500 * ms);
+        try court.listen();
+        try expectEqual(before + 1, court.attempt);
+    }
+
+    pub fn report(court: *Court, index: usize, tag: u64, chunks: u32) !void {
+        return court.report_vote(index, tag, chunks, 0);
+    }
+
+    /// `voted_attempt`: 0 if it has not voted.
+    pub fn report_vote(court: *Court, index: usize, tag: u64, chunks: u32, voted_attempt: u32) !void {
+        var said = court.running(tag, chunks);
+        if (voted_attempt > 0) {
+            said.state = .done;
+            said.voted_attempt = voted_attempt;
+            said.digest = 7;
+        }
+        try court.say(index, .{ .report_op = said });
+    }
+
+    /// The report of an operation that nobody has voted on and of which no chunk is settled.
+    pub fn running(court: *const Court, tag: u64, chunks: u32) control.ReportOp {
+        return .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = tag, .sequence = 0 },
+            .descriptor = descriptor,
+            .state = .running,
+            .begun_attempt = 1,
+            .voted_attempt = 0,
+            .digest = 0,
+            .chunks = chunks,
+            .settled = .of(&.{}),
+        };
+    }
+
+    pub fn report_end(court: *Court, index: usize) !void {
+        try court.say(index, .{ .report_end = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .decisions_seen = 0,
+        } });
+    }
+};
+
+/// What is left of a coordinator that was killed.
+pub const Shelf = struct {
+    bytes: std.ArrayList(u8) = .empty,
+    full: bool = false,
+    /// Of the run, which each start is given anew.
+    min_world_size: u32 = 1,
+
+    pub fn journal(shelf: *Shelf) journal_file.Journal {
+        return .{ .ctx = shelf, .vtable = &.{ .append = append, .replace = replace } };
+    }
+    fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
+        shelf.bytes.appendSlice(gpa, bytes) catch return error.JournalFailed;
+    }
+    fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        if (shelf.full) return error.JournalFailed;
+        shelf.bytes.clearRetainingCapacity();
+        return append(ctx, bytes);
+    }
+
+    /// The next coordinator, which has read it.
+    pub fn start(shelf: *Shelf, court: *Court) !void {
+        try court.init(gpa);
+        errdefer court.c.destroy();
+        court.c.options.journal = shelf.journal();
+        court.c.options.min_world_size = shelf.min_world_size;
+        const bytes = try gpa.dupe(u8, shelf.bytes.items);
+        defer gpa.free(bytes);
+        try court.c.restore(court.now, bytes);
+    }
+};
+
+/// All are members of epoch 1 of a coordinator that was killed and started again.
+pub fn restart(shelf: *Shelf, court: *Court) !void {
+    return restart_after(shelf, court, nothing);
+}
+
+pub fn nothing(_: *Court) !void {}
+
+pub fn restart_after(shelf: *Shelf, court: *Court, before: fn (*Court) anyerror!void) !void {
+    var last_commit: ?control.Commit = null;
+    var last_abort: ?control.Abort = null;
+    {
+        try shelf.start(court);
+        defer court.c.destroy();
+        try court.form();
+        try before(court);
+        try court.listen();
+        last_commit = court.last_commit;
+        last_abort = court.last_abort;
+    }
+    try shelf.start(court);
+    court.epoch = 1;
+    court.last_commit = last_commit;
+    court.last_abort = last_abort;
+}
+
+/// An abort as the coordinator that died has sent it.
+pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
+    var abort: control.Abort = .{
+        .group = 0,
+        .epoch = 1,
+        .op = .{ .tag = number, .sequence = 0 },
+        .reason = .cancelled,
+        .peer = id_of(0),
+        .other = .none,
+        .descriptor = descriptor,
+        .other_descriptor = descriptor,
+        .decision = number,
+        .acknowledged = 0,
+        .seal = 0,
+    };
+    abort.seal = seal.of_abort(&court.c.seal_key, &abort);
+    return abort;
+}
+
+/// All are back, and report that they have called nothing.
+pub fn report_nothing(court: *Court) !void {
+    court.attempt = court.c.groups.items[0].current().?.attempt;
+    for (0..peers_max) |index| try court.report_end(index);
+    for (court.peers) |peer| try expect(peer != null);
+    try expect(court.c.groups.items[0].current().?.running);
+}

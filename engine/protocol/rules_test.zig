@@ -1,0 +1,240 @@
+//! Rules that the coordinator keeps towards honest members, each of which mutations have shown that
+//! nothing else tests (tests/mutants). A rule about one message and one answer is shown here; what
+//! takes a world is in tests/sim. The harness: court.zig. Members that lie: hostile_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court.zig");
+const control = wire.control;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const peers_max = court_file.peers_max;
+const id_of = court_file.id_of;
+const Court = court_file.Court;
+const Shelf = court_file.Shelf;
+
+/// The first decision of the second coordinator of a run.
+const first_of_second = (1 << 40) + 1;
+
+/// All are back after a restart; what they know is told before each one's last word.
+fn come_back_all(court: *Court, seen: [peers_max]u64, knows: ?control.Message) !void {
+    for (0..peers_max) |index| {
+        try court.come_back_seen(index, 1, seen[index]);
+        if (index == 0) if (knows) |message| try court.say(0, message);
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try court.listen();
+}
+
+/// Operation 5 has the votes of all, and is committed.
+fn commit_one(court: *Court) !void {
+    for (0..peers_max) |index| try court.done(index, 5, 0);
+}
+
+test "votes whose digests differ end the operation, with the names of both" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (0..peers_max) |index| {
+        var vote = court.vote(5, 0);
+        vote.digest = if (index == 2) 8 else 7;
+        try court.say(index, .{ .done = vote });
+    }
+    try court.listen();
+    for (court.commits, court.aborts) |commits, aborts| {
+        try expectEqual(0, commits);
+        try expectEqual(1, aborts);
+    }
+    const abort = court.last_abort.?;
+    try expectEqual(.digest, abort.reason);
+    try expect(abort.peer.eql(id_of(0)) and abort.other.eql(id_of(2)));
+    for (court.peers) |peer| try expect(peer != null);
+}
+
+test "aborts are forgiven once all have seen them, however many there are" {
+    // Goal: only what is kept for others counts against a member. Method: one gives up three times
+    // as often as it may while nobody has seen it, and all say what they have seen now and then.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (1..3 * limits.decisions_kept_max + 1) |count| {
+        try court.give_up(2, count);
+        if (count % 1000 != 0) continue;
+        for (0..peers_max) |index| try court.say_seen(index, count);
+        try court.listen();
+    }
+    try court.listen();
+    for (court.peers) |peer| try expect(peer != null);
+    try expectEqual(3 * limits.decisions_kept_max, court.aborts[0]);
+    const kept = court.c.groups.items[0].current().?.decided_ids.count();
+    try expectEqual(3 * limits.decisions_kept_max % 1000, kept);
+}
+
+test "what is given up after a restart, before all have reported, does not undo a commit" {
+    // Method: the coordinator before has committed 5, which member 0 alone knows. All are back, and
+    // none has reported yet, when member 2 gives it up.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart_after(&shelf, &court, commit_one);
+    defer court.c.destroy();
+    try come_back_all(&court, .{ 1, 0, 0 }, .{ .knows_commit = court.last_commit.? });
+    try court.give_up(2, 5);
+    try court.listen();
+    try expectEqual(0, court.aborts[1]);
+    for (1..3) |index| try court.report_vote(index, 5, 1, 1);
+    for (0..peers_max) |index| try court.report_end(index);
+    try court.listen();
+    for (court.commits, court.aborts) |commits, aborts| {
+        try expectEqual(1, commits);
+        try expectEqual(0, aborts);
+    }
+}
+
+test "what is given up after a restart, and nobody knows to be committed, is aborted for all" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    try come_back_all(&court, @splat(0), null);
+    try court.give_up(2, 5);
+    try court.report(0, 5, 1);
+    for (0..peers_max) |index| try court.report_end(index);
+    try court.listen();
+    for (court.aborts) |aborts| try expectEqual(1, aborts);
+}
+
+test "decisions of the coordinator before are kept until all have seen them told again" {
+    // Goal: after a second restart somebody still knows what the first coordinator decided. Method:
+    // member 0 knows an abort that the others have missed. No message may say that it is known to
+    // all before each of them has said so.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    const missed = court_file.sealed_abort(&court, 10);
+    try come_back_all(&court, .{ 10, 9, 9 }, .{ .knows_abort = missed });
+    try court_file.report_nothing(&court);
+    try court.listen();
+    try expectEqual(10, court.last_abort.?.op.tag);
+    try expectEqual(first_of_second, court.last_abort.?.decision);
+    try expectEqual(0, court.last_abort.?.acknowledged);
+
+    var tag: u64 = 100;
+    for (0..peers_max) |index| {
+        try court.give_up(0, tag);
+        try court.listen();
+        try expectEqual(tag, court.last_abort.?.op.tag);
+        try expectEqual(0, court.last_abort.?.acknowledged);
+        try court.say_seen(index, first_of_second);
+        tag += 1;
+    }
+    try court.give_up(0, tag);
+    try court.listen();
+    try expectEqual(first_of_second, court.last_abort.?.acknowledged);
+}
+
+test "a round is released when a member that it waits for has a new connection, and begins again" {
+    // Method: one leaves, so that the two others are asked to prepare. One of these comes back on a
+    // new connection, on which it has been asked nothing.
+    for ([_]bool{ false, true }) |asked| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        try court.listen();
+        for (0..2) |index| try court.report_end(index);
+        const round = court.round;
+        if (asked) for (0..2) |index| try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = round,
+            .entering = true,
+        } });
+        const phase = court.c.groups.items[0].phase;
+        try expectEqual(asked, phase == .ask);
+        court.hang_up(1);
+        try court.come_back(1, court.attempt);
+        try court.say(1, .{ .join_end = .{} });
+        try court.listen();
+        try expectEqual(round, court.released[0]);
+        try expect(court.round > round);
+        try expectEqual(.prepare, court.c.groups.items[0].phase);
+    }
+}
+
+test "a member that comes back says anew what it knows of its links, not what others know" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const told = [_][2]usize{ .{ 0, 1 }, .{ 1, 0 }, .{ 1, 2 } };
+    for (told) |pair| try court.say(pair[0], .{ .link_told = .{
+        .other = id_of(pair[1]),
+        .group = 0,
+        .health = .silent,
+    } });
+    const broken = &court.c.groups.items[0].broken;
+    try expectEqual(told.len, broken.claims.items.len);
+    court.hang_up(1);
+    try court.come_back(1, court.attempt);
+    try court.say(1, .{ .join_end = .{} });
+    try expectEqual(1, broken.claims.items.len);
+    try expect(broken.claims.items[0].from.eql(id_of(0)));
+}
+
+test "a group below its least world size commits nothing that all others have voted for" {
+    for ([_]u32{ 2, 3 }) |least| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        court.c.options.min_world_size = least;
+        try court.form();
+        for (0..2) |index| try court.done(index, 5, 0);
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        try court.listen();
+        for (court.commits[0..2], court.aborts[0..2]) |commits, aborts| {
+            try expectEqual(@intFromBool(least == 2), commits);
+            try expectEqual(@intFromBool(least == 3), aborts);
+        }
+        if (least == 3) try expectEqual(.too_few_peers, court.last_abort.?.reason);
+    }
+}
+
+test "votes of an attempt with too few members commit nothing after a restart, if all voted" {
+    // Method: after a loss two members vote in the second attempt; the coordinator dies with their
+    // votes. Where two are too few, it would not have committed that, and its successor must not.
+    for ([_]u32{ 2, 3 }) |least| {
+        var shelf: Shelf = .{ .min_world_size = least };
+        defer shelf.bytes.deinit(gpa);
+        var court: Court = undefined;
+        try court_file.restart_after(&shelf, &court, lose_third);
+        defer court.c.destroy();
+        for (0..2) |index| {
+            try court.come_back_alive(index, 2, .full(2));
+            try court.say(index, .{ .join_end = .{} });
+        }
+        try court.listen();
+        for (0..2) |index| try court.report_vote(index, 5, 1, 2);
+        for (0..2) |index| try court.report_end(index);
+        try court.listen();
+        for (court.commits[0..2], court.aborts[0..2]) |commits, aborts| {
+            try expectEqual(@intFromBool(least == 2), commits);
+            try expectEqual(@intFromBool(least == 3), aborts);
+        }
+        if (least == 3) try expectEqual(.too_few_peers, court.last_abort.?.reason);
+    }
+}
+
+fn lose_third(court: *Court) !void {
+    try court.say(2, .{ .leave = .{ .group = 0 } });
+}
