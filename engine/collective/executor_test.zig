@@ -51,9 +51,12 @@ const Bench = struct {
         try bench.check_reach(from, to);
         const header = header_of(x, &out);
         const spot = try y.place(&header, from);
+        // Nothing counts twice, neither while it comes in nor afterwards.
+        try std.testing.expectError(error.Twice, y.place(&header, from));
         @memcpy(spot.bytes, out.payload);
         x.sent(&out);
         _ = y.arrived(&header, spot.slot);
+        try std.testing.expectError(error.Twice, y.place(&header, from));
         return true;
     }
 

@@ -445,6 +445,27 @@ test "leaves that are not what they should be are asked of another" {
     try case.held[1].expect_value(1, 4);
 }
 
+test "a page of hashes that is not that of the elected root is asked of another" {
+    // Goal: no source can give something else leaf by leaf, each with a hash that fits it. Method:
+    // the first one that is asked writes while it must not, and hashes what it has written.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const late = &case.held[2];
+    const liar = &case.held[0];
+    @memset(&liar.weights, 9);
+    liar.state.hash_leaves(0, liar.state.leaf_count());
+    while (late.operation.?.sync.?.hashes_from == null) try expect(try case.world.step());
+    try expectEqual(0, late.operation.?.sync.?.hashes_from);
+    try case.world.settle();
+    try expectEqual(leaves + 1, late.operation.?.sync.?.leaves_moved);
+    try expect(!late.operation.?.sync.?.sources.has(0));
+    for (case.all()) |*held| try held.end(.ok);
+    try late.expect_value(1, 4);
+    try case.held[1].expect_value(1, 4);
+}
+
 test "who lies about a vote does not get leaves that are on their way to another content" {
     var case: Case = undefined;
     try case.init(&.{ 1, 2, 3, 1 }, &.{ 0, 3, 0, 0 });

@@ -25,6 +25,7 @@ pub const all = .{
     "barrier",
     "broadcast_root_lost",
     "claim_without_votes",
+    "closed_links_told_again",
     "codecs_through_a_hub",
     "commit_known_by_one",
     "commit_to_one_then_both_lost",
