@@ -15,6 +15,7 @@ const faults = @import("faults.zig");
 const floats = @import("floats.zig");
 const oracle = @import("oracle.zig");
 const program = @import("program.zig");
+const rules = @import("rules.zig");
 const shards = @import("shards.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
@@ -542,6 +543,7 @@ fn succeed(work: *Work) void {
     const op = work.op.?;
     if (work.torn) return;
     check_values(work);
+    rules.check(work);
     if (work.step.kind != .sync) check_send(work);
     var ranges_hash: u64 = if (work.shared) |state| state.revision else 0;
     var it = op.ranges();
@@ -559,7 +561,7 @@ fn succeed(work: *Work) void {
     if (op.range_count() > 1) world.statistics.split_results += 1;
     if (op.op.attempts > 1) world.statistics.retried_results += 1;
     const bytes_hash = if (work.step.kind == .sync)
-        syncs.content_hash(work, work.recv)
+        shared_hash(work)
     else
         std.hash.Wyhash.hash(0, work.recv);
     world.trace.mix(bytes_hash);
@@ -571,6 +573,11 @@ fn succeed(work: *Work) void {
         .sequence = op.op.id.sequence,
         .asked = work.call().asked,
     });
+}
+
+/// Of what a sync has made equal.
+pub fn shared_hash(work: *const Work) u64 {
+    return syncs.content_hash(work, work.recv);
 }
 
 /// Who contributed to every part of a private result; null if they may differ, or there is none.

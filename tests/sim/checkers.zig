@@ -10,7 +10,7 @@
 //!   P6 progress        once the network is well, everybody gets on
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
 //!
-//! Values are oracle.zig's; buffers that are not the engine's any more are borrowed.zig's.
+//! Values are oracle.zig's; what a success must satisfy besides is rules.zig's; buffers that are not the engine's any more are borrowed.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -37,11 +37,16 @@ pub const Check = enum {
     residuals,
     /// Whoever is listed as a contributor called the same thing.
     descriptors,
+    /// Contributors are those whom the recovery of the call allows (rules.zig).
+    recovery,
+    /// A group below its least world size commits nothing.
+    least,
     /// A sync ends with what somebody offered, whom nobody should have outvoted.
     election,
     /// Epochs and views are the same to everybody.
     views,
-    /// A link costs nobody its place while there is a ring without it.
+    /// A link costs nobody its place while there is a ring without it, and a connection to the
+    /// coordinator that is made again in time costs nobody anything.
     place,
     /// A failure that nothing in this world explains.
     spurious,

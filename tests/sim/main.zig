@@ -281,6 +281,7 @@ test {
     _ = @import("network.zig");
     _ = @import("oracle.zig");
     _ = @import("program.zig");
+    _ = @import("rules.zig");
     _ = @import("scenario.zig");
     _ = @import("statistics.zig");
     _ = @import("swarm.zig");

@@ -130,6 +130,9 @@ pub const Config = struct {
     /// Worlds of four and more in which nothing goes wrong but links between peers, and always some
     /// ring is left: nobody may notice.
     only_cuts: bool,
+    /// Worlds in which nothing goes wrong but connections to the coordinator, which are made again
+    /// long before the silence limit: nobody may notice either.
+    only_resets: bool = false,
     /// States outlive their calls, members give them to newcomers in the background, and those
     /// fetch before they enter. Else each call makes its own.
     keeps_state: bool,
@@ -161,12 +164,20 @@ pub const Config = struct {
             .keeps_state = false,
         };
         if (prng.chance(3)) config.initial_world_size = @intCast(prng.between(1, peers_start));
-        if (prng.chance(12)) config.min_world_size = @intCast(@min(2, peers_start));
         config.keeps_state = prng.chance(2);
         // One seed in eight is calm: every call must then succeed.
         if (!prng.chance(8)) config.draw_levels();
         var cuts = stream(seed, "only_cuts");
         if (cuts.chance(24)) config.cut_only(&cuts);
+        var resets = stream(seed, "only_resets");
+        if (!config.only_cuts and resets.chance(24)) {
+            config.only_resets = true;
+            config.levels = .initFill(.off);
+            config.levels.set(.reset_control, if (resets.chance(2)) .rare else .heavy);
+        }
+        var least = stream(seed, "min_world_size");
+        if (least.chance(12))
+            config.min_world_size = @intCast(least.between(1, @min(4, config.initial_world_size)));
         return config;
     }
 
@@ -235,6 +246,7 @@ pub const Config = struct {
                 .crash_coordinator, .torn_journal => true,
                 .slow_links => !config.loses_coordinator(),
                 .cut_pair => config.only_cuts,
+                .reset_control => config.only_resets,
                 else => false,
             };
             if (!harmless and config.has(class)) return false;
@@ -261,6 +273,7 @@ pub const Config = struct {
             try writer.print(" {t}={t}", .{ class, config.levels.get(class) });
         }
         if (config.only_cuts) try writer.writeAll(" (and a ring is always left)");
+        if (config.only_resets) try writer.writeAll(" (and everybody is back in time)");
         for (config.strikes) |maybe| if (maybe) |strike| {
             any = true;
             try writer.print(" {f}", .{strike});

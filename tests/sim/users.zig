@@ -418,9 +418,10 @@ pub fn listen(node: *Node) bool {
                 .admitted => admitted(user),
                 .join_failed => come_again(user),
                 .gone => {
-                    if (world.config.only_cuts and world.phase == .safety) world.checkers.fail(
+                    const well = world.config.only_cuts or world.config.only_resets;
+                    if (well and world.phase == .safety) world.checkers.fail(
                         .place,
-                        "p{d} group {d} has lost its place, and a ring was left",
+                        "p{d} group {d} has lost its place, and there was a way to keep it",
                         .{ node.index, user.index },
                     );
                     come_again(user);

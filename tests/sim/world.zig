@@ -22,6 +22,7 @@ const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const fuzz = @import("fuzz.zig");
 const network = @import("network.zig");
+const rules = @import("rules.zig");
 const swarm = @import("swarm.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
@@ -275,6 +276,7 @@ pub const World = struct {
     calls_finished: u32 = 0,
     peers_started: u8 = 0,
     rest: ending.Rest = .{},
+    starved: rules.Starved = .{},
 
     prng_network: Prng,
     prng_users: Prng,
@@ -610,6 +612,7 @@ pub const World = struct {
         for (world.coordinator.groups.items) |group| for (group.epochs.items) |epoch| {
             world.checkers.epoch_begun(group.name, epoch.number, epoch.began.round);
         };
+        world.starved.observe(world);
     }
 
     fn plan_tick(world: *World, node: *Node) void {
@@ -1195,4 +1198,5 @@ fn host_connection_wake(ctx: *anyopaque, connection: *protocol.Connection) void 
 fn host_coordinator_log(ctx: *anyopaque, level: protocol.LogLevel, message: []const u8) void {
     const node = node_of(ctx);
     node.world.note("coordinator says ({t}): {s}", .{ level, message });
+    if (!node.dying) node.world.starved.observe(node.world);
 }

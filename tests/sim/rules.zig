@@ -1,0 +1,208 @@
+//! Rules: what a success must satisfy beyond its values: that the group was large enough to commit
+//! (`min_world_size`), that its contributors are those whom its recovery allows, and that a sync
+//! gives the content that its offers elect. Each is worked out here a second time, from what
+//! members called and were told, and from how many the coordinator knows to be alive. Values are
+//! calls.zig's, the other checks are checkers.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const calls = @import("calls.zig");
+const checkers_file = @import("checkers.zig");
+const Call = checkers_file.Call;
+const Mask = base.Mask;
+const Work = calls.Work;
+const World = @import("world.zig").World;
+const fmt_key = checkers_file.fmt_key;
+
+/// After a success whose values are as they must be.
+pub fn check(work: *Work) void {
+    const world = work.node.world;
+    if (world.checkers.forgetful) return; // members that were removed may be back
+    check_large_enough(work);
+    if (work.step.kind == .sync) check_election(work);
+    if (work.step.kind.reduces()) check_recovery(work);
+}
+
+/// Those who had a part in the attempt of the vote, as this member was told.
+fn voters(work: *const Work) *const Mask {
+    const op = work.op.?;
+    return op.history.members(op.op.voted_attempt);
+}
+
+// ---- min_world_size
+
+fn check_large_enough(work: *Work) void {
+    const world = work.node.world;
+    const count = voters(work).count();
+    if (count >= world.config.min_world_size) return;
+    world.checkers.fail(.least, "p{d}: {f} was committed by {d} members, and {d} is the least", .{
+        work.node.index, fmt_key(work.step.key), count, world.config.min_world_size,
+    });
+}
+
+/// Epochs that have fallen below the least world size, and how much was committed in them by then:
+/// what a coordinator has begun itself must stay at that.
+pub const Starved = struct {
+    committed: std.AutoHashMapUnmanaged(Key, u64) = .empty,
+
+    const Key = struct { group: u16, epoch: u64 };
+
+    /// Between any two steps of the coordinator: a loss is logged before anything follows from it.
+    pub fn observe(starved: *Starved, world: *World) void {
+        const c = world.coordinator;
+        for (c.groups.items) |group| for (group.epochs.items) |epoch| {
+            if (epoch.alive.count() >= epoch.min_world_size) continue;
+            // What the coordinator before it has decided, it decides again.
+            if (epoch.number < c.first_epoch()) continue;
+            const key: Key = .{ .group = group.id, .epoch = epoch.number };
+            const known = starved.committed.getOrPut(world.gpa, key) catch @panic("out of memory");
+            if (!known.found_existing) known.value_ptr.* = epoch.committed;
+            if (known.value_ptr.* == epoch.committed) continue;
+            return world.checkers.fail(
+                .least,
+                "epoch {d} of group {s} has committed with {d} members, and {d} is the least",
+                .{ epoch.number, group.name, epoch.alive.count(), epoch.min_world_size },
+            );
+        };
+    }
+};
+
+// ---- raise and restart
+
+fn check_recovery(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    const at_call = op.history.members(op.op.begun_attempt);
+    var it = op.ranges();
+    while (it.next()) |range| {
+        const set = &range.contributors;
+        // Whoever is lost may still be in a sum; whoever voted for it is.
+        if (!set.covers(voters(work))) return world.checkers.fail(
+            .recovery,
+            "p{d}: members voted for {f} that have no part in it",
+            .{ work.node.index, fmt_key(work.step.key) },
+        );
+        const allowed = switch (work.step.recovery) {
+            .resume_chunks => true,
+            .restart => is_of_one_attempt(op, set),
+            .raise => set.eql(at_call),
+        };
+        if (!allowed) return world.checkers.fail(
+            .recovery,
+            "p{d}: {f} ({t}) has other contributors than its recovery allows",
+            .{ work.node.index, fmt_key(work.step.key), work.step.recovery },
+        );
+    }
+}
+
+/// Some attempt since the call had just these members.
+fn is_of_one_attempt(op: anytype, set: *const Mask) bool {
+    for (op.history.entries.items) |*entry| if (entry.members.eql(set)) return true;
+    return false;
+}
+
+// ---- elections
+
+/// One of those who offered.
+const Candidate = struct { rank: usize, id: base.PeerId, call: *const Call };
+
+/// The first attempt in which this member takes part is the one that elects, and nothing was voted
+/// for before: so what is elected follows from the offers alone.
+fn check_election(work: *Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    if (op.op.attempts != 1 or world.incarnations != 1) return;
+    const ids = op.member_ids();
+    const epoch = work.group.member.epoch_of(op.op.epoch) orelse return;
+    const incumbents = ids.len - epoch.joined;
+    var buffer: [base.limits.peers_max]Candidate = undefined;
+    var candidates: std.ArrayList(Candidate) = .initBuffer(&buffer);
+    for (ids, 0..) |id, rank| {
+        if (!voters(work).has(rank)) continue;
+        const digit = calls.digit_of(world, id) orelse return;
+        const call = &work.record.calls[digit];
+        if (call.state == .none) return world.checkers.fail(
+            .election,
+            "{f} was elected before p{d} had called",
+            .{ fmt_key(work.step.key), digit + 1 },
+        );
+        candidates.appendAssumeCapacity(.{ .rank = rank, .id = id, .call = call });
+    }
+    const winner = elect(candidates.items, incumbents) orelse return world.checkers.fail(
+        .election,
+        "{f} has succeeded, and nobody offers what may be taken",
+        .{fmt_key(work.step.key)},
+    );
+    const mine = work.shared.?;
+    const same = mine.revision == winner.revision + 1 and
+        calls.shared_hash(work) == winner.content;
+    if (same) return;
+    world.checkers.fail(
+        .election,
+        "p{d}: {f} gave revision {d}, and the offers elect content {x} of revision {d}",
+        .{
+            work.node.index, fmt_key(work.step.key), mine.revision - 1,
+            winner.content,  winner.revision,
+        },
+    );
+}
+
+/// Who insists; else the highest revision, then incumbents, then what most hold, then the smallest
+/// id (docs/PROTOCOL.md).
+fn elect(candidates: []const Candidate, incumbents: usize) ?*const Call {
+    var insists: ?*const Call = null;
+    for (candidates) |*one| if (one.call.strategy == .send_only) {
+        if (insists == null or one.call.revision > insists.?.revision) insists = one.call;
+    };
+    if (insists) |call| return call;
+    var winner: ?*const Candidate = null;
+    for (candidates) |*one| {
+        if (one.call.strategy != .popular) continue;
+        if (winner == null or outvotes(candidates, incumbents, one, winner.?)) winner = one;
+    }
+    return if (winner) |one| one.call else null;
+}
+
+fn outvotes(
+    candidates: []const Candidate,
+    incumbents: usize,
+    a: *const Candidate,
+    b: *const Candidate,
+) bool {
+    if (a.call.revision != b.call.revision) return a.call.revision > b.call.revision;
+    const old = .{ a.rank < incumbents, b.rank < incumbents };
+    if (old[0] != old[1]) return old[0];
+    const votes = .{ holders(candidates, a), holders(candidates, b) };
+    if (votes[0] != votes[1]) return votes[0] > votes[1];
+    return a.id.less_than(b.id);
+}
+
+fn holders(candidates: []const Candidate, of: *const Candidate) usize {
+    var count: usize = 0;
+    for (candidates) |*one| {
+        if (one.call.strategy != .popular) continue;
+        count += @intFromBool(one.call.content == of.call.content);
+    }
+    return count;
+}
+
+test "who insists wins, then revisions, incumbents, numbers and ids" {
+    const expectEqual = std.testing.expectEqual;
+    var offers: [4]Call = @splat(.{ .state = .ok });
+    var candidates: [4]Candidate = undefined;
+    for (&candidates, &offers, 0..) |*one, *call, rank| {
+        call.content = rank;
+        one.* = .{ .rank = rank, .id = .from_int(9 - rank), .call = call };
+    }
+    try expectEqual(&offers[3], elect(&candidates, 4)); // the smallest id
+    offers[1].content = offers[0].content;
+    try expectEqual(&offers[1], elect(&candidates, 4)); // what most hold, of these the smaller id
+    try expectEqual(&offers[2], elect(candidates[2..], 3)); // the only incumbent
+    offers[3].revision = 1;
+    try expectEqual(&offers[3], elect(&candidates, 1));
+    offers[0].strategy = .send_only;
+    try expectEqual(&offers[0], elect(&candidates, 1));
+    for (&offers) |*call| call.strategy = .receive_only;
+    try expectEqual(null, elect(&candidates, 1));
+}
