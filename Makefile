@@ -22,6 +22,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
+FUZZ_SECONDS ?= 20
 SEEDS ?= 1000
 MINUTES ?= 20
 # All but net and abi, which Windows lacks.
@@ -44,7 +45,8 @@ unit-test: $(VENV)/.with-test
 
 simulator: $(VENV)/.with-test
 	$(ZIG) sim
-	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS)
+	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS) --fresh
+	zig-out/bin/pccl-sim fuzz --seconds $(FUZZ_SECONDS) --fresh
 
 # Last in `make test`: the summary line of pytest ends the output.
 python-test: build $(VENV)/.with-test

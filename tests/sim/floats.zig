@@ -149,18 +149,22 @@ fn whole(work: *const Work) collective.Partition {
     });
 }
 
-/// The call has succeeded.
+/// The call has succeeded: the user carries on what it has lost.
+pub fn take(work: *Work) void {
+    const lent = work.residual orelse return;
+    const gpa = work.node.world.gpa;
+    work.lost = gpa.dupe(u8, lent.out) catch @panic("out of memory");
+    const carried = work.user.residuals.of(gpa, work.step.tag);
+    @memcpy(std.mem.sliceAsBytes(carried[0 .. lent.out.len / @sizeOf(f32)]), lent.out);
+}
+
+/// What a call that has succeeded holds.
 pub fn check(work: *Work) void {
     const world = work.node.world;
     const x = &work.op.?.executor;
     const known = Known.of(work);
     const d = &known.definition;
     count(work);
-    if (work.residual) |lent| {
-        work.lost = world.gpa.dupe(u8, lent.out) catch @panic("out of memory");
-        const carried = work.user.residuals.of(world.gpa, work.step.tag);
-        @memcpy(std.mem.sliceAsBytes(carried[0 .. lent.out.len / @sizeOf(f32)]), lent.out);
-    }
     for (0..d.partition.chunks) |index| {
         const chunk: u32 = @intCast(index);
         if (d.partition.pieces_of(chunk) == 0) continue;

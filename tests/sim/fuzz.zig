@@ -107,6 +107,17 @@ pub const Fuzz = struct {
     }
 };
 
+/// Seeds whose worlds once died. The cause stands beside each. With the next change of what is
+/// drawn a seed is another world, so a bug of the engine also leaves a transcript or a unit test.
+const kept = [_]u64{
+    351275991759, // the rig compared residuals of members that disagreed about their number
+};
+
+pub fn run_kept(rig: *Rig) u8 {
+    for (kept) |seed| if (run(rig, seed, 1) != 0) return 1;
+    return 0;
+}
+
 /// Worlds of the given seeds. 0 if all lived.
 pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
     var changes: u64 = 0;
@@ -129,9 +140,11 @@ pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
 }
 
 test "worlds live through changed bytes" {
+    // These are always the same; the gate runs fresh ones (`make simulator`).
     var rig = try Rig.init(std.heap.smp_allocator);
     defer rig.deinit();
     rig.quiet = true;
+    try std.testing.expectEqual(0, run_kept(&rig));
     try std.testing.expectEqual(0, run(&rig, 0, 300));
 }
 

@@ -19,13 +19,15 @@ const usage =
     \\usage: pccl-sim [--seeds N] [--start S] [--seconds T] [--workers W]   run seeds
     \\       pccl-sim --seed X [--trace]                                    replay one
     \\       pccl-sim --shrink X        what of a failing seed can be left out
-    \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way
+    \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way;
+    \\                                               --seconds T: first those that once failed
     \\       pccl-sim sweep [--seeds N] [--start S]  a fault at every event of small worlds
     \\       pccl-sim canaries          every mutation of the protocol must be caught
     \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace
     \\
     \\  --seeds N     so many seeds (default 1000), from --start S (default 0)
     \\  --seconds T   as many seeds as fit into T seconds
+    \\  --fresh       from a start that the clock draws, and that is printed, instead of --start
     \\  --workers W   threads (default: as many as there are cores, at most 2)
     \\  --failures N  stop after so many seeds that fail (default 5)
     \\  --trace       print every line of the replay
@@ -40,6 +42,7 @@ const Options = struct {
     seeds: u64 = 1000,
     start: u64 = 0,
     seconds: ?f64 = null,
+    fresh: bool = false,
     seed: ?u64 = null,
     shrink: bool = false,
     fuzz: bool = false,
@@ -96,7 +99,8 @@ pub fn main(init: std.process.Init) !u8 {
             return 2;
         };
     }
-    if (options.fuzz) return run_fuzz(gpa, &options);
+    if (options.fresh) options.start = draw_start(init.io);
+    if (options.fuzz) return run_fuzz(gpa, init.io, &options);
     if (options.sweep) return run_sweep(gpa, &options);
     if (options.sweep_base) try sweep.add_base(gpa, options.seed orelse 0, &options.changes);
     if (options.seed) |seed| return replay(gpa, seed, &options);
@@ -111,6 +115,10 @@ fn parse(
 ) !void {
     if (std.mem.eql(u8, arg, "--trace")) {
         options.trace = true;
+        return;
+    }
+    if (std.mem.eql(u8, arg, "--fresh")) {
+        options.fresh = true;
         return;
     }
     if (!std.mem.startsWith(u8, arg, "--")) return error.Usage;
@@ -145,10 +153,36 @@ fn run_canaries(gpa: std.mem.Allocator) !u8 {
     return if (canaries.run(&rig)) 0 else 1;
 }
 
-fn run_fuzz(gpa: std.mem.Allocator, options: *const Options) !u8 {
+fn run_fuzz(gpa: std.mem.Allocator, io: std.Io, options: *const Options) !u8 {
     var rig = try runner.Rig.init(gpa);
     defer rig.deinit();
-    return fuzz.run(&rig, options.start, options.seeds);
+    const seconds = options.seconds orelse return fuzz.run(&rig, options.start, options.seeds);
+    rig.quiet = true;
+    if (fuzz.run_kept(&rig) != 0) return 1;
+    const deadline_ns = monotonic_ns(io) + nanoseconds(seconds);
+    const seeds_at_once = 10;
+    var start = options.start;
+    while (monotonic_ns(io) < deadline_ns) : (start += seeds_at_once) {
+        if (fuzz.run(&rig, start, seeds_at_once) != 0) return 1;
+    }
+    out("{d} fuzzed worlds lived, seeds {d} to {d}\n", .{
+        start - options.start, options.start, start - 1,
+    });
+    return 0;
+}
+
+/// Seeds that nobody has run before: far from the small numbers that people type.
+fn draw_start(io: std.Io) u64 {
+    const now_ns = std.Io.Clock.real.now(io).nanoseconds;
+    const start = std.hash.Wyhash.hash(0, std.mem.asBytes(&now_ns)) % 1_000_000_000_000;
+    out("fresh seeds from {d} on; --start {d} instead of --fresh runs them again\n", .{
+        start, start,
+    });
+    return start;
+}
+
+fn nanoseconds(seconds: f64) i96 {
+    return @intFromFloat(seconds * std.time.ns_per_s);
 }
 
 fn run_sweep(gpa: std.mem.Allocator, options: *const Options) !u8 {
@@ -221,7 +255,7 @@ fn run_seeds(gpa: std.mem.Allocator, io: std.Io, options: *const Options) !u8 {
         .io = io,
     };
     if (options.seconds) |seconds| {
-        shared.deadline_ns = started_ns + @as(i96, @intFromFloat(seconds * std.time.ns_per_s));
+        shared.deadline_ns = started_ns + nanoseconds(seconds);
     }
     const threads = try gpa.alloc(std.Thread, workers);
     defer gpa.free(threads);
