@@ -84,6 +84,8 @@ pub const Change = union(enum) {
             .tags => |count| config.tags = @intCast(std.math.clamp(count, 1, 4)),
             .groups => |count| config.groups = @intCast(std.math.clamp(count, 1, 2)),
         }
+        // What such a world promises (checker place) does not hold when more goes wrong.
+        if (config.only_cuts) config.only_cuts = config.has_only_cuts();
     }
 
     pub fn format(change: Change, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -213,4 +215,17 @@ test "a change is read in the form in which it is printed" {
         try std.testing.expectEqual(change, try Change.parse(name, words.next().?));
     }
     try std.testing.expectError(error.Usage, Change.parse("set", "nothing=off"));
+}
+
+test "a world that only cuts links is an ordinary one when more is set" {
+    const seed = 500000058;
+    const freeze: Change = .{ .set = .{ .class = .freeze, .level = .heavy } };
+    const thaw: Change = .{ .set = .{ .class = .freeze, .level = .off } };
+    const strike: Change = .{ .strike = .{ .how = .freeze_long, .node = 2, .step = 100 } };
+    const seldom: Change = .{ .set = .{ .class = .cut_pair, .level = .rare } };
+    try std.testing.expect(config_of(seed, &.{}).only_cuts);
+    try std.testing.expect(config_of(seed, &.{ seldom, thaw, .{ .peers = 4 } }).only_cuts);
+    for ([_]Change{ freeze, strike, .{ .peers = 3 } }) |change| {
+        try std.testing.expect(!config_of(seed, &.{change}).only_cuts);
+    }
 }

@@ -191,6 +191,15 @@ pub const Config = struct {
         config.calls = @as(u32, config.peers_start) * 30;
     }
 
+    /// Nothing goes wrong but links between peers, of whom there are enough for a ring around one.
+    pub fn has_only_cuts(config: *const Config) bool {
+        for (config.strikes) |strike| if (strike != null) return false;
+        for (std.enums.values(Class)) |class| {
+            if (class != .cut_pair and config.has(class)) return false;
+        }
+        return config.peers_start >= 4;
+    }
+
     /// Nothing drawn: what scenarios start from.
     pub fn plain() Config {
         const heartbeat_ns = 200 * std.time.ns_per_ms;
