@@ -16,6 +16,7 @@ const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
 const JournalFile = journal_file.JournalFile;
+const TestDir = @import("test_dir.zig").TestDir;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
 const Allocator = std.mem.Allocator;
@@ -258,10 +259,10 @@ test "a port in use is an error, and every interface is advertised as one that c
 
 test "a coordinator begins again where its journal says, or not at all" {
     const gpa = std.testing.allocator;
-    var directory = std.testing.tmpDir(.{});
-    defer directory.cleanup();
-    var path: [128]u8 = undefined;
-    const state = try std.fmt.bufPrintZ(&path, ".zig-cache/tmp/{s}", .{directory.sub_path});
+    var directory: TestDir = undefined;
+    try directory.init();
+    defer directory.deinit();
+    const state = directory.path;
     var trouble: journal_file.Trouble = undefined;
     var port: u16 = 0;
     for (1..4) |incarnation| {

@@ -359,28 +359,27 @@ fn result(value: anytype) c.E {
 
 // ---- tests
 
+const TestDir = @import("test_dir.zig").TestDir;
 const testing = std.testing;
 const gpa_of_tests = testing.allocator;
 
 /// A directory that a test opens journals in.
 const Bench = struct {
-    parent: testing.TmpDir,
-    path_storage: [128]u8 = undefined,
+    parent: TestDir = undefined,
+    path_storage: [300]u8 = undefined,
     path: [:0]const u8 = undefined,
-    name_storage: [160]u8 = undefined,
+    name_storage: [320]u8 = undefined,
     trouble: Trouble = undefined,
 
     fn init(bench: *Bench) !void {
-        bench.* = .{ .parent = testing.tmpDir(.{}) };
-        bench.path = try std.fmt.bufPrintZ(
-            &bench.path_storage,
-            ".zig-cache/tmp/{s}/state",
-            .{bench.parent.sub_path},
-        );
+        bench.* = .{};
+        try bench.parent.init();
+        const room = &bench.path_storage;
+        bench.path = try std.fmt.bufPrintZ(room, "{s}/state", .{bench.parent.path});
     }
 
     fn deinit(bench: *Bench) void {
-        bench.parent.cleanup();
+        bench.parent.deinit();
     }
 
     fn open(bench: *Bench) JournalFile.OpenError!*JournalFile {
@@ -415,8 +414,8 @@ const Bench = struct {
         return .SUCCESS;
     }
 
-    fn expect_mode(bench: *Bench, name: []const u8, wanted: u32) !void {
-        const stat = try bench.parent.dir.statFile(testing.io, name, .{});
+    fn expect_mode(name: []const u8, wanted: u32) !void {
+        const stat = try std.Io.Dir.cwd().statFile(testing.io, name, .{});
         try testing.expectEqual(wanted, @intFromEnum(stat.permissions) & 0o777);
     }
 
@@ -473,8 +472,8 @@ test "a journal is found again as it was left, by the next that opens it and by 
         const before = image.bytes().len;
         try sample(&image, 4);
         try file.append(image.bytes()[before..]);
-        try bench.expect_mode("state", 0o700);
-        try bench.expect_mode("state/journal", 0o600);
+        try Bench.expect_mode(bench.path, 0o700);
+        try Bench.expect_mode(try bench.at(JournalFile.file_name), 0o600);
     }
     try bench.expect_content(image.bytes());
     // What a crash between writing and renaming leaves is of no account.
@@ -631,7 +630,8 @@ test "a directory that cannot be had says why" {
     var bench: Bench = undefined;
     try bench.init();
     defer bench.deinit();
-    const deep = JournalFile.open(gpa_of_tests, "no/such/parent/state", &bench.trouble);
+    const missing = try bench.at("no/such/parent");
+    const deep = JournalFile.open(gpa_of_tests, missing, &bench.trouble);
     try testing.expectError(error.JournalFailed, deep);
     try testing.expectEqual(
         Failure{ .step = .make_directory, .code = .NOENT },
@@ -648,7 +648,8 @@ test "a directory that cannot be had says why" {
     try testing.expectEqual(0, c.mkdir(try bench.at(JournalFile.file_name), 0o700));
     try testing.expectError(error.JournalFailed, bench.open());
     try testing.expectEqual(Failure{ .step = .open, .code = .ISDIR }, bench.trouble.system);
-    const file = JournalFile.open(gpa_of_tests, "build.zig", &bench.trouble);
+    try bench.plant_beside("file", "");
+    const file = JournalFile.open(gpa_of_tests, try bench.at("file"), &bench.trouble);
     try testing.expectError(error.JournalFailed, file);
     try testing.expectEqual(
         Failure{ .step = .open_directory, .code = .NOTDIR },

@@ -47,6 +47,7 @@ test {
     _ = @import("shared_state.zig");
     _ = @import("socket.zig");
     _ = @import("status_client.zig");
+    _ = @import("test_dir.zig");
     _ = @import("thread.zig");
     _ = @import("waker.zig");
     _ = @import("work.zig");
