@@ -1,11 +1,12 @@
 //! Members that lie, and memory that runs out: what it costs them, and that it costs nobody else.
-//! The coordinator is that of court.zig; a Member is told messages by itself. Rules that honest
-//! members see: rules_test.zig. Worlds of honest peers: session/world_test.zig and tests/sim.
+//! The coordinator is that of court_test.zig; a Member is told messages by itself. Rules that
+//! honest members see: rules_test.zig. Worlds of honest peers: session/world_test.zig and
+//! tests/sim.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const court_file = @import("court.zig");
+const court_file = @import("court_test.zig");
 const member_file = @import("member.zig");
 const status = @import("status.zig");
 const Member = member_file.Member;
@@ -200,7 +201,7 @@ test "a member that claims to be far ahead of all others does not keep them wait
     }
 }
 
-test "a number beyond its bound costs the member that sends it its place, and nobody else anything" {
+test "a number beyond its bound costs whoever sends it its place, and nobody else anything" {
     const Case = struct { name: []const u8, message: control.Message };
     var op_at_end = descriptor;
     op_at_end.safe_points = limits.safe_points_max;

@@ -1,11 +1,11 @@
 //! Rules that the coordinator keeps towards honest members, each of which mutations have shown that
 //! nothing else tests (tests/mutants). A rule about one message and one answer is shown here; what
-//! takes a world is in tests/sim. The harness: court.zig. Members that lie: hostile_test.zig.
+//! takes a world is in tests/sim. The harness: court_test.zig. Members that lie: hostile_test.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
-const court_file = @import("court.zig");
+const court_file = @import("court_test.zig");
 const control = wire.control;
 const limits = base.limits;
 const gpa = std.testing.allocator;

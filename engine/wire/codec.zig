@@ -5,8 +5,8 @@
 //!
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
 //! lists. A struct names them in `bounds`, the largest legal value for each field, or `.any` where
-//! nothing is computed from a number: it is compared, handed back or shown. A field without one does
-//! not compile.
+//! nothing is computed from a number: it is compared, handed back or shown. A field without one
+//! does not compile.
 
 const std = @import("std");
 

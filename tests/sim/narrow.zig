@@ -85,7 +85,10 @@ pub const Change = union(enum) {
             .groups => |count| config.groups = @intCast(std.math.clamp(count, 1, 2)),
         }
         // What such a world promises (checker place) does not hold when more goes wrong.
-        if (config.only_cuts) config.only_cuts = config.has_only_cuts();
+        // Enough of them for a ring around one that cannot be used.
+        config.only_cuts = config.only_cuts and config.has_only(.cut_pair) and
+            config.peers_start >= 4;
+        config.only_resets = config.only_resets and config.has_only(.reset_control);
     }
 
     pub fn format(change: Change, writer: *std.Io.Writer) std.Io.Writer.Error!void {

@@ -191,13 +191,13 @@ pub const Config = struct {
         config.calls = @as(u32, config.peers_start) * 30;
     }
 
-    /// Nothing goes wrong but links between peers, of whom there are enough for a ring around one.
-    pub fn has_only_cuts(config: *const Config) bool {
+    /// Nothing goes wrong but this.
+    pub fn has_only(config: *const Config, class: Class) bool {
         for (config.strikes) |strike| if (strike != null) return false;
-        for (std.enums.values(Class)) |class| {
-            if (class != .cut_pair and config.has(class)) return false;
+        for (std.enums.values(Class)) |other| {
+            if (other != class and config.has(other)) return false;
         }
-        return config.peers_start >= 4;
+        return true;
     }
 
     /// Nothing drawn: what scenarios start from.

@@ -338,7 +338,13 @@ pub const Court = struct {
     }
 
     /// `voted_attempt`: 0 if it has not voted.
-    pub fn report_vote(court: *Court, index: usize, tag: u64, chunks: u32, voted_attempt: u32) !void {
+    pub fn report_vote(
+        court: *Court,
+        index: usize,
+        tag: u64,
+        chunks: u32,
+        voted_attempt: u32,
+    ) !void {
         var said = court.running(tag, chunks);
         if (voted_attempt > 0) {
             said.state = .done;
