@@ -6,6 +6,7 @@
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
+#   make mutants              hold hundreds of mistakes against tests, transcripts and seeds
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
@@ -24,6 +25,7 @@ ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
 FUZZ_SECONDS ?= 20
 SEEDS ?= 1000
+MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
@@ -32,7 +34,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64
-.PHONY: test-windows test-avx512 test-portable clean
+.PHONY: mutants test-windows test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -69,6 +71,11 @@ sim: $(VENV)/.installed
 	$(ZIG) sim
 	zig-out/bin/pccl-sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
 
+# Every mutation of tests/mutants must be caught, or be listed with its reason.
+mutants: $(VENV)/.installed
+	$(ZIG) mutants
+	$(RUN) tests/mutants/run.py --seeds $(MUTANT_SEEDS) $(if $(ONLY),--only $(ONLY))
+
 soak: build $(VENV)/.with-test
 	PYTHONPATH=tests/processes $(RUN) tests/chaos/soak.py --minutes $(MINUTES) \
 	$(if $(SEED),--seed $(SEED)) $(if $(NAMESPACES),--namespaces)
@@ -100,7 +107,7 @@ test-portable: test-aarch64 test-windows
 	$(ZIG) check -Dtarget=aarch64-macos
 
 clean:
-	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out pccl_py/include
+	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out pccl_py/include
 	rm -f pccl_py/*.so pccl_py/*.dylib
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

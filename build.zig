@@ -2,7 +2,8 @@
 //! so a layer breach does not compile. The vector kernels are compiled once per CPU level and all
 //! linked into the one library. Python calls the step `python` (hatch_build.py).
 //!
-//! Steps: the default installs libpccl and its header; check, test, test-<layer>, sim, python.
+//! Steps: the default installs libpccl and its header; check, test, test-<layer>, sim, mutants,
+//! python.
 //! How to work with it: docs/HACKING.md.
 
 const std = @import("std");
@@ -94,24 +95,16 @@ pub fn build(b: *std.Build) void {
     const library_layers: Layers = .init(b, kernels, .{
         .target = target,
         .optimize = optimize,
-        .simulation = false,
         .strip = strip,
         .tsan = tsan,
     });
     const test_layers: Layers = .init(b, kernels, .{
         .target = target,
         .optimize = .Debug,
-        .simulation = false,
         .strip = false,
         .tsan = tsan,
     });
-    const simulation_layers: Layers = .init(b, kernels, .{
-        .target = target,
-        .optimize = .ReleaseSafe,
-        .simulation = true,
-        .strip = false,
-        .tsan = false,
-    });
+    const simulated: Simulated = .init(b, kernels, target);
 
     const library = b.addLibrary(.{
         .name = "pccl",
@@ -126,7 +119,8 @@ pub fn build(b: *std.Build) void {
     const test_step = b.step("test", "Run the unit tests of every layer and of the simulator");
     const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
-    add_simulator(b, simulation_layers, filters, test_step, check_step);
+    add_simulator(b, simulated, filters, test_step, check_step);
+    add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
     add_machine(b);
     add_python(b, target, library);
@@ -228,19 +222,18 @@ const Layers = struct {
     const Options = struct {
         target: std.Build.ResolvedTarget,
         optimize: std.builtin.OptimizeMode,
-        /// Protocol mutations (engine/base/canary.zig) exist only in the simulator's instance.
-        simulation: bool,
         strip: bool,
         tsan: bool,
+        /// Of copies in which mutations wait to be switched on, where there are such.
+        mutated: ?Mutated = null,
     };
 
     fn init(b: *std.Build, kernels: Kernels, options: Options) Layers {
-        const build_options = b.addOptions();
-        build_options.addOption(bool, "simulation", options.simulation);
         var self: Layers = undefined;
         for (&self.modules, layers) |*module, layer| {
+            const copied = if (options.mutated) |mutated| mutated.root_of(b, layer.root) else null;
             module.* = b.createModule(.{
-                .root_source_file = b.path(layer.root),
+                .root_source_file = copied orelse b.path(layer.root),
                 .target = options.target,
                 .optimize = options.optimize,
                 .strip = options.strip,
@@ -249,8 +242,8 @@ const Layers = struct {
                 .pic = true,
             });
             for (layer.imports) |name| module.*.addImport(name, self.get(name));
+            if (options.mutated) |mutated| module.*.addImport("mutant", mutated.switches);
         }
-        self.get("base").addOptions("build_options", build_options);
         self.get("kernels").addImport("kernels_options", kernels.options);
         for (kernels.objects) |object| self.get("kernels").addObject(object);
         return self;
@@ -263,6 +256,68 @@ const Layers = struct {
         @panic("no such layer");
     }
 };
+
+/// The layers that have no socket and no clock, copied with every mutation of tests/mutants in
+/// them, behind switches (tests/mutants/generate.zig).
+const Mutated = struct {
+    tree: std.Build.LazyPath,
+    switches: *std.Build.Module,
+
+    const folders = [_][]const u8{
+        "engine/base",
+        "engine/wire",
+        "engine/protocol",
+        "engine/collective",
+        "engine/session",
+    };
+
+    fn init(b: *std.Build) Mutated {
+        const generator = b.addExecutable(.{
+            .name = "generate-mutants",
+            .root_module = b.createModule(.{
+                .root_source_file = b.path("tests/mutants/generate.zig"),
+                .target = b.graph.host,
+                .optimize = .Debug,
+            }),
+        });
+        const run = b.addRunArtifact(generator);
+        run.setCwd(b.path("."));
+        const tree = run.addOutputDirectoryArg("mutated");
+        for (source_files(b, "tests/mutants", ".txt")) |file| {
+            const path = b.pathJoin(&.{ "tests/mutants", file });
+            if (std.mem.eql(u8, file, "survivors.txt")) continue;
+            run.addArg(path);
+            run.addFileInput(b.path(path));
+        }
+        run.addArg("--");
+        for (folders) |folder| {
+            run.addArg(folder);
+            for (source_files(b, folder, ".zig")) |file| {
+                run.addFileInput(b.path(b.pathJoin(&.{ folder, file })));
+            }
+        }
+        return .{ .tree = tree, .switches = mutant_module(b, tree.path(b, "list.zig")) };
+    }
+
+    fn root_of(mutated: *const Mutated, b: *std.Build, root: []const u8) ?std.Build.LazyPath {
+        for (folders) |folder| {
+            if (std.mem.startsWith(u8, root, folder)) return mutated.tree.path(b, root);
+        }
+        return null;
+    }
+};
+
+/// `list`: of the mutations that are there; null for none.
+fn mutant_module(b: *std.Build, list: ?std.Build.LazyPath) *std.Build.Module {
+    const empty = "pub const list = [_]@import(\"mutant\").Mutant{};\n";
+    const switches = b.createModule(.{ .root_source_file = b.path("tests/mutants/mutant.zig") });
+    const listed = b.createModule(.{
+        .root_source_file = list orelse b.addWriteFiles().add("list.zig", empty),
+    });
+    switches.addImport("mutants_listed", listed);
+    listed.addImport("mutant", switches);
+    return switches;
+}
 
 const TestOptions = struct { filters: []const []const u8, tsan: bool };
 
@@ -387,35 +442,115 @@ fn add_levels(
     return &run.step;
 }
 
+/// The simulator with the engine as it is, and with mutations that can be switched on.
+const Simulated = struct {
+    plain: *std.Build.Module,
+    mutated: *std.Build.Module,
+    mutated_layers: Layers,
+
+    fn init(b: *std.Build, kernels: Kernels, target: std.Build.ResolvedTarget) Simulated {
+        var options: Layers.Options = .{
+            .target = target,
+            .optimize = .ReleaseSafe,
+            .strip = false,
+            .tsan = false,
+        };
+        const plain_layers: Layers = .init(b, kernels, options);
+        const mutated: Mutated = .init(b);
+        options.mutated = mutated;
+        const mutated_layers: Layers = .init(b, kernels, options);
+        return .{
+            .plain = module_of(b, plain_layers, mutant_module(b, null)),
+            .mutated = module_of(b, mutated_layers, mutated.switches),
+            .mutated_layers = mutated_layers,
+        };
+    }
+
+    fn module_of(
+        b: *std.Build,
+        simulated: Layers,
+        switches: *std.Build.Module,
+    ) *std.Build.Module {
+        const base = simulated.get("base");
+        const module = b.createModule(.{
+            .root_source_file = b.path("tests/sim/main.zig"),
+            .target = base.resolved_target,
+            .optimize = .ReleaseSafe,
+            .link_libc = links_libc(base.resolved_target.?),
+        });
+        // All that has no socket and no clock.
+        for ([_][]const u8{ "base", "kernels", "wire", "protocol", "collective", "session" }) |n| {
+            module.addImport(n, simulated.get(n));
+        }
+        module.addImport("mutant", switches);
+        return module;
+    }
+};
+
 fn add_simulator(
     b: *std.Build,
-    simulation_layers: Layers,
+    simulated: Simulated,
     filters: []const []const u8,
     test_step: *std.Build.Step,
     check_step: *std.Build.Step,
 ) void {
-    const base = simulation_layers.get("base");
-    const module = b.createModule(.{
-        .root_source_file = b.path("tests/sim/main.zig"),
-        .target = base.resolved_target,
-        .optimize = .ReleaseSafe,
-        .link_libc = links_libc(base.resolved_target.?),
-    });
-    // All that has no socket and no clock.
-    for ([_][]const u8{ "base", "kernels", "wire", "protocol", "collective", "session" }) |name| {
-        module.addImport(name, simulation_layers.get(name));
-    }
-    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = module });
+    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = simulated.plain });
     const sim_step = b.step("sim", "Build the simulator, zig-out/bin/pccl-sim");
     sim_step.dependOn(&b.addInstallArtifact(simulator, .{}).step);
 
-    const unit_test = b.addTest(.{ .name = "test-sim", .root_module = module, .filters = filters });
+    // The tests switch mutations on, to see whether the checkers do their work. So they are
+    // compiled from the copies, which costs no more than from the sources.
+    const unit_test = b.addTest(.{
+        .name = "test-sim",
+        .root_module = simulated.mutated,
+        .filters = filters,
+    });
     const run = b.addRunArtifact(unit_test);
     b.step("test-sim", "Run the simulator's own unit tests").dependOn(&run.step);
     test_step.dependOn(&run.step);
 
-    const compile_only = b.addExecutable(.{ .name = "check-sim", .root_module = module });
+    const generator_test = b.addTest(.{
+        .name = "test-mutants",
+        .root_module = b.createModule(.{
+            .root_source_file = b.path("tests/mutants/generate.zig"),
+            .target = b.graph.host,
+        }),
+    });
+    const generator_run = b.addRunArtifact(generator_test);
+    b.step("test-mutants", "Run the unit tests of what makes the mutated copies")
+        .dependOn(&generator_run.step);
+    test_step.dependOn(&generator_run.step);
+
+    const compile_only = b.addExecutable(.{
+        .name = "check-sim",
+        .root_module = simulated.plain,
+    });
     check_step.dependOn(&compile_only.step);
+}
+
+/// What tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit tests of three
+/// layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
+fn add_mutants(b: *std.Build, simulated: Simulated) void {
+    const step = b.step("mutants", "Build what `make mutants` runs, zig-out/mutants");
+    const folder: std.Build.Step.InstallArtifact.Options = .{
+        .dest_dir = .{ .override = .{ .custom = "mutants" } },
+    };
+    const simulator = b.addExecutable(.{ .name = "pccl-sim", .root_module = simulated.mutated });
+    step.dependOn(&b.addInstallArtifact(simulator, folder).step);
+    for ([_][]const u8{ "protocol", "collective", "session" }) |name| {
+        const unit_test = b.addTest(.{
+            .name = b.fmt("test-{s}", .{name}),
+            .root_module = simulated.mutated_layers.get(name),
+            .test_runner = .{ .path = b.path("tests/mutants/test_runner.zig"), .mode = .simple },
+        });
+        step.dependOn(&b.addInstallArtifact(unit_test, folder).step);
+    }
+    const compile_only = b.addExecutable(.{
+        .name = "check-mutants",
+        .root_module = simulated.mutated,
+    });
+    b.step("check-mutants", "Compile the mutated copies, link nothing")
+        .dependOn(&compile_only.step);
 }
 
 /// The nanobind extension with the library beside it, in <prefix>/pccl_py. hatch_build.py passes

@@ -5,7 +5,6 @@ const std = @import("std");
 
 pub const limits = @import("limits.zig");
 pub const ids = @import("ids.zig");
-pub const canary = @import("canary.zig");
 pub const dtype = @import("dtype.zig");
 pub const codec = @import("codec.zig");
 pub const BitSet = @import("bit_set.zig").BitSet;

@@ -369,7 +369,6 @@ pub const Executor = struct {
                 x.held_by(chunk, &range.holders, options.order);
                 // What this peer holds is not what is kept, if others said so: it gets that.
                 if (!range.holders.has(x.roles.rank)) x.chunk_discard(@intCast(chunk));
-                if (base.canary.on(.keep_without_attempt)) x.forget_attempt(@intCast(chunk));
             }
         }
         x.give_from_source(options.order);
@@ -545,13 +544,6 @@ pub const Executor = struct {
         @memset(x.targets, .{});
         x.ring.reset();
         x.direct.reset();
-    }
-
-    /// Only a canary does this (base/canary.zig): a kept chunk is listed with the present members.
-    fn forget_attempt(x: *Executor, chunk: u32) void {
-        if (x.chunk_reduced[chunk] == 0) return;
-        x.chunk_reduced[chunk] = x.attempt;
-        x.chunk_arriving[chunk] = x.attempt;
     }
 
     fn chunk_reset(x: *Executor, chunk: u32) void {
@@ -744,10 +736,7 @@ pub const Executor = struct {
         const within = x.partition.offset(piece) - x.partition.shards[index].first;
         const start: usize =
             @intCast((x.arrays.places[index].residual + within) * @sizeOf(f32));
-        const again = base.canary.on(.residual_of_last_attempt) and x.attempt > 1;
-        const in = if (again) whole.out else whole.in;
-        const out = if (base.canary.on(.spend_residual)) @constCast(whole.in) else whole.out;
-        return .{ .in = in + start, .out = out + start };
+        return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
     /// The final bytes of a piece of the result as they travel.
@@ -780,8 +769,6 @@ pub const Executor = struct {
     /// The encoded result of a piece is there: decoded, everybody has the same.
     pub fn decode(x: *Executor, piece: usize) void {
         const out = x.overwrite(piece);
-        const is_owner = !x.final_seen.has(piece); // canary only; see base/canary.zig
-        if (base.canary.on(.keep_own_values) and is_owner) return @memcpy(out, x.own(piece));
         kernels.decode(x.encoding(piece, .result), out.ptr, x.encoded_piece(piece).ptr);
     }
 
@@ -831,7 +818,7 @@ pub const Executor = struct {
     }
 
     fn save(x: *Executor, piece: usize) void {
-        if (x.saved.has(piece) or !x.is_kept(piece) or base.canary.on(.forget_shadow)) return;
+        if (x.saved.has(piece) or !x.is_kept(piece)) return;
         x.saved.set_bit(piece);
         const from = x.target_piece(piece);
         const to = x.shadow_piece(piece);
@@ -898,12 +885,8 @@ pub const Executor = struct {
     // ---- slots
 
     pub fn slot(x: *const Executor, index: u16) []u8 {
-        const bytes = if (base.canary.on(.shared_slots)) &shared_slots else x.slots;
-        const number = if (base.canary.on(.shared_slots)) index % 16 else index;
-        return bytes[number * x.slot_bytes ..][0..x.slot_bytes];
+        return x.slots[index * x.slot_bytes ..][0..x.slot_bytes];
     }
-
-    var shared_slots: [1 << 20]u8 align(64) = undefined; // canary only; see base/canary.zig
 
     /// Slots that each sender of partial sums, an owner's neighbour in the ring or a contributor,
     /// may fill here in this attempt.

@@ -243,13 +243,11 @@ pub const Coordinator = struct {
     /// No coordinator before this one has used this number or a later one, even if it could not
     /// write its journal any more.
     pub fn first_epoch(c: *const Coordinator) u64 {
-        if (base.canary.on(.reuse_epochs)) return 1;
         return @as(u64, c.incarnation - 1) * epochs_per_start + 1;
     }
 
     /// The same for rounds: this one no group has had, and those from here on.
     pub fn first_round(c: *const Coordinator) u64 {
-        if (base.canary.on(.reuse_rounds)) return 0;
         return @as(u64, c.incarnation) << 32;
     }
 

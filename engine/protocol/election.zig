@@ -196,8 +196,7 @@ pub const Election = struct {
     fn is_better(election: *const Election, members: Members, a: u16, b: u16) bool {
         const mine = election.at(a);
         const theirs = election.at(b);
-        if (mine.revision != theirs.revision and !base.canary.on(.ignore_revision))
-            return mine.revision > theirs.revision;
+        if (mine.revision != theirs.revision) return mine.revision > theirs.revision;
         const incumbents = .{ a < members.incumbents, b < members.incumbents };
         if (incumbents[0] != incumbents[1]) return incumbents[0];
         const votes = .{ election.followers(members, a), election.followers(members, b) };

@@ -284,7 +284,7 @@ pub const Epoch = struct {
         try epoch.check_party(id, rank);
         if (epoch.find(id)) |index| {
             const known = epoch.records.items[index];
-            if (known.descriptor.eql(descriptor) or base.canary.on(.skip_fingerprint)) return known;
+            if (known.descriptor.eql(descriptor)) return known;
             if (known.from == rank) return error.Unexpected; // nobody calls one thing twice
             try epoch.abort(id, .{
                 .reason = .mismatch,
@@ -559,7 +559,7 @@ pub const Epoch = struct {
             .commit => |body| body.seal == seal.of_commit(epoch.seal_key, body),
             .abort => |body| body.seal == seal.of_abort(epoch.seal_key, body),
         };
-        if (!genuine and !base.canary.on(.believe_any_commit)) return error.Unexpected;
+        if (!genuine) return error.Unexpected;
         switch (message) {
             inline else => |body| {
                 if (body.group != epoch.group) return error.Unexpected;
@@ -624,7 +624,6 @@ pub const Epoch = struct {
     /// number of its own. No maker has more of these than it may cause (`withdraw` counts them), so
     /// nothing here is the fault of whoever reports last.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
-        if (base.canary.on(.forget_claims)) epoch.claims.clearRetainingCapacity();
         var last_seen: LastSeen = .{};
         for (epoch.members) |*member| if (member.peer != null and !member.closed) {
             last_seen.note(member.seen_before);
@@ -1057,7 +1056,6 @@ pub const Epoch = struct {
 
     fn is_kept(epoch: *const Epoch, known: *const Record, chunk: *const Record.Chunk) bool {
         if (chunk.holders.is_empty()) return false;
-        if (base.canary.on(.keep_without_attempt)) return true;
         const kind = known.descriptor.kind;
         if (!kind.reduces()) return true;
         return switch (known.descriptor.recovery) {
@@ -1074,10 +1072,7 @@ pub const Epoch = struct {
         defer kept.deinit(epoch.gpa);
         for (known.chunks, 0..) |*chunk, index| {
             if (!epoch.is_kept(known, chunk)) continue;
-            const reduced = if (base.canary.on(.keep_without_attempt))
-                epoch.attempt
-            else
-                chunk.reduced_attempt;
+            const reduced = chunk.reduced_attempt;
             if (kept.items.len > 0) {
                 const last = &kept.items[kept.items.len - 1];
                 if (last.end == index and last.reduced_attempt == reduced and

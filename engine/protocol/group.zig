@@ -539,12 +539,11 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.broken.forget(peer.id);
-        const removal: journal.Record = .{ .removal = .{
+        group.coordinator.record(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,
             .epochs = .of(from[0..lost_count]),
-        } };
-        if (!base.canary.on(.view_before_removal)) group.coordinator.record(removal);
+        } });
         const epoch = lost[lost_count - 1];
         const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
         group.coordinator.log(.info, out, .{
@@ -561,7 +560,6 @@ pub const Group = struct {
             try item.commit_voted();
             try group.new_attempt(item);
         }
-        if (base.canary.on(.view_before_removal)) group.coordinator.record(removal);
         try group.check_recovered(now);
         group.drop_empty();
         if (group.phase != .idle and !group.has_candidates()) {
@@ -612,8 +610,7 @@ pub const Group = struct {
             if (epoch.recovering) continue;
             const ids = epoch.member_ids(&buffer);
             const edges = group.broken.edges(ids, true);
-            const around = plan.paths(&epoch.alive, ids.len, &edges) != null;
-            if (around and !base.canary.on(.leave_for_a_link)) continue;
+            if (plan.paths(&epoch.alive, ids.len, &edges) != null) continue;
             const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
             return epoch.members[rank].peer;
         }
@@ -743,8 +740,7 @@ pub const Group = struct {
         if (!group.recovering) return;
         for (group.epochs.items) |epoch| for (epoch.members) |*member| {
             const peer = member.peer orelse continue;
-            const waits = !base.canary.on(.answer_early) or group.returned.items.len == 0;
-            if (!peer.is_present(group.id) and waits) return;
+            if (!peer.is_present(group.id)) return;
         };
         group.recovering = false;
         for (group.epochs.items) |epoch| epoch.recovering = false;

@@ -684,10 +684,6 @@ pub const Member = struct {
             .decisions_seen = epoch.decisions_seen,
         } });
         epoch.decisions_told = epoch.decisions_seen;
-        if (base.canary.on(.publish_before_commit) and op.state == .voted) {
-            m.forget(epoch, op);
-            m.actions.vtable.finished(m.actions.ctx, op, null);
-        }
     }
 
     /// The deadline passed, or the user cancelled. Before the vote the operation is withdrawn for
@@ -700,10 +696,7 @@ pub const Member = struct {
             },
             // What was sent may be there; the other one knows.
             .voted => if (reason == .link_broken) return //
-            else if (base.canary.on(.withdraw_vote) and !m.connected) {
-                m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
-                m.close_drained();
-            } else if (op.descriptor.kind == .sync) {
+            else if (op.descriptor.kind == .sync) {
                 m.give_up_sync(op, reason);
             } else {
                 op.abort_asked = reason;

@@ -352,7 +352,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     const rank = epoch.rank_of(from) orelse return .stale;
     if (!epoch.alive.has(rank)) return .stale;
     if (header.attempt > epoch.attempt) return early_of(epoch, header);
-    if (header.attempt < epoch.attempt and !base.canary.on(.accept_older_attempt)) return .stale;
+    if (header.attempt < epoch.attempt) return .stale;
     if (!epoch.running) return early_of(epoch, header);
     for (s.operations.items) |operation| {
         const op = &operation.op;
@@ -475,7 +475,7 @@ fn on_prefetched(s: *Session, lane: *Lane, header: *const Header) bool {
 
 /// Data of a call that differs: this peer's open tells its sender, who tells the coordinator.
 fn is_foreign(operation: *const Operation, header: *const Header) bool {
-    return header.fingerprint != operation.fingerprint and !base.canary.on(.skip_fingerprint);
+    return header.fingerprint != operation.fingerprint;
 }
 
 fn throw_away(lane: *Lane, header: *const Header) bool {
@@ -561,7 +561,7 @@ fn opened(
     descriptor: *const control.Descriptor,
 ) void {
     const mine = operation.descriptor_for(neighbour.position);
-    if (!mine.fits(descriptor) and !base.canary.on(.skip_fingerprint)) {
+    if (!mine.fits(descriptor)) {
         if (operation.mismatch_told) return;
         operation.mismatch_told = true;
         const other = neighbour.link.peer;

@@ -536,7 +536,6 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     } else {
         const leaf: u32 = @intCast(header.index);
         if (!state.check_staged(leaf)) return discard(s, operation, rank, not_elected);
-        if (base.canary.on(.write_before_commit)) @memcpy(state.leaf(leaf), state.staged[leaf].?);
         sync.fetch.delivered(rank, leaf);
         sync.leaves_moved += 1;
         sync.sources.set(rank);

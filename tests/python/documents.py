@@ -141,14 +141,13 @@ class Repository:
     @cache  # noqa: B019
     def checks(self) -> frozenset[str]:
         """Checkers of the simulator, and mutations that they must see."""
-        found: set[str] = set()
-        for path, name in (
-            ("tests/sim/checkers.zig", "Check"),
-            ("engine/base/canary.zig", "Canary"),
-        ):
-            body = re.search(rf"pub const {name} = enum \{{(.*?)\n\}};", self.text(path), re.DOTALL)
-            assert body, f"no enum {name} in {path}"
-            found.update(re.findall(r"^    (\w+),$", body.group(1), re.MULTILINE))
+        path = "tests/sim/checkers.zig"
+        body = re.search(r"pub const Check = enum \{(.*?)\n\};", self.text(path), re.DOTALL)
+        assert body, f"no enum Check in {path}"
+        found = set(re.findall(r"^    (\w+),$", body.group(1), re.MULTILINE))
+        for path in self.files:
+            if path.startswith("tests/mutants/") and path.endswith(".txt"):
+                found.update(re.findall(r"^mutant (\w+)$", self.text(path), re.MULTILINE))
         return frozenset(found)
 
     @cache  # noqa: B019

@@ -1,11 +1,11 @@
-//! Canaries: proves that the checkers see. Each mutation of the protocol (engine/base/canary.zig)
-//! is switched on in turn and must be caught by the checker named here within `seeds_max` seeds, by
-//! the transcript that is about its rule, or by both; the unmutated code must pass the first seeds.
-//! `pccl-sim canaries`; run by the tests.
+//! Canaries: proves that the checkers see. Each mutation that tests/mutants names a catcher for is
+//! switched on in turn and must be caught by it: by the checker within `seeds_max` seeds, by the
+//! transcript that is about its rule, or by both; the unmutated code must pass the first seeds.
+//! `pccl-sim canaries`; run by the tests. All mutations, also those that may end the process:
+//! tests/mutants/run.py, for which the commands `mutants` and `transcripts` are here, too.
 
 const std = @import("std");
-const base = @import("base");
-const Canary = base.canary.Canary;
+const mutant = @import("mutant");
 const Check = @import("checkers.zig").Check;
 const Config = @import("swarm.zig").Config;
 const Rig = @import("runner.zig").Rig;
@@ -17,66 +17,21 @@ const seeds_max = 10_000;
 /// Which the unmutated code must pass.
 const seeds_clean = 2000;
 
-/// Who must catch it in some seed. No else: a new canary needs a checker, or a transcript.
-fn catcher(canary: Canary) ?Check {
-    return switch (canary) {
-        .none => null,
-        .publish_before_commit => .p2_atomicity,
-        .forget_shadow => .p3_input_kept,
-        // A frame must be late by an attempt, and fit into the next one.
-        .accept_older_attempt => null,
-        .skip_fingerprint => .descriptors,
-        .keep_without_attempt => .p4_contributors,
-        .shared_slots => .p4_contributors,
-        .keep_own_values => .p1_agreement,
-        .spend_residual => .p3_input_kept,
-        .residual_of_last_attempt => .p5_same_bits,
-        .ignore_revision => .election,
-        .skip_leaf_hash => .election,
-        .trust_staged => .election,
-        .write_before_commit => .p3_input_kept,
-        .leave_for_a_link => .place,
-        // Only a member that lies makes a difference, and members of seeds do not.
-        .believe_any_commit => null,
-        .forget_claims => .p6_progress,
-        .answer_early => .p6_progress,
-        .reuse_epochs, .reuse_rounds => .views,
-        // One call must vote, lose the coordinator, and run out of time before it is back.
-        .withdraw_vote => null,
-        // The coordinator must die in the write of a removal, and whom it removed must come back.
-        .view_before_removal => null,
-    };
-}
-
-/// The transcript that must fail, where one is about the rule that is broken.
-fn transcript(canary: Canary) ?[]const u8 {
-    return switch (canary) {
-        .accept_older_attempt => scenario.text_of("frames_of_a_passed_attempt"),
-        .believe_any_commit => scenario.text_of("claim_without_votes"),
-        .forget_claims => scenario.text_of("withdrawn_unheard"),
-        .answer_early => scenario.text_of("commit_known_by_one"),
-        .view_before_removal => scenario.text_of("dies_writing_a_removal"),
-        .leave_for_a_link => scenario.text_of("cut_inside_an_operation"),
-        .withdraw_vote => scenario.text_of("doubt_while_the_coordinator_is_away"),
-        else => null,
-    };
-}
-
-fn needs_restart(canary: Canary) bool {
-    return switch (canary) {
-        .forget_claims, .answer_early, .reuse_epochs, .reuse_rounds => true,
-        else => false,
-    };
-}
-
-/// True if every canary was caught, and nothing else fails.
+/// True if every mutation with a catcher was caught by it, and nothing else fails.
 pub fn run(rig: *Rig) bool {
-    var all = true;
-    for (std.enums.values(Canary)) |canary| {
-        if (transcript(canary)) |text| all = fails(rig, canary, text) and all;
-        if (catcher(canary)) |check| all = hunt(rig, canary, check) and all;
+    if (mutant.list.len == 0) {
+        out("this build has no mutations: zig build mutants, then zig-out/mutants/pccl-sim\n", .{});
+        return false;
     }
-    base.canary.active = .none;
+    var all = true;
+    for (mutant.list, 1..) |*item, number| {
+        mutant.active = @intCast(number);
+        defer mutant.active = 0;
+        if (!item.panics) for (item.transcripts) |name| {
+            all = fails(rig, item, name) and all;
+        };
+        if (item.checker) |name| all = hunt(rig, item, name) and all;
+    }
     for (0..seeds_clean) |seed| {
         const config = Config.draw(seed);
         const result = rig.run(config, .off);
@@ -89,45 +44,75 @@ pub fn run(rig: *Rig) bool {
     return all;
 }
 
-fn fails(rig: *Rig, canary: Canary, text: []const u8) bool {
-    base.canary.active = canary;
-    defer base.canary.active = .none;
+fn fails(rig: *Rig, item: *const mutant.Mutant, name: []const u8) bool {
+    const text = scenario.find(name) orelse {
+        out("{s}: there is no transcript {s}\n", .{ item.name, name });
+        return false;
+    };
     const failure = scenario.run(rig.backing, text, .off) catch @panic("out of memory");
     if (failure) |*found| {
-        if (!rig.quiet) out("{t}: caught by line {d} of its transcript: {s}\n", .{
-            canary, found.line, found.why(),
+        if (!rig.quiet) out("{s}: caught by line {d} of {s}: {s}\n", .{
+            item.name, found.line, name, found.why(),
         });
         return true;
     }
-    out("{t}: NOT CAUGHT by its transcript\n", .{canary});
+    out("{s}: NOT CAUGHT by the transcript {s}\n", .{ item.name, name });
     return false;
 }
 
-fn hunt(rig: *Rig, canary: Canary, check: Check) bool {
-    base.canary.active = canary;
-    defer base.canary.active = .none;
+fn hunt(rig: *Rig, item: *const mutant.Mutant, name: []const u8) bool {
+    const check = std.meta.stringToEnum(Check, name) orelse {
+        out("{s}: there is no checker {s}\n", .{ item.name, name });
+        return false;
+    };
     var others: u32 = 0;
     for (0..seeds_max) |seed| {
         const config = Config.draw(seed);
-        if (needs_restart(canary) and !config.loses_coordinator()) continue;
+        if (item.restarts and !config.loses_coordinator()) continue;
         const result = rig.run(config, .off);
         const violation = result.violation orelse continue;
         if (violation.check != check) {
             others += 1;
             continue;
         }
-        if (!rig.quiet) out("{t}: caught by {t} in seed {d} ({d} failed otherwise): {s}\n", .{
-            canary, check, seed, others, violation.text(),
+        if (!rig.quiet) out("{s}: caught by {t} in seed {d} ({d} failed otherwise): {s}\n", .{
+            item.name, check, seed, others, violation.text(),
         });
         return true;
     }
-    out("{t}: NOT CAUGHT by {t} in {d} seeds ({d} failed otherwise): the rig is blind\n", .{
-        canary, check, seeds_max, others,
+    out("{s}: NOT CAUGHT by {t} in {d} seeds ({d} failed otherwise): the rig is blind\n", .{
+        item.name, check, seeds_max, others,
     });
     return false;
 }
 
-test "every canary is caught by its named checker, and the unmutated code passes the same seeds" {
+/// What is known of all mutations, a line of JSON each.
+pub fn print_list(io: std.Io) !void {
+    var buffer: [4096]u8 = undefined;
+    var file = std.Io.File.stdout().writer(io, &buffer);
+    for (mutant.list) |*item| {
+        try std.json.Stringify.value(item.*, .{}, &file.interface);
+        try file.interface.writeByte('\n');
+    }
+    try file.interface.flush();
+}
+
+/// All transcripts from this one on. Says which it is at before it begins, so that whoever watches
+/// the process knows which one has ended it, or never came back.
+pub fn run_transcripts(gpa: std.mem.Allocator, first: usize) !u8 {
+    var failed = false;
+    inline for (scenario.all, 0..) |name, index| if (index >= first) {
+        out("at {d} {s}\n", .{ index, name });
+        if (try scenario.run(gpa, scenario.text_of(name), .off)) |*failure| {
+            out("  fails: line {d}: {s}\n", .{ failure.line, failure.why() });
+            failed = true;
+        }
+    };
+    out("end\n", .{});
+    return @intFromBool(failed);
+}
+
+test "mutations are caught by their named catchers, and the unmutated code passes its seeds" {
     var rig = try Rig.init(std.heap.smp_allocator);
     defer rig.deinit();
     rig.quiet = true;

@@ -3,7 +3,7 @@
 //! workers.
 
 const std = @import("std");
-const base = @import("base");
+const mutant = @import("mutant");
 const Config = @import("swarm.zig").Config;
 const Statistics = @import("statistics.zig").Statistics;
 const Violation = @import("checkers.zig").Violation;
@@ -22,8 +22,14 @@ const usage =
     \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way;
     \\                                               --seconds T: first those that once failed
     \\       pccl-sim sweep [--seeds N] [--start S]  a fault at every event of small worlds
-    \\       pccl-sim canaries          every mutation of the protocol must be caught
-    \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace
+    \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace; also
+    \\                                  one that is still being written, FILE.txt
+    \\       pccl-sim transcripts [N]   all of them, or those from number N on
+    \\
+    \\Of the build with mutations (zig build mutants):
+    \\       pccl-sim mutants           what they are, in lines of JSON
+    \\       pccl-sim canaries          those with a named catcher must be caught by it
+    \\       pccl-sim --mutant NAME ... any of the above, with this one on
     \\
     \\  --seeds N     so many seeds (default 1000), from --start S (default 0)
     \\  --seconds T   as many seeds as fit into T seconds
@@ -31,7 +37,7 @@ const usage =
     \\  --workers W   threads (default: as many as there are cores, at most 2)
     \\  --failures N  stop after so many seeds that fail (default 5)
     \\  --trace       print every line of the replay
-    \\  --canary C    with this mutation of the protocol (engine/base/canary.zig)
+    \\  --restarts    leave out seeds that do not lose the coordinator
     \\  --sweep-base  the small calm world that sweep makes of the seed
     \\
     \\To narrow a failure down, on top of what the seed draws (`shrink` finds these by itself):
@@ -49,6 +55,7 @@ const Options = struct {
     sweep: bool = false,
     sweep_base: bool = false,
     trace: bool = false,
+    restarts: bool = false,
     workers: usize = 0,
     /// Stop after so many seeds that fail.
     failures: u32 = 5,
@@ -81,6 +88,14 @@ pub fn main(init: std.process.Init) !u8 {
     var options: Options = .{};
     while (args.next()) |arg| {
         if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
+        if (std.mem.eql(u8, arg, "mutants")) {
+            try canaries.print_list(init.io);
+            return 0;
+        }
+        if (std.mem.eql(u8, arg, "transcripts")) {
+            const first = std.fmt.parseInt(usize, args.next() orelse "0", 10) catch return 2;
+            return canaries.run_transcripts(gpa, first);
+        }
         if (std.mem.eql(u8, arg, "sweep")) {
             options.sweep = true;
             continue;
@@ -93,7 +108,8 @@ pub fn main(init: std.process.Init) !u8 {
             options.fuzz = true;
             continue;
         }
-        if (std.mem.eql(u8, arg, "scenario")) return run_scenario(gpa, args.next() orelse "");
+        if (std.mem.eql(u8, arg, "scenario"))
+            return run_scenario(gpa, init.io, args.next() orelse "");
         parse(gpa, &options, arg, &args) catch {
             out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
             return 2;
@@ -121,6 +137,10 @@ fn parse(
         options.fresh = true;
         return;
     }
+    if (std.mem.eql(u8, arg, "--restarts")) {
+        options.restarts = true;
+        return;
+    }
     if (!std.mem.startsWith(u8, arg, "--")) return error.Usage;
     const value = args.next() orelse return error.Usage;
     const name = arg[2..];
@@ -137,9 +157,8 @@ fn parse(
         options.seconds = try std.fmt.parseFloat(f64, value);
     } else if (std.mem.eql(u8, name, "failures")) {
         options.failures = try std.fmt.parseInt(u32, value, 10);
-    } else if (std.mem.eql(u8, name, "canary")) {
-        base.canary.active = std.meta.stringToEnum(base.canary.Canary, value) orelse
-            return error.Usage;
+    } else if (std.mem.eql(u8, name, "mutant")) {
+        mutant.active = mutant.number_of(value) orelse return error.Usage;
     } else if (std.mem.eql(u8, name, "workers")) {
         options.workers = try std.fmt.parseInt(usize, value, 10);
     } else {
@@ -191,14 +210,19 @@ fn run_sweep(gpa: std.mem.Allocator, options: *const Options) !u8 {
     return sweep.run(gpa, &rig, options.start, options.seeds, 5000);
 }
 
-fn run_scenario(gpa: std.mem.Allocator, wanted: []const u8) !u8 {
-    inline for (scenario.all) |name| if (std.mem.eql(u8, name, wanted)) {
-        const failure = try scenario.run(gpa, scenario.text_of(name), .print) orelse return 0;
-        out("{s}, line {d}: {s}\n", .{ name, failure.line, failure.why() });
-        return 1;
-    };
-    out("there is no scenario \"{s}\"\n", .{wanted});
-    return 2;
+fn run_scenario(gpa: std.mem.Allocator, io: std.Io, wanted: []const u8) !u8 {
+    const is_file = std.mem.endsWith(u8, wanted, ".txt");
+    const text = if (is_file)
+        try std.Io.Dir.cwd().readFileAlloc(io, wanted, gpa, .limited(1 << 20))
+    else
+        scenario.find(wanted) orelse {
+            out("there is no scenario \"{s}\"\n", .{wanted});
+            return 2;
+        };
+    defer if (is_file) gpa.free(text);
+    const failure = try scenario.run(gpa, text, .print) orelse return 0;
+    out("{s}, line {d}: {s}\n", .{ wanted, failure.line, failure.why() });
+    return 1;
 }
 
 fn replay(gpa: std.mem.Allocator, seed: u64, options: *const Options) !u8 {
@@ -278,6 +302,7 @@ fn work(gpa: std.mem.Allocator, shared: *Shared) void {
         if (seed >= shared.end) break;
         if (shared.deadline_ns) |deadline| if (monotonic_ns(shared.io) >= deadline) break;
         const config = shared.options.config(seed);
+        if (shared.options.restarts and !config.loses_coordinator()) continue;
         const result = rig.run(config, .off);
         var violation = result.violation;
         // Every hundredth seed runs twice: the trace must not depend on anything but the seed.

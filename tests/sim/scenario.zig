@@ -88,6 +88,12 @@ pub fn text_of(comptime name: []const u8) []const u8 {
     return @embedFile("scenarios/" ++ name ++ ".txt");
 }
 
+/// A transcript by its name; null: there is none.
+pub fn find(wanted: []const u8) ?[]const u8 {
+    inline for (all) |name| if (std.mem.eql(u8, name, wanted)) return text_of(name);
+    return null;
+}
+
 const Error = error{ Syntax, Failed, OutOfMemory };
 
 const labels_max = 32;
