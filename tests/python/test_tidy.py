@@ -210,3 +210,13 @@ def test_header_and_engine_number_the_words_alike(c_type: str, zig_type: str) ->
     in_engine = {n: int(v) for n, v in re.findall(r"(\w+) = (\d+),", declared.group(1))}
     assert in_header == in_engine
     assert len(in_header) >= 5
+
+
+def test_every_defect_of_the_track_record_has_a_mutation_that_brings_it_back() -> None:
+    record = (ROOT / "docs" / "TRACK_RECORD.md").read_text("utf-8")
+    rows = [line.strip("|").split("|") for line in record.splitlines() if line.startswith("| ")][1:]
+    listed = (ROOT / "tests" / "mutants" / "track_record.txt").read_text("utf-8")
+    known = set(re.findall(r"^mutant (\w+)$", listed, re.MULTILINE))
+    named = [name.strip() for row in rows for name in row[-1].split(",")]
+    assert len(rows) > 10
+    assert set(named) == known
