@@ -50,6 +50,7 @@ const Bench = struct {
         const out = x.next(to) orelse return false;
         try bench.check_reach(from, to);
         const header = header_of(x, &out);
+        try check_refused(y, &header, from);
         const spot = try y.place(&header, from);
         // Nothing counts twice, neither while it comes in nor afterwards.
         try std.testing.expectError(error.Twice, y.place(&header, from));
@@ -58,6 +59,22 @@ const Bench = struct {
         _ = y.arrived(&header, spot.slot);
         try std.testing.expectError(error.Twice, y.place(&header, from));
         return true;
+    }
+
+    /// A frame that is right but for one number is refused, and leaves nothing behind.
+    fn check_refused(y: *Executor, right: *const wire.frame.Header, from: u16) !void {
+        var wrong = right.*;
+        wrong.payload_bytes += 1;
+        try std.testing.expectError(error.WrongLength, y.place(&wrong, from));
+        wrong = right.*;
+        wrong.index = std.math.maxInt(u64);
+        try std.testing.expectError(error.UnknownPiece, y.place(&wrong, from));
+        if (right.kind != .final) return;
+        for ([_]u32{ 0, y.attempt + 1 }) |attempt| {
+            wrong = right.*;
+            wrong.reduced_attempt = attempt;
+            try std.testing.expectError(error.WrongPhase, y.place(&wrong, from));
+        }
     }
 
     /// Only hubs can be sure to reach the others.
@@ -468,6 +485,132 @@ test "widened contributions on their way out leave the slots that were promised"
     try std.testing.expect(x.free_count >= x.initial_credit());
     x.sent(&out[0]);
     try std.testing.expect(x.next(1) != null);
+    // All of them are on their way again. The next attempt knows nothing of that.
+    x.halt();
+    x.begin(test_begin(2, &order, &.{}));
+    x.opened(1, x.initial_credit());
+    for (&out) |*item| item.* = x.next(1).?;
+}
+
+test "a sender fills no more slots than it was promised, though others are free" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [900]u64 = @splat(1);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, input.len),
+        .arrays = &.{test_array(&input, .u64, input.len)},
+        .world_size = 3,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .rank = 1,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(3));
+    x.begin(test_begin(1, &order, &.{}));
+    // Sums that this rank owns, none of which has arrived whole.
+    var taken: u32 = 0;
+    var piece: u64 = 1;
+    while (taken <= x.free_slots.len) : (piece += 3) {
+        const header: wire.frame.Header = .{
+            .epoch = 1,
+            .tag = 0,
+            .sequence = 0,
+            .index = piece,
+            .attempt = 1,
+            .payload_bytes = @intCast(x.piece_bytes(@intCast(piece))),
+            .reduced_attempt = 0,
+            .group = 0,
+            .class = 1,
+            .kind = .partial,
+        };
+        _ = x.place(&header, 0) catch |err| {
+            try std.testing.expectEqual(error.NoCredit, err);
+            break;
+        };
+        taken += 1;
+    }
+    try std.testing.expectEqual(x.slots_per_sender(), taken);
+    try std.testing.expect(x.free_count > 0);
+}
+
+test "of credits that come in any order, before or after the open, the largest counts" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [900]u64 = @splat(1);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = test_descriptor(.all_reduce, input.len),
+        .arrays = &.{test_array(&input, .u64, input.len)},
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .rank = 0,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(2));
+    x.begin(test_begin(1, &order, &.{}));
+    try x.credited(1, 0, 70);
+    try x.credited(1, 0, 60);
+    x.opened(1, 50);
+    try std.testing.expectEqual(70, x.credits[0].allowed);
+    try std.testing.expectEqual(50, x.credits[1].allowed);
+}
+
+test "little is sent to a member that has not called, however much it would take" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [32 * 1024]u64 = @splat(1);
+    for (schedules) |schedule| {
+        var x = try Executor.init(gpa, &pool, .{
+            .descriptor = test_descriptor(.all_reduce, input.len),
+            .arrays = &.{test_array(&input, .u64, input.len)},
+            .world_size = 2,
+            .chunk_bytes = 1024,
+            .window_bytes = base.limits.MiB,
+            .rank = 0,
+        });
+        defer x.deinit();
+        const order: base.Order = .of(&.full(2));
+        var begin = test_begin(1, &order, &.{});
+        begin.schedule = schedule;
+        begin.hubs = &.full(2);
+        x.begin(begin);
+        var bytes: usize = 0;
+        while (x.next(1)) |out| bytes += out.payload.len;
+        try std.testing.expectEqual(base.limits.eager_bytes_max, bytes);
+        x.opened(1, x.initial_credit());
+        try std.testing.expect(x.next(1) != null);
+    }
+}
+
+test "a call that is in doubt has given its residual back" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var input: [64]f32 = @splat(1);
+    var before: [64]f32 = @splat(2);
+    var after: [64]f32 = @splat(3);
+    var descriptor = test_descriptor(.all_reduce, input.len);
+    descriptor.dtype = .f32;
+    descriptor.codec = .of(.bf16);
+    var x = try Executor.init(gpa, &pool, .{
+        .descriptor = descriptor,
+        .arrays = &.{test_array(&input, .f32, input.len)},
+        .residual = .{ .in = @ptrCast(&before), .out = @ptrCast(&after) },
+        .world_size = 2,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .rank = 0,
+    });
+    defer x.deinit();
+    const order: base.Order = .of(&.full(2));
+    x.begin(test_begin(1, &order, &.{}));
+    try std.testing.expect(x.residual_of(0) != null);
+    x.halt();
+    x.set_aside();
+    try std.testing.expectEqual(null, x.residual_of(0));
 }
 
 test "in a large direct schedule no owner waits for what is on its way to another" {
