@@ -65,6 +65,13 @@ pub const Mask = struct {
         for (&mask.words, other.words) |*a, b| a.* |= b;
     }
 
+    /// What is left of `mask` without those of `other`.
+    pub fn without(mask: *const Mask, other: *const Mask) Mask {
+        var left = mask.*;
+        for (&left.words, other.words) |*a, b| a.* &= ~b;
+        return left;
+    }
+
     pub fn count(mask: *const Mask) u32 {
         var total: u32 = 0;
         for (mask.words) |word| total += @popCount(word);
@@ -118,5 +125,7 @@ test "positions and ranks of a mask are inverse" {
     }
     try std.testing.expect(Mask.full(512).covers(&mask));
     try std.testing.expect(!mask.covers(&Mask.full(2)));
+    const left = mask.without(&.full(64));
+    try std.testing.expect(left.count() == 3 and !left.has(63) and left.has(64));
     assert(mask.at(4) == 200);
 }

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Edges = @import("plan.zig").Edges;
+const Ranks = @import("epoch.zig").Ranks;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Health = wire.control.LinkHealth;
@@ -61,22 +62,17 @@ pub const Broken = struct {
         broken.claims.shrinkRetainingCapacity(kept);
     }
 
-    /// Broken links between these peers, as a graph of their places in the list. `lasting`: without
-    /// those that may work again at once.
-    pub fn edges(broken: *const Broken, ids: []const PeerId, lasting: bool) Edges {
+    /// Broken links between peers that have a rank. `lasting`: without those that may work again at
+    /// once.
+    pub fn edges(broken: *const Broken, ranks: *const Ranks, lasting: bool) Edges {
         var found: Edges = .{};
         for (broken.claims.items) |*claim| {
             if (lasting and claim.health != .down) continue;
-            const a = place(ids, claim.from) orelse continue;
-            const b = place(ids, claim.to) orelse continue;
+            const a = ranks.get(claim.from) orelse continue;
+            const b = ranks.get(claim.to) orelse continue;
             found.add(a, b);
         }
         return found;
-    }
-
-    fn place(ids: []const PeerId, id: PeerId) ?usize {
-        for (ids, 0..) |other, index| if (other.eql(id)) return index;
-        return null;
     }
 };
 
@@ -85,14 +81,17 @@ test "a link is broken until both ends that said so have taken it back" {
     var broken: Broken = .{};
     defer broken.deinit(gpa);
     const ids: [3]PeerId = .{ .from_int(1), .from_int(2), .from_int(3) };
+    var ranks: Ranks = .empty;
+    defer ranks.deinit(gpa);
+    for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
     try broken.tell(gpa, ids[0], ids[1], .silent);
     try broken.tell(gpa, ids[1], ids[0], .down);
-    try std.testing.expect(broken.edges(&ids, true).has(0, 1));
+    try std.testing.expect(broken.edges(&ranks, true).has(0, 1));
     try broken.tell(gpa, ids[1], ids[0], .up);
-    try std.testing.expect(!broken.edges(&ids, true).has(0, 1));
-    try std.testing.expect(broken.edges(&ids, false).has(1, 0));
+    try std.testing.expect(!broken.edges(&ranks, true).has(0, 1));
+    try std.testing.expect(broken.edges(&ranks, false).has(1, 0));
     try broken.tell(gpa, ids[0], ids[1], .up);
-    try std.testing.expect(!broken.edges(&ids, false).has(0, 1));
+    try std.testing.expect(!broken.edges(&ranks, false).has(0, 1));
     try std.testing.expectEqual(0, broken.claims.items.len);
 }
 
@@ -101,10 +100,13 @@ test "who comes back says it again, and who is gone has no links" {
     var broken: Broken = .{};
     defer broken.deinit(gpa);
     const ids: [3]PeerId = .{ .from_int(1), .from_int(2), .from_int(3) };
+    var ranks: Ranks = .empty;
+    defer ranks.deinit(gpa);
+    for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
     try broken.tell(gpa, ids[0], ids[1], .down);
     try broken.tell(gpa, ids[1], ids[2], .down);
     broken.forget_from(ids[0]);
-    try std.testing.expect(!broken.edges(&ids, false).has(0, 1));
+    try std.testing.expect(!broken.edges(&ranks, false).has(0, 1));
     broken.forget(ids[2]);
     try std.testing.expectEqual(0, broken.claims.items.len);
 }

@@ -44,12 +44,39 @@ pub const Connection = struct {
     pub const State = enum { stranger, peer, status, answered, refused };
 
     fn send(connection: *Connection, message: control.Message) void {
-        connection.stream.send(message) catch {
-            connection.doomed = "its messages do not fit into memory any more";
-            return;
-        };
+        var once: Circular = .{ .message = &message };
+        once.send_on(connection);
+    }
+
+    /// It is closed before the call under way returns, and its peer is out.
+    fn doom(connection: *Connection, why: []const u8) void {
+        connection.doomed = why;
+        connection.coordinator.any_doomed = true;
+    }
+};
+
+/// One message to several peers, encoded for the first of them only.
+pub const Circular = struct {
+    message: *const control.Message,
+    /// In the stream of the first, which is told nothing else meanwhile.
+    encoded: ?[]const u8 = null,
+
+    /// A peer that is away is told everything when it comes back.
+    pub fn send(circular: *Circular, group: u16, peer: *const Peer) void {
+        if (!peer.is_present(group)) return;
+        if (peer.connection) |connection| circular.send_on(connection);
+    }
+
+    fn send_on(circular: *Circular, connection: *Connection) void {
+        circular.put(&connection.stream) catch
+            return connection.doom("its messages do not fit into memory any more");
         const host = connection.coordinator.host;
         host.vtable.wake(host.ctx, connection);
+    }
+
+    fn put(circular: *Circular, stream: *wire.Stream) Allocator.Error!void {
+        if (circular.encoded) |bytes| return stream.append_encoded(bytes);
+        circular.encoded = try stream.append(circular.message);
     }
 };
 
@@ -127,7 +154,7 @@ pub const Peer = struct {
 
     /// It is out of the run before the call under way returns.
     pub fn doom(peer: *Peer, why: []const u8) void {
-        if (peer.connection) |connection| connection.doomed = why;
+        if (peer.connection) |connection| connection.doom(why);
     }
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
@@ -154,6 +181,8 @@ pub const Coordinator = struct {
     deaf: bool = false,
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
+    /// Some connection is doomed.
+    any_doomed: bool = false,
     /// How often a coordinator has begun to use the journal; rounds are told apart by it.
     incarnation: u32 = 1,
     journal_state: JournalState = .off,
@@ -199,7 +228,8 @@ pub const Coordinator = struct {
             /// Send what is in the stream as far as it goes, then close. `connection` is invalid
             /// afterwards.
             close: *const fn (ctx: *anyopaque, connection: *Connection) void,
-            /// The stream has bytes to send.
+            /// The stream has bytes to send, which stay where they are until the call into the
+            /// coordinator returns.
             wake: *const fn (ctx: *anyopaque, connection: *Connection) void,
             log: *const fn (ctx: *anyopaque, level: LogLevel, message: []const u8) void,
         };
@@ -301,7 +331,7 @@ pub const Coordinator = struct {
         if (strangers < limits.strangers_max) return true;
         c.strangers_refused += 1;
         const silent = oldest orelse return false;
-        silent.doomed = "others wait for its place";
+        silent.doom("others wait for its place");
         c.sweep(now);
         return true;
     }
@@ -311,17 +341,17 @@ pub const Coordinator = struct {
         if (connection.state == .stranger) c.greet(now, connection);
         if (connection.peer) |peer| peer.last_heard = now;
         // One question each: answers cost more than questions.
-        if (connection.state == .answered) connection.doomed = "it goes on after its answer";
+        if (connection.state == .answered) connection.doom("it goes on after its answer");
         while (connection.doomed == null and
             (connection.state == .peer or connection.state == .status))
         {
             const message = connection.stream.take() catch |err| {
-                connection.doomed = fault_of(err);
+                connection.doom(fault_of(err));
                 break;
             } orelse break;
             connection.has_answered = true;
             c.dispatch(now, connection, &message) catch |err| {
-                connection.doomed = fault_of(err);
+                connection.doom(fault_of(err));
             };
         }
         c.sweep(now);
@@ -353,6 +383,7 @@ pub const Coordinator = struct {
 
     /// Closes what has been doomed, until nothing more follows from it.
     fn sweep(c: *Coordinator, now: Instant) void {
+        if (!c.any_doomed) return;
         var index: usize = 0;
         while (index < c.connections.items.len) {
             const connection = c.connections.items[index];
@@ -368,6 +399,7 @@ pub const Coordinator = struct {
             c.forget(connection);
             index = 0; // a removal may doom others
         }
+        c.any_doomed = false;
     }
 
     fn disconnect(peer: *Peer) void {
@@ -480,7 +512,7 @@ pub const Coordinator = struct {
             // Whoever does not speak PCCL gets no answer.
             error.NotPccl, error.BadValue => {
                 c.strangers_refused += 1;
-                connection.doomed = "it does not speak PCCL";
+                connection.doom("it does not speak PCCL");
                 return;
             },
         };
@@ -511,7 +543,7 @@ pub const Coordinator = struct {
             },
         }
         connection.stream.send_raw(&wire.hello.encode_answer(.welcome)) catch {
-            connection.doomed = "out of memory";
+            connection.doom("out of memory");
             return;
         };
         if (connection.state == .peer) connection.send(.{ .welcome = .{
@@ -587,7 +619,7 @@ pub const Coordinator = struct {
             if (old.has_answered) peer.away_since = now;
             disconnect(peer);
             for (c.groups.items) |group| group.gone_away(now, peer, why);
-            old.doomed = why;
+            old.doom(why);
         }
         peer.instance = instance;
         peer.connection = connection;
@@ -603,7 +635,7 @@ pub const Coordinator = struct {
         connection.state = .refused;
         // Without memory for the answer it is closed without one.
         connection.stream.send_raw(&wire.hello.encode_answer(verdict)) catch {};
-        connection.doomed = @tagName(verdict);
+        connection.doom(@tagName(verdict));
     }
 
     // ---- messages
@@ -825,9 +857,8 @@ pub const Coordinator = struct {
         const group = try c.group_of(peer, body.group);
         const epoch = group.epoch_of(body.epoch) orelse return;
         if (epoch.rank_of(peer) == null) return;
-        const other = for (epoch.members) |*member| {
-            if (member.id.eql(body.other)) break member.peer orelse return;
-        } else return;
+        const rank = epoch.ranks.get(body.other) orelse return;
+        const other = epoch.members[rank].peer orelse return;
         if (other == peer) return error.Unexpected;
         const is_news = body.attempt == epoch.attempt and epoch.running;
         if (is_news and epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;
@@ -876,7 +907,7 @@ pub const Coordinator = struct {
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
         const json = status.render(c.gpa, c, now) catch {
-            connection.doomed = "out of memory";
+            connection.doom("out of memory");
             return;
         };
         defer c.gpa.free(json);
@@ -906,9 +937,9 @@ pub const Coordinator = struct {
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
                 } });
-                connection.doomed = "it was silent for too long";
+                connection.doom("it was silent for too long");
             } else if (now -| connection.accepted_at >= limits.stranger_ns_max) {
-                connection.doomed = "it did not say who it is in time";
+                connection.doom("it did not say who it is in time");
             }
         }
         c.sweep(now);

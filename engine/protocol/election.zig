@@ -180,39 +180,54 @@ pub const Election = struct {
     }
 
     fn best(election: *const Election, members: Members) ?u16 {
-        var winner: ?u16 = null;
+        var buffer: [base.limits.peers_max]u16 = undefined;
+        var count: usize = 0;
         for (0..members.alive.count()) |position| {
             const rank = members.alive.at(position);
             if (election.at(rank).strategy != .popular) continue;
-            const before = winner orelse {
-                winner = rank;
-                continue;
-            };
-            if (election.is_better(members, rank, before)) winner = rank;
+            buffer[count] = rank;
+            count += 1;
         }
-        return winner;
+        // Those that hold the same stand together, so each content is counted once.
+        const ranks = buffer[0..count];
+        std.mem.sort(u16, ranks, election, root_less_than);
+        var winner: ?Candidate = null;
+        var first: usize = 0;
+        for (ranks, 1..) |rank, end| {
+            if (end < count and !root_less_than(election, rank, ranks[end])) continue;
+            for (ranks[first..end]) |holder| {
+                const candidate: Candidate = .{ .rank = holder, .followers = end - first };
+                const before = winner orelse candidate;
+                if (winner == null or election.is_better(members, candidate, before))
+                    winner = candidate;
+            }
+            first = end;
+        }
+        return if (winner) |candidate| candidate.rank else null;
     }
 
-    fn is_better(election: *const Election, members: Members, a: u16, b: u16) bool {
+    /// `followers`: how many of strategy popular hold what this member holds.
+    const Candidate = struct { rank: u16, followers: usize };
+
+    fn root_less_than(election: *const Election, a: u16, b: u16) bool {
+        return std.mem.lessThan(u8, &election.at(a).root, &election.at(b).root);
+    }
+
+    fn is_better(
+        election: *const Election,
+        members: Members,
+        candidate: Candidate,
+        before: Candidate,
+    ) bool {
+        const a = candidate.rank;
+        const b = before.rank;
         const mine = election.at(a);
         const theirs = election.at(b);
         if (mine.revision != theirs.revision) return mine.revision > theirs.revision;
         const incumbents = .{ a < members.incumbents, b < members.incumbents };
         if (incumbents[0] != incumbents[1]) return incumbents[0];
-        const votes = .{ election.followers(members, a), election.followers(members, b) };
-        if (votes[0] != votes[1]) return votes[0] > votes[1];
+        if (candidate.followers != before.followers) return candidate.followers > before.followers;
         return members.ids[a].less_than(members.ids[b]);
-    }
-
-    /// How many of strategy popular hold what this member holds.
-    fn followers(election: *const Election, members: Members, rank: u16) u32 {
-        var count: u32 = 0;
-        for (0..members.alive.count()) |position| {
-            const other = election.at(members.alive.at(position));
-            if (other.strategy != .popular) continue;
-            count += @intFromBool(std.mem.eql(u8, &other.root, &election.at(rank).root));
-        }
-        return count;
     }
 };
 

@@ -11,6 +11,7 @@ const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
 const seal = @import("seal.zig");
 const Group = @import("group.zig").Group;
+const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -21,13 +22,13 @@ const OpId = control.OpId;
 const Descriptor = control.Descriptor;
 const assert = std.debug.assert;
 
+/// Ranks of the members of an epoch.
+pub const Ranks = std.AutoHashMapUnmanaged(PeerId, u16);
+
 pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
-    reported: bool = false,
-    activated: bool = false,
-    closed: bool = false,
     /// Its report of the connection under way names this epoch.
     named: bool = false,
     decisions_seen: u64 = 0,
@@ -41,9 +42,8 @@ pub const MemberState = struct {
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
-    // The round under way (group.zig).
-    prepared: bool = false,
-    safe_points: ?u64 = null,
+    /// In the round under way (group.zig), once it is `stopping`.
+    safe_points: u64 = 0,
 };
 
 /// What the coordinator knows of one operation that is not decided.
@@ -106,9 +106,20 @@ pub const Epoch = struct {
     min_world_size: u32,
     seal_key: *const seal.Key,
     members: []MemberState,
+    /// By id, lost members included.
+    ranks: Ranks = .empty,
     /// How it began, for members that have not been told.
     began: Began,
     alive: Mask,
+    /// Have passed the safe point at which it begins.
+    activated: Mask = .empty,
+    /// Are in the next epoch, and have nothing in flight here.
+    closed: Mask = .empty,
+    /// Have reported in the current attempt.
+    reported: Mask = .empty,
+    /// In the round under way (group.zig): have their lanes, have told their safe points.
+    prepared: Mask = .empty,
+    stopping: Mask = .empty,
     /// Of the ring in the current attempt (plan.zig).
     paths: base.Paths,
     history: History = .{},
@@ -122,6 +133,10 @@ pub const Epoch = struct {
     decisions: u64 = 0,
     /// Decisions up to this one are known to all members.
     acknowledged: u64 = 0,
+    /// The fewest decisions that a member in it has seen, and how many have seen no more; with 0 of
+    /// them it is to be found anew.
+    least_seen: u64 = 0,
+    least_seen_by: usize = 0,
     committed: u64 = 0,
     /// The last safe point after which something was called that is committed.
     committed_at: u64 = 0,
@@ -167,6 +182,8 @@ pub const Epoch = struct {
         const members = try gpa.alloc(MemberState, peers.len);
         errdefer gpa.free(members);
         for (members, peers) |*member, peer| member.* = .{ .id = peer.id, .peer = peer };
+        var ranks: Ranks = try ranks_of(gpa, peers);
+        errdefer ranks.deinit(gpa);
         const left = try gpa.dupe(PeerId, began.left);
         errdefer gpa.free(left);
         epoch.* = .{
@@ -176,6 +193,7 @@ pub const Epoch = struct {
             .min_world_size = group.min_world_size,
             .seal_key = &group.coordinator.seal_key,
             .members = members,
+            .ranks = ranks,
             .began = began,
             .alive = .full(peers.len),
             .paths = .all(&.full(peers.len), peers.len),
@@ -197,18 +215,31 @@ pub const Epoch = struct {
         epoch.history.deinit(gpa);
         gpa.free(epoch.began.left);
         gpa.free(epoch.members);
+        epoch.ranks.deinit(gpa);
         gpa.destroy(epoch);
     }
 
+    pub fn ranks_of(gpa: Allocator, peers: []const *Peer) Allocator.Error!Ranks {
+        var ranks: Ranks = .empty;
+        try ranks.ensureTotalCapacity(gpa, @intCast(peers.len));
+        for (peers, 0..) |peer, rank| ranks.putAssumeCapacity(peer.id, @intCast(rank));
+        return ranks;
+    }
+
     pub fn rank_of(epoch: *const Epoch, peer: *const Peer) ?u16 {
-        for (epoch.members, 0..) |*member, rank| {
-            if (member.peer == peer) return @intCast(rank);
-        }
-        return null;
+        const rank = epoch.ranks.get(peer.id) orelse return null;
+        // Another process may have the id of one that is lost.
+        return if (epoch.members[rank].peer == peer) rank else null;
     }
 
     pub fn broadcast(epoch: *Epoch, message: control.Message) void {
-        for (epoch.members) |*member| if (member.peer) |peer| peer.send(epoch.group, message);
+        var circular: Circular = .{ .message = &message };
+        for (epoch.members) |*member| if (member.peer) |peer| circular.send(epoch.group, peer);
+    }
+
+    /// Those who are neither lost nor through with it.
+    pub fn inside(epoch: *const Epoch) Mask {
+        return epoch.alive.without(&epoch.closed);
     }
 
     /// What begins the epoch; `ids` are its members.
@@ -471,9 +502,9 @@ pub const Epoch = struct {
     /// A member must say what it has seen within the silence limit: else what is kept for it grows,
     /// and would in the end be counted against those who cause aborts honestly.
     pub fn check_seen(epoch: *Epoch, now: base.Instant, silence_ns: u64, late: bool) void {
-        for (epoch.members) |*member| {
+        for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
-            if (member.closed) continue;
+            if (epoch.closed.has(rank)) continue;
             const away = !peer.is_present(epoch.group);
             if (late or away or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
@@ -487,11 +518,12 @@ pub const Epoch = struct {
     pub fn acknowledge(epoch: *Epoch, rank: u16, seen: u64) ProtocolError!void {
         if (seen > epoch.decisions) return error.Unexpected;
         const member = &epoch.members[rank];
-        member.decisions_seen = @max(member.decisions_seen, seen);
-        var all = epoch.decisions;
-        for (epoch.members) |*other| if (other.peer != null and !other.closed) {
-            all = @min(all, other.decisions_seen);
-        };
+        if (seen > member.decisions_seen) {
+            if (member.decisions_seen == epoch.least_seen and !epoch.closed.has(rank))
+                epoch.least_seen_by -|= 1;
+            member.decisions_seen = seen;
+        }
+        const all = epoch.seen_by_all();
         if (all >= epoch.retold) epoch.acknowledged = all;
         for (epoch.outstanding()) |*known| {
             if (known.number > all) break;
@@ -505,6 +537,21 @@ pub const Epoch = struct {
         epoch.decided_first = 0;
     }
 
+    /// Members are asked one by one only when the last of those that had seen least goes on.
+    fn seen_by_all(epoch: *Epoch) u64 {
+        if (epoch.least_seen_by > 0) return epoch.least_seen;
+        const inside_now = epoch.inside();
+        epoch.least_seen = epoch.decisions;
+        for (epoch.members, 0..) |*member, rank| if (inside_now.has(rank)) {
+            if (member.decisions_seen < epoch.least_seen) {
+                epoch.least_seen = member.decisions_seen;
+                epoch.least_seen_by = 0;
+            }
+            epoch.least_seen_by += @intFromBool(member.decisions_seen == epoch.least_seen);
+        };
+        return epoch.least_seen;
+    }
+
     // ---- the next epoch
 
     /// The last safe point that members pass in this epoch, once all have said how many they have
@@ -512,11 +559,12 @@ pub const Epoch = struct {
     /// there was committed. Whoever is further ahead goes back to it: what it has passed since had
     /// nothing in between.
     pub fn last_safe_point(epoch: *const Epoch) ?u64 {
+        if (!epoch.stopping.covers(&epoch.alive)) return null;
         var largest: u64 = 0;
         var vouched = @max(epoch.began.safe_point, epoch.committed_at);
         for (epoch.members) |*member| {
             if (member.peer == null) continue;
-            const count = member.safe_points orelse return null;
+            const count = member.safe_points;
             vouched = @max(vouched, @min(count, largest));
             largest = @max(largest, count);
         }
@@ -533,7 +581,7 @@ pub const Epoch = struct {
         report: *const control.EpochReport,
     ) ProtocolError!void {
         const member = &epoch.members[rank];
-        if (member.named or member.closed) return error.Unexpected;
+        if (member.named or epoch.closed.has(rank)) return error.Unexpected;
         if (report.members.count != epoch.members.len) return error.Unexpected;
         var it = report.members.iterator();
         for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
@@ -546,7 +594,7 @@ pub const Epoch = struct {
         try epoch.acknowledge(rank, report.decisions_seen);
         member.seen_before = report.decisions_seen;
         member.named = true;
-        member.activated = member.activated or report.entered;
+        if (report.entered) epoch.activated.set(rank);
     }
 
     pub const Known = union(enum) { commit: *const control.Commit, abort: *const control.Abort };
@@ -625,9 +673,10 @@ pub const Epoch = struct {
     /// nothing here is the fault of whoever reports last.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
         var last_seen: LastSeen = .{};
-        for (epoch.members) |*member| if (member.peer != null and !member.closed) {
-            last_seen.note(member.seen_before);
-        };
+        const inside_now = epoch.inside();
+        for (epoch.members, 0..) |*member, rank| {
+            if (inside_now.has(rank)) last_seen.note(member.seen_before);
+        }
         for (epoch.claims.keys(), epoch.claims.values()) |id, *known| {
             const called = epoch.find(id) != null;
             switch (known.outcome) {
@@ -707,6 +756,7 @@ pub const Epoch = struct {
 
     fn elect(epoch: *Epoch, known: *Record) ProtocolError!void {
         const election = known.election.?;
+        if (!election.offered.covers(&epoch.alive)) return;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         const ids = epoch.member_ids(&buffer);
         const verdict = election.decide(.{
@@ -792,6 +842,7 @@ pub const Epoch = struct {
     pub fn detach(epoch: *Epoch, rank: u16, from: u32) void {
         epoch.members[rank].peer = null;
         epoch.alive.unset(rank);
+        epoch.least_seen_by = 0;
         epoch.history.note(from, &epoch.alive);
     }
 
@@ -805,6 +856,7 @@ pub const Epoch = struct {
         epoch.decisions = @as(u64, starts) << start_bits;
         epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
+        epoch.least_seen_by = 0;
     }
 
     /// Decisions of one start.
@@ -830,7 +882,7 @@ pub const Epoch = struct {
         epoch.paths = paths;
         epoch.running = false;
         epoch.replan_at = base.never;
-        for (epoch.members) |*member| member.reported = false;
+        epoch.reported = .empty;
         for (epoch.records.items) |known| {
             known.done = .empty;
             known.reported = .empty;
@@ -864,7 +916,7 @@ pub const Epoch = struct {
         message: *const control.ReportOp,
     ) ProtocolError!void {
         if (!epoch.hears_reports_of(message.attempt)) return;
-        if (epoch.members[rank].reported) return error.Unexpected;
+        if (epoch.reported.has(rank)) return error.Unexpected;
         if (message.begun_attempt == 0 or message.begun_attempt > epoch.attempt)
             return error.Unexpected;
         if (message.voted_attempt > epoch.attempt) return error.Unexpected;
@@ -947,23 +999,21 @@ pub const Epoch = struct {
     ) ProtocolError!void {
         if (!epoch.hears_reports_of(message.attempt)) return;
         try epoch.acknowledge(rank, message.decisions_seen);
-        epoch.members[rank].reported = true;
+        epoch.reported.set(rank);
         try epoch.check_reported();
     }
 
     /// The member has left this epoch for the next and has nothing in flight here: nobody waits for
     /// it.
     pub fn on_closed(epoch: *Epoch, rank: u16) ProtocolError!void {
-        epoch.members[rank].closed = true;
+        epoch.closed.set(rank);
+        epoch.least_seen_by = 0;
         try epoch.check_reported();
     }
 
     fn check_reported(epoch: *Epoch) ProtocolError!void {
         if (epoch.running or epoch.recovering) return;
-        for (epoch.members) |*member| {
-            if (member.peer != null and !member.closed and !member.reported) return;
-        }
-        try epoch.go_on();
+        if (epoch.reported.covers(&epoch.inside())) try epoch.go_on();
     }
 
     /// All have reported: say what is kept, and let everybody move again.
@@ -1011,8 +1061,8 @@ pub const Epoch = struct {
         if (known.votes_differ) return false;
         const vote = known.vote orelse return false;
         const needed = epoch.voters(known.id);
-        for (epoch.members, 0..) |*member, rank| {
-            if (!needed.has(rank) or member.closed) continue;
+        for (0..epoch.members.len) |rank| {
+            if (!needed.has(rank) or epoch.closed.has(rank)) continue;
             if (!known.done_reported.has(rank)) return false;
         }
         return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
@@ -1090,14 +1140,15 @@ pub const Epoch = struct {
             });
         }
         const needed = epoch.voters(known.id);
-        for (epoch.members, 0..) |*member, rank| if (needed.has(rank)) {
-            member.peer.?.send(epoch.group, .{ .resume_op = .{
-                .group = epoch.group,
-                .epoch = epoch.number,
-                .attempt = epoch.attempt,
-                .op = known.id,
-                .kept = .of(kept.items),
-            } });
-        };
+        var circular: Circular = .{ .message = &.{ .resume_op = .{
+            .group = epoch.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = known.id,
+            .kept = .of(kept.items),
+        } } };
+        for (epoch.members, 0..) |*member, rank| {
+            if (needed.has(rank)) circular.send(epoch.group, member.peer.?);
+        }
     }
 };

@@ -16,6 +16,7 @@ const plan = @import("plan.zig");
 const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
 const ProtocolError = @import("epoch.zig").ProtocolError;
+const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
@@ -223,10 +224,10 @@ pub const Group = struct {
             newcomer.entering = false;
             taken += @intFromBool(newcomer.in_round);
         }
-        if (group.current()) |epoch| for (epoch.members) |*member| {
-            member.prepared = false;
-            member.safe_points = null;
-        };
+        if (group.current()) |epoch| {
+            epoch.prepared = .empty;
+            epoch.stopping = .empty;
+        }
         try group.send_prepare();
         // They open lanes anew, and what comes of that is said then.
         for (group.newcomers.items) |*newcomer| {
@@ -257,10 +258,8 @@ pub const Group = struct {
         for (group.newcomers.items) |*newcomer| {
             if (newcomer.in_round and !newcomer.prepared) return false;
         }
-        if (group.current()) |epoch| for (epoch.members) |*member| {
-            if (member.peer != null and !member.prepared) return false;
-        };
-        return true;
+        const epoch = group.current() orelse return true;
+        return epoch.prepared.covers(&epoch.alive);
     }
 
     fn entering(group: *const Group) u32 {
@@ -279,11 +278,12 @@ pub const Group = struct {
         for (peers) |peer| {
             try entries.append(group.gpa, .{ .id = peer.id, .address = .of(peer.address) });
         }
-        for (peers) |peer| peer.send(group.id, .{ .prepare = .{
+        var circular: Circular = .{ .message = &.{ .prepare = .{
             .group = group.id,
             .round = group.round,
             .members = .of(entries.items),
-        } });
+        } } };
+        for (peers) |peer| circular.send(group.id, peer);
     }
 
     /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
@@ -325,7 +325,7 @@ pub const Group = struct {
             item.entering = enters;
         }
         if (group.current()) |epoch| if (epoch.rank_of(peer)) |rank| {
-            epoch.members[rank].prepared = true;
+            epoch.prepared.set(rank);
         };
         group.advance(now);
     }
@@ -341,6 +341,7 @@ pub const Group = struct {
         const epoch = group.current() orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         epoch.members[rank].safe_points = count;
+        epoch.stopping.set(rank);
         group.advance(now);
     }
 
@@ -376,9 +377,8 @@ pub const Group = struct {
             try group.activate(now, last + 1);
         }
         if (group.phase == .activate) {
-            for (group.current().?.members) |*member| {
-                if (member.peer != null and !member.activated) return;
-            }
+            const epoch = group.current().?;
+            if (!epoch.activated.covers(&epoch.alive)) return;
             group.phase = .idle;
             try group.start_round(now);
         }
@@ -433,7 +433,7 @@ pub const Group = struct {
     pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
-        epoch.members[rank].activated = true;
+        epoch.activated.set(rank);
         group.advance(now);
     }
 
@@ -451,20 +451,17 @@ pub const Group = struct {
         var index = group.epochs.items.len;
         while (index > 0) {
             index -= 1;
-            const epoch = group.epochs.items[index];
-            const over = for (epoch.members) |*member| {
-                if (member.peer != null and !member.closed) break false;
-            } else true;
-            if (over) group.epochs.orderedRemove(index).destroy();
+            if (!group.epochs.items[index].inside().is_empty()) continue;
+            group.epochs.orderedRemove(index).destroy();
         }
     }
 
     /// Safe points are told at once, whatever the user does: while they are not, all others stop.
     fn let_go_mute(group: *Group) void {
         const epoch = group.current() orelse return;
-        for (epoch.members) |*member| {
+        for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
-            if (member.safe_points != null or !peer.is_present(group.id)) continue;
+            if (epoch.stopping.has(rank) or !peer.is_present(group.id)) continue;
             peer.doom("it does not say how many safe points it has passed");
         }
     }
@@ -579,22 +576,21 @@ pub const Group = struct {
     /// Paths that use no broken link; else none that has been broken for long; else all, until
     /// somebody leaves.
     fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
-        var buffer: [base.limits.peers_max]PeerId = undefined;
-        const ids = epoch.member_ids(&buffer);
+        const world_size = epoch.members.len;
         for ([_]bool{ false, true }) |lasting| {
-            const edges = group.broken.edges(ids, lasting);
-            if (plan.paths(&epoch.alive, ids.len, &edges)) |paths| return paths;
+            const edges = group.broken.edges(&epoch.ranks, lasting);
+            if (plan.paths(&epoch.alive, world_size, &edges)) |paths| return paths;
         }
-        return .all(&epoch.alive, ids.len);
+        return .all(&epoch.alive, world_size);
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
     pub fn go_around(group: *Group, at: base.Instant) void {
         if (group.broken.claims.items.len == 0) return;
-        var buffer: [base.limits.peers_max]PeerId = undefined;
         for (group.epochs.items) |epoch| {
             if (epoch.alive.is_empty() or epoch.recovering) continue;
-            const edges = group.broken.edges(epoch.member_ids(&buffer), false);
+            if (epoch.replan_at <= at) continue; // not later, whatever is broken
+            const edges = group.broken.edges(&epoch.ranks, false);
             if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
             if (group.paths_for(epoch).eql(&epoch.paths)) continue;
             epoch.replan_at = @min(epoch.replan_at, at);
@@ -605,12 +601,10 @@ pub const Group = struct {
     /// nobody reaches all others.
     pub fn stranded(group: *const Group) ?*Peer {
         if (group.broken.claims.items.len == 0) return null;
-        var buffer: [base.limits.peers_max]PeerId = undefined;
         for (group.epochs.items) |epoch| {
             if (epoch.recovering) continue;
-            const ids = epoch.member_ids(&buffer);
-            const edges = group.broken.edges(ids, true);
-            if (plan.paths(&epoch.alive, ids.len, &edges) != null) continue;
+            const edges = group.broken.edges(&epoch.ranks, true);
+            if (plan.paths(&epoch.alive, epoch.members.len, &edges) != null) continue;
             const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
             return epoch.members[rank].peer;
         }
@@ -622,11 +616,10 @@ pub const Group = struct {
     /// link must not make its word weigh more. After a restart nobody is there at first, so all
     /// count.
     pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
-        var buffer: [base.limits.peers_max]PeerId = undefined;
         var most: usize = 0;
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
-            const edges = group.broken.edges(epoch.member_ids(&buffer), false);
+            const edges = group.broken.edges(&epoch.ranks, false);
             var count: usize = 0;
             for (epoch.members, 0..) |*member, other| {
                 const neighbour = member.peer orelse continue;
@@ -645,13 +638,13 @@ pub const Group = struct {
         if (group.broken.claims.items.len == 0) return false;
         const peers = try group.future_members();
         defer group.gpa.free(peers);
-        var buffer: [base.limits.peers_max]PeerId = undefined;
+        var ranks = try Epoch.ranks_of(group.gpa, peers);
+        defer ranks.deinit(group.gpa);
         var newcomers: base.Mask = .empty;
         for (peers, 0..) |peer, index| {
-            buffer[index] = peer.id;
             if (group.newcomer_of(peer) != null) newcomers.set(index);
         }
-        const edges = group.broken.edges(buffer[0..peers.len], true);
+        const edges = group.broken.edges(&ranks, true);
         const all: base.Mask = .full(peers.len);
         if (plan.paths(&all, peers.len, &edges) != null) return false;
         const index = edges.worst(&all, &newcomers) orelse return false;
@@ -697,7 +690,7 @@ pub const Group = struct {
         try group.answer(peer, rounds);
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
-            if (!epoch.members[rank].closed) try group.new_attempt(epoch);
+            if (!epoch.closed.has(rank)) try group.new_attempt(epoch);
         }
         group.drop_empty();
         group.advance(now);
@@ -717,7 +710,7 @@ pub const Group = struct {
                 newer_named = true;
             } else if (newer_named) {
                 try epoch.on_closed(rank); // it is in a later one, and not in this
-            } else if (member.activated) {
+            } else if (epoch.activated.has(rank)) {
                 return peer.doom("it has forgotten what it is a member of");
             } else {
                 epoch.announce(rank);
@@ -731,7 +724,7 @@ pub const Group = struct {
         };
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
-            if (!epoch.members[rank].closed) epoch.tell_missed(rank);
+            if (!epoch.closed.has(rank)) epoch.tell_missed(rank);
         }
     }
 

@@ -125,26 +125,31 @@ const Exact = struct {
 /// Turns round parts of the ring until no edge of it is broken; null if that leads nowhere.
 fn mend(start: Order, edges: *const Edges) ?Order {
     var order = start;
-    while (crosses(&order, edges)) {
-        const turn = find_turn(&order, edges) orelse return null;
-        // Positions count round the ring, so the broken edge may be that from the last to the
-        // first.
-        std.mem.rotate(u16, order.ranks[0..order.count], turn.first);
-        std.mem.reverse(u16, order.ranks[0..turn.length]);
+    const n: usize = order.count;
+    var from: usize = 0;
+    while (find_turn(&order, edges, from)) |turn| {
+        // Positions count round the ring.
+        for (0..turn.length / 2) |index| {
+            const a = (turn.first + index) % n;
+            const b = (turn.first + turn.length - 1 - index) % n;
+            std.mem.swap(u16, &order.ranks[a], &order.ranks[b]);
+        }
+        from = turn.first;
     }
+    if (crosses(&order, edges)) return null;
     // The same ring, from the lowest rank on, so that little changes its place.
     const lowest = std.mem.findMin(u16, order.slice());
-    std.mem.rotate(u16, order.ranks[0..order.count], lowest);
+    std.mem.rotate(u16, order.ranks[0..n], lowest);
     return order;
 }
 
 const Turn = struct { first: usize, length: usize };
 
 /// A part of the ring that begins behind a broken edge, and whose turn puts two good ones in place
-/// of that and of the edge at its end. The shortest one.
-fn find_turn(order: *const Order, edges: *const Edges) ?Turn {
+/// of that and of the edge at its end. The shortest one, of the first such edge from a position on.
+fn find_turn(order: *const Order, edges: *const Edges, from: usize) ?Turn {
     const n: usize = order.count;
-    for (0..n) |before| {
+    for (from..from + n) |before| {
         const a = order.at(before);
         const b = order.at(before + 1);
         if (!edges.has(a, b)) continue;

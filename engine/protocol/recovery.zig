@@ -180,6 +180,8 @@ fn restore_epoch(c: *Coordinator, now: base.Instant, body: *const journal.Activa
         .joined = body.joined,
         .left = left,
     });
+    errdefer epoch.destroy();
+    if (epoch.ranks.count() != peers.len) return error.BadRecord; // one is named twice
     group.epochs.appendAssumeCapacity(epoch);
     group.last_epoch = @max(group.last_epoch, body.epoch);
 }

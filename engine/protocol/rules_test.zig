@@ -77,6 +77,73 @@ test "aborts are forgiven once all have seen them, however many there are" {
     try expectEqual(3 * limits.decisions_kept_max % 1000, kept);
 }
 
+test "all have seen as many decisions as any member in the epoch, whoever says so first" {
+    // Goal: the count of those who have seen least. Method: decisions and what members say of them
+    // in any order, one of them leaves, and after each word the least is taken anew.
+    for (0..20) |seed| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        const epoch = court.c.groups.items[0].current().?;
+        var prng: base.Prng = .init(seed);
+        var seen: [peers_max]u64 = @splat(0);
+        var decisions: u64 = 0;
+        for (0..300) |step| {
+            if (step == 200) {
+                try court.say(2, .{ .leave = .{ .group = 0 } });
+                seen[2] = std.math.maxInt(u64);
+            }
+            if (prng.chance(2)) {
+                decisions += 1;
+                try court.give_up(0, decisions);
+            }
+            const index: usize = prng.below(if (step < 200) peers_max else peers_max - 1);
+            seen[index] += prng.below(decisions - seen[index] + 1);
+            try court.say_seen(index, seen[index]);
+            try court.listen();
+            try expectEqual(std.mem.min(u64, &seen), epoch.acknowledged);
+        }
+    }
+}
+
+test "a commit reaches the others when the first member takes no more bytes" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const full = &court.peers[0].?.stream.out;
+    const more = wire.Stream.out_bytes_max + 1;
+    try full.ensureTotalCapacity(gpa, more);
+    full.items.len = more;
+    for (0..peers_max) |index| try court.say(index, .{ .done = court.vote(5, 0) });
+    try court.listen();
+    try expect(court.peers[0] == null);
+    try expectEqual(1, court.commits[1]);
+    try expectEqual(1, court.commits[2]);
+}
+
+test "a journal in which an epoch has the same member twice is refused" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        try court.form();
+        court.c.record(.{ .activation = .{
+            .group = 0,
+            .round = court.round,
+            .epoch = 2,
+            .safe_point = 2,
+            .members = .of(&.{ id_of(0), id_of(1), id_of(0) }),
+            .joined = 0,
+            .left = .of(&.{}),
+        } });
+    }
+    try std.testing.expectError(error.BadRecord, shelf.start(&court));
+}
+
 test "what is given up after a restart, before all have reported, does not undo a commit" {
     // Method: the coordinator before has committed 5, which member 0 alone knows. All are back, and
     // none has reported yet, when member 2 gives it up.

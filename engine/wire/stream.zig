@@ -77,19 +77,31 @@ pub const Stream = struct {
     /// error.OutOfMemory also when the other side has stopped reading (out_bytes_max), or when the
     /// message is larger than any may be.
     pub fn send(stream: *Stream, message: control.Message) Allocator.Error!void {
+        _ = try stream.append(&message);
+    }
+
+    /// The same; the bytes of the message, valid until the stream is used again.
+    pub fn append(stream: *Stream, message: *const control.Message) Allocator.Error![]const u8 {
         stream.compact();
         if (stream.out.items.len > out_bytes_max) return error.OutOfMemory;
         var room: usize = 1024;
         while (true) : (room *= 4) {
             try stream.out.ensureUnusedCapacity(stream.gpa, room);
             const free = stream.out.unusedCapacitySlice();
-            const encoded = control.encode(message, free) catch {
+            const encoded = control.encode(message.*, free) catch {
                 if (free.len > 2 * base.limits.control_message_bytes_max) return error.OutOfMemory;
                 continue;
             };
             stream.out.items.len += encoded.len;
-            return;
+            return encoded;
         }
+    }
+
+    /// The same with what `append` has made of a message for another stream.
+    pub fn append_encoded(stream: *Stream, encoded: []const u8) Allocator.Error!void {
+        stream.compact();
+        if (stream.out.items.len > out_bytes_max) return error.OutOfMemory;
+        try stream.out.appendSlice(stream.gpa, encoded);
     }
 
     pub fn send_slice(stream: *const Stream) []const u8 {
@@ -121,6 +133,17 @@ test "a message that is too large is an error, and the stream goes on without it
     try std.testing.expectError(error.OutOfMemory, stream.send(too_large));
     try stream.send(.{ .heartbeat_ack = .{ .number = 1 } });
     try std.testing.expectEqual(control.header_bytes + 8, stream.send_slice().len);
+}
+
+test "what was made of a message for one stream is sent by another as it is" {
+    const gpa = std.testing.allocator;
+    var streams: [2]Stream = @splat(.init(gpa));
+    defer for (&streams) |*stream| stream.deinit();
+    for (&streams) |*stream| try stream.send(.{ .heartbeat_ack = .{ .number = 1 } });
+    streams[1].sent(3); // on its way
+    const encoded = try streams[0].append(&.{ .joined = .{ .name = .of("name"), .group = 1 } });
+    try streams[1].append_encoded(encoded);
+    try std.testing.expectEqualSlices(u8, streams[0].send_slice()[3..], streams[1].send_slice());
 }
 
 test "messages come out whole however the bytes arrive" {
