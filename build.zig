@@ -122,6 +122,7 @@ pub fn build(b: *std.Build) void {
     add_simulator(b, simulated, filters, test_step, check_step);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
+    add_coordinator_bench(b, library_layers, check_step);
     add_machine(b);
     add_python(b, target, library);
 }
@@ -390,6 +391,31 @@ fn add_kernel_programs(
     });
     const bench_step = b.step("kernel-bench", "Build a program that measures the kernels");
     bench_step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+}
+
+/// A program that measures decisions without sockets: <prefix>/bin/coordinator-bench.
+fn add_coordinator_bench(
+    b: *std.Build,
+    library_layers: Layers,
+    check_step: *std.Build.Step,
+) void {
+    const base = library_layers.get("base");
+    const module = b.createModule(.{
+        .root_source_file = b.path("engine/protocol/bench.zig"),
+        .target = base.resolved_target,
+        .optimize = base.optimize,
+        .strip = base.strip,
+        .link_libc = true,
+    });
+    for ([_][]const u8{ "base", "wire", "protocol" }) |name| {
+        module.addImport(name, library_layers.get(name));
+    }
+    const bench = b.addExecutable(.{ .name = "coordinator-bench", .root_module = module });
+    const step = b.step("coordinator-bench", "Build a program that measures the coordinator");
+    step.dependOn(&b.addInstallArtifact(bench, .{}).step);
+
+    const compile_only = b.addExecutable(.{ .name = "check-bench", .root_module = module });
+    check_step.dependOn(&compile_only.step);
 }
 
 /// What runs beneath a program on an emulated CPU (tests/emulated).

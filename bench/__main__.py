@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import accuracy, common, kernels, loopback, recovery, state_hash
+from bench import accuracy, common, coordinator, kernels, loopback, recovery, state_hash
 from bench.loopback_libraries import COLLECTIVES
 
 app = typer.Typer(
@@ -121,6 +121,22 @@ def accuracy_command(
     """How far the average of eight peers is off with every codec, sent through the library."""
     count = accuracy.QUICK_COUNT if quick else accuracy.COUNT
     accuracy.run(count=count, as_json=as_json, out=out)
+
+
+@app.command(name="coordinator")
+def coordinator_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    peers: Annotated[
+        list[int] | None,
+        typer.Option(min=8, max=512, help="May be given again.  [16, 64, 256, 512]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for coordinator.jsonl.")] = Path("bench_out"),
+) -> None:
+    """What a decision costs the coordinator, with and without a loss, for 16 to 512 peers."""
+    coordinator.run(peers or coordinator.PEERS, quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="recovery")

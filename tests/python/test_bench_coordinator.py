@@ -1,0 +1,62 @@
+"""The benchmark of the coordinator runs, and what a decision costs does not grow like a square."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ("decision", "loss", "loss_and_links", "loss_64MiB", "sync", "join")
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    out = tmp_path_factory.mktemp("coordinator")
+    command = [sys.executable, "-m", "bench", "coordinator", "--quick", "--json"]
+    command += ["--peers", "512", "--peers", "16", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    written = (out / "coordinator.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == rows
+    return rows
+
+
+def test_each_case_has_rows_for_each_number_of_peers_and_one_about_its_growth(rows: Rows) -> None:
+    seen = {(row["case"], row["metric"]) for row in rows}
+    each = ("ns_per_decision", "ns_per_message")
+    wanted = {(f"{case}/n{n}", metric) for case in CASES for n in (16, 512) for metric in each}
+    assert seen == wanted | {(case, "growth_exponent") for case in CASES}
+    assert len(seen) == len(rows)
+    for row in rows:
+        assert row["bench"] == "coordinator" and row["value"] > 0
+        assert row["ratio"] == pytest.approx(row["value"] / row["baseline_value"])
+        if row["case"].endswith("/n16"):
+            assert row["ratio"] == pytest.approx(1)
+
+
+def test_the_baseline_of_a_decision_is_that_of_the_fewest_peers_grown_by_n_log_n(
+    rows: Rows,
+) -> None:
+    decisions = {row["case"]: row for row in rows if row["metric"] == "ns_per_decision"}
+    for case in CASES:
+        few, many = decisions[f"{case}/n16"], decisions[f"{case}/n512"]
+        grown = few["value"] * 32 * math.log(512) / math.log(16)
+        assert many["baseline_value"] == pytest.approx(grown)
+
+
+@pytest.mark.parametrize("case", ["decision", "sync"])
+def test_a_decision_among_512_peers_costs_no_more_than_n_log_n(rows: Rows, case: str) -> None:
+    # One look at all members for each message is 1.4 times that, and they were several once.
+    # Both sizes are measured in turns, in processor time, and compared with each other alone.
+    by_case = {row["case"]: row for row in rows if row["metric"] == "ns_per_decision"}
+    row = by_case[f"{case}/n512"]
+    assert row["ratio"] <= 1, row
