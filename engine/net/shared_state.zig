@@ -4,6 +4,7 @@
 //! session/sync.zig. Who calls: abi/state.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const session = @import("session");
 const wire = @import("wire");
@@ -169,8 +170,10 @@ pub const SharedState = struct {
 
     fn vacate(shared: *SharedState) void {
         shared.lock.lock();
+        defer shared.lock.unlock();
         shared.busy = false;
-        shared.lock.unlock();
+        // Under the lock: else it could come after another thread has begun, and a close would not
+        // wait for that one.
         shared.idle.set();
     }
 
@@ -243,3 +246,38 @@ pub const SharedState = struct {
         shared.state.hash_root();
     }
 };
+
+test "while a thread is in a sync the state is not idle, whoever else has just left" {
+    // Goal: a close waits for the thread that is inside. Method: three threads enter and leave in
+    // turns, as fast as they can, and the one inside looks. What it is to find needs a thread that
+    // is stopped between two instructions: half of the runs found it.
+    const Case = struct {
+        shared: SharedState,
+        wrong: std.atomic.Value(u32) = .init(0),
+
+        fn run(case: *@This()) void {
+            const turns: u32 = if (builtin.sanitize_thread) 1000 else 20_000;
+            var entered: u32 = 0;
+            while (entered < turns) {
+                case.shared.occupy() catch {
+                    std.Thread.yield() catch {};
+                    continue;
+                };
+                entered += 1;
+                for (0..1000) |_| {
+                    if (case.shared.idle.is_set()) _ = case.wrong.fetchAdd(1, .monotonic);
+                }
+                case.shared.vacate();
+            }
+        }
+    };
+    var case: Case = .{ .shared = .{
+        .gpa = undefined,
+        .membership = undefined,
+        .state = undefined,
+    } };
+    var threads: [3]std.Thread = undefined;
+    for (&threads) |*item| item.* = try std.Thread.spawn(.{}, Case.run, .{&case});
+    for (threads) |item| item.join();
+    try std.testing.expectEqual(0, case.wrong.load(.monotonic));
+}
