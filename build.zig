@@ -80,6 +80,11 @@ pub fn build(b: *std.Build) void {
     ) orelse .ReleaseFast;
     const strip = b.option(bool, "strip", "no debug information (default: if optimised)") orelse
         (optimize == .ReleaseFast or optimize == .ReleaseSmall);
+    const optimize_tests = b.option(
+        std.builtin.OptimizeMode,
+        "test-optimize",
+        "mode of the unit tests (default Debug, which compiles in a fourth of the time)",
+    ) orelse .Debug;
     const tsan = b.option(bool, "tsan", "ThreadSanitizer in library and tests") orelse false;
     const filters = b.option([]const []const u8, "test-filter", "only tests named like this") orelse
         &.{};
@@ -100,7 +105,7 @@ pub fn build(b: *std.Build) void {
     });
     const test_layers: Layers = .init(b, kernels, .{
         .target = target,
-        .optimize = .Debug,
+        .optimize = optimize_tests,
         .strip = false,
         .tsan = tsan,
     });
@@ -117,7 +122,12 @@ pub fn build(b: *std.Build) void {
 
     const check_step = b.step("check", "Compile everything, link nothing");
     const test_step = b.step("test", "Run the unit tests of every layer and of the simulator");
-    const test_options: TestOptions = .{ .filters = filters, .tsan = tsan };
+    const test_options: TestOptions = .{
+        .filters = filters,
+        .tsan = tsan,
+        .stress_seed = b.option(u64, "stress-seed", "of the threads of test-abi; else a new one"),
+        .stress_rounds = b.option(u64, "stress-rounds", "how long they go on (default 4)"),
+    };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, filters, test_step, check_step);
     add_mutants(b, simulated);
@@ -320,7 +330,24 @@ fn mutant_module(b: *std.Build, list: ?std.Build.LazyPath) *std.Build.Module {
     return switches;
 }
 
-const TestOptions = struct { filters: []const []const u8, tsan: bool };
+const TestOptions = struct {
+    filters: []const []const u8,
+    tsan: bool,
+    stress_seed: ?u64,
+    stress_rounds: ?u64,
+
+    /// What engine/abi/threads_test.zig reads; asked for it runs again, changed or not.
+    fn tell_stress(options: TestOptions, b: *std.Build, run: *std.Build.Step.Run) void {
+        if (options.stress_seed) |seed| {
+            run.setEnvironmentVariable("PCCL_STRESS_SEED", b.fmt("{d}", .{seed}));
+            run.has_side_effects = true;
+        }
+        if (options.stress_rounds) |rounds| {
+            run.setEnvironmentVariable("PCCL_STRESS_ROUNDS", b.fmt("{d}", .{rounds}));
+            run.has_side_effects = true;
+        }
+    }
+};
 
 fn add_layer_tests(
     b: *std.Build,
@@ -342,7 +369,14 @@ fn add_layer_tests(
         const run = b.addRunArtifact(unit_test);
         // Tests find what they need from any directory: here an empty one.
         run.setCwd(b.addWriteFiles().getDirectory());
+        if (options.tsan) run.setEnvironmentVariable("TSAN_OPTIONS", "halt_on_error=1");
+        if (std.mem.eql(u8, layer.name, "abi")) options.tell_stress(b, run);
         var last = &run.step;
+        if (options.tsan and std.mem.eql(u8, layer.name, "net")) {
+            const control = add_race(b, test_layers);
+            control.dependOn(last);
+            last = control;
+        }
         if (std.mem.eql(u8, layer.name, "kernels")) {
             // What they cover depends on the CPU, which no cache knows.
             run.has_side_effects = true;
@@ -358,6 +392,29 @@ fn add_layer_tests(
         });
         check_step.dependOn(&compile_only.step);
     }
+}
+
+/// What shows that the sanitizer sees the engine: a program with a race, which it must report.
+fn add_race(b: *std.Build, test_layers: Layers) *std.Build.Step {
+    const net = test_layers.get("net");
+    const program = b.addExecutable(.{
+        .name = "race",
+        .root_module = b.createModule(.{
+            .root_source_file = b.path("tests/threads/race.zig"),
+            .target = net.resolved_target,
+            .optimize = net.optimize,
+            .link_libc = true,
+            .sanitize_thread = true,
+            .imports = &.{.{ .name = "net", .module = net }},
+        }),
+        .use_llvm = true,
+    });
+    const run = b.addRunArtifact(program);
+    run.setName("race, which must be reported");
+    run.setEnvironmentVariable("TSAN_OPTIONS", "exitcode=66");
+    run.expectExitCode(66);
+    run.addCheck(.{ .expect_stderr_match = "WARNING: ThreadSanitizer: data race" });
+    return &run.step;
 }
 
 /// Programs for a machine that has other CPU levels than this one: `kernel-tests` and
