@@ -25,4 +25,5 @@ test {
     _ = @import("failure.zig");
     _ = @import("sized.zig");
     _ = @import("text.zig");
+    _ = @import("threads_test.zig");
 }
