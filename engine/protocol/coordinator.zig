@@ -99,6 +99,8 @@ pub const Peer = struct {
     present: u64 = 0,
     /// Of the group that it is telling about.
     telling: ?Telling = null,
+    /// The group that it asks for was refused: what it still tells of that one is passed over.
+    refused: bool = false,
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
 
@@ -407,6 +409,7 @@ pub const Coordinator = struct {
         peer.connection = null;
         peer.present = 0;
         peer.telling = null;
+        peer.refused = false;
     }
 
     /// Its connection ended. A member may come back; who only waited to become one asks again.
@@ -741,16 +744,12 @@ pub const Coordinator = struct {
     fn on_join(c: *Coordinator, peer: *Peer, body: *const control.Join) !void {
         const name = body.name.data;
         if (name.len == 0) return error.Unexpected;
-        if (peer.telling != null) return error.Unexpected;
+        if (peer.telling != null or peer.refused) return error.Unexpected;
         // Both are shown in the status, which is JSON.
-        if (!std.unicode.utf8ValidateSlice(name)) return peer.say(.{ .refused = .{
-            .name = .of(name),
-            .why = .of("its name is not UTF-8"),
-        } });
-        if (!std.unicode.utf8ValidateSlice(body.address.data)) return peer.say(.{ .refused = .{
-            .name = .of(name),
-            .why = .of("the address of this peer is not UTF-8"),
-        } });
+        if (!std.unicode.utf8ValidateSlice(name))
+            return refuse_group(peer, name, "its name is not UTF-8");
+        if (!std.unicode.utf8ValidateSlice(body.address.data))
+            return refuse_group(peer, name, "the address of this peer is not UTF-8");
         if (!std.mem.eql(u8, peer.address, body.address.data)) {
             const address = try c.gpa.dupe(u8, body.address.data);
             c.gpa.free(peer.address);
@@ -759,10 +758,8 @@ pub const Coordinator = struct {
         const group = for (c.groups.items) |group| {
             if (std.mem.eql(u8, group.name, name)) break group;
         } else new: {
-            if (c.groups.items.len >= limits.groups_max) return peer.say(.{ .refused = .{
-                .name = .of(name),
-                .why = .of("the run has 64 groups already; use one of them"),
-            } });
+            if (c.groups.items.len >= limits.groups_max)
+                return refuse_group(peer, name, "the run has 64 groups already; use one of them");
             try c.groups.ensureUnusedCapacity(c.gpa, 1);
             const group = try Group.create(c.gpa, .{
                 .coordinator = c,
@@ -776,10 +773,8 @@ pub const Coordinator = struct {
             c.record(.{ .group = group.record() });
             break :new group;
         };
-        if (group.contains(peer) and peer.is_present(group.id)) return peer.say(.{ .refused = .{
-            .name = .of(name),
-            .why = .of("this peer is in the group already"),
-        } });
+        if (group.contains(peer) and peer.is_present(group.id))
+            return refuse_group(peer, name, "this peer is in the group already");
         peer.present &= ~(@as(u64, 1) << @intCast(group.id));
         peer.telling = .{
             .group = group,
@@ -789,11 +784,17 @@ pub const Coordinator = struct {
         group.begin_report(peer);
     }
 
+    fn refuse_group(peer: *Peer, name: []const u8, why: []const u8) void {
+        peer.refused = true;
+        peer.say(.{ .refused = .{ .name = .of(name), .why = .of(why) } });
+    }
+
     fn on_epoch_report(
         _: *Coordinator,
         peer: *Peer,
         body: *const control.EpochReport,
     ) ProtocolError!void {
+        if (peer.refused) return;
         const telling = if (peer.telling) |*telling| telling else return error.Unexpected;
         telling.named = true;
         const group = telling.group;
@@ -806,6 +807,7 @@ pub const Coordinator = struct {
     }
 
     fn on_known(_: *Coordinator, peer: *Peer, message: Epoch.Known) ProtocolError!void {
+        if (peer.refused) return;
         const telling = peer.telling orelse return error.Unexpected;
         const number = switch (message) {
             inline else => |body| body.epoch,
@@ -817,6 +819,7 @@ pub const Coordinator = struct {
 
     /// While it tells, it is the group that it tells of, whose number it may not know yet.
     fn on_gave_up(c: *Coordinator, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
+        if (peer.refused) return;
         const group = if (peer.telling) |*telling|
             telling.group
         else
@@ -828,6 +831,10 @@ pub const Coordinator = struct {
 
     /// Everything is told: the peer is a newcomer, a member that came back, or was let go.
     fn on_join_end(c: *Coordinator, now: Instant, peer: *Peer) ProtocolError!void {
+        if (peer.refused) {
+            peer.refused = false;
+            return;
+        }
         const telling = peer.telling orelse return error.Unexpected;
         const group = telling.group;
         peer.telling = null;

@@ -733,6 +733,7 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
             .round = 0,
             .stop_round = 0,
         } });
+        try court.say(2, .{ .join_end = .{} });
         try court.listen();
         try expect(court.refused);
     }

@@ -305,3 +305,30 @@ test "votes of an attempt with too few members commit nothing after a restart, i
 fn lose_third(court: *Court) !void {
     try court.say(2, .{ .leave = .{ .group = 0 } });
 }
+
+test "a member that asks for a group too many keeps those that it has" {
+    // Method: one member joins as many groups as a run has; the next is refused. What it tells of
+    // that one, as it does of each, is no breach, for which it would be out of all groups.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (1..limits.groups_max + 2) |number| {
+        var name: [8]u8 = undefined;
+        const text = try std.fmt.bufPrint(&name, "g{d}", .{number});
+        try court.say(0, .{ .join = .{
+            .name = .of(text),
+            .address = .of("a:1"),
+            .initial_world_size = 2,
+            .round = 0,
+            .stop_round = 0,
+        } });
+        try court.say(0, .{ .join_end = .{} });
+        try court.listen();
+        try expectEqual(number >= limits.groups_max, court.refused);
+    }
+    try expect(court.peers[0] != null);
+    for (0..peers_max) |index| try court.done(index, 5, 0);
+    try court.listen();
+    for (court.commits) |commits| try expectEqual(1, commits);
+}
