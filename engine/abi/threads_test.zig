@@ -715,13 +715,27 @@ fn number_from(comptime name: [:0]const u8, default: u64) !u64 {
     return std.fmt.parseInt(u64, std.mem.span(text), 0);
 }
 
-fn play(world: *World, rounds: u64) !void {
+/// Each act is a run of its own, because a run has only so many groups.
+const rounds_per_act = 10;
+
+fn play_act(world: *World, rounds: u64) !void {
+    var options = std.mem.zeroes(coordinator_file.CoordinatorOptions);
+    options.size = @sizeOf(coordinator_file.CoordinatorOptions);
+    options.chunk_bytes = 4096;
+    options.silence_ns = patience_ns;
+    var coordinator: ?*coordinator_file.Coordinator = null;
+    try expect_ok(pccl_coordinator_create(&options, &coordinator));
+    defer pccl_coordinator_destroy(coordinator);
+    world.token = pccl_coordinator_token(coordinator);
     defer for (&world.comms) |*comm| {
         pccl_comm_destroy(comm.*);
         comm.* = null;
     };
     try in_parallel(world, residents, connect);
-    while (world.round < rounds) : (world.round += 1) try play_round(world);
+    for (0..rounds) |_| {
+        try play_round(world);
+        world.round += 1;
+    }
     for (world.comms[0..residents]) |comm| try expect_ok(pccl_comm_close(comm.?));
 }
 
@@ -745,15 +759,10 @@ test "many threads call, wait, cancel, look, close and join on one communicator,
         const watching = try std.Thread.spawn(.{}, Watchdog.run, .{&dog});
         defer watching.join();
         defer dog.over.set();
-        var options = std.mem.zeroes(coordinator_file.CoordinatorOptions);
-        options.size = @sizeOf(coordinator_file.CoordinatorOptions);
-        options.chunk_bytes = 4096;
-        options.silence_ns = patience_ns;
-        var coordinator: ?*coordinator_file.Coordinator = null;
-        try expect_ok(pccl_coordinator_create(&options, &coordinator));
-        defer pccl_coordinator_destroy(coordinator);
-        var world: World = .{ .seed = seed, .token = pccl_coordinator_token(coordinator) };
-        try play(&world, rounds);
+        var world: World = .{ .seed = seed, .token = undefined };
+        while (world.round < rounds) {
+            try play_act(&world, @min(rounds - world.round, rounds_per_act));
+        }
     }
     // The kernel may list a thread for a moment after it was joined.
     const until = net.clock.after(20 * seconds);
