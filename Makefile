@@ -2,7 +2,8 @@
 # Zig and everything else come from PyPI into .venv. How it all works: docs/HACKING.md.
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/)
-#   make test                 everything that must pass: unit tests, simulator, Python tests
+#   make test                 everything that must pass: style, unit tests, simulator, Python tests
+#   make test-long            what is long and rarely broken: emulators, the demo, a minute of soak
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
@@ -27,20 +28,28 @@ FUZZ_SECONDS ?= 20
 SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
+# Python tests wait more than they work, so there are more workers than cores.
+WORKERS ?= 4
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 
 # What the editable install depends on; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
-.PHONY: build test unit-test simulator python-test check demo bench sim soak test-aarch64
-.PHONY: mutants test-windows test-avx512 test-portable clean
+.PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
+.PHONY: mutants test-aarch64 test-windows test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
 	@$(RUN) hatch_build.py
 
-test: unit-test simulator python-test
+# One after the other, also under `make -j`: the simulator keeps all cores busy, and what follows is
+# measured. All that `check` compiles is compiled for the tests, so only the rest of it is here.
+test:
+	$(MAKE) style
+	$(MAKE) unit-test
+	$(MAKE) simulator
+	$(MAKE) python-test
 
 unit-test: $(VENV)/.with-test
 	$(ZIG) test --summary new
@@ -52,11 +61,19 @@ simulator: $(VENV)/.with-test
 
 # Last in `make test`: the summary line of pytest ends the output.
 python-test: build $(VENV)/.with-test
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
 
-check: build $(VENV)/.with-dev $(VENV)/.with-test
-	$(RUN) -m ziglang fmt --check build.zig engine kernels tests
+test-long: build $(VENV)/.with-test
+	$(MAKE) test-aarch64
+	$(MAKE) test-windows
+	$(MAKE) soak MINUTES=1
+	$(RUN) -m pytest -m long
+
+check: style
 	$(ZIG) check
+
+style: build $(VENV)/.with-dev $(VENV)/.with-test
+	$(RUN) -m ziglang fmt --check build.zig engine kernels tests
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy

@@ -1,28 +1,92 @@
-"""What all Python tests share: programs in processes of their own, and coordinators.
+"""What all Python tests share: programs in processes of their own, coordinators, and their order.
 
 No test sleeps to wait for something: programs under test say on stdout when they are there, and
 reading that line is the synchronisation. Nothing here knows what is tested.
+
+Most of their time the tests wait for limits to pass, so `make test` runs several files side by side
+(pytest-xdist). A file stays on one worker, with what its tests share. A test that is marked `alone`
+measures something, or keeps all cores busy: it comes after the others, and while it runs no other
+does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 import pccl_py as pccl
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadGroupScheduling
+
 PROGRAM_SECONDS_MAX = 45.0
 
 ROOT = Path(__file__).parent.parent
+
+
+# ---- which test runs when
+
+# Files that take longest, for the worker that has one of them must not be the last to end.
+LONG = (
+    "test_processes_losses.py",
+    "test_chaos_run.py",
+    "test_inherited_failures.py",
+    "test_processes_links.py",
+    "test_processes_shards.py",
+    "test_processes_namespaces.py",
+    "test_api_journal.py",
+    "test_api_process.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        if item.get_closest_marker("alone"):
+            return len(LONG) + 1
+        return LONG.index(item.path.name) if item.path.name in LONG else len(LONG)
+
+    items.sort(key=rank)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("alone"):
+                item.add_marker(pytest.mark.xdist_group("alone"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling:
+    """Of `--dist loadgroup`, whose groups are single tests, one that keeps files together."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).partition("::")[0]
+
+    config.option.loadscopereorder = False  # they are in order
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Workers are processes, so it takes a lock that processes share: this file."""
+    with Path(__file__).open() as lock:
+        alone = item.get_closest_marker("alone") is not None
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)
+
+
+# ---- programs
 
 
 @pytest.fixture

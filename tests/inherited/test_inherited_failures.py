@@ -27,7 +27,6 @@ import contributions
 import ml_dtypes
 import numpy as np
 import oracle
-import psutil
 import pytest
 import test_processes_giving_up as giving_up
 import test_processes_losses as losses
@@ -35,10 +34,12 @@ import test_processes_strangers as strangers
 from linked import COORDINATOR, LinkedWorld
 from peers import Peer, Raised, World, ask_all, nursery
 from proxy import Fate, Rule
+from waiting import waits
 
 import pccl_py as pccl
 
 COUNT = 60_001
+SMALL = 501  # one piece, so that little more happens than waiting
 SETTINGS: dict[str, Any] = {"heartbeat": 0.2, "silence": 1.2, "chunk_bytes": 4096}
 MIB = 1024 * 1024
 
@@ -59,13 +60,8 @@ def reduce(peers: list[Peer], salt: int) -> dict[str, Any]:
     return dict(outcomes[0])
 
 
-def check_untouched(peer: Peer, salt: int) -> None:
-    assert np.array_equal(peer.read("x"), contributions.digits(peer.number, COUNT, salt))
-
-
-def cpu_seconds(peers: list[Peer]) -> float:
-    times = [psutil.Process(peer.process.pid).cpu_times() for peer in peers]
-    return float(sum(one.user + one.system for one in times))
+def check_untouched(peer: Peer, salt: int, count: int = COUNT) -> None:
+    assert np.array_equal(peer.read("x"), contributions.digits(peer.number, count, salt))
 
 
 # ---- G1 to G10 -------------------------------------------------------------------------------
@@ -145,20 +141,20 @@ def test_g5_an_abort_after_this_peer_had_everything_gives_the_input_back() -> No
         losses.go_on(made)
 
 
-def test_g6_a_frozen_peer_is_noticed_and_waiting_for_it_burns_no_cpu() -> None:
+def test_g6_a_frozen_peer_is_noticed_and_waiting_for_it_is_no_loop() -> None:
     """The reference waits for as long as it is frozen, in a loop."""
     with World(3, heartbeat=0.5, silence=3) as world:
         *others, victim = world.peers
         reduce(world.peers, 0)
         victim.signal(signal.SIGSTOP)
         assert victim.stopped()
-        ask_all(others, "make", name="x", of="digits", count=COUNT, salt=1)
-        cpu, began = cpu_seconds(others), time.monotonic()
-        outcomes = ask_all(others, "run", kind="all_reduce", array="x")
-        seconds, burnt = time.monotonic() - began, cpu_seconds(others) - cpu
+        ask_all(others, "make", name="x", of="digits", count=SMALL, salt=1)
+        began = time.monotonic()
+        with waits(others):
+            outcomes = ask_all(others, "run", kind="all_reduce", array="x")
+        seconds = time.monotonic() - began
         oracle.check_contributors(outcomes[0], [[0, 1]])
-        assert seconds < 3 + 3, f"{seconds} s"
-        assert burnt < 0.5, f"{burnt} CPU seconds in {seconds} s"
+        assert seconds < 3 + 10, f"{seconds} s"
         victim.signal(signal.SIGCONT)
 
 
@@ -278,24 +274,25 @@ def test_a_frozen_coordinator_does_not_hang_its_peers() -> None:
             peer.answer()
         ask_all(peers, "join", token=token, initial_world_size=2)
         reduce(peers, 0)
-        ask_all(peers, "make", name="x", of="digits", count=COUNT, salt=1)
+        ask_all(peers, "make", name="x", of="digits", count=SMALL, salt=1)
         coordinator.signal(signal.SIGSTOP)
         assert coordinator.stopped()
-        cpu, began = cpu_seconds(peers), time.monotonic()
-        for peer in peers:
-            peer.send("run", kind="all_reduce", array="x", deadline=1.5)
-        kinds = {peer.failure().kind for peer in peers}
-        seconds, burnt = time.monotonic() - began, cpu_seconds(peers) - cpu
+        began = time.monotonic()
+        with waits(peers):
+            for peer in peers:
+                peer.send("run", kind="all_reduce", array="x", deadline=1.5)
+            kinds = {peer.failure().kind for peer in peers}
         assert kinds <= {"InDoubt", "DeadlineExceeded", "CoordinatorUnreachable"}, kinds
-        assert seconds < 1.5 + 3 + 1 and burnt < 0.5, (seconds, burnt)
+        assert time.monotonic() - began < 1.5 + 3 + 10
         for peer in peers:
-            check_untouched(peer, 1)
+            check_untouched(peer, 1, SMALL)
     finally:
         coordinator.signal(signal.SIGCONT)
         for peer in (coordinator, *peers):
             peer.end()
 
 
+@pytest.mark.alone
 def test_a_small_operation_does_not_wait_for_delayed_acknowledgements() -> None:
     """The reference: 44 ms for each, for want of TCP_NODELAY."""
     with pccl.LocalWorld(3) as world:

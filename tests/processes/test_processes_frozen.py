@@ -172,7 +172,7 @@ def test_a_member_is_lost_while_a_newcomer_prepares(number: int) -> None:
         newcomer = world.start(3)
         newcomer.send("join", token=world.coordinator.token, deadline=world.deadline)
         while not first.ask("pending"):
-            continue
+            assert newcomer.silent(), newcomer.answer()
         if number == signal.SIGKILL:
             victim.signal(number)
         for peer in (first, second):

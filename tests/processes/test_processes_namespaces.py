@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "silence": SILENCE,
 }
 # What may come on top of the silence limit: the way back of the news, and a busy machine.
-LATE = 5.0
+LATE = 10.0
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import pytest
 from proxy import HELLO_BYTES, SENDER, Fate, Gate, Proxy, Rule
 
+pytestmark = pytest.mark.alone  # times have upper bounds
+
 SECONDS_MAX = 20.0
 QUIET_SECONDS = 0.3  # in which nothing may arrive
 LATE = 1.0  # what a busy machine may add
