@@ -6,12 +6,10 @@ to, is `recovery.py`'s. Every wait has a limit, and no process outlives its worl
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +20,7 @@ from typing import Any, Self
 
 import pccl_py as pccl
 from bench.recovery_worker import Job
+from harness.child import Child
 from pccl_py.closing import Closing
 
 WAIT_SECONDS_MAX = 120.0
@@ -47,25 +46,24 @@ class Process:
     """A child whose lines are collected; `until` waits for what they say."""
 
     def __init__(self, command: list[str]) -> None:
-        self._popen = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )
         self._news = threading.Condition()
         self._over = False
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._child = Child(
+            command,
+            heard=self._hear,
+            ended=self._hear_the_end,
+            environment={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            log=sys.stderr,
+        )
 
-    def _read(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            with self._news:
+    def _hear(self, line: str) -> None:
+        with self._news:
+            if line.endswith("\n"):  # a killed process may have left half a line
                 self.heard(line)
-                self._news.notify_all()
+            self._news.notify_all()
+
+    def _hear_the_end(self, _: int) -> None:
         with self._news:
             self._over = True
             self._news.notify_all()
@@ -85,16 +83,12 @@ class Process:
     def signal(self, number: int) -> float:
         """Sends it, and returns when."""
         at = time.monotonic()
-        self._popen.send_signal(number)
+        self._child.signal(number)
         return at
 
     def end(self) -> None:
         """Kills it and waits until it is gone."""
-        self._popen.kill()
-        self._popen.wait()
-        self._reader.join()
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        self._child.end()
 
 
 class Peer(Process):
@@ -217,8 +211,7 @@ class World(Closing):
     def close(self) -> None:
         """Ends everything."""
         for peer in list(self.peers):
-            with contextlib.suppress(ProcessLookupError):
-                self.remove(peer)
+            self.remove(peer)
         self.coordinator.end()
         self._port.close()
         self._folder.cleanup()

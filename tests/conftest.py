@@ -12,9 +12,8 @@ does.
 from __future__ import annotations
 
 import fcntl
-import os
+import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import pccl_py as pccl
+from harness.child import Child
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -100,34 +100,23 @@ class Program:
     """A Python program in a process of its own, killed at the end of the test if it still runs."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.process = Child(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env=environment,
-            cwd=ROOT,
-            process_group=0,
+            heard=self._lines.put,
+            ended=lambda _: self._lines.put(None),
+            environment=environment,
+            folder=ROOT,
         )
-        assert self.process.stderr is not None
-        self._errors: list[str] = []
-        self._drain = threading.Thread(target=self._errors.extend, args=(self.process.stderr,))
-        self._drain.start()
         self._limit = threading.Timer(PROGRAM_SECONDS_MAX, self.kill)
         self._limit.start()
 
     def line(self) -> str:
         """The next line of its stdout. Fails the test at the end of the output."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            self._drain.join()
-            pytest.fail(
-                f"the program ended with {self.process.returncode} before the line: {self.errors}"
-            )
+        line = self._lines.get()
+        if line is None:
+            code = self.process.wait()
+            pytest.fail(f"the program ended with {code} before the line: {self.errors}")
         return line.rstrip("\n")
 
     def expect(self, text: str) -> None:
@@ -137,36 +126,30 @@ class Program:
 
     def say(self, text: str) -> None:
         """Writes a line to its stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self.process.say(text)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Sends a signal to the process alone."""
-        self.process.send_signal(number)
+        self.process.signal(number)
 
     def end(self) -> int:
         """Waits for its end and returns the exit status; negative for a signal."""
-        code = self.process.wait()
+        code = self.process.wait_until_heard()
         self._limit.cancel()
-        self._drain.join()
         return code
 
     def rest(self) -> str:
         """What is left of its stdout, once it has ended."""
-        assert self.process.stdout is not None
-        return self.process.stdout.read()
+        return "".join(iter(self._lines.get, None))
 
     @property
     def errors(self) -> str:
         """Its stderr so far; all of it after `end`."""
-        return "".join(self._errors)
+        return self.process.errors
 
     def kill(self) -> None:
         """Ends the program and what it started."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.signal(signal.SIGKILL, group=True)
 
     def __enter__(self) -> Self:
         return self
@@ -178,11 +161,7 @@ class Program:
         traceback: TracebackType | None,
     ) -> None:
         self._limit.cancel()
-        self.kill()
-        self._drain.join()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
+        self.process.end(group=True)
 
 
 Start = Callable[..., Program]
@@ -205,7 +184,7 @@ def start() -> Iterator[Start]:
         command = [sys.executable, "-m", module] if module else [sys.executable, "-u", "-c"]
         program = Program(
             [*(command if file is None else [str(file)]), *arguments],
-            {**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            {"PYTHONUNBUFFERED": "1", **environment},
         )
         programs.append(program)
         return program

@@ -9,10 +9,8 @@ id, and none outlives the run.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +22,7 @@ from typing import Self
 from examples.demo.settings import Settings
 from examples.demo.story import COORDINATOR, Event, Story, peer_name
 from examples.demo.view import View
+from harness.child import Child
 
 BLAS_THREADS = (
     "OPENBLAS_NUM_THREADS",
@@ -42,8 +41,8 @@ class Processes:
         self.events: queue.Queue[Event] = queue.Queue()
         self._folder = folder
         self._began = began
-        self._running: dict[str, subprocess.Popen[str]] = {}
-        self._readers: list[threading.Thread] = []
+        self._started: dict[str, list[Child]] = {}
+        self._order = threading.RLock()  # that a process was started comes before what it says
 
     def __enter__(self) -> Self:
         return self
@@ -54,50 +53,41 @@ class Processes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._running.values():
-            if process.poll() is None:
-                process.kill()
-        for process in self._running.values():
-            process.wait()
-        for reader in self._readers:
-            reader.join()
+        children = [child for started in self._started.values() for child in started]
+        for child in children:
+            child.signal(signal.SIGKILL)
+        for child in children:
+            child.end()
 
     def start(
         self, source: str, command: list[str], environment: dict[str, str], **fields: int
     ) -> None:
         """Starts a process: its standard output is reports, its standard error goes to a log."""
-        mode = "a" if source in self._running else "w"  # a second start goes on in the first's
-        with self.log_path(source).open(mode) as log:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                encoding="utf-8",
-            )
-        self._running[source] = process
         about: Event = {"source": source, **fields}
-        self.events.put({**about, "kind": "started", "seconds": self.now(), "pid": process.pid})
-        reader = threading.Thread(
-            target=self._read, args=(process, about), name=f"reader of {source}"
-        )
-        self._readers.append(reader)
-        reader.start()
+        mode = "a" if source in self._started else "w"  # a second start goes on in the first's
+        with self._order, self.log_path(source).open(mode) as log:
+            child = Child(
+                command,
+                heard=lambda line: self._hear(line, about),
+                ended=lambda code: self._put({**about, "kind": "exited", "exit_code": code}),
+                environment=environment,
+                log=log,
+            )
+            self._started.setdefault(source, []).append(child)
+            self._put({**about, "kind": "started", "pid": child.pid})
 
     def kill(self, source: str) -> None:
         """Ends a process without a warning."""
-        self._running[source].kill()
+        self._started[source][-1].signal(signal.SIGKILL)
 
     def stop(self, source: str) -> None:
         """Asks a process to end, and ends it if it does not within its time."""
-        process = self._running[source]
-        process.terminate()
+        child = self._started[source][-1]
+        child.signal(signal.SIGTERM)
         try:
-            process.wait(END_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            child.wait(END_SECONDS_MAX)
+        except TimeoutError:
+            child.signal(signal.SIGKILL)
 
     def log_path(self, source: str) -> Path:
         """Where the standard error of a process goes."""
@@ -107,21 +97,20 @@ class Processes:
         """Seconds since the run began."""
         return time.time() - self._began
 
-    def _read(self, process: subprocess.Popen[str], about: Event) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.endswith("\n"):
-                break  # it died while it wrote; how it ended is told below
-            report: Event
-            if about["source"] == COORDINATOR:  # its only line is the token
-                report = {"kind": "listening", "token": line.strip(), "at": time.time()}
-            else:
-                report = json.loads(line)
-            seconds = report.pop("at") - self._began
-            self.events.put({**about, **report, "seconds": seconds})
-        self.events.put(
-            {**about, "kind": "exited", "seconds": self.now(), "exit_code": process.wait()}
-        )
+    def _put(self, event: Event, at: float | None = None) -> None:
+        with self._order:
+            seconds = (time.time() if at is None else at) - self._began
+            self.events.put({**event, "seconds": seconds})
+
+    def _hear(self, line: str, about: Event) -> None:
+        if not line.endswith("\n"):
+            return  # it died while it wrote; its end is told all the same
+        report: Event
+        if about["source"] == COORDINATOR:  # its only line is the token
+            report = {"kind": "listening", "token": line.strip(), "at": time.time()}
+        else:
+            report = json.loads(line)
+        self._put({**about, **report}, report.pop("at"))
 
 
 class Orchestrator:

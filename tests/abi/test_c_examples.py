@@ -219,7 +219,7 @@ def test_input_that_ends_does_not_end_the_event_loop(embed: Path, start: Any) ->
     with pccl.Coordinator() as coordinator:
         environment = {"PCCL_TOKEN": coordinator.token, **TWO, "PCCL_INITIAL_WORLD_SIZE": "1"}
         program = start("3", file=embed, **environment)
-        program.process.stdin.close()
+        program.process.close_input()
         for number in (1, 2, 3):
             assert re.fullmatch(ROUND.format(number, 0), program.line())
         assert program.end() == 0

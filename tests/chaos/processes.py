@@ -6,14 +6,10 @@ here: orchestrator.py is. Processes are ended by their own ids.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
-import signal
-import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ from marker import Glance, Marker, Phase
 from network import COORDINATOR, Network
 
 import pccl_py as pccl
+from harness.child import Child
 
 HERE = Path(__file__).parent
 SHARED = HERE.parent / "processes"
@@ -62,89 +59,30 @@ class Process:
         self, command: list[str], environment: dict[str, str], news: queue.SimpleQueue[News]
     ) -> None:
         self._news = news
-        self._errors: list[str] = []
-        self.popen = subprocess.Popen(
+        self._child = Child(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-            process_group=0,  # Ctrl-C is for the orchestrator
+            heard=self._hear,
+            frozen=lambda: news.put(Stopped(self)),
+            ended=lambda code: news.put(Ended(self, code)),
+            environment=environment,
         )
-        self.pid = self.popen.pid
-        self.code: int | None = None
-        # Signals and the end exclude each other: a pid that was reaped may be somebody else's.
-        self._lock = threading.Lock()
-        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._drain)]
-        self._watcher = threading.Thread(target=self._watch)
-        for thread in (*self._readers, self._watcher):
-            thread.start()
+        self.pid = self._child.pid
+        self.say, self.signal, self.end = self._child.say, self._child.signal, self._child.end
 
-    def say(self, word: str) -> None:
-        assert self.popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has just ended: that is in the news
-            self.popen.stdin.write(word + "\n")
-            self.popen.stdin.flush()
-
-    def signal(self, number: int) -> bool:
-        """False: it has ended already."""
-        with self._lock:
-            if self.code is not None:
-                return False
-            os.kill(self.pid, number)
-            return True
-
-    def end(self) -> None:
-        """Kills it, and waits until it is gone."""
-        self.signal(signal.SIGKILL)
-        self._watcher.join()
-        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+    def _hear(self, line: str) -> None:
+        # A killed process may have left half a line.
+        if line.endswith("\n"):
+            what = json.loads(line) if line.startswith("{") else {"say": "line", "text": line}
+            self._news.put(Said(self, what))
 
     @property
     def errors(self) -> str:
-        return "".join(self._errors)
+        return self._child.errors
 
     def footprint(self) -> dict[str, int]:
         """Memory and descriptors."""
         process = psutil.Process(self.pid)
         return {"bytes": process.memory_info().rss, "descriptors": process.num_fds()}
-
-    def cpu_seconds(self) -> float:
-        times = psutil.Process(self.pid).cpu_times()
-        return float(times.user + times.system)
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            # A killed process may have left half a line.
-            if line.endswith("\n"):
-                what = json.loads(line) if line.startswith("{") else {"say": "line", "text": line}
-                self._news.put(Said(self, what))
-
-    def _drain(self) -> None:
-        assert self.popen.stderr is not None
-        self._errors.extend(self.popen.stderr)
-
-    def _watch(self) -> None:
-        while True:
-            flags = os.WEXITED | os.WSTOPPED | os.WNOWAIT
-            state = os.waitid(os.P_PID, self.pid, flags)
-            assert state is not None
-            if state.si_code == os.CLD_STOPPED:
-                os.waitid(os.P_PID, self.pid, os.WSTOPPED)
-                self._news.put(Stopped(self))
-                continue
-            with self._lock:
-                _, status = os.waitpid(self.pid, 0)
-                self.code = self.popen.returncode = os.waitstatus_to_exitcode(status)
-            for reader in self._readers:
-                reader.join()
-            self._news.put(Ended(self, self.code))
-            return
 
 
 class Slot:

@@ -124,7 +124,7 @@ def test_g4_messages_that_are_too_short_end_a_connection_and_nothing_else() -> N
                 body = struct.pack("<IHH", size, number, 0) + bytes(size)
                 strangers.say(ports[0], head + body + body, reset=False)
                 strangers.say(ports[1 + number % 2], head + body, reset=True)
-        assert all(one.process.poll() is None for one in (coordinator, *peers))
+        assert all(one.process.running for one in (coordinator, *peers))
         reduce(peers, 0)
 
 

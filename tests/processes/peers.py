@@ -10,13 +10,9 @@ serve the next one (Nursery), in a new run with a new coordinator.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
 import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +22,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from harness.child import Child
 
 PROGRAM = Path(__file__).parent / "peer_program.py"
 ANSWER_SECONDS_MAX = 60.0
@@ -50,25 +47,15 @@ class Peer:
         self, environment: dict[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> None:
         self.number = -1
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
         self._awaited = 0
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._events: queue.Queue[Any] = queue.Queue()
-        self._errors: list[str] = []
-        assert self.process.stderr is not None
-        self._readers = [
-            threading.Thread(target=self._read),
-            threading.Thread(target=self._errors.extend, args=(self.process.stderr,)),
-        ]
-        for reader in self._readers:
-            reader.start()
+        self.process = Child(
+            [*prefix, sys.executable, str(PROGRAM)],
+            heard=self._hear,
+            ended=self._hear_the_end,
+            environment=environment,
+        )
 
     @property
     def name(self) -> str:
@@ -80,22 +67,22 @@ class Peer:
         self.number = number
         self.send("become", number=number)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            said = json.loads(line)
-            if "event" in said:
-                self._events.put(said["event"])
-            else:
-                self.answers.put(said)
+    def _hear(self, line: str) -> None:
+        if not line.endswith("\n"):
+            return  # it was killed while it wrote
+        said = json.loads(line)
+        if "event" in said:
+            self._events.put(said["event"])
+        else:
+            self.answers.put(said)
+
+    def _hear_the_end(self, _: int) -> None:
         self.answers.put(None)
         self._events.put(None)
 
     def send(self, do: str, **arguments: Any) -> None:
         """Says what to do, and does not wait for the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self.process.stdin.flush()
+        self.process.say(json.dumps({"do": do, **arguments}))
         self._awaited += 1
 
     def answer(self, seconds: float = ANSWER_SECONDS_MAX) -> Any:
@@ -128,7 +115,7 @@ class Peer:
         except queue.Empty:
             pytest.fail(f"peer {self.number}: no {what} within {seconds} s\n{self.errors}")
         if value is None:
-            code = self.process.wait(ANSWER_SECONDS_MAX)
+            code = self.process.wait()
             pytest.fail(f"peer {self.number} ended with {code}: no {what}\n{self.errors}")
         return value
 
@@ -143,41 +130,27 @@ class Peer:
 
     @property
     def errors(self) -> str:
-        return "".join(self._errors)
+        return self.process.errors
 
     def ended(self) -> int:
-        """Waits for the end of the process; negative for a signal."""
-        code = self.process.wait(ANSWER_SECONDS_MAX)
-        self._readers[0].join(ANSWER_SECONDS_MAX)  # so that `silent` has seen everything
-        return code
+        """Waits for the end of the process; negative for a signal. `silent` has seen everything."""
+        return self.process.wait_until_heard(ANSWER_SECONDS_MAX)
 
     def stopped(self) -> bool:
         """Waits until the process is frozen by a signal; False if it ends instead."""
-        limit = threading.Timer(ANSWER_SECONDS_MAX, self.process.kill)
-        limit.start()
-        flags = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-        state = os.waitid(os.P_PID, self.process.pid, flags)
-        limit.cancel()
-        return state is not None and state.si_code == os.CLD_STOPPED
+        return self.process.wait_until_frozen(ANSWER_SECONDS_MAX)
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        self.process.signal(number)
 
     def idle(self) -> bool:
         """It runs, and nothing that was asked or said is left over."""
         left_over = self._awaited or not self.answers.empty() or not self._events.empty()
-        return self.process.poll() is None and not left_over
+        return self.process.running and not left_over
 
     def end(self) -> None:
         """Kills the process if it runs, and releases what belonged to it."""
-        self.process.kill()
-        self.process.wait()
-        for reader in self._readers:
-            reader.join()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # a request that nobody will read
-                pipe.close()
+        self.process.end()
 
 
 class Nursery:

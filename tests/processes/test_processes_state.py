@@ -75,7 +75,7 @@ def test_nobody_waits_for_a_source_that_freezes() -> None:
         assert {answer["attempts"] for answer in answers} == {1}
         assert max(answer["duration"] for answer in answers) < 3
         check_next(survivors, 7, attempts=2)  # this one it holds up, for the silence limit
-        world.peers[1].process.send_signal(signal.SIGCONT)
+        world.peers[1].signal(signal.SIGCONT)
         # Thawed it learns first what was committed, then that it is out.
         assert world.peers[1].answer()["revision"] == 6
         world.peers[1].send("sync")
