@@ -66,7 +66,7 @@ def test_a_frozen_child_is_seen_thaws_and_is_killed() -> None:
 
 def test_a_wait_has_a_limit_and_an_end_takes_what_was_started_along() -> None:
     lines: queue.Queue[str] = queue.Queue()
-    source = "import subprocess\nprint(subprocess.Popen(['cat'], stdin=-1).pid, flush=True)\ninput()"
+    source = "from subprocess import *\nprint(Popen(['cat'], stdin=PIPE).pid, flush=True)\ninput()"
     with Child(python(source), heard=lines.put) as child:
         grandchild = int(lines.get(timeout=SECONDS_MAX))
         with pytest.raises(TimeoutError, match="has not ended within 0"):

@@ -10,8 +10,8 @@
 //!   P6 progress        once the network is well, everybody gets on
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
 //!
-//! Values are oracle.zig's; what a success must satisfy besides is rules.zig's; buffers that are not
-//! the engine's any more are borrowed.zig's.
+//! Values are oracle.zig's; what a success must satisfy besides is rules.zig's; buffers that the
+//! engine has given back are borrowed.zig's.
 
 const std = @import("std");
 const base = @import("base");
