@@ -1,18 +1,34 @@
 //! clock: the monotonic clock, read once per round of an engine loop. Everything below net is
-//! told the time (base.Instant) and never asks. Next: peer_engine.zig, the loop that asks.
+//! told the time (base.Instant) and never asks. The protocol relies on a time that never goes back;
+//! hypervisors have been seen to break that, so it is made true here: after a step back the clock
+//! stands still until the machine's has come past it again. The simulator's clocks stand still and
+//! leap ahead (tests/sim/faults.zig). Next: peer_engine.zig, the loop that asks.
 
 const std = @import("std");
 const base = @import("base");
 const c = std.c;
 const assert = std.debug.assert;
 
-/// Nanoseconds since some start of this machine. Never goes back.
+/// Nanoseconds since some start of this machine. Never goes back, whichever thread asks.
 pub fn now() base.Instant {
     var time: c.timespec = undefined;
     const result = c.clock_gettime(.MONOTONIC, &time);
     assert(result == 0); // the clock id is a constant that every supported system has
-    return @as(u64, @intCast(time.sec)) * std.time.ns_per_s + @as(u64, @intCast(time.nsec));
+    return latest.not_before(
+        @as(u64, @intCast(time.sec)) * std.time.ns_per_s + @as(u64, @intCast(time.nsec)),
+    );
 }
+
+var latest: Latest = .{};
+
+/// The last time that anybody was told.
+const Latest = struct {
+    instant: std.atomic.Value(base.Instant) = .init(0),
+
+    fn not_before(told: *Latest, reading: base.Instant) base.Instant {
+        return @max(told.instant.fetchMax(reading, .monotonic), reading);
+    }
+};
 
 /// The instant `duration_ns` from now; `base.never` if that is beyond the end of time.
 pub fn after(duration_ns: u64) base.Instant {
@@ -23,4 +39,13 @@ test "the clock moves forward, and a far deadline is never" {
     const first = now();
     try std.testing.expect(now() >= first);
     try std.testing.expectEqual(base.never, after(base.never));
+}
+
+test "after a step back the clock stands still, until the machine's has come past it" {
+    var told: Latest = .{};
+    try std.testing.expectEqual(100, told.not_before(100));
+    for ([_]base.Instant{ 99, 0, 40, 100 }) |reading| {
+        try std.testing.expectEqual(100, told.not_before(reading));
+    }
+    try std.testing.expectEqual(101, told.not_before(101));
 }
