@@ -368,8 +368,8 @@ pub fn cancel(work: *Work) void {
 pub fn watchdog(work: *Work) void {
     if (work.state != .running) return;
     const world = work.node.world;
-    const thawed = work.node.thawed_at + users.promised_ns(world);
-    if (world.now < thawed) return world.at(thawed, .{ .watchdog = work.index });
+    const due = users.latest_return(work.node, work.deadline);
+    if (world.now < due) return world.at(due, .{ .watchdog = work.index });
     world.checkers.fail(.p7_bounded_wait, "p{d}: {f} outlives its deadline", .{
         work.node.index, work.name(),
     });

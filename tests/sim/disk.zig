@@ -1,10 +1,12 @@
 //! Disk: what survives the coordinator of a world: the bytes of its journal, written by appending
 //! and by replacing all of them at once. A crash may fall into a write: then a part of what is
 //! appended is there, or either the old or the new of what is replaced. What the coordinator has
-//! said before is heard, and nothing of what it says afterwards. A disk may be full. Who runs on
-//! it: world.zig.
+//! said before is heard, and nothing of what it says afterwards. A disk may be full, fail in a
+//! write of which a part, or all, is there, take seconds for it, and change bits of what it has.
+//! Next: world.zig, where the coordinator that writes to it is started.
 
 const std = @import("std");
+const base = @import("base");
 const protocol = @import("protocol");
 const faults = @import("faults.zig");
 const world_file = @import("world.zig");
@@ -19,6 +21,14 @@ pub const Disk = struct {
     full: bool = false,
     /// A scenario's: the coordinator dies in the write after so many more.
     dies_after: ?u32 = null,
+    /// How much of the write that failed last is there all the same.
+    done_all_the_same: usize = 0,
+    /// Bits that are not as they were written.
+    flips: [flips_max]Flip = undefined,
+    flip_count: usize = 0,
+
+    const Flip = struct { byte: usize, bit: u3 };
+    const flips_max = 3;
 
     pub fn journal_of(disk: *Disk) journal.Journal {
         return .{ .ctx = disk, .vtable = &.{ .append = append, .replace = replace } };
@@ -26,16 +36,28 @@ pub const Disk = struct {
 
     fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
-        const written = try disk.part_of(bytes.len) orelse bytes.len;
-        disk.bytes.appendSlice(disk.world.gpa, bytes[0..written]) catch @panic("out of memory");
+        const written = disk.part_of(bytes.len);
+        const done = (written catch disk.done_all_the_same) orelse bytes.len;
+        disk.bytes.appendSlice(disk.world.gpa, bytes[0..done]) catch @panic("out of memory");
+        _ = try written;
+        disk.take_time();
     }
 
     fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
-        if (disk.full and !faults.chance(disk.world, .full_journal, 2)) disk.full = false;
-        if (try disk.part_of(2)) |renamed| if (renamed == 0) return;
-        disk.bytes.clearRetainingCapacity();
-        disk.bytes.appendSlice(disk.world.gpa, bytes) catch @panic("out of memory");
+        const world = disk.world;
+        if (disk.full and !faults.chance(world, .full_journal, 2) and
+            !faults.chance(world, .failing_journal, 2)) disk.full = false;
+        const written = disk.part_of(2);
+        // The new one takes the place of the old, or does not.
+        const renamed = (written catch disk.done_all_the_same) orelse 2;
+        if (renamed > 0) {
+            disk.flip_count = 0;
+            disk.bytes.clearRetainingCapacity();
+            disk.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
+        }
+        _ = try written;
+        disk.take_time();
     }
 
     /// How much of a write is done before the coordinator dies; null: it lives.
@@ -47,6 +69,14 @@ pub const Disk = struct {
             world.statistics.fault(.full_journal);
             world.note("the disk of the coordinator is full", .{});
             disk.full = true;
+        }
+        disk.done_all_the_same = 0;
+        if (!disk.full and faults.chance(world, .failing_journal, 20)) {
+            world.statistics.fault(.failing_journal);
+            disk.full = true;
+            const part = world.faults.stream(.failing_journal).below(length + 1);
+            disk.done_all_the_same = part;
+            world.note("a write fails, with {d} of {d} bytes on disk", .{ part, length });
         }
         if (disk.full) return error.JournalFailed;
         if (disk.dies_after) |*writes| {
@@ -70,4 +100,100 @@ pub const Disk = struct {
         disk.world.flush_coordinator();
         disk.world.nodes[world_file.coordinator_index].dies = true;
     }
+
+    /// The coordinator waits for a sync; what it says then leaves afterwards.
+    fn take_time(disk: *Disk) void {
+        const world = disk.world;
+        const node = &world.nodes[world_file.coordinator_index];
+        if (node.dies or node.is_frozen() or !faults.chance(world, .slow_journal, 8)) return;
+        world.statistics.fault(.slow_journal);
+        world.note("the disk of the coordinator is slow", .{});
+        faults.freeze_for(world, node, faults.draw_time(
+            world.faults.stream(.slow_journal),
+            3000,
+        ));
+    }
+
+    // ---- bits that change
+
+    /// False if there is nothing that could change, or enough has.
+    pub fn flip(disk: *Disk, prng: *base.Prng) bool {
+        if (disk.flip_count == flips_max or disk.bytes.items.len == 0) return false;
+        const one: Flip = .{
+            .byte = prng.below(disk.bytes.items.len),
+            .bit = @intCast(prng.below(8)),
+        };
+        for (disk.flips[0..disk.flip_count]) |other| if (std.meta.eql(one, other)) return false;
+        disk.world.note("bit {d} of byte {d} of the journal flips", .{ one.bit, one.byte });
+        disk.flips[disk.flip_count] = one;
+        disk.flip_count += 1;
+        toggle(disk.bytes.items, one);
+        return true;
+    }
+
+    fn toggle(bytes: []u8, one: Flip) void {
+        bytes[one.byte] ^= @as(u8, 1) << one.bit;
+    }
+
+    /// What a person does who has a copy. False: it is as it was written.
+    pub fn mend(disk: *Disk) bool {
+        if (disk.flip_count == 0) return false;
+        for (disk.flips[0..disk.flip_count]) |one| toggle(disk.bytes.items, one);
+        disk.flip_count = 0;
+        return true;
+    }
+
+    /// What a coordinator can read of a changed journal is what was written, or it is refused (P8).
+    pub fn check_flips(disk: *Disk) void {
+        if (disk.flip_count == 0) return;
+        const gpa = disk.world.gpa;
+        const bytes = gpa.dupe(u8, disk.bytes.items) catch @panic("out of memory");
+        defer gpa.free(bytes);
+        for (disk.flips[0..disk.flip_count]) |one| toggle(bytes, one);
+        const found = good_part(disk.bytes.items) orelse return;
+        const wanted = good_part(bytes) orelse return;
+        if (std.mem.eql(u8, found, wanted)) return;
+        disk.world.checkers.fail(
+            .p8_restart,
+            "of a journal with {d} changed bits {d} bytes are read, of the unchanged one {d}",
+            .{ disk.flip_count, found.len, wanted.len },
+        );
+    }
+
+    /// The records that replay; null if it is refused.
+    fn good_part(bytes: []const u8) ?[]const u8 {
+        var replay: journal.Replay = .init(bytes);
+        while (replay.next() catch return null) |_| {}
+        return bytes[0..replay.good_bytes];
+    }
 };
+
+test "a changed journal is refused, or read as it was written" {
+    // Goal: P8, for every bit. Method: each bit of a journal of three records, whole and torn.
+    const gpa = std.testing.allocator;
+    var image: journal.Image = .{};
+    defer image.deinit(gpa);
+    try image.begin_file(gpa);
+    var settings = std.mem.zeroes(journal.Settings);
+    settings.address = .of("a.host:29400");
+    try image.add(gpa, .{ .settings = settings });
+    for (1..3) |incarnation| {
+        try image.add(gpa, .{ .start = .{ .incarnation = @intCast(incarnation) } });
+    }
+    var refused: usize = 0;
+    for ([_]usize{ 0, 1, 7, 20 }) |torn| {
+        const bytes = image.list.items[0 .. image.list.items.len - torn];
+        const wanted = Disk.good_part(bytes).?;
+        for (0..bytes.len * 8) |place| {
+            const one: Disk.Flip = .{ .byte = place / 8, .bit = @intCast(place % 8) };
+            Disk.toggle(bytes, one);
+            defer Disk.toggle(bytes, one);
+            const found = Disk.good_part(bytes) orelse {
+                refused += 1;
+                continue;
+            };
+            try std.testing.expectEqual(wanted.len, found.len);
+        }
+    }
+    try std.testing.expect(refused > 3 * 8 * 100);
+}

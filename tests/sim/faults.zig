@@ -35,7 +35,11 @@ const striking = [_]Class{
     .vanish,
     .freeze,
     .freeze_coordinator,
+    .freeze_machine,
     .crash_coordinator,
+    .flip_journal,
+    .clock_jump,
+    .clock_stop,
     .late_join,
     .leave,
 };
@@ -66,6 +70,7 @@ pub const Faults = struct {
         const scale: u64 = switch (class) {
             // They cost a peer, or everybody's time.
             .crash, .vanish, .reset_control, .leave, .freeze_coordinator, .cut_pair, .deafen => 3,
+            .freeze_machine, .clock_jump, .clock_stop => 3,
             .crash_coordinator => 2,
             else => 1,
         };
@@ -208,6 +213,9 @@ fn strike(world: *World, class: Class) bool {
             if (world.nodes[0].state != .up) return false;
             freeze(world, &world.nodes[0], prng);
         },
+        .freeze_machine => return freeze_machine(world, prng),
+        .flip_journal => return world.disk.flip(prng),
+        .clock_jump, .clock_stop => return disturb_clock(world, class, prng),
         .crash_coordinator => {
             if (world.nodes[0].state != .up) return false;
             crash_coordinator(world, prng);
@@ -316,7 +324,7 @@ fn is_cut(world: *const World, connection: *const Connection) bool {
 }
 
 /// Between a few microseconds and `most` milliseconds, all magnitudes alike.
-fn draw_time(prng: *Prng, most: u64) u64 {
+pub fn draw_time(prng: *Prng, most: u64) u64 {
     const bits = std.math.log2_int(u64, most * ms);
     return prng.below(@as(u64, 1) << @intCast(prng.between(10, bits)));
 }
@@ -328,9 +336,44 @@ fn freeze(world: *World, node: *Node, prng: *Prng) void {
 
 pub fn freeze_for(world: *World, node: *Node, length: u64) void {
     node.frozen_until = world.now + length;
-    node.thawed_at = node.frozen_until;
+    node.thawed_at = @max(node.thawed_at, node.frozen_until);
     world.note("node {d} freezes for {d} ms", .{ node.index, length / ms });
-    for (node.woken.items) |ref| world.at(node.frozen_until, .{ .writable = ref });
+    world.at(node.frozen_until, .{ .thawed = node.index });
+}
+
+/// A machine stops with all that runs on it, the coordinator perhaps, and goes on as if no time
+/// had passed.
+fn freeze_machine(world: *World, prng: *Prng) bool {
+    var nodes: [world_file.nodes_max]*Node = undefined;
+    var count: usize = 0;
+    for (&world.nodes) |*node| {
+        if (node.state != .up or node.is_frozen() or !prng.chance(2)) continue;
+        nodes[count] = node;
+        count += 1;
+    }
+    if (count < 2) return false;
+    const length = draw_time(prng, 8000);
+    for (nodes[0..count]) |node| freeze_for(world, node, length);
+    return true;
+}
+
+/// What a clock may do that never goes back (net/clock.zig): it leaps ahead, by hours perhaps, as
+/// after a machine has slept, or stands still while everything else goes on.
+fn disturb_clock(world: *World, class: Class, prng: *Prng) bool {
+    const peer = pick_peer(world, prng) orelse return false;
+    const node = if (prng.chance(4)) &world.nodes[0] else peer;
+    if (node.state != .up or node.is_frozen()) return false;
+    if (class == .clock_jump) {
+        const length = draw_time(prng, 8 * std.time.ms_per_hour);
+        world.note("the clock of node {d} leaps ahead by {d} ms", .{ node.index, length / ms });
+        node.advance_clock(length);
+    } else {
+        const length = draw_time(prng, 8000);
+        world.note("the clock of node {d} stands still for {d} ms", .{ node.index, length / ms });
+        node.stop_clock(length);
+    }
+    world.settle(node);
+    return true;
 }
 
 /// Another process takes the place of one that died, sometimes.
@@ -564,7 +607,7 @@ pub fn heal(world: *World) void {
     if (world.nodes[0].state == .down) well_at += 3000 * ms; // it starts again by then
     for (&world.nodes) |*node| {
         if (node.state != .up) continue;
-        well_at = @max(well_at, node.frozen_until);
+        well_at = @max(well_at, @max(node.frozen_until, node.clock_goes_at));
         if (node.index > 0) up += 1;
     }
     const needed = @max(world.config.initial_world_size, world.config.min_world_size);

@@ -334,6 +334,7 @@ test {
     _ = @import("canaries.zig");
     _ = @import("checkers.zig");
     _ = @import("definition.zig");
+    _ = @import("disk.zig");
     _ = @import("fuzz.zig");
     _ = @import("memory.zig");
     _ = @import("narrow.zig");

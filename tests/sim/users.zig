@@ -60,6 +60,8 @@ pub const User = struct {
     old_groups: std.ArrayList(*Group) = .empty,
     version: u32 = 0,
     admits: u32 = 0,
+    /// Of the admit under way, on the clock of its node.
+    admit_deadline: Instant = 0,
     admit_was_impatient: bool = false,
     seen_attempt: u32 = 0,
     seen_epoch: u64 = 0,
@@ -245,6 +247,7 @@ pub fn admit(user: *User) void {
     user.admits += 1;
     user.began_round_at = world.now;
     const deadline = user.node.here() + deadline_ns;
+    user.admit_deadline = deadline;
     user.node.session.?.admit(user.node.here(), user.group.?, deadline) catch |err| {
         world.note("p{d} cannot admit: {t}", .{ user.node.index, err });
         return come_again(user);
@@ -262,16 +265,21 @@ pub fn promised_ns(world: *const World) u64 {
     return world.config.silence_ns * 12 / 10 + slack_ns;
 }
 
+/// When a call with this deadline must have returned (P7). A process that was frozen, or whose
+/// clock stood still, has as long from then on.
+pub fn latest_return(node: *const Node, deadline: Instant) Instant {
+    return @max(node.global(deadline), node.thawed_at) + promised_ns(node.world);
+}
+
 pub fn admit_watchdog(user: *User, count: u32) void {
     if (user.admits != count or user.state != .admitting) return;
     const world = user.world();
-    if (world.now < user.node.thawed_at + promised_ns(world)) {
-        return world.at(user.node.thawed_at + promised_ns(world), .{ .admit_watchdog = .{
-            .node = user.node.index,
-            .user = user.index,
-            .count = count,
-        } });
-    }
+    const due = latest_return(user.node, user.admit_deadline);
+    if (world.now < due) return world.at(due, .{ .admit_watchdog = .{
+        .node = user.node.index,
+        .user = user.index,
+        .count = count,
+    } });
     world.checkers.fail(.p7_bounded_wait, "p{d}: admit outlives its deadline", .{user.node.index});
 }
 

@@ -87,9 +87,10 @@ pub const Node = struct {
     id: base.PeerId = .none,
     session: ?*Session = null,
     control: ?Ref = null,
-    /// Its own clock: offset + t * rate / 65536.
-    clock_offset: u64 = 0,
+    /// Its own clock: offset + t * rate / 65536, but standing still until an instant of the world.
+    clock_offset: i64 = 0,
     clock_rate: u64 = 65536,
+    clock_goes_at: Instant = 0,
     frozen_until: Instant = 0,
     thawed_at: Instant = 0,
     tick_at: Instant = base.never,
@@ -125,15 +126,30 @@ pub const Node = struct {
     }
 
     pub fn local(node: *const Node, at: Instant) Instant {
-        const scaled = @as(u128, at) * node.clock_rate >> 16;
-        return node.clock_offset + @as(u64, @intCast(scaled));
+        const scaled = @as(u128, @max(at, node.clock_goes_at)) * node.clock_rate >> 16;
+        return @intCast(node.clock_offset + @as(i128, @intCast(scaled)));
     }
 
     /// The first instant at which the node's clock shows at least this.
     pub fn global(node: *const Node, at: Instant) Instant {
-        if (at <= node.clock_offset) return 0;
-        const scaled = (@as(u128, at - node.clock_offset) << 16) + node.clock_rate - 1;
-        return std.math.cast(u64, scaled / node.clock_rate) orelse base.never;
+        const ahead = @as(i128, at) - node.clock_offset;
+        if (ahead <= 0) return 0;
+        const scaled = (@as(u128, @intCast(ahead)) << 16) + node.clock_rate - 1;
+        const instant = std.math.cast(u64, scaled / node.clock_rate) orelse base.never;
+        return if (at <= node.here()) @min(instant, node.world.now) else instant;
+    }
+
+    /// The clock stands still for so long, and then goes on from where it stood.
+    pub fn stop_clock(node: *Node, length: u64) void {
+        const shown = node.here();
+        node.clock_goes_at = @max(node.clock_goes_at, node.world.now + length);
+        const goes_at = @as(u128, node.clock_goes_at) * node.clock_rate >> 16;
+        node.clock_offset = @intCast(@as(i128, shown) - @as(i128, @intCast(goes_at)));
+        node.thawed_at = @max(node.thawed_at, node.clock_goes_at);
+    }
+
+    pub fn advance_clock(node: *Node, length: u64) void {
+        node.clock_offset += @intCast(length);
     }
 
     pub fn is_frozen(node: *const Node) bool {
@@ -164,6 +180,7 @@ pub const What = union(enum) {
     accepted: u32,
     ended: Ref,
     tick: struct { node: u8, version: u32 },
+    thawed: u8,
     start_coordinator,
     dial_control: u8,
     start: u8,
@@ -186,6 +203,7 @@ pub const What = union(enum) {
             .opened => |index| world.connections.items[index].ends[0].node,
             .accepted => |index| world.connections.items[index].ends[1].node,
             .tick => |body| body.node,
+            .thawed => |index| index,
             .user => |body| body.node,
             .admit_watchdog => |body| body.node,
             .dial_control => |index| index,
@@ -325,11 +343,15 @@ pub const World = struct {
         world.open_coordinator() catch |err| switch (err) {
             // Until there is room again.
             error.JournalFailed => world.after(100 * ms, .start_coordinator),
-            else => world.checkers.fail(
-                .p8_restart,
-                "the coordinator cannot read its journal: {t}",
-                .{err},
-            ),
+            else => {
+                if (!world.disk.mend()) return world.checkers.fail(
+                    .p8_restart,
+                    "the coordinator cannot read its journal: {t}",
+                    .{err},
+                );
+                world.note("the coordinator refuses its journal: {t}; it is mended", .{err});
+                world.after(100 * ms, .start_coordinator);
+            },
         };
     }
 
@@ -366,6 +388,7 @@ pub const World = struct {
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
         const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
         errdefer world.take_down_coordinator(.killed, null);
+        world.disk.check_flips();
         try world.coordinator.restore(node.here(), journal);
         world.settle(node);
     }
@@ -400,7 +423,8 @@ pub const World = struct {
 
     fn draw_clock(world: *World, node: *Node) void {
         if (world.scripted) return;
-        node.clock_offset = world.prng_network.below(1 << 40);
+        node.clock_offset = @intCast(world.prng_network.below(1 << 40));
+        node.clock_goes_at = 0;
         if (world.config.has(.drift)) {
             // Up to 10 % either way.
             node.clock_rate = 65536 - 6553 + world.prng_network.below(2 * 6553);
@@ -479,6 +503,7 @@ pub const World = struct {
             .accepted => |index| world.accepted(index),
             .ended => |ref| world.ended(ref),
             .tick => |body| world.tick(&world.nodes[body.node], body.version),
+            .thawed => |index| world.settle(&world.nodes[index]),
             .dial_control => |index| world.dial_control(&world.nodes[index]),
             .start_coordinator => world.start_coordinator(),
             .start => |index| world.start_peer(&world.nodes[index]),
