@@ -24,6 +24,7 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
+CRASH_SECONDS ?= 15
 FUZZ_SECONDS ?= 20
 SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
@@ -57,6 +58,7 @@ unit-test: $(VENV)/.with-test
 simulator: $(VENV)/.with-test
 	$(ZIG) sim
 	zig-out/bin/pccl-sim --seconds $(SIM_SECONDS) --fresh
+	zig-out/bin/pccl-sim --profile crashes --seconds $(CRASH_SECONDS) --fresh
 	zig-out/bin/pccl-sim fuzz --seconds $(FUZZ_SECONDS) --fresh
 
 # Last in `make test`: the summary line of pytest ends the output.

@@ -605,10 +605,7 @@ fn contributors_of(work: *const Work, mask: *const base.Mask) u16 {
 
 /// Null if it is no peer.
 pub fn digit_of(world: *const World, id: base.PeerId) ?u8 {
-    for (world.nodes[1..]) |*node| {
-        if (node.state != .absent and node.id.eql(id)) return node.digit();
-    }
-    return null;
+    return world.digits.get(id);
 }
 
 fn check_values(work: *Work) void {

@@ -131,7 +131,7 @@ pub const Attempt = struct { group: u8, epoch: u64, attempt: u32 };
 
 pub const Epoch = struct { group: u8, number: u64, members_hash: u64, members: u32 };
 
-/// A group, by a hash of its name, and the number of an epoch or a round.
+/// A group, by its index or a hash of its name, and the number of an epoch or a round.
 const Begun = struct { group: u64, number: u64 };
 
 pub const Checkers = struct {
@@ -142,8 +142,9 @@ pub const Checkers = struct {
     /// In a fuzzed world only processes matter, not what calls return.
     lives_only: bool = false,
     records: std.AutoArrayHashMapUnmanaged(program.Key, *Record) = .empty,
-    views: std.ArrayList(View) = .empty,
-    epochs: std.ArrayList(Epoch) = .empty,
+    /// By group and epoch.
+    views: std.AutoHashMapUnmanaged(Begun, std.ArrayList(View)) = .empty,
+    epochs: std.AutoHashMapUnmanaged(Begun, Epoch) = .empty,
     paths: std.AutoHashMapUnmanaged(Attempt, base.Paths) = .empty,
     /// By group and number, the round that began it; by group and round, the epoch that it began.
     rounds_of_epochs: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
@@ -160,7 +161,7 @@ pub const Checkers = struct {
     pub fn fail(c: *Checkers, check: Check, comptime format: []const u8, args: anytype) void {
         if (c.violation != null) return;
         if (c.lives_only) switch (check) {
-            .leak, .interface, .panic => {},
+            .leak, .interface, .panic, .p8_restart => {},
             else => return,
         };
         // Whom a coordinator had removed that could not write its journal, and then died, goes on
@@ -286,8 +287,8 @@ pub const Checkers = struct {
     // ---- epochs and views
 
     pub fn view_seen(c: *Checkers, view: View, digit: u8) void {
-        for (c.views.items) |known| {
-            if (known.group != view.group or known.epoch != view.epoch) continue;
+        const views = c.views_of(view.group, view.epoch);
+        for (views.items) |known| {
             if (known.attempt == view.attempt) {
                 if (known.alive.eql(&view.alive)) return;
                 return c.fail(
@@ -306,7 +307,14 @@ pub const Checkers = struct {
                 .{ view.group, view.epoch, older.attempt, newer.attempt },
             );
         }
-        c.views.append(c.gpa, view) catch @panic("out of memory");
+        views.append(c.gpa, view) catch @panic("out of memory");
+    }
+
+    fn views_of(c: *Checkers, group: u8, epoch: u64) *std.ArrayList(View) {
+        const known = c.views.getOrPut(c.gpa, .{ .group = group, .number = epoch }) catch
+            @panic("out of memory");
+        if (!known.found_existing) known.value_ptr.* = .empty;
+        return known.value_ptr;
     }
 
     /// What the data of an attempt can take, as a member was told.
@@ -356,16 +364,19 @@ pub const Checkers = struct {
     }
 
     pub fn epoch_seen(c: *Checkers, epoch: Epoch, digit: u8) void {
-        for (c.epochs.items) |known| {
-            if (known.group != epoch.group or known.number != epoch.number) continue;
-            if (known.members_hash == epoch.members_hash) return;
-            return c.fail(
-                .views,
-                "group {d} epoch {d}: peer {d} was told another membership than others",
-                .{ epoch.group, epoch.number, digit },
-            );
+        const known = c.epochs.getOrPut(c.gpa, .{
+            .group = epoch.group,
+            .number = epoch.number,
+        }) catch @panic("out of memory");
+        if (!known.found_existing) {
+            known.value_ptr.* = epoch;
+            return;
         }
-        c.epochs.append(c.gpa, epoch) catch @panic("out of memory");
+        if (known.value_ptr.members_hash != epoch.members_hash) c.fail(
+            .views,
+            "group {d} epoch {d}: peer {d} was told another membership than others",
+            .{ epoch.group, epoch.number, digit },
+        );
     }
 };
 

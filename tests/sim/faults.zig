@@ -7,6 +7,7 @@ const base = @import("base");
 const session_layer = @import("session");
 const wire = @import("wire");
 const ending = @import("ending.zig");
+const endurance = @import("endurance.zig");
 const network = @import("network.zig");
 const protocol = @import("protocol");
 const swarm = @import("swarm.zig");
@@ -74,8 +75,22 @@ pub const Faults = struct {
             .crash_coordinator => 2,
             else => 1,
         };
+        const hurry: u64 = switch (class) {
+            .crash, .vanish, .crash_coordinator => switch (config.profile) {
+                .drawn => 1,
+                .crashes => 4,
+                .endurance => 20, // of what is rare
+            },
+            else => 1,
+        };
         const index = @intFromEnum(class);
-        faults.next[index] = step + faults.streams[index].between(1, 2 * mean * scale);
+        faults.next[index] = step + faults.streams[index].between(1, 2 * mean * scale / hurry);
+        faults.soonest = std.mem.min(u64, &faults.next);
+    }
+
+    /// This class strikes no more.
+    pub fn stop(faults: *Faults, class: Class) void {
+        faults.next[@intFromEnum(class)] = std.math.maxInt(u64);
         faults.soonest = std.mem.min(u64, &faults.next);
     }
 
@@ -378,8 +393,24 @@ fn disturb_clock(world: *World, class: Class, prng: *Prng) bool {
 
 /// Another process takes the place of one that died, sometimes.
 fn replace(world: *World, prng: *Prng) void {
+    if (world.config.profile != .drawn) return start_another(world, prng);
     if (world.peers_started >= world.config.peers_max or prng.chance(3)) return;
     _ = world.add_peer(draw_time(prng, 500));
+}
+
+/// At a new place, or at one of those that have ended.
+fn start_another(world: *World, prng: *Prng) void {
+    const delay_ns = draw_time(prng, 500);
+    if (world.peers_started < world.config.peers_max) {
+        _ = world.add_peer(delay_ns);
+        return;
+    }
+    const places = world.nodes[1 .. 1 + world.peers_started];
+    const first = prng.below(places.len);
+    for (0..places.len) |offset| {
+        const node = &places[(first + offset) % places.len];
+        if (node.state == .down) return world.revive(node, delay_ns);
+    }
 }
 
 fn pick_peer(world: *World, prng: *Prng) ?*Node {
@@ -397,10 +428,13 @@ fn pick_peer(world: *World, prng: *Prng) ?*Node {
 /// the world.
 fn pick_victim(world: *World, prng: *Prng) ?*Node {
     if (!can_spare_one(world)) return null;
-    return pick_peer(world, prng);
+    const node = pick_peer(world, prng) orelse return null;
+    const stays = world.config.profile == .endurance and node.index <= endurance.survivors;
+    return if (stays) null else node;
 }
 
 fn can_spare_one(world: *const World) bool {
+    if (world.config.profile != .drawn) return true; // another one starts
     var there: usize = world_file.nodes_max - 1 - world.peers_started;
     for (world.nodes[1 .. 1 + world.peers_started]) |*node| {
         if (node.state != .down) there += 1;
@@ -611,7 +645,12 @@ pub fn heal(world: *World) void {
         if (node.index > 0) up += 1;
     }
     const needed = @max(world.config.initial_world_size, world.config.min_world_size);
-    while (up < needed) : (up += 1) _ = world.add_peer(0) orelse break;
+    while (up < needed) : (up += 1) _ = world.add_peer(0) orelse {
+        for (world.nodes[1..]) |*node| if (node.state == .down) {
+            world.revive(node, 0);
+            break;
+        } else break;
+    };
     world.healed_at = well_at;
     world.note("the network is well from here on", .{});
     ending.healed(world);

@@ -8,6 +8,7 @@ const Config = @import("swarm.zig").Config;
 const Statistics = @import("statistics.zig").Statistics;
 const Violation = @import("checkers.zig").Violation;
 const canaries = @import("canaries.zig");
+const endurance = @import("endurance.zig");
 const fuzz = @import("fuzz.zig");
 const narrow = @import("narrow.zig");
 const runner = @import("runner.zig");
@@ -22,6 +23,7 @@ const usage =
     \\       pccl-sim fuzz [--seeds N] [--start S]   worlds whose bytes are changed on their way;
     \\                                               --seconds T: first those that once failed
     \\       pccl-sim sweep [--seeds N] [--start S]  a fault at every event of small worlds
+    \\       pccl-sim endurance [--calls N]          one long life, whose memory stays flat
     \\       pccl-sim scenario NAME     one transcript of tests/sim/scenarios, with its trace; also
     \\                                  one that is still being written, FILE.txt
     \\       pccl-sim transcripts [N]   all of them, or those from number N on
@@ -53,6 +55,7 @@ const Options = struct {
     shrink: bool = false,
     fuzz: bool = false,
     sweep: bool = false,
+    endurance: bool = false,
     sweep_base: bool = false,
     trace: bool = false,
     restarts: bool = false,
@@ -100,6 +103,10 @@ pub fn main(init: std.process.Init) !u8 {
             options.sweep = true;
             continue;
         }
+        if (std.mem.eql(u8, arg, "endurance")) {
+            options.endurance = true;
+            continue;
+        }
         if (std.mem.eql(u8, arg, "--sweep-base")) {
             options.sweep_base = true;
             continue;
@@ -117,6 +124,7 @@ pub fn main(init: std.process.Init) !u8 {
     }
     if (options.fresh) options.start = draw_start(init.io);
     if (options.fuzz) return run_fuzz(gpa, init.io, &options);
+    if (options.endurance) return run_endurance(gpa, &options);
     if (options.sweep) return run_sweep(gpa, &options);
     if (options.sweep_base) try sweep.add_base(gpa, options.seed orelse 0, &options.changes);
     if (options.seed) |seed| return replay(gpa, seed, &options);
@@ -202,6 +210,18 @@ fn draw_start(io: std.Io) u64 {
 
 fn nanoseconds(seconds: f64) i96 {
     return @intFromFloat(seconds * std.time.ns_per_s);
+}
+
+fn run_endurance(gpa: std.mem.Allocator, options: *const Options) !u8 {
+    var chosen: endurance.Options = .{ .seed = options.seed orelse options.start };
+    for (options.changes.items) |change| switch (change) {
+        .calls => |count| chosen.calls = count,
+        else => {
+            out("pccl-sim endurance takes --calls and --seed, not {f}\n", .{change});
+            return 2;
+        },
+    };
+    return endurance.run(gpa, chosen);
 }
 
 fn run_sweep(gpa: std.mem.Allocator, options: *const Options) !u8 {
@@ -335,6 +355,7 @@ test {
     _ = @import("checkers.zig");
     _ = @import("definition.zig");
     _ = @import("disk.zig");
+    _ = @import("endurance.zig");
     _ = @import("fuzz.zig");
     _ = @import("memory.zig");
     _ = @import("narrow.zig");

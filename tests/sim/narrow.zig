@@ -7,6 +7,7 @@ const Check = @import("checkers.zig").Check;
 const Class = @import("swarm.zig").Class;
 const Config = @import("swarm.zig").Config;
 const Level = @import("swarm.zig").Level;
+const Profile = @import("swarm.zig").Profile;
 const Rig = @import("runner.zig").Rig;
 const Strike = @import("swarm.zig").Strike;
 const out = std.debug.print;
@@ -16,6 +17,7 @@ pub const usage =
     \\  --strike HOW:PEER@EVENT      (twice at most, 0 is the coordinator) kill, reset, vanish,
     \\                               freeze, freeze_long, reset_lanes, swallow_lanes,
     \\                               reset_control, leave; see sweep
+    \\  --profile crashes            processes and the coordinator die and start again all the time
     \\  --peers N  --peers-max N  --calls N  --count-max N  --lanes N  --tags N  --groups N
     \\
 ;
@@ -23,6 +25,7 @@ pub const usage =
 pub const Change = union(enum) {
     set: struct { class: Class, level: Level },
     strike: Strike,
+    profile: Profile,
     peers: u32,
     peers_max: u32,
     calls: u32,
@@ -44,7 +47,10 @@ pub const Change = union(enum) {
             } };
         }
         if (std.mem.eql(u8, name, "strike")) return .{ .strike = try .parse(value) };
-        inline for (@typeInfo(Change).@"union".fields[2..]) |field| {
+        if (std.mem.eql(u8, name, "profile")) return .{
+            .profile = if (std.mem.eql(u8, value, "crashes")) .crashes else return error.Usage,
+        };
+        inline for (@typeInfo(Change).@"union".fields[3..]) |field| {
             if (std.mem.eql(u8, name, comptime dashed(field.name))) {
                 const number = std.fmt.parseInt(u32, value, 10) catch return error.Usage;
                 return @unionInit(Change, field.name, number);
@@ -69,6 +75,7 @@ pub const Change = union(enum) {
                 const place: usize = if (config.strikes[0] == null) 0 else 1;
                 config.strikes[place] = strike;
             },
+            .profile => |profile| config.set_profile(profile),
             .peers => |count| {
                 config.peers_start = @intCast(std.math.clamp(count, 1, 12));
                 config.initial_world_size = @min(config.initial_world_size, config.peers_start);
@@ -95,6 +102,7 @@ pub const Change = union(enum) {
         switch (change) {
             .set => |body| try writer.print("--set {t}={t}", .{ body.class, body.level }),
             .strike => |strike| try writer.print("--strike {f}", .{strike}),
+            .profile => |profile| try writer.print("--profile {t}", .{profile}),
             inline else => |count, tag| {
                 try writer.print("--{s} {d}", .{ comptime dashed(@tagName(tag)), count });
             },
@@ -206,6 +214,7 @@ fn forget_older(changes: *Changes) void {
 test "a change is read in the form in which it is printed" {
     const changes = [_]Change{
         .{ .set = .{ .class = .half_open, .level = .heavy } },
+        .{ .profile = .crashes },
         .{ .peers_max = 7 },
         .{ .strike = .{ .how = .vanish, .node = 2, .step = 153 } },
         .{ .calls = 3 },

@@ -27,6 +27,7 @@ pub const Result = struct {
 /// The command that runs one world again.
 pub fn print_replay(config: *const Config) void {
     std.debug.print("  replay: pccl-sim --seed {d}", .{config.seed});
+    if (config.profile != .drawn) std.debug.print(" --profile {t}", .{config.profile});
     if (config.strikes[0] != null) std.debug.print(" --sweep-base", .{});
     for (config.strikes) |maybe| if (maybe) |strike| {
         std.debug.print(" --strike {f}", .{strike});
@@ -115,7 +116,7 @@ pub const Rig = struct {
         if (world.config.is_calm()) statistics.calm_seeds += 1;
         statistics.events += world.steps;
         statistics.virtual_ns += world.now;
-        statistics.peers += world.peers_started;
+        statistics.peers += world.digits.count();
         statistics.connections += world.connections.items.len;
     }
 

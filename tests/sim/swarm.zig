@@ -56,6 +56,15 @@ pub const class_count = std.enums.values(Class).len;
 pub const Level = enum(u2) { off, rare, heavy };
 pub const Levels = std.EnumArray(Class, Level);
 
+pub const Profile = enum {
+    /// What the seed draws.
+    drawn,
+    /// Processes, the coordinator's too, die and start again all the time.
+    crashes,
+    /// One long life (endurance.zig).
+    endurance,
+};
+
 /// One fault at one event of the world, chosen and not drawn (sweep.zig).
 pub const Strike = struct {
     how: How,
@@ -112,6 +121,7 @@ pub const Config = struct {
     seed: u64,
     levels: Levels = .initFill(.off),
     strikes: [2]?Strike = .{ null, null },
+    profile: Profile = .drawn,
     /// Peers that start at once; the first epoch waits for `initial_world_size` of them.
     peers_start: u8,
     initial_world_size: u8,
@@ -195,6 +205,25 @@ pub const Config = struct {
         config.initial_world_size = config.peers_start;
         config.peers_max = config.peers_start;
         config.calls = @as(u32, config.peers_start) * 30;
+    }
+
+    /// Instead of the one that the seed has drawn; other classes of faults stay as they are.
+    pub fn set_profile(config: *Config, profile: Profile) void {
+        config.profile = profile;
+        if (profile != .crashes) return;
+        var prng = stream(config.seed, @tagName(profile));
+        for ([_]Class{ .crash, .vanish, .crash_at_point, .crash_coordinator }) |class| {
+            config.levels.set(class, if (prng.chance(4)) .rare else .heavy);
+        }
+        if (prng.chance(2)) config.levels.set(.torn_journal, .heavy);
+        config.only_cuts = false;
+        config.only_resets = false;
+        config.peers_start = @intCast(prng.between(2, 6));
+        config.peers_max = 16;
+        config.initial_world_size = @intCast(prng.between(1, config.peers_start));
+        config.min_world_size = @min(config.min_world_size, config.initial_world_size);
+        config.calls = @intCast(config.peers_start * prng.between(10, 50));
+        config.safety_ns = 4 * config.safety_ns;
     }
 
     /// Nothing goes wrong but this.
@@ -289,6 +318,7 @@ pub const Config = struct {
         }
         if (config.only_cuts) try writer.writeAll(" (and a ring is always left)");
         if (config.only_resets) try writer.writeAll(" (and everybody is back in time)");
+        if (config.profile != .drawn) try writer.print(" (profile {t})", .{config.profile});
         for (config.strikes) |maybe| if (maybe) |strike| {
             any = true;
             try writer.print(" {f}", .{strike});

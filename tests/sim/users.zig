@@ -86,6 +86,14 @@ pub const User = struct {
         return .{ .node = node, .index = index, .content = .init(seed, node.index, index) };
     }
 
+    /// Another process begins at its place. What is still to come for the old one does not match.
+    pub fn reset(user: *User) void {
+        const before = user.*;
+        user.* = .init(before.node, before.index);
+        user.version = before.version;
+        user.admits = before.admits;
+    }
+
     pub fn world(user: *const User) *World {
         return user.node.world;
     }

@@ -83,10 +83,14 @@ pub const Node = struct {
     world: *World,
     index: u8,
     state: State = .absent,
+    /// Processes that have had this place before.
+    generation: u32 = 0,
     memory: Memory = undefined,
     id: base.PeerId = .none,
     session: ?*Session = null,
     control: ?Ref = null,
+    /// The engine has asked for a connection to the coordinator.
+    wants_control: bool = false,
     /// Its own clock: offset + t * rate / 65536, but standing still until an instant of the world.
     clock_offset: i64 = 0,
     clock_rate: u64 = 65536,
@@ -104,6 +108,8 @@ pub const Node = struct {
     /// It is being taken down: what the engine says is not listened to.
     dying: bool = false,
     woken: std.ArrayList(Ref) = .empty,
+    /// What its process has had.
+    connections: std.ArrayList(*Connection) = .empty,
     /// Calls of this process that its users have not done with.
     open_works: std.ArrayList(*calls.Work) = .empty,
     /// Shared states that its users have not destroyed.
@@ -284,6 +290,8 @@ pub const World = struct {
     queue: Queue,
 
     nodes: [nodes_max]Node = undefined,
+    /// Of every process that has ever started.
+    digits: std.AutoHashMapUnmanaged(base.PeerId, u8) = .empty,
     /// While its node is up.
     coordinator: *Coordinator = undefined,
     disk: Disk,
@@ -400,11 +408,12 @@ pub const World = struct {
         world.note("the coordinator is {t}", .{how});
         if (world.coordinator.journal_state == .failed) world.checkers.forgetful = true;
         node.dying = true;
-        for (world.connections.items) |connection| for (&connection.ends, 0..) |*e, side| {
+        for (node.connections.items) |connection| for (&connection.ends, 0..) |*e, side| {
             if (e.node != node.index or e.state == .closed) continue;
             e.what = .nothing;
             world.lose_end(connection, @intCast(side), how);
         };
+        node.connections.clearRetainingCapacity();
         world.coordinator.destroy();
         node.state = .down;
         node.frozen_until = 0;
@@ -478,7 +487,7 @@ pub const World = struct {
         }
         if (event.what.node(world)) |index| if (index != nobody) {
             const node = &world.nodes[index];
-            if (node.state == .down) return true;
+            if (node.state != .up) return true;
             if (node.is_frozen()) {
                 world.at(node.frozen_until, event.what);
                 return true;
@@ -536,12 +545,29 @@ pub const World = struct {
         return world.peers_started;
     }
 
+    /// Another process takes the place of one that has ended, with an id of its own. What the two
+    /// contribute has one digit: the new one enters an epoch that begins after the end of the old,
+    /// so no operation has both.
+    pub fn revive(world: *World, node: *Node, delay_ns: u64) void {
+        assert(node.state == .down and node.index != coordinator_index);
+        node.state = .absent;
+        node.generation += 1;
+        node.tick_at = base.never;
+        node.tick_version += 1;
+        node.frozen_until = 0;
+        node.dying = false;
+        node.dies = false;
+        world.after(delay_ns, .{ .start = node.index });
+    }
+
     fn start_peer(world: *World, node: *Node) void {
         assert(node.state == .absent);
         // Ids in an order of their own, so that rank order is not the order of arrival.
-        var prng = swarm.stream(world.config.seed ^ node.index, "id");
+        const generation = @as(u64, node.generation) << 32;
+        var prng = swarm.stream(world.config.seed ^ node.index ^ generation, "id");
         const high = if (world.scripted) @as(u64, node.index) << 56 else prng.next();
-        node.id = .from_int(@as(u128, high) << 64 | node.index);
+        node.id = .from_int(@as(u128, high) << 64 | generation | node.index);
+        world.digits.put(world.gpa, node.id, node.digit()) catch @panic("out of memory");
         node.memory = .init(world.backing, node_bytes_max);
         node.state = .up;
         world.draw_clock(node);
@@ -557,8 +583,9 @@ pub const World = struct {
         node.session.?.set_address(here) catch @panic("out of memory");
         node.user_count = world.config.groups;
         for (node.users[0..node.user_count], 0..) |*user, index| {
-            user.* = .init(node, @intCast(index));
+            if (node.generation == 0) user.* = .init(node, @intCast(index)) else user.reset();
         }
+        node.wants_control = true;
         world.dial_control(node);
         if (world.scripted) return users.join(&node.users[0]);
         for (node.users[0..node.user_count]) |*user| users.start(user);
@@ -571,7 +598,7 @@ pub const World = struct {
         node.dying = true;
         // First the network, all at once; then the engine learns of it, one lane after the other,
         // and may itself close or dial more.
-        for (world.connections.items) |connection| {
+        for (node.connections.items) |connection| {
             for (&connection.ends, 0..) |*e, side| {
                 if (e.node != node.index or e.state == .closed) continue;
                 world.lose_end(connection, @intCast(side), how);
@@ -579,8 +606,8 @@ pub const World = struct {
         }
         const s = node.session.?;
         var index: usize = 0;
-        while (index < world.connections.items.len) : (index += 1) {
-            for (&world.connections.items[index].ends) |*e| {
+        while (index < node.connections.items.len) : (index += 1) {
+            for (&node.connections.items[index].ends) |*e| {
                 if (e.node != node.index or e.what != .lane) continue;
                 const lane = e.what.lane;
                 e.what = .nothing;
@@ -591,6 +618,7 @@ pub const World = struct {
             node.control = null;
             s.control_closed(node.here());
         }
+        node.connections.clearRetainingCapacity();
         s.destroy();
         node.session = null;
         node.state = .down;
@@ -697,6 +725,10 @@ pub const World = struct {
             },
         };
         world.connections.append(world.gpa, connection) catch @panic("out of memory");
+        for ([_]u8{ from, to }) |index| if (index != nobody) {
+            world.nodes[index].connections.append(world.gpa, connection) catch
+                @panic("out of memory");
+        };
         for (world.deafness.items) |item| {
             if (item.until > world.now) faults.swallow(connection, item.from, item.to);
         }
@@ -704,7 +736,8 @@ pub const World = struct {
     }
 
     fn dial_control(world: *World, node: *Node) void {
-        if (node.state != .up or node.control != null) return;
+        if (node.state != .up or node.control != null or !node.wants_control) return;
+        node.wants_control = false;
         const connection = world.connect(node.index, coordinator_index, true);
         world.note("p{d} dials the coordinator: connection {d}", .{ node.index, connection.index });
         connection.ends[0].what = .control;
@@ -1149,6 +1182,7 @@ fn host_control_close(ctx: *anyopaque) void {
 fn host_control_dial(ctx: *anyopaque) void {
     const node = node_of(ctx);
     if (node.dying) return;
+    node.wants_control = true;
     node.world.after(0, .{ .dial_control = node.index });
 }
 
