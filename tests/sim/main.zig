@@ -356,6 +356,7 @@ test {
     _ = @import("definition.zig");
     _ = @import("disk.zig");
     _ = @import("endurance.zig");
+    _ = @import("forgiven.zig");
     _ = @import("fuzz.zig");
     _ = @import("memory.zig");
     _ = @import("narrow.zig");
