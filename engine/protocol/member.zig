@@ -596,12 +596,13 @@ pub const Member = struct {
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
         op.attempts += 1;
+        // What was complete before, and perhaps unheard, may have to be sent again.
+        op.complete = false;
         // It goes on, so nobody was told that it was committed; and a private result may have to be
         // formed again, which makes the vote for it void.
         if (op.descriptor.kind.is_private() and op.state == .voted) {
             op.state = .running;
             op.voted_attempt = 0;
-            op.complete = false;
         }
         if (op.state == .running) if (epoch.partner(op.id.tag)) |rank| if (!epoch.alive.has(rank))
             return m.lost_partner(epoch, op, epoch.ids[rank]);

@@ -69,6 +69,7 @@ pub const all = .{
     "message_received_then_sender_lost",
     "message_receiver_lost",
     "message_sender_lost",
+    "message_sent_while_nobody_hears",
     "message_third_lost",
     "mismatch",
     "mismatch_then_dies",
