@@ -410,7 +410,8 @@ fn live(world: *World, index: usize) anyerror!void {
     const role = index % per_peer;
     if (role < tags) return work_on(world, slot, role);
     if (role < tags + bystanders) return look_on(world, slot, role);
-    if (role == tags + bystanders) return if (slot == visitor) go(world) else side_group(world, slot);
+    if (role == tags + bystanders)
+        return if (slot == visitor) go(world) else side_group(world, slot);
     if (slot != visitor) return alone(world, slot);
 }
 

@@ -23,5 +23,6 @@ pub fn main() !void {
     defer engine.unreference();
     const ending = try std.Thread.spawn(.{}, net.PeerEngine.stop, .{ engine, .abrupt });
     defer ending.join();
-    std.mem.doNotOptimizeAway(engine.stopped()); // the race: `stopped` is to be asked under the lock
+    // The race: `stopped` is to be asked under the lock.
+    std.mem.doNotOptimizeAway(engine.stopped());
 }
