@@ -116,6 +116,8 @@ pub fn build(b: *std.Build) void {
         .linkage = .dynamic,
         // No version: a versioned name needs symbolic links, and wheels cannot hold any.
         .root_module = library_layers.get("abi"),
+        // Zig's own backend, the default in Debug, does not instrument for the sanitizer.
+        .use_llvm = if (tsan) true else null,
     });
     library.installHeader(b.path("include/pccl.h"), "pccl.h");
     b.installArtifact(library);
@@ -363,8 +365,7 @@ fn add_layer_tests(
             .name = b.fmt("test-{s}", .{layer.name}),
             .root_module = module,
             .filters = options.filters,
-            // Zig's own backend, the default in Debug, does not instrument for the sanitizer.
-            .use_llvm = if (options.tsan) true else null,
+            .use_llvm = if (options.tsan) true else null, // as for the library
         });
         const run = b.addRunArtifact(unit_test);
         // Tests find what they need from any directory: here an empty one.
