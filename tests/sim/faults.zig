@@ -239,16 +239,20 @@ fn strike(world: *World, class: Class) bool {
             if (world.peers_started >= world.config.peers_max) return false;
             _ = world.add_peer(draw_time(prng, 100)) orelse return false;
         },
-        .leave => {
-            const node = pick_victim(world, prng) orelse return false;
-            if (prng.chance(3)) {
-                world.note("p{d} ends its process", .{node.index});
-                world.take_down(node, .graceful);
-                replace(world, prng);
-            } else users.leave(&node.users[@intCast(prng.below(node.user_count))]);
-        },
+        .leave => return leave(world, prng),
         else => unreachable,
     }
+    return true;
+}
+
+/// The user of one group leaves it, or all of its process ends.
+fn leave(world: *World, prng: *Prng) bool {
+    const node = pick_victim(world, prng) orelse return false;
+    if (prng.chance(3)) {
+        world.note("p{d} ends its process", .{node.index});
+        world.take_down(node, .graceful);
+        replace(world, prng);
+    } else users.leave(&node.users[@intCast(prng.below(node.user_count))]);
     return true;
 }
 
