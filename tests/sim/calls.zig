@@ -21,6 +21,7 @@ const syncs = @import("syncs.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
 const fmt_key = checkers_file.fmt_key;
+const fmt_peers = checkers_file.fmt_peers;
 const Instant = base.Instant;
 const Group = session_layer.Group;
 const Node = world_file.Node;
@@ -212,20 +213,21 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
     const width = element_bytes(&step);
     const epoch = user.group.?.member.current.?;
     const layout: shards.Layout = .of(gpa, &step, epoch.rank, epoch.ids.len);
-    const bytes: usize = @intCast(layout.total() * width);
     const in_place = is_in_place(&step);
+    const lent = layout.lent(in_place);
     const skew: usize = if (world.prng_users.chance(4)) 4 else 0;
     const kept = if (step.kind == .sync) user.kept else null;
     const memory = if (kept) |shared| shared.memory else //
-        world.borrowed.lend(index, bytes, skew) orelse return null;
-    const other = if (in_place) memory else world.borrowed.lend(index, bytes, skew) orelse
-        return null;
-    const send = layout.together(memory, width)[0];
-    const recv = layout.together(other, width)[1];
+        world.borrowed.lend(index, @intCast(lent[0] * width), skew) orelse return null;
+    const other = if (in_place) memory else //
+        world.borrowed.lend(index, @intCast(lent[1] * width), skew) orelse return null;
+    const send = if (in_place) layout.together(memory, width)[0] else memory;
+    const recv = if (in_place) layout.together(memory, width)[1] else other;
     @memset(recv, 0xab);
     const digit = user.node.digit();
+    const form: oracle.Form = .of(world.config.processes_max());
     if (step.kind == .sync) syncs.fill(user, &step, send) //
-    else if (step.floats != null) floats.fill(&step, digit, layout.send.first, send) //
+    else if (step.floats != null) floats.fill(user, &step, layout.send.first, send) //
     else for (0..@intCast(layout.send.count)) |index_in_send| {
         const place = send[index_in_send * width ..];
         const element = layout.send.first + index_in_send;
@@ -234,7 +236,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
             std.mem.writeInt(i32, place[0..4], value, .little);
         } else {
             const value = if (step.kind.reduces())
-                oracle.contribution(step.key, digit, element)
+                oracle.contribution(form, step.key, digit, element)
             else
                 oracle.broadcast_value(step.key, digit, element);
             std.mem.writeInt(u64, place[0..8], value, .little);
@@ -326,7 +328,7 @@ fn begin_plain(work: *const Work) !*Operation {
     }
     const is_exchange = step.kind == .all_to_all and step.uneven;
     const ranks = user.group.?.member.current.?.ids.len;
-    var exchanged: [2][base.limits.full_mesh_max]u64 = undefined;
+    var exchanged: [2][base.limits.peers_max]u64 = undefined;
     if (is_exchange) work.layout.exchanged(exchanged[0][0..ranks], exchanged[1][0..ranks]);
     return user.node.session.?.begin(user.node.here(), user.group.?, .{
         .kind = step.kind,
@@ -559,8 +561,9 @@ fn succeed(work: *Work) void {
             .contributors = digits,
         }) catch @panic("out of memory");
         ranges_hash = std.hash.Wyhash.hash(ranges_hash, std.mem.asBytes(&[_]u64{
-            range.begin, range.end, digits,
+            range.begin, range.end,
         }));
+        ranges_hash = std.hash.Wyhash.hash(ranges_hash, std.mem.asBytes(&digits.words));
     }
     if (op.range_count() > 1) world.statistics.split_results += 1;
     if (op.op.attempts > 1) world.statistics.retried_results += 1;
@@ -585,26 +588,25 @@ pub fn shared_hash(work: *const Work) u64 {
 }
 
 /// Who contributed to every part of a private result; null if they may differ, or there is none.
-fn one_set(work: *const Work) ?u16 {
+fn one_set(work: *const Work) ?base.Mask {
     const kind = work.step.kind;
     if (!kind.is_private() or kind.carries() or work.step.recovery == .resume_chunks) return null;
     return if (work.ranges.items.len > 0) work.ranges.items[0].contributors else null;
 }
 
 /// Ranks of the epoch as digits.
-fn contributors_of(work: *const Work, mask: *const base.Mask) u16 {
+fn contributors_of(work: *const Work, mask: *const base.Mask) base.Mask {
     const world = work.node.world;
-    var digits: u16 = 0;
+    var digits: base.Mask = .empty;
     for (work.op.?.member_ids(), 0..) |id, rank| {
         if (!mask.has(rank)) continue;
-        const digit = digit_of(world, id) orelse continue;
-        digits |= @as(u16, 1) << @intCast(digit);
+        digits.set(digit_of(world, id) orelse continue);
     }
     return digits;
 }
 
 /// Null if it is no peer.
-pub fn digit_of(world: *const World, id: base.PeerId) ?u8 {
+pub fn digit_of(world: *const World, id: base.PeerId) ?u16 {
     return world.digits.get(id);
 }
 
@@ -638,7 +640,7 @@ fn check_reduced(work: *Work) void {
         );
         expected_begin = range.end;
         const digits = contributors_of(work, &range.contributors);
-        if (!check_contributors(work, digits, range.begin, range.end)) return;
+        if (!check_contributors(work, &digits, range.begin, range.end)) return;
     }
     if (expected_begin != work.layout.recv.count) return world.checkers.fail(
         .p4_contributors,
@@ -647,17 +649,23 @@ fn check_reduced(work: *Work) void {
     );
 }
 
-fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
+fn check_contributors(
+    work: *Work,
+    digits: *const base.Mask,
+    range_begin: u64,
+    range_end: u64,
+) bool {
     const world = work.node.world;
     const key = work.step.key;
-    if (digits >> @intCast(work.node.digit()) & 1 == 0) {
+    if (!digits.has(work.node.digit())) {
         world.checkers.fail(.p4_contributors, "p{d} is not a contributor of its own {f}", .{
             work.node.index, fmt_key(key),
         });
         return false;
     }
-    for (work.record.calls, 0..) |other, digit| {
-        if (digits >> @intCast(digit) & 1 == 0) continue;
+    var it: oracle.Digits = .{ .left = digits.* };
+    while (it.next()) |digit| {
+        const other = &work.record.calls[digit];
         if (other.state == .none) {
             world.checkers.fail(.p4_contributors, "{f}: p{d} is listed but never called", .{
                 fmt_key(key), digit + 1,
@@ -675,19 +683,29 @@ fn check_contributors(work: *Work, digits: u16, range_begin: u64, range_end: u64
     if (work.step.average) return check_average(work, digits, range_begin, range_end);
     for (range_begin..range_end) |index| {
         const value = std.mem.readInt(u64, work.recv[index * 8 ..][0..8], .little);
-        const element = work.layout.recv.first + index;
-        const fault = oracle.check_sum(key, element, digits, value) orelse continue;
+        const sum: oracle.Sum = .{
+            .processes_max = world.config.processes_max(),
+            .key = key,
+            .element = work.layout.recv.first + index,
+            .contributors = digits,
+        };
+        const wrong = sum.check(value) orelse continue;
         world.checkers.fail(
             .p4_contributors,
-            "p{d}: {f} element {d} is {x}: contribution of p{d} is {t} (listed: {b})",
-            .{ work.node.index, fmt_key(key), element, value, fault.digit + 1, fault.kind, digits },
+            "p{d}: {f} element {d} is {x}: {f} (listed: {f})",
+            .{ work.node.index, fmt_key(key), sum.element, value, wrong, fmt_peers(digits) },
         );
         return false;
     }
     return true;
 }
 
-fn check_average(work: *Work, digits: u16, range_begin: u64, range_end: u64) bool {
+fn check_average(
+    work: *Work,
+    digits: *const base.Mask,
+    range_begin: u64,
+    range_end: u64,
+) bool {
     for (range_begin..range_end) |index| {
         const value = std.mem.readInt(i32, work.recv[index * 4 ..][0..4], .little);
         const element = work.layout.recv.first + index;
@@ -695,8 +713,8 @@ fn check_average(work: *Work, digits: u16, range_begin: u64, range_end: u64) boo
         if (value == expected) continue;
         work.node.world.checkers.fail(
             .p4_contributors,
-            "p{d}: {f} element {d} is {d}, the average of its contributors {b} is {d}",
-            .{ work.node.index, work.name(), element, value, digits, expected },
+            "p{d}: {f} element {d} is {d}, the average of its contributors {f} is {d}",
+            .{ work.node.index, work.name(), element, value, fmt_peers(digits), expected },
         );
         return false;
     }

@@ -75,8 +75,6 @@ pub const Violation = struct {
     }
 };
 
-pub const peers_max = 16;
-
 /// What one peer called and what became of it.
 pub const Call = struct {
     state: State = .none,
@@ -101,15 +99,17 @@ pub const Call = struct {
     pub const State = enum { none, running, ok, failed, in_doubt, gone };
 };
 
-pub const Range = struct { begin: u64, end: u64, contributors: u16 };
+/// Contributors are digits.
+pub const Range = struct { begin: u64, end: u64, contributors: base.Mask };
 
 /// One operation over all peers.
 pub const Record = struct {
     key: program.Key,
-    calls: [peers_max]Call = @splat(.{}),
+    /// By digit.
+    calls: []Call,
     /// Of the first success; all others must be equal.
     won: ?Success = null,
-    won_by: u8 = 0,
+    won_by: u16 = 0,
     /// Of floats: what it must be.
     known: ?*floats.Known = null,
 
@@ -120,7 +120,7 @@ pub const Record = struct {
         sequence: u64,
         asked: u64,
         /// Of every part of a private result, where that must be one set.
-        contributors: ?u16 = null,
+        contributors: ?base.Mask = null,
     };
 };
 
@@ -136,6 +136,7 @@ const Begun = struct { group: u64, number: u64 };
 
 pub const Checkers = struct {
     gpa: Allocator,
+    processes_max: u16,
     /// A coordinator died that could not write its journal: whom it had removed may be back.
     forgetful: bool = false,
     violation: ?Violation = null,
@@ -153,8 +154,8 @@ pub const Checkers = struct {
     /// still one when that call began, so it went on after everything that had failed before.
     proofs: std.ArrayList(u64) = .empty,
 
-    pub fn init(gpa: Allocator) Checkers {
-        return .{ .gpa = gpa };
+    pub fn init(gpa: Allocator, processes_max: u16) Checkers {
+        return .{ .gpa = gpa, .processes_max = processes_max };
     }
 
     /// The first breach counts; what follows may be its echo.
@@ -186,7 +187,9 @@ pub const Checkers = struct {
         const entry = c.records.getOrPut(c.gpa, key) catch @panic("out of memory");
         if (!entry.found_existing) {
             entry.value_ptr.* = c.gpa.create(Record) catch @panic("out of memory");
-            entry.value_ptr.*.* = .{ .key = key };
+            const all = c.gpa.alloc(Call, c.processes_max) catch @panic("out of memory");
+            @memset(all, .{});
+            entry.value_ptr.*.* = .{ .key = key, .calls = all };
         }
         return entry.value_ptr.*;
     }
@@ -198,7 +201,7 @@ pub const Checkers = struct {
 
     // ---- P1 and P2
 
-    pub fn succeeded(c: *Checkers, r: *Record, digit: u8, success: Record.Success) void {
+    pub fn succeeded(c: *Checkers, r: *Record, digit: u16, success: Record.Success) void {
         const call = &r.calls[digit];
         if (call.membership < c.proofs.items.len) {
             const proof = &c.proofs.items[call.membership];
@@ -225,11 +228,11 @@ pub const Checkers = struct {
             "{f}: peers {d} and {d} list different ranges or contributors",
             .{ fmt_key(r.key), other, digit },
         );
-        if (won.contributors) |set| if (success.contributors) |also| if (set != also)
+        if (won.contributors) |*set| if (success.contributors) |*also| if (!set.eql(also))
             return c.fail(
                 .one_set,
-                "{f}: the contributors of peer {d} are {b}, those of peer {d} {b}",
-                .{ fmt_key(r.key), other, set, digit, also },
+                "{f}: the contributors of peer {d} are {f}, those of peer {d} {f}",
+                .{ fmt_key(r.key), other, fmt_peers(set), digit, fmt_peers(also) },
             );
         if (won.contributors == null) r.won.?.contributors = success.contributors;
         if (won.sequence != success.sequence) return c.fail(
@@ -247,7 +250,7 @@ pub const Checkers = struct {
     /// Called when nothing is in flight any more.
     pub fn check_atomicity(c: *Checkers) void {
         for (c.records.values()) |r| {
-            for (&r.calls, 0..) |*call, digit| {
+            for (r.calls, 0..) |*call, digit| {
                 if (call.resolved) |committed| {
                     if (committed or r.won == null) continue;
                     // As below. With all who know of an abort, and are removed for being away,
@@ -280,13 +283,13 @@ pub const Checkers = struct {
     }
 
     fn resolved_ok(r: *const Record) bool {
-        for (&r.calls) |*call| if (call.resolved orelse false) return true;
+        for (r.calls) |*call| if (call.resolved orelse false) return true;
         return false;
     }
 
     // ---- epochs and views
 
-    pub fn view_seen(c: *Checkers, view: View, digit: u8) void {
+    pub fn view_seen(c: *Checkers, view: View, digit: u16) void {
         const views = c.views_of(view.group, view.epoch);
         for (views.items) |known| {
             if (known.attempt == view.attempt) {
@@ -318,7 +321,7 @@ pub const Checkers = struct {
     }
 
     /// What the data of an attempt can take, as a member was told.
-    pub fn paths_seen(c: *Checkers, attempt: Attempt, paths: *const base.Paths, digit: u8) void {
+    pub fn paths_seen(c: *Checkers, attempt: Attempt, paths: *const base.Paths, digit: u16) void {
         const known = c.paths.getOrPut(c.gpa, attempt) catch @panic("out of memory");
         if (!known.found_existing) {
             known.value_ptr.* = paths.*;
@@ -363,7 +366,7 @@ pub const Checkers = struct {
         );
     }
 
-    pub fn epoch_seen(c: *Checkers, epoch: Epoch, digit: u8) void {
+    pub fn epoch_seen(c: *Checkers, epoch: Epoch, digit: u16) void {
         const known = c.epochs.getOrPut(c.gpa, .{
             .group = epoch.group,
             .number = epoch.number,
@@ -396,10 +399,46 @@ pub fn fmt_key(key: program.Key) KeyFormat {
     return .{ .key = key };
 }
 
+/// Digits as the numbers of their peers: 1,2,5, and 1-40 where many follow each other.
+pub const PeersFormat = struct {
+    digits: *const base.Mask,
+
+    const run_min = 10;
+
+    pub fn format(self: PeersFormat, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        var peer: usize = 1;
+        var is_first = true;
+        while (peer <= base.limits.peers_max) : (peer += 1) {
+            if (!self.digits.has(peer - 1)) continue;
+            if (!is_first) try writer.writeAll(",");
+            is_first = false;
+            try writer.print("{d}", .{peer});
+            var last = peer;
+            while (last < base.limits.peers_max and self.digits.has(last)) last += 1;
+            if (last < peer + run_min - 1) continue;
+            try writer.print("-{d}", .{last});
+            peer = last;
+        }
+    }
+};
+
+pub fn fmt_peers(digits: *const base.Mask) PeersFormat {
+    return .{ .digits = digits };
+}
+
+test "a set of peers is written as a list, and what is long as a run" {
+    var digits: base.Mask = .full(3);
+    for (60..512) |digit| digits.set(digit);
+    digits.unset(400);
+    var buffer: [64]u8 = undefined;
+    const text = try std.fmt.bufPrint(&buffer, "{f}", .{fmt_peers(&digits)});
+    try std.testing.expectEqualStrings("1,2,3,61-400,402-512", text);
+}
+
 test "a member that goes on after a failure that another saw succeed is a breach of P2" {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
-    var c = Checkers.init(arena.allocator());
+    var c = Checkers.init(arena.allocator(), 2);
     const r = c.record(.{ .group = 0, .epoch = 1, .round = 0, .index = 0 });
     const success: Record.Success = .{
         .bytes_hash = 1,
@@ -427,7 +466,7 @@ test "two epochs of one number, or of one round, are seen whoever is in them" {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
     for ([_][2]u64{ .{ 7, 2 }, .{ 8, 1 } }) |other| {
-        var c = Checkers.init(arena.allocator());
+        var c = Checkers.init(arena.allocator(), 2);
         for (0..2) |_| c.epoch_begun("g", 7, 1);
         c.epoch_begun("h", other[0], other[1]);
         try std.testing.expect(c.violation == null);
@@ -439,7 +478,7 @@ test "two epochs of one number, or of one round, are seen whoever is in them" {
 test "successes with different bytes are a breach of P1" {
     var arena: std.heap.ArenaAllocator = .init(std.testing.allocator);
     defer arena.deinit();
-    var c = Checkers.init(arena.allocator());
+    var c = Checkers.init(arena.allocator(), 2);
     const r = c.record(.{ .group = 0, .epoch = 1, .round = 0, .index = 0 });
     var success: Record.Success = .{
         .bytes_hash = 1,

@@ -13,6 +13,7 @@ const base = @import("base");
 const collective = @import("collective");
 const kernels = @import("kernels");
 const wire = @import("wire");
+const oracle = @import("oracle.zig");
 const Allocator = std.mem.Allocator;
 const Partition = collective.Partition;
 const assert = std.debug.assert;
@@ -365,8 +366,11 @@ pub const Definition = struct {
         return null;
     }
 
-    /// Small integers that travel as they are, or as 16-bit floats, lose nothing.
+    /// Integers whose sum is small, and that travel as they are or as 16-bit floats, lose nothing.
     fn is_exact(d: *const Definition, contributors: []const Contributor, element: usize) bool {
+        var magnitude: f64 = 0;
+        for (contributors) |*who| magnitude += @abs(d.given(who, element));
+        if (!(magnitude <= oracle.floats_exact_max)) return false;
         if (d.op == .avg) return false;
         switch (d.partition.codec.kind.family()) {
             .none => return true,

@@ -19,7 +19,7 @@ pub const progress_ns = 100 * std.time.ns_per_s;
 pub fn healed(world: *World) void {
     for (world.nodes[1..]) |*node| {
         if (node.state != .up) continue;
-        for (node.users[0..node.user_count]) |*user| {
+        for (node.users) |*user| {
             // Whoever has left for good may stay away; somebody must be there.
             if (user.state == .left) {
                 user.state = .outside;
@@ -38,7 +38,7 @@ pub fn check_progress(world: *World) void {
         if (node.state == .absent and node.index <= world.peers_started)
             return world.after(50 * ms, .check_progress);
         if (node.state != .up) continue;
-        for (node.users[0..node.user_count]) |*user| {
+        for (node.users) |*user| {
             if (user.clean_rounds == 0) waiting = user;
         }
     }
@@ -74,7 +74,7 @@ pub fn step(world: *World) void {
     var inside: ?*User = null;
     for (world.nodes[1..]) |*node| {
         if (node.state != .up) continue;
-        for (node.users[0..node.user_count]) |*user| switch (user.state) {
+        for (node.users) |*user| switch (user.state) {
             .stopped => inside = user,
             .left => {},
             .outside => user.state = .left,
@@ -189,7 +189,7 @@ fn check_at_rest(world: *World) void {
             "p{d} holds {d} operations at rest",
             .{ node.index, held },
         );
-        for (node.users[0..node.user_count]) |*user| check_view(world, user);
+        for (node.users) |*user| check_view(world, user);
         check_lanes(world, node.index);
     }
 }
@@ -222,8 +222,9 @@ fn check_view(world: *World, user: *const User) void {
 }
 
 /// At most the agreed number of lanes to each peer, and none to where nobody is.
-fn check_lanes(world: *World, index: u8) void {
-    var lanes: [world_file.nodes_max]u32 = @splat(0);
+fn check_lanes(world: *World, index: world_file.NodeIndex) void {
+    const lanes = world.gpa.alloc(u32, world.nodes.len) catch @panic("out of memory");
+    @memset(lanes, 0);
     for (world.connections.items) |connection| {
         if (connection.is_control) continue;
         for (&connection.ends, 0..) |*end, side| {
@@ -251,7 +252,7 @@ fn check_lanes(world: *World, index: u8) void {
 fn restart_stopped(world: *World) void {
     for (world.nodes[1..]) |*node| {
         if (node.state != .up) continue;
-        for (node.users[0..node.user_count]) |*user| {
+        for (node.users) |*user| {
             if (user.state != .stopped or reached(user)) continue;
             user.state = .between;
             users.wake_after(user, 0);

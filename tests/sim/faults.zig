@@ -18,6 +18,7 @@ const Config = swarm.Config;
 const Connection = world_file.Connection;
 const Instant = base.Instant;
 const Node = world_file.Node;
+const NodeIndex = world_file.NodeIndex;
 const Prng = base.Prng;
 const World = world_file.World;
 const ms = world_file.ms;
@@ -83,8 +84,12 @@ pub const Faults = struct {
             },
             else => 1,
         };
+        // What a collective takes grows with the square of its members.
+        const peers: u64 = config.peers_start;
+        const size = if (peers > swarm.small_max) peers * peers / 256 else 1;
         const index = @intFromEnum(class);
-        faults.next[index] = step + faults.streams[index].between(1, 2 * mean * scale / hurry);
+        const span = 2 * mean * scale * size / hurry;
+        faults.next[index] = step + faults.streams[index].between(1, span);
         faults.soonest = std.mem.min(u64, &faults.next);
     }
 
@@ -252,7 +257,7 @@ fn leave(world: *World, prng: *Prng) bool {
         world.note("p{d} ends its process", .{node.index});
         world.take_down(node, .graceful);
         replace(world, prng);
-    } else users.leave(&node.users[@intCast(prng.below(node.user_count))]);
+    } else users.leave(&node.users[@intCast(prng.below(node.users.len))]);
     return true;
 }
 
@@ -276,20 +281,20 @@ fn cut_pair(world: *World, prng: *Prng) bool {
 
 /// Whether all who are up could still form a ring without this pair, and without those that have
 /// found together again only just now.
-fn is_ring_left(world: *const World, pair: [2]u8) bool {
+fn is_ring_left(world: *const World, pair: [2]NodeIndex) bool {
     var edges: protocol.plan.Edges = .{};
-    edges.add(pair[0], pair[1]);
+    edges.add(pair[0] - 1, pair[1] - 1);
     const lasting_ns = 4 * world.config.silence_ns;
     for (world.pair_cuts.items) |item| {
-        if (item.until + lasting_ns > world.now) edges.add(item.nodes[0], item.nodes[1]);
+        if (item.until + lasting_ns > world.now) edges.add(item.nodes[0] - 1, item.nodes[1] - 1);
     }
     var up: base.Mask = .empty;
-    for (world.nodes[1..]) |*node| if (node.state == .up) up.set(node.index);
+    for (world.nodes[1..]) |*node| if (node.state == .up) up.set(node.digit());
     return protocol.plan.search(&up, &edges) != null;
 }
 
 /// The lanes between two peers are reset, or take everything and deliver nothing.
-pub fn break_lanes(world: *World, pair: [2]u8, silently: bool) void {
+pub fn break_lanes(world: *World, pair: [2]NodeIndex, silently: bool) void {
     for (world.connections.items) |connection| {
         if (connection.is_control or !joins(connection, pair)) continue;
         if (!silently) {
@@ -315,14 +320,14 @@ fn deafen_one(world: *World, prng: *Prng) bool {
     return true;
 }
 
-pub fn deafen(world: *World, from: u8, to: u8, until: base.Instant) void {
+pub fn deafen(world: *World, from: NodeIndex, to: NodeIndex, until: Instant) void {
     world.deafness.append(world.gpa, .{ .from = from, .to = to, .until = until }) catch
         @panic("out of memory");
     for (world.connections.items) |connection| swallow(connection, from, to);
 }
 
 /// What is on its way from the one to the other vanishes, and all that follows.
-pub fn swallow(connection: *Connection, from: u8, to: u8) void {
+pub fn swallow(connection: *Connection, from: NodeIndex, to: NodeIndex) void {
     for (&connection.pipes, 0..) |*pipe, side| {
         if (connection.ends[side].node != from or connection.ends[1 - side].node != to) continue;
         pipe.swallows = true;
@@ -330,7 +335,7 @@ pub fn swallow(connection: *Connection, from: u8, to: u8) void {
     }
 }
 
-fn joins(connection: *const Connection, nodes: [2]u8) bool {
+fn joins(connection: *const Connection, nodes: [2]NodeIndex) bool {
     const a, const b = .{ connection.ends[0].node, connection.ends[1].node };
     return (nodes[0] == a and nodes[1] == b) or (nodes[0] == b and nodes[1] == a);
 }
@@ -418,14 +423,16 @@ fn start_another(world: *World, prng: *Prng) void {
 }
 
 fn pick_peer(world: *World, prng: *Prng) ?*Node {
-    var up: [world_file.nodes_max]*Node = undefined;
     var count: usize = 0;
-    for (world.nodes[1..]) |*node| if (node.state == .up) {
-        up[count] = node;
-        count += 1;
-    };
+    for (world.nodes[1..]) |*node| count += @intFromBool(node.state == .up);
     if (count == 0) return null;
-    return up[prng.below(count)];
+    var left = prng.below(count);
+    for (world.nodes[1..]) |*node| {
+        if (node.state != .up) continue;
+        if (left == 0) return node;
+        left -= 1;
+    }
+    unreachable;
 }
 
 /// A peer whose process may end: with those that can still start, enough are left for the end of
@@ -439,7 +446,7 @@ fn pick_victim(world: *World, prng: *Prng) ?*Node {
 
 fn can_spare_one(world: *const World) bool {
     if (world.config.profile != .drawn) return true; // another one starts
-    var there: usize = world_file.nodes_max - 1 - world.peers_started;
+    var there: usize = world.nodes.len - 1 - world.peers_started;
     for (world.nodes[1 .. 1 + world.peers_started]) |*node| {
         if (node.state != .down) there += 1;
     }
@@ -463,7 +470,8 @@ fn pick_connection(world: *World, prng: *Prng, is_control: ?bool) ?*Connection {
 
 /// Somebody who is not of this run connects to a node and talks nonsense.
 fn stranger(world: *World, prng: *Prng) void {
-    const to: u8 = if (prng.chance(2)) 0 else (pick_peer(world, prng) orelse &world.nodes[0]).index;
+    const somebody = if (prng.chance(2)) null else pick_peer(world, prng);
+    const to: NodeIndex = if (somebody) |node| node.index else world_file.coordinator_index;
     const connection = world.connect(nobody, to, to == 0);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     var bytes: [300]u8 = undefined;
@@ -475,7 +483,7 @@ fn stranger(world: *World, prng: *Prng) void {
 }
 
 /// Noise; noise that knows the first words; or somebody who knows the run.
-fn stranger_words(world: *World, prng: *Prng, to: u8, bytes: *[300]u8) usize {
+fn stranger_words(world: *World, prng: *Prng, to: NodeIndex, bytes: *[300]u8) usize {
     const length = prng.below(bytes.len);
     for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
     switch (prng.below(4)) {
@@ -643,7 +651,7 @@ pub fn heal(world: *World) void {
     world.deafness.clearRetainingCapacity();
     var up: u32 = 0;
     if (world.nodes[0].state == .down) well_at += 3000 * ms; // it starts again by then
-    for (&world.nodes) |*node| {
+    for (world.nodes) |*node| {
         if (node.state != .up) continue;
         well_at = @max(well_at, @max(node.frozen_until, node.clock_goes_at));
         if (node.index > 0) up += 1;

@@ -25,7 +25,7 @@ pub const Residuals = struct {
 
     const tags_max = 4;
     /// Ranks have equal shards, and a user that is mistaken about the count calls with one more.
-    const Values = [program.floats_max + 2 * base.limits.full_mesh_max]f32;
+    const Values = [program.floats_max + 2 * base.limits.peers_max]f32;
 
     fn of(residuals: *Residuals, arena: std.mem.Allocator, tag: u64) *Values {
         const place = &residuals.by_tag[tag % tags_max];
@@ -38,10 +38,12 @@ pub const Residuals = struct {
 };
 
 /// `buffer` begins with element `first` of the operation.
-pub fn fill(step: *const program.Step, digit: u8, first: u64, buffer: []u8) void {
+pub fn fill(user: *const User, step: *const program.Step, first: u64, buffer: []u8) void {
     const dtype = step.dtype();
+    const processes = user.world().config.processes_max();
+    const digit = user.node.digit();
     for (0..buffer.len / dtype.size()) |index| {
-        const value = oracle.float_value(step.key, digit, first + index);
+        const value = oracle.float_value(processes, step.key, digit, first + index);
         const place = buffer.ptr + index * dtype.size();
         kernels.from_f32(dtype, place, std.mem.asBytes(&value), 1);
     }
@@ -97,7 +99,7 @@ pub const Known = struct {
     /// Which attempt has reduced each chunk; 0 while nobody is known to have it.
     reduced: []u32,
     /// By digit; empty of whom did not contribute.
-    lost: [oracle.digits][]f32 = @splat(&.{}),
+    lost: [][]f32,
 
     fn of(work: *Work) *Known {
         if (work.record.known) |known| return known;
@@ -115,6 +117,7 @@ pub const Known = struct {
                 .operation = x.operation,
             }) catch @panic("out of memory"),
             .reduced = gpa.alloc(u32, x.partition.chunks) catch @panic("out of memory"),
+            .lost = gpa.alloc([]f32, work.record.calls.len) catch @panic("out of memory"),
         };
         // The executor's are gone with it.
         const partition = &known.definition.partition;
@@ -122,6 +125,7 @@ pub const Known = struct {
             @panic("out of memory");
         assert(partition.chunks == x.partition.chunks);
         @memset(known.reduced, 0);
+        @memset(known.lost, &.{});
         work.record.known = known;
         return known;
     }
@@ -284,11 +288,10 @@ fn define(work: *Work, known: *Known, chunk: u32) bool {
     const world = work.node.world;
     const d = &known.definition;
     const attempt = known.reduced[chunk];
-    var storage: [oracle.digits]definition.Contributor = undefined;
-    const found = contributors_of(work, known, attempt, &storage) orelse return false;
+    const found = contributors_of(work, known, attempt) orelse return false;
     d.reduce(chunk, found.schedule, found.contributors);
     // Of a result that one peer has, others who contributed may have succeeded before.
-    for (&work.record.calls, known.lost) |*call, lost| {
+    for (work.record.calls, known.lost) |*call, lost| {
         const other = call.work orelse continue;
         if (lost.len > 0) check_lost(other, d, chunk, std.mem.sliceAsBytes(lost));
         if (world.failed()) return false;
@@ -320,12 +323,7 @@ fn work_of(work: *const Work, rank: u16) ?*const Work {
 }
 
 /// Who took part in an attempt, by position.
-fn contributors_of(
-    work: *const Work,
-    known: *Known,
-    attempt: u32,
-    storage: *[oracle.digits]definition.Contributor,
-) ?Found {
+fn contributors_of(work: *const Work, known: *Known, attempt: u32) ?Found {
     const world = work.node.world;
     const key = work.step.key;
     const op = work.op.?;
@@ -338,11 +336,13 @@ fn contributors_of(
     else if (paths.hubs.is_empty()) .ring else op.schedule;
     var order = paths.order;
     if (schedule == .direct) std.mem.sort(u16, order.ranks[0..order.count], {}, std.sort.asc(u16));
-    for (order.slice(), storage[0..order.count]) |rank, *contributor| {
+    const contributors = world.gpa.alloc(definition.Contributor, order.count) catch
+        @panic("out of memory");
+    for (order.slice(), contributors) |rank, *contributor| {
         const theirs = work_of(work, rank) orelse return null;
         contributor.* = contributor_of(theirs, known, rank, paths.hubs.has(rank));
     }
-    return .{ .schedule = schedule, .contributors = storage[0..order.count] };
+    return .{ .schedule = schedule, .contributors = contributors };
 }
 
 fn contributor_of(

@@ -67,6 +67,24 @@ const Options = struct {
     fn config(options: *const Options, seed: u64) Config {
         return narrow.config_of(seed, options.changes.items);
     }
+
+    fn given(options: *const Options, gpa: std.mem.Allocator) ![]const u8 {
+        var text: std.Io.Writer.Allocating = .init(gpa);
+        if (options.sweep_base) try text.writer.writeAll(" --sweep-base");
+        for (options.changes.items) |change| try text.writer.print(" {f}", .{change});
+        if (mutant.active != 0) try text.writer.print(" --mutant {d}", .{mutant.active});
+        return text.toOwnedSlice();
+    }
+
+    fn check(options: *const Options, why: *std.Io.Writer) !void {
+        try narrow.check_all(options.changes.items, why);
+        const verb = if (options.fuzz) "fuzz" else if (options.sweep) "sweep" else return;
+        if (options.changes.items.len == 0) return;
+        try why.print("{f}: {s} draws its worlds from their seeds alone", .{
+            options.changes.items[0], verb,
+        });
+        return error.Usage;
+    }
 };
 
 /// A panic in the engine is a failure of the seed under way: say which.
@@ -89,6 +107,8 @@ pub fn main(init: std.process.Init) !u8 {
     defer args.deinit();
     _ = args.skip();
     var options: Options = .{};
+    var why_bytes: [1000]u8 = undefined;
+    var why: std.Io.Writer = .fixed(&why_bytes);
     while (args.next()) |arg| {
         if (std.mem.eql(u8, arg, "canaries")) return run_canaries(gpa);
         if (std.mem.eql(u8, arg, "mutants")) {
@@ -117,11 +137,10 @@ pub fn main(init: std.process.Init) !u8 {
         }
         if (std.mem.eql(u8, arg, "scenario"))
             return run_scenario(gpa, init.io, args.next() orelse "");
-        parse(gpa, &options, arg, &args) catch {
-            out("pccl-sim: cannot make sense of {s}\n{s}", .{ arg, usage });
-            return 2;
-        };
+        parse(gpa, &options, arg, &args, &why) catch return refuse(&why);
     }
+    options.check(&why) catch return refuse(&why);
+    runner.options_given = try options.given(gpa);
     if (options.fresh) options.start = draw_start(init.io);
     if (options.fuzz) return run_fuzz(gpa, init.io, &options);
     if (options.endurance) return run_endurance(gpa, &options);
@@ -136,6 +155,7 @@ fn parse(
     options: *Options,
     arg: []const u8,
     args: *std.process.Args.Iterator,
+    why: *std.Io.Writer,
 ) !void {
     if (std.mem.eql(u8, arg, "--trace")) {
         options.trace = true;
@@ -149,29 +169,55 @@ fn parse(
         options.restarts = true;
         return;
     }
-    if (!std.mem.startsWith(u8, arg, "--")) return error.Usage;
-    const value = args.next() orelse return error.Usage;
+    if (!std.mem.startsWith(u8, arg, "--")) {
+        try why.print("there is no command {s}", .{arg});
+        return error.Usage;
+    }
+    const value = args.next() orelse {
+        try why.print("{s} needs a value", .{arg});
+        return error.Usage;
+    };
     const name = arg[2..];
+    const number = narrow.parse_number;
+    const any: narrow.Bounds = .{ .low = 0, .high = std.math.maxInt(u64) };
     if (std.mem.eql(u8, name, "seeds")) {
-        options.seeds = try std.fmt.parseInt(u64, value, 10);
+        options.seeds = try number(u64, name, value, any, why);
     } else if (std.mem.eql(u8, name, "start")) {
-        options.start = try std.fmt.parseInt(u64, value, 10);
+        options.start = try number(u64, name, value, any, why);
     } else if (std.mem.eql(u8, name, "seed")) {
-        options.seed = try std.fmt.parseInt(u64, value, 10);
+        options.seed = try number(u64, name, value, any, why);
     } else if (std.mem.eql(u8, name, "shrink")) {
-        options.seed = try std.fmt.parseInt(u64, value, 10);
+        options.seed = try number(u64, name, value, any, why);
         options.shrink = true;
     } else if (std.mem.eql(u8, name, "seconds")) {
-        options.seconds = try std.fmt.parseFloat(f64, value);
+        options.seconds = try parse_seconds(value, why);
     } else if (std.mem.eql(u8, name, "failures")) {
-        options.failures = try std.fmt.parseInt(u32, value, 10);
+        options.failures = try number(u32, name, value, .{ .low = 1, .high = 1_000_000 }, why);
     } else if (std.mem.eql(u8, name, "mutant")) {
-        mutant.active = mutant.number_of(value) orelse return error.Usage;
+        mutant.active = mutant.number_of(value) orelse {
+            try why.print("--mutant {s}: it must be one that `pccl-sim mutants` lists, " ++
+                "in a build of `zig build mutants`", .{value});
+            return error.Usage;
+        };
     } else if (std.mem.eql(u8, name, "workers")) {
-        options.workers = try std.fmt.parseInt(usize, value, 10);
+        options.workers = try number(usize, name, value, .{ .low = 1, .high = 1024 }, why);
     } else {
-        try options.changes.append(gpa, try .parse(name, value));
+        try options.changes.append(gpa, try .parse(name, value, why));
     }
+}
+
+fn parse_seconds(value: []const u8, why: *std.Io.Writer) !f64 {
+    const seconds_max = 1e9;
+    if (std.fmt.parseFloat(f64, value)) |seconds| {
+        if (seconds >= 0 and seconds <= seconds_max) return seconds;
+    } else |_| {}
+    try why.print("--seconds {s}: it must be a number from 0 to {d}", .{ value, seconds_max });
+    return error.Usage;
+}
+
+fn refuse(why: *const std.Io.Writer) u8 {
+    out("pccl-sim: {s}\n{s}", .{ why.buffered(), usage });
+    return 2;
 }
 
 fn run_canaries(gpa: std.mem.Allocator) !u8 {

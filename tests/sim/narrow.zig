@@ -3,6 +3,7 @@
 //! form they are read.
 
 const std = @import("std");
+const base = @import("base");
 const Check = @import("checkers.zig").Check;
 const Class = @import("swarm.zig").Class;
 const Config = @import("swarm.zig").Config;
@@ -10,6 +11,9 @@ const Level = @import("swarm.zig").Level;
 const Profile = @import("swarm.zig").Profile;
 const Rig = @import("runner.zig").Rig;
 const Strike = @import("swarm.zig").Strike;
+const program = @import("program.zig");
+const swarm = @import("swarm.zig");
+const users = @import("users.zig");
 const out = std.debug.print;
 
 pub const usage =
@@ -18,7 +22,9 @@ pub const usage =
     \\                               freeze, freeze_long, reset_lanes, swallow_lanes,
     \\                               reset_control, leave; see sweep
     \\  --profile crashes            processes and the coordinator die and start again all the time
-    \\  --peers N  --peers-max N  --calls N  --count-max N  --lanes N  --tags N  --groups N
+    \\  --peers N      peers that start, 1 to 128: from 17 on the world is a large one
+    \\  --peers-max N  processes that may start in all, 1 to 512
+    \\  --calls N  --count-max N  --lanes N  --tags N  --groups N
     \\
 ;
 
@@ -34,29 +40,69 @@ pub const Change = union(enum) {
     tags: u32,
     groups: u32,
 
-    /// `name` without dashes, as in --peers.
-    pub fn parse(name: []const u8, value: []const u8) error{Usage}!Change {
-        if (std.mem.eql(u8, name, "set")) {
-            const equals = std.mem.indexOfScalar(u8, value, '=') orelse return error.Usage;
-            return .{ .set = .{
-                .class = std.meta.stringToEnum(Class, value[0..equals]) orelse return error.Usage,
-                .level = std.meta.stringToEnum(
-                    Level,
-                    value[equals + 1 ..],
-                ) orelse return error.Usage,
-            } };
-        }
-        if (std.mem.eql(u8, name, "strike")) return .{ .strike = try .parse(value) };
-        if (std.mem.eql(u8, name, "profile")) return .{
-            .profile = if (std.mem.eql(u8, value, "crashes")) .crashes else return error.Usage,
+    /// `name` without dashes, as in --peers. Says in `why` what is wrong.
+    pub fn parse(
+        name: []const u8,
+        value: []const u8,
+        why: *std.Io.Writer,
+    ) error{ Usage, WriteFailed }!Change {
+        if (std.mem.eql(u8, name, "set")) return parse_set(value) catch {
+            try why.print("--set {s}: it must be CLASS=off, CLASS=rare or CLASS=heavy, " ++
+                "with one of these classes:", .{value});
+            for (std.enums.values(Class)) |class| try why.print(" {t}", .{class});
+            return error.Usage;
         };
+        if (std.mem.eql(u8, name, "strike")) {
+            const strike = Strike.parse(value) catch {
+                try why.print("--strike {s}: it must be HOW:PEER@EVENT, PEER from 0 to {d}, " ++
+                    "with HOW one of:", .{ value, base.limits.peers_max });
+                for (std.enums.values(Strike.How)) |how| try why.print(" {t}", .{how});
+                return error.Usage;
+            };
+            return .{ .strike = strike };
+        }
+        if (std.mem.eql(u8, name, "profile")) {
+            if (std.mem.eql(u8, value, "crashes")) return .{ .profile = .crashes };
+            try why.print("--profile {s}: it must be crashes", .{value});
+            return error.Usage;
+        }
         inline for (@typeInfo(Change).@"union".fields[3..]) |field| {
             if (std.mem.eql(u8, name, comptime dashed(field.name))) {
-                const number = std.fmt.parseInt(u32, value, 10) catch return error.Usage;
+                const tag = @field(std.meta.Tag(Change), field.name);
+                const number = try parse_number(u32, name, value, bounds(tag), why);
                 return @unionInit(Change, field.name, number);
             }
         }
+        try why.print("there is no option --{s}", .{name});
         return error.Usage;
+    }
+
+    fn parse_set(value: []const u8) error{Usage}!Change {
+        const equals = std.mem.indexOfScalar(u8, value, '=') orelse return error.Usage;
+        return .{ .set = .{
+            .class = std.meta.stringToEnum(Class, value[0..equals]) orelse return error.Usage,
+            .level = std.meta.stringToEnum(Level, value[equals + 1 ..]) orelse return error.Usage,
+        } };
+    }
+
+    fn bounds(tag: std.meta.Tag(Change)) Bounds {
+        return switch (tag) {
+            .set, .strike, .profile => unreachable, // no numbers
+            .peers => .{ .low = 1, .high = swarm.peers_start_max },
+            .peers_max => .{ .low = 1, .high = base.limits.peers_max },
+            .calls => .{ .low = 0, .high = 1_000_000 },
+            .count_max => .{ .low = 1, .high = program.floats_max },
+            .lanes => .{ .low = 1, .high = 3 },
+            .tags => .{ .low = 1, .high = 4 },
+            .groups => .{ .low = 1, .high = users.groups_max },
+        };
+    }
+
+    fn is_possible(change: Change) bool {
+        return switch (change) {
+            .set, .strike, .profile => true,
+            inline else => |number, tag| bounds(tag).holds(number),
+        };
     }
 
     fn dashed(comptime name: []const u8) []const u8 {
@@ -76,20 +122,16 @@ pub const Change = union(enum) {
                 config.strikes[place] = strike;
             },
             .profile => |profile| config.set_profile(profile),
-            .peers => |count| {
-                config.peers_start = @intCast(std.math.clamp(count, 1, 12));
-                config.initial_world_size = @min(config.initial_world_size, config.peers_start);
-                config.min_world_size = @min(config.min_world_size, config.peers_start);
-                config.peers_max = @max(config.peers_max, config.peers_start);
-            },
+            .peers => |count| config.resize(@intCast(count)),
             .peers_max => |count| {
-                config.peers_max = @intCast(std.math.clamp(count, config.peers_start, 16));
+                if (count < config.peers_start) config.resize(@intCast(count));
+                config.peers_max = @intCast(count);
             },
             .calls => |count| config.calls = count,
-            .count_max => |count| config.count_max = @max(1, count),
-            .lanes => |count| config.lanes = @intCast(std.math.clamp(count, 1, 3)),
-            .tags => |count| config.tags = @intCast(std.math.clamp(count, 1, 4)),
-            .groups => |count| config.groups = @intCast(std.math.clamp(count, 1, 2)),
+            .count_max => |count| config.count_max = count,
+            .lanes => |count| config.lanes = @intCast(count),
+            .tags => |count| config.tags = @intCast(count),
+            .groups => |count| config.groups = @intCast(count),
         }
         // What such a world promises (checker place) does not hold when more goes wrong.
         // Enough of them for a ring around one that cannot be used.
@@ -110,7 +152,63 @@ pub const Change = union(enum) {
     }
 };
 
+pub const Bounds = struct {
+    low: u64,
+    high: u64,
+
+    fn holds(bounds: Bounds, number: u64) bool {
+        return number >= bounds.low and number <= bounds.high;
+    }
+};
+
+/// The value of an option; `why` says what it must be.
+pub fn parse_number(
+    comptime T: type,
+    name: []const u8,
+    value: []const u8,
+    bounds: Bounds,
+    why: *std.Io.Writer,
+) error{ Usage, WriteFailed }!T {
+    if (std.fmt.parseInt(T, value, 10)) |number| {
+        if (bounds.holds(number)) return number;
+    } else |_| {}
+    try why.print("--{s} {s}: it must be a number from {d} to {d}", .{
+        name, value, bounds.low, bounds.high,
+    });
+    return error.Usage;
+}
+
 pub const Changes = std.ArrayList(Change);
+
+/// Whether no change takes back what another asks for; `why` says which does.
+pub fn check_all(changes: []const Change, why: *std.Io.Writer) error{ Usage, WriteFailed }!void {
+    var peers: ?u32 = null;
+    var peers_max: ?u32 = null;
+    var strikes: u32 = 0;
+    for (changes) |change| switch (change) {
+        .peers => |count| peers = count,
+        .peers_max => |count| peers_max = count,
+        .strike => strikes += 1,
+        else => {},
+    };
+    if (peers) |count| if (peers_max) |most| if (count > most) {
+        try why.print("--peers {d}: it must be a number from 1 to {d}, as --peers-max says", .{
+            count, most,
+        });
+        return error.Usage;
+    };
+    // Every world has room for these, whatever the seed draws.
+    const processes = @max(swarm.small_max, peers orelse 0, peers_max orelse 0);
+    for (changes) |change| if (change == .strike and change.strike.node > processes) {
+        try why.print("--strike {f}: PEER must be a number from 0 to {d} without a larger " ++
+            "--peers-max", .{ change.strike, processes });
+        return error.Usage;
+    };
+    if (strikes > 2) {
+        try why.print("--strike: it may be given from 0 to 2 times, not {d}", .{strikes});
+        return error.Usage;
+    }
+}
 
 pub fn config_of(seed: u64, changes: []const Change) Config {
     var config = Config.draw(seed);
@@ -150,13 +248,15 @@ pub fn shrink(gpa: std.mem.Allocator, rig: *Rig, seed: u64, given: []const Chang
             .{ .groups = 1 },
             .{ .tags = 1 },
             .{ .lanes = 1 },
+            .{ .peers = config.peers_start / 2 },
             .{ .peers = config.peers_start - 1 },
-            .{ .peers_max = config.peers_max - 1 },
+            .{ .peers_max = @max(config.peers_start, config.peers_max - 1) },
             .{ .calls = config.calls / 2 },
             .{ .calls = config.calls -| 1 },
             .{ .count_max = config.count_max / 2 },
         };
         for (smaller) |change| {
+            if (!change.is_possible()) continue;
             var after = config_of(seed, changes.items);
             const before = after;
             change.apply(&after);
@@ -224,9 +324,54 @@ test "a change is read in the form in which it is printed" {
         const text = try std.fmt.bufPrint(&buffer, "{f}", .{change});
         var words = std.mem.tokenizeScalar(u8, text, ' ');
         const name = words.next().?[2..];
-        try std.testing.expectEqual(change, try Change.parse(name, words.next().?));
+        var why: std.Io.Writer.Discarding = .init(&.{});
+        try std.testing.expectEqual(
+            change,
+            try Change.parse(name, words.next().?, &why.writer),
+        );
     }
-    try std.testing.expectError(error.Usage, Change.parse("set", "nothing=off"));
+}
+
+test "an option that cannot be is refused with its name, its value and its bounds" {
+    for ([_][3][]const u8{
+        .{ "peers", "129", "--peers 129: it must be a number from 1 to 128" },
+        .{ "peers", "0", "--peers 0: it must be a number from 1 to 128" },
+        .{ "peers", "many", "--peers many: it must be a number from 1 to 128" },
+        .{ "groups", "9", "--groups 9: it must be a number from 1 to 8" },
+        .{ "lanes", "4", "--lanes 4: it must be a number from 1 to 3" },
+        .{ "tags", "5", "--tags 5: it must be a number from 1 to 4" },
+        .{ "count-max", "4294967296", "--count-max 4294967296: it must be a number from 1 to 400" },
+        .{ "nothing", "1", "there is no option --nothing" },
+    }) |case| {
+        var buffer: [500]u8 = undefined;
+        var why: std.Io.Writer = .fixed(&buffer);
+        try std.testing.expectError(error.Usage, Change.parse(case[0], case[1], &why));
+        try std.testing.expectEqualStrings(case[2], why.buffered());
+    }
+    var why: std.Io.Writer.Discarding = .init(&.{});
+    try std.testing.expectError(error.Usage, Change.parse("set", "nothing=off", &why.writer));
+    try std.testing.expectError(error.Usage, Change.parse("strike", "kill:513@1", &why.writer));
+}
+
+test "options that take each other back are refused, and what passes holds" {
+    var why: std.Io.Writer.Discarding = .init(&.{});
+    const strike: Change = .{ .strike = .{ .how = .kill, .node = 17, .step = 1 } };
+    for ([_][]const Change{
+        &.{ .{ .peers = 8 }, .{ .peers_max = 4 } },
+        &.{ .{ .peers_max = 4 }, .{ .peers = 8 } },
+        &.{strike},
+        &.{ .{ .strike = .{ .how = .kill, .node = 1, .step = 1 } }, strike, strike },
+    }) |changes| try std.testing.expectError(error.Usage, check_all(changes, &why.writer));
+    try check_all(&.{ strike, .{ .peers_max = 17 } }, &why.writer);
+    for ([_]u32{ 1, 3, 12, 16, 17, 128 }) |peers| for (0..50) |seed| {
+        const config = config_of(seed, &.{.{ .peers = peers }});
+        try std.testing.expectEqual(peers, config.peers_start);
+        try std.testing.expect(config.peers_max >= peers);
+        const bounded = config_of(seed, &.{.{ .peers_max = peers }});
+        try std.testing.expectEqual(peers, bounded.peers_max);
+        try std.testing.expect(bounded.peers_start <= peers);
+        try std.testing.expect(bounded.initial_world_size <= bounded.peers_start);
+    };
 }
 
 test "a world that only cuts links is an ordinary one when more is set" {

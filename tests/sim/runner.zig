@@ -24,9 +24,13 @@ pub const Result = struct {
     events_of_safety: u64,
 };
 
+/// The options behind all worlds of this process, each after a space (main.zig).
+pub var options_given: []const u8 = "";
+
 /// The command that runs one world again.
 pub fn print_replay(config: *const Config) void {
-    std.debug.print("  replay: pccl-sim --seed {d}", .{config.seed});
+    std.debug.print("  replay: pccl-sim --seed {d}{s}", .{ config.seed, options_given });
+    if (options_given.len > 0) return std.debug.print(" --trace\n", .{});
     if (config.profile != .drawn) std.debug.print(" --profile {t}", .{config.profile});
     if (config.strikes[0] != null) std.debug.print(" --sweep-base", .{});
     for (config.strikes) |maybe| if (maybe) |strike| {

@@ -12,6 +12,7 @@ const Config = @import("swarm.zig").Config;
 const Statistics = @import("statistics.zig").Statistics;
 const Trace = @import("trace.zig").Trace;
 const calls = @import("calls.zig");
+const checkers_file = @import("checkers.zig");
 const faults = @import("faults.zig");
 const program = @import("program.zig");
 const users = @import("users.zig");
@@ -85,6 +86,9 @@ pub const all = .{
     "sender_dies_in_a_frame",
     "votes_for_a_private_result",
     "withdrawn_unheard",
+    "world_of_64",
+    "world_of_128",
+    "world_of_512",
 };
 
 pub fn text_of(comptime name: []const u8) []const u8 {
@@ -105,10 +109,11 @@ const Script = struct {
     world: *World,
     gpa: std.mem.Allocator,
     started: bool = false,
-    peers: u8 = 0,
+    peers: world_file.NodeIndex = 0,
     labels: [labels_max][]const u8 = undefined,
     label_count: u32 = 0,
-    works: [labels_max][world_file.nodes_max]?*calls.Work = @splat(@splat(null)),
+    /// By label and node.
+    works: [labels_max][]?*calls.Work = @splat(&.{}),
     line: usize = 0,
     why_bytes: [300]u8 = undefined,
     why: []const u8 = "",
@@ -133,14 +138,14 @@ const Script = struct {
 pub fn run(gpa: std.mem.Allocator, text: []const u8, trace: Trace.Text) !?Failure {
     var arena: std.heap.ArenaAllocator = .init(gpa);
     defer arena.deinit();
-    var borrowed = try Borrowed.init(gpa, 1 << 20);
-    defer borrowed.deinit(gpa);
     var statistics: Statistics = .{};
     const world = try arena.allocator().create(World);
     var config = Config.plain();
     var segment_max: u32 = 4096;
     var lines = std.mem.splitScalar(u8, text, '\n');
     const skipped = try settings(&lines, &config, &segment_max);
+    var borrowed = try Borrowed.init(gpa, @as(usize, config.processes_max()) << 16);
+    defer borrowed.deinit(gpa);
     world.init(.{
         .arena = arena.allocator(),
         .backing = gpa,
@@ -220,6 +225,9 @@ fn settings(
             config.window_bytes = amount;
         } else if (std.mem.eql(u8, name, "min_world_size")) {
             config.min_world_size = @intCast(amount);
+        } else if (std.mem.eql(u8, name, "peers_max")) {
+            if (amount < 1 or amount > base.limits.peers_max) return error.Syntax;
+            config.peers_max = @intCast(amount);
         } else if (std.mem.eql(u8, name, "segment_bytes")) {
             segment_max.* = amount;
         } else return error.Syntax;
@@ -316,8 +324,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
             while (index > 0) {
                 index -= 1;
                 const nodes = world.pair_cuts.items[index].nodes;
-                const same = std.mem.eql(u8, &nodes, &.{ a, b }) or
-                    std.mem.eql(u8, &nodes, &.{ b, a });
+                const same = (nodes[0] == a and nodes[1] == b) or (nodes[0] == b and nodes[1] == a);
                 if (same) _ = world.pair_cuts.swapRemove(index);
             }
         },
@@ -371,7 +378,8 @@ fn duration_of(script: *Script, text: []const u8) Error!u64 {
 }
 
 fn node_of(script: *Script, text: []const u8) Error!*world_file.Node {
-    const index = std.fmt.parseInt(u8, text, 10) catch return script.syntax(text);
+    const index = std.fmt.parseInt(world_file.NodeIndex, text, 10) catch
+        return script.syntax(text);
     if (index < 1 or index > script.peers) return script.syntax(text);
     return &script.world.nodes[index];
 }
@@ -403,17 +411,21 @@ const PeerList = struct {
     script: *Script,
     everybody: bool,
     parts: std.mem.SplitIterator(u8, .scalar),
-    next_index: u8 = 1,
+    /// Of `everybody`, or of a part such as 3-9.
+    next_index: world_file.NodeIndex = 1,
+    last_index: world_file.NodeIndex = 0,
     bad: bool = false,
 
     fn next(list: *PeerList) ?*world_file.Node {
         const world = list.script.world;
         if (!list.everybody) {
-            const part = list.parts.next() orelse return null;
-            return node_of(list.script, part) catch {
+            if (list.next_index > list.last_index) list.next_part() catch {
                 list.bad = true;
                 return null;
             };
+            if (list.next_index > list.last_index) return null;
+            defer list.next_index += 1;
+            return &world.nodes[list.next_index];
         }
         while (list.next_index <= list.script.peers) {
             const node = &world.nodes[list.next_index];
@@ -422,9 +434,17 @@ const PeerList = struct {
         }
         return null;
     }
+
+    fn next_part(list: *PeerList) Error!void {
+        const part = list.parts.next() orelse return;
+        const dash = std.mem.indexOfScalar(u8, part, '-');
+        const last = if (dash) |place| part[place + 1 ..] else part;
+        list.next_index = (try node_of(list.script, part[0 .. dash orelse part.len])).index;
+        list.last_index = (try node_of(list.script, last)).index;
+    }
 };
 
-/// "all" (who is up) or "1,2,3".
+/// "all" (who is up) or "1,2,3" or "1-32,40".
 fn peer_list(script: *Script, words: *Words) Error!PeerList {
     const text = try take_word(script, words);
     return .{
@@ -440,6 +460,9 @@ fn label_of(script: *Script, text: []const u8) Error!u32 {
     }
     if (script.label_count == labels_max) return script.fail("too many labels", .{});
     script.labels[script.label_count] = text;
+    const works = try script.gpa.alloc(?*calls.Work, script.world.nodes.len);
+    @memset(works, null);
+    script.works[script.label_count] = works;
     script.label_count += 1;
     return script.label_count - 1;
 }
@@ -457,7 +480,9 @@ fn work_of(script: *Script, words: *Words) Error!*calls.Work {
 /// N peers that have all entered the first epoch, with ranks in their order.
 fn start_peers(script: *Script, count: u32) Error!void {
     const world = script.world;
-    if (script.started or count < 1 or count > 12) return script.fail("peers: once, 1 to 12", .{});
+    const most = world.nodes.len - 1;
+    if (script.started or count < 1 or count > most)
+        return script.fail("peers: once, 1 to {d}", .{most});
     script.started = true;
     script.peers = @intCast(count);
     world.config.initial_world_size = @intCast(count);
@@ -737,12 +762,14 @@ fn cut(script: *Script, words: *Words) Error!void {
 
 const Until = union(enum) {
     all_between,
-    between: u8,
+    between: world_file.NodeIndex,
     finished: *calls.Work,
+    /// All of these.
+    all_finished: []const ?*calls.Work,
     voted: *calls.Work,
     settled: struct { work: *calls.Work, chunks: u64 },
-    attempt: struct { node: u8, attempt: u32 },
-    epoch: struct { node: u8, epoch: u64 },
+    attempt: struct { node: world_file.NodeIndex, attempt: u32 },
+    epoch: struct { node: world_file.NodeIndex, epoch: u64 },
     round: Phase,
     down: *const world_file.Node,
 };
@@ -770,7 +797,7 @@ fn condition(script: *Script, words: *Words) Error!Until {
     return switch (std.meta.stringToEnum(Word, what) orelse return script.syntax(what)) {
         .admitted => .all_between,
         .ready => .{ .between = (try node_of(script, try take_word(script, words))).index },
-        .done => .{ .finished = try work_of(script, words) },
+        .done => try done_condition(script, words),
         .voted => .{ .voted = try work_of(script, words) },
         .settled => .{ .settled = .{
             .work = try work_of(script, words),
@@ -791,6 +818,20 @@ fn condition(script: *Script, words: *Words) Error!Until {
         },
         .down => .{ .down = try any_node_of(script, words) },
     };
+}
+
+/// done LABEL PEER|all
+fn done_condition(script: *Script, words: *Words) Error!Until {
+    var after = words.*;
+    const label = try take_word(script, &after);
+    const who = try take_word(script, &after);
+    if (!std.mem.eql(u8, who, "all")) return .{ .finished = try work_of(script, words) };
+    words.* = after;
+    return .{ .all_finished = script.works[try label_of(script, label)] };
+}
+
+fn is_over(work: *const calls.Work) bool {
+    return work.state != .running and work.state != .finished;
 }
 
 fn run_until(script: *Script, most_ns: u64, until: Until) Error!void {
@@ -814,7 +855,11 @@ fn holds(world: *const World, until: Until) bool {
         } else true,
         .between => |index| world.nodes[index].state == .up and
             world.nodes[index].users[0].state == .between,
-        .finished => |work| work.state != .running and work.state != .finished,
+        .finished => |work| is_over(work),
+        .all_finished => |works| for (works) |maybe| {
+            const work = maybe orelse continue;
+            if (!is_over(work)) break false;
+        } else true,
         .voted => |work| work.state != .running or work.op.?.op.state == .voted,
         .settled => |body| body.work.state != .running or
             body.work.op.?.executor.chunks_settled >= body.chunks,
@@ -920,12 +965,9 @@ fn expect_ranges(script: *Script, work: *calls.Work, words: *Words) Error!void {
         const range = ranges[position];
         var buffer: [128]u8 = undefined;
         var writer: std.Io.Writer = .fixed(&buffer);
-        writer.print("{d}..{d}:", .{ range.begin, range.end }) catch unreachable;
-        var first = true;
-        for (0..16) |digit| if (range.contributors >> @intCast(digit) & 1 == 1) {
-            writer.print("{s}{d}", .{ if (first) "" else ",", digit + 1 }) catch unreachable;
-            first = false;
-        };
+        writer.print("{d}..{d}:{f}", .{
+            range.begin, range.end, checkers_file.fmt_peers(&range.contributors),
+        }) catch {}; // cut, and not as expected
         const found = buffer[0..writer.end];
         if (!std.mem.eql(u8, found, text)) return script.fail("p{d}: range {s}", .{ index, found });
     }

@@ -157,6 +157,13 @@ pub const Layout = struct {
         unreachable;
     }
 
+    /// Elements of the two buffers, or of both together.
+    pub fn lent(layout: *const Layout, in_place: bool) [2]u64 {
+        if (!in_place) return .{ layout.send.count, layout.recv.count };
+        const first = @min(layout.send.first, layout.recv.first);
+        return @splat(@max(layout.send.end(), layout.recv.end()) - first);
+    }
+
     /// Bytes of the buffers when one of them lies in the other.
     pub fn together(layout: *const Layout, memory: []u8, width: usize) [2][]u8 {
         const first = @min(layout.send.first, layout.recv.first);
@@ -195,7 +202,7 @@ pub fn check_gathered(work: *const Work) void {
     const checkers = &world.checkers;
     const key = work.step.key;
     const ids = work.op.?.member_ids();
-    var seen: [base.limits.full_mesh_max]Seen = @splat(.{});
+    var seen: [base.limits.peers_max]Seen = @splat(.{});
     var at: u64 = 0;
     var it = work.op.?.ranges();
     while (it.next()) |range| {

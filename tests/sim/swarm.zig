@@ -7,7 +7,6 @@
 const std = @import("std");
 const base = @import("base");
 const Prng = base.Prng;
-const nodes_max = @import("world.zig").nodes_max;
 
 pub const Class = enum {
     // The network.
@@ -69,7 +68,7 @@ pub const Profile = enum {
 pub const Strike = struct {
     how: How,
     /// The peer; the coordinator is 0 and can only freeze, or die and come back.
-    node: u8,
+    node: u16,
     step: u64,
 
     pub const How = enum {
@@ -103,8 +102,8 @@ pub const Strike = struct {
     pub fn parse(text: []const u8) error{Usage}!Strike {
         const colon = std.mem.indexOfScalar(u8, text, ':') orelse return error.Usage;
         const at = std.mem.indexOfScalarPos(u8, text, colon, '@') orelse return error.Usage;
-        const node = std.fmt.parseInt(u8, text[colon + 1 .. at], 10) catch return error.Usage;
-        if (node >= nodes_max) return error.Usage;
+        const node = std.fmt.parseInt(u16, text[colon + 1 .. at], 10) catch return error.Usage;
+        if (node > base.limits.peers_max) return error.Usage;
         return .{
             .how = std.meta.stringToEnum(How, text[0..colon]) orelse return error.Usage,
             .node = node,
@@ -117,17 +116,25 @@ pub const Strike = struct {
     }
 };
 
+/// Processes of a world that is not large.
+pub const small_max = 16;
+/// One seed in so many has 17 to 64 peers, and one in so many 3 to 8 groups.
+const large_one_in = 1000;
+const groups_one_in = 40;
+/// Peers that a world may start with.
+pub const peers_start_max = 128;
+
 pub const Config = struct {
     seed: u64,
     levels: Levels = .initFill(.off),
     strikes: [2]?Strike = .{ null, null },
     profile: Profile = .drawn,
     /// Peers that start at once; the first epoch waits for `initial_world_size` of them.
-    peers_start: u8,
-    initial_world_size: u8,
+    peers_start: u16,
+    initial_world_size: u16,
     /// Processes that may start in all; a new one takes over where one died.
-    peers_max: u8,
-    min_world_size: u8 = 1,
+    peers_max: u16,
+    min_world_size: u16 = 1,
     groups: u8,
     lanes: u8,
     chunk_bytes: u32,
@@ -156,14 +163,14 @@ pub const Config = struct {
     pub fn draw(seed: u64) Config {
         var prng = stream(seed, "config");
         const big = prng.chance(24);
-        const peers_start: u8 = @intCast(if (big) prng.between(6, 12) else prng.between(1, 5));
+        const peers_start: u16 = @intCast(if (big) prng.between(6, 12) else prng.between(1, 5));
         const chunk_bytes = @as(u32, 8) << @intCast(prng.between(1, 3));
         const heartbeat_ns = 200 * std.time.ns_per_ms;
         var config: Config = .{
             .seed = seed,
             .peers_start = peers_start,
             .initial_world_size = peers_start,
-            .peers_max = @intCast(@min(16, peers_start + prng.between(1, 4))),
+            .peers_max = @intCast(@min(small_max, peers_start + prng.between(1, 4))),
             .groups = if (prng.chance(6)) 2 else 1,
             .lanes = @intCast(prng.between(1, 3)),
             .chunk_bytes = chunk_bytes,
@@ -194,14 +201,25 @@ pub const Config = struct {
         var least = stream(seed, "min_world_size");
         if (least.chance(12))
             config.min_world_size = @intCast(least.between(1, @min(4, config.initial_world_size)));
+        var large = stream(seed, "large");
+        if (!config.only_cuts and large.chance(large_one_in)) config.draw_large(&large);
+        var groups = stream(seed, "groups");
+        if (config.peers_start <= 5 and groups.chance(groups_one_in))
+            config.groups = @intCast(groups.between(3, 8));
         return config;
+    }
+
+    /// More often few than many, for what many take.
+    fn draw_large(config: *Config, prng: *Prng) void {
+        config.groups = 1;
+        config.resize(@intCast(17 + prng.below(1 + prng.below(48))));
     }
 
     fn cut_only(config: *Config, prng: *Prng) void {
         config.only_cuts = true;
         config.levels = .initFill(.off);
         config.levels.set(.cut_pair, .heavy);
-        config.peers_start = @max(config.peers_start, @as(u8, @intCast(prng.between(4, 6))));
+        config.peers_start = @max(config.peers_start, @as(u16, @intCast(prng.between(4, 6))));
         config.initial_world_size = config.peers_start;
         config.peers_max = config.peers_start;
         config.calls = @as(u32, config.peers_start) * 30;
@@ -233,6 +251,18 @@ pub const Config = struct {
             if (other != class and config.has(other)) return false;
         }
         return true;
+    }
+
+    /// So many peers at the start. A large world has time for some rounds.
+    pub fn resize(config: *Config, peers: u16) void {
+        const at_once = config.initial_world_size == config.peers_start;
+        config.peers_start = peers;
+        config.initial_world_size = if (at_once) peers else @min(config.initial_world_size, peers);
+        config.min_world_size = @min(config.min_world_size, peers);
+        config.peers_max = @max(config.peers_max, peers);
+        if (peers <= small_max) return;
+        config.peers_max = @max(config.peers_max, peers + peers / 8);
+        config.calls = @max(config.calls, 3 * @as(u32, peers));
     }
 
     /// Nothing drawn: what scenarios start from.
@@ -270,6 +300,12 @@ pub const Config = struct {
             };
             config.levels.set(class, level);
         }
+    }
+
+    /// Processes that the world has room for: in a small one, more than it draws may start when all
+    /// is well.
+    pub fn processes_max(config: *const Config) u16 {
+        return @max(small_max, config.peers_max);
     }
 
     pub fn loses_coordinator(config: *const Config) bool {
@@ -337,10 +373,26 @@ test "a class keeps its draws when others are switched off, and levels vary" {
     for (0..500) |seed| {
         const config = Config.draw(seed);
         try std.testing.expect(config.initial_world_size <= config.peers_start);
-        try std.testing.expect(config.peers_max <= 16);
         for (std.enums.values(Class)) |class| {
             counts.getPtr(config.levels.get(class)).* += 1;
         }
     }
     for (std.enums.values(Level)) |level| try std.testing.expect(counts.get(level) > 500);
+}
+
+test "some seeds draw a large world, some of these one without a full mesh, some eight groups" {
+    var large: u32 = 0;
+    var without_mesh: u32 = 0;
+    var groups_most: u8 = 0;
+    for (0..20_000) |seed| {
+        const config = Config.draw(seed);
+        groups_most = @max(groups_most, config.groups);
+        try std.testing.expect(config.peers_max >= config.peers_start);
+        if (config.processes_max() == small_max) continue;
+        try std.testing.expect(config.peers_start > small_max and config.peers_start <= 64);
+        large += 1;
+        without_mesh += @intFromBool(config.peers_start > base.limits.full_mesh_max);
+    }
+    try std.testing.expectEqual(8, groups_most);
+    try std.testing.expect(large > 10 and without_mesh > 2 and without_mesh < large);
 }

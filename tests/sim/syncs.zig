@@ -36,7 +36,7 @@ pub const Content = struct {
     revision: u64 = 0,
 
     /// Fresh, or from the checkpoint of some revision, which is the same for all who restore it.
-    pub fn init(seed: u64, node: u8, group: u8) Content {
+    pub fn init(seed: u64, node: u16, group: u8) Content {
         var prng = swarm.stream(seed ^ @as(u64, node) << 8 ^ group, "content");
         var content: Content = .{};
         if (prng.chance(3)) {
@@ -81,7 +81,11 @@ pub fn fill(user: *User, step: *const program.Step, buffer: []u8) void {
         }
     }
     @memcpy(buffer[0..shared], content.bytes[0..shared]);
-    @memset(buffer[shared..], user.node.digit());
+    @memset(buffer[shared..], own_byte(user.node));
+}
+
+fn own_byte(node: *const Node) u8 {
+    return @truncate(node.digit());
 }
 
 /// What a user shares as long as it is in its group.
@@ -95,7 +99,7 @@ pub fn keep(user: *User) void {
     const memory = world.gpa.alloc(u8, bytes) catch @panic("out of memory");
     const shared = bytes - own_bytes;
     @memcpy(memory[0..shared], user.content.bytes[0..shared]);
-    @memset(memory[shared..], user.node.digit());
+    @memset(memory[shared..], own_byte(user.node));
     const state = create(user, user.group.?, memory, true) catch |err| {
         return world.note("p{d} cannot share now: {t}", .{ user.node.index, err });
     };
@@ -251,14 +255,14 @@ pub fn check(work: *Work) void {
     const content = content_hash(work, work.send);
     const revision = work.shared.?.revision;
     const own = work.send[work.send.len - own_bytes ..];
-    if (!std.mem.allEqual(u8, own, work.node.digit())) return world.checkers.fail(
+    if (!std.mem.allEqual(u8, own, own_byte(work.node))) return world.checkers.fail(
         .p3_input_kept,
         "p{d}: {f} wrote to a tensor that may differ",
         .{ work.node.index, fmt_key(work.step.key) },
     );
     var offered = false;
     var insists = false;
-    for (&work.record.calls) |*call| {
+    for (work.record.calls) |*call| {
         if (call.state == .none) continue;
         if (call.strategy == .send_only) insists = true;
         // If all of them hold the same, a coordinator that starts again commits it: another may

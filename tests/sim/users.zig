@@ -24,8 +24,8 @@ const World = world_file.World;
 const ms = world_file.ms;
 const assert = std.debug.assert;
 
-pub const groups_max = 2;
-const group_names = [groups_max][]const u8{ "a", "second group" };
+pub const groups_max = 8;
+const group_names = [groups_max][]const u8{ "a", "second group", "3", "4", "5", "6", "7", "8" };
 /// Longer than anything that recovery takes.
 pub const long_deadline_ns = 60 * std.time.ns_per_s;
 /// A driver that is late by less than this keeps its promise (P7).
@@ -420,7 +420,7 @@ fn finish_round(user: *User) void {
 pub fn listen(node: *Node) bool {
     var any = false;
     const world = node.world;
-    for (node.users[0..node.user_count]) |*user| {
+    for (node.users) |*user| {
         var place: u8 = 0;
         // come_again() empties the list.
         while (place < user.heard_count) : (place += 1) {
@@ -461,7 +461,7 @@ pub fn listen(node: *Node) bool {
         }
         any = true;
     }
-    for (node.users[0..node.user_count]) |*user| release_groups(user);
+    for (node.users) |*user| release_groups(user);
     return any;
 }
 
@@ -485,7 +485,7 @@ pub fn wake_waiting(user: *User) void {
 /// After every call into a node.
 pub fn observe(node: *Node) void {
     const world = node.world;
-    for (node.users[0..node.user_count]) |*user| {
+    for (node.users) |*user| {
         const group = user.group orelse continue;
         if (group.epoch() == 0) continue;
         if (group.epoch() == user.seen_epoch and group.attempt() == user.seen_attempt) continue;
@@ -507,7 +507,7 @@ pub fn observe(node: *Node) void {
 pub fn node_down(node: *Node) void {
     calls.node_down(node);
     syncs.node_down(node);
-    for (node.users[0..node.user_count]) |*user| {
+    for (node.users) |*user| {
         user.group = null;
         user.kept = null;
         user.heard_count = 0;

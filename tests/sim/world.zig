@@ -36,7 +36,7 @@ const assert = std.debug.assert;
 
 pub const ms = std.time.ns_per_ms;
 /// Node 0 is the coordinator; peer with digit d is node d + 1.
-pub const nodes_max = 1 + 16;
+pub const NodeIndex = u16;
 pub const coordinator_index = 0;
 pub const run_id: base.RunId = @splat(0x5a);
 const node_bytes_max = 64 << 20;
@@ -46,7 +46,7 @@ pub const Ref = struct { connection: u32, side: u1 };
 
 pub const End = struct {
     /// The node; `nobody` for a stranger's side.
-    node: u8,
+    node: NodeIndex,
     state: State = .pending,
     what: Handle = .nothing,
     woken: bool = false,
@@ -66,7 +66,7 @@ pub const End = struct {
     };
 };
 
-pub const nobody: u8 = 255;
+pub const nobody: NodeIndex = std.math.maxInt(NodeIndex);
 
 pub const Connection = struct {
     index: u32,
@@ -81,7 +81,7 @@ pub const Connection = struct {
 
 pub const Node = struct {
     world: *World,
-    index: u8,
+    index: NodeIndex,
     state: State = .absent,
     /// Processes that have had this place before.
     generation: u32 = 0,
@@ -114,8 +114,8 @@ pub const Node = struct {
     open_works: std.ArrayList(*calls.Work) = .empty,
     /// Shared states that its users have not destroyed.
     states: std.ArrayList(*session_layer.State) = .empty,
-    users: [users.groups_max]users.User = undefined,
-    user_count: u8 = 0,
+    /// One for each group, once it has started.
+    users: []users.User = &.{},
 
     pub const State = enum { absent, up, down };
 
@@ -127,7 +127,7 @@ pub const Node = struct {
         return pieces;
     }
 
-    pub fn digit(node: *const Node) u8 {
+    pub fn digit(node: *const Node) u16 {
         return node.index - 1;
     }
 
@@ -185,24 +185,24 @@ pub const What = union(enum) {
     opened: u32,
     accepted: u32,
     ended: Ref,
-    tick: struct { node: u8, version: u32 },
-    thawed: u8,
+    tick: struct { node: NodeIndex, version: u32 },
+    thawed: NodeIndex,
     start_coordinator,
-    dial_control: u8,
-    start: u8,
-    user: struct { node: u8, user: u8, version: u32 },
+    dial_control: NodeIndex,
+    start: NodeIndex,
+    user: struct { node: NodeIndex, user: u8, version: u32 },
     cancel: u32,
     scribble: u32,
     watchdog: u32,
-    admit_watchdog: struct { node: u8, user: u8, count: u32 },
-    stop: u8,
+    admit_watchdog: struct { node: NodeIndex, user: u8, count: u32 },
+    stop: NodeIndex,
     heal,
     check_progress,
     ending,
     over,
 
     /// Whose freeze holds it up.
-    fn node(what: What, world: *const World) ?u8 {
+    fn node(what: What, world: *const World) ?NodeIndex {
         return switch (what) {
             .deliver => |ref| world.connections.items[ref.connection].ends[1 - ref.side].node,
             .writable, .ended => |ref| world.end(ref).node,
@@ -232,20 +232,20 @@ const Event = struct {
 
 /// A scenario's: this peer ends when it passes the point with at least so many chunks settled.
 pub const Trap = struct {
-    node: u8,
+    node: NodeIndex,
     point: session_layer.FaultPoint,
     done: u64,
     how: EndOfNode,
 };
 
-pub const PairCut = struct { nodes: [2]u8, until: Instant };
+pub const PairCut = struct { nodes: [2]NodeIndex, until: Instant };
 
 /// What one node sends to another vanishes, on connections to come as well.
-pub const Deafness = struct { from: u8, to: u8, until: Instant };
+pub const Deafness = struct { from: NodeIndex, to: NodeIndex, until: Instant };
 
 /// A scenario's: a lane between two peers is reset when so many more bytes have passed, or the
 /// first of them dies.
-pub const Cut = struct { nodes: [2]u8, bytes: u64, dies: bool = false };
+pub const Cut = struct { nodes: [2]NodeIndex, bytes: u64, dies: bool = false };
 
 pub const Phase = enum {
     /// Everything goes; only safety is asked for.
@@ -289,9 +289,9 @@ pub const World = struct {
     healed_step: u64 = 0,
     queue: Queue,
 
-    nodes: [nodes_max]Node = undefined,
+    nodes: []Node,
     /// Of every process that has ever started.
-    digits: std.AutoHashMapUnmanaged(base.PeerId, u8) = .empty,
+    digits: std.AutoHashMapUnmanaged(base.PeerId, u16) = .empty,
     /// While its node is up.
     coordinator: *Coordinator = undefined,
     disk: Disk,
@@ -300,7 +300,7 @@ pub const World = struct {
     connections: std.ArrayList(*Connection) = .empty,
     works: std.ArrayList(*calls.Work) = .empty,
     calls_finished: u32 = 0,
-    peers_started: u8 = 0,
+    peers_started: NodeIndex = 0,
     rest: ending.Rest = .{},
     starved: rules.Starved = .{},
 
@@ -329,19 +329,21 @@ pub const World = struct {
             .backing = options.backing,
             .config = config,
             .trace = .{ .text = options.text },
-            .checkers = .init(options.arena),
+            .checkers = .init(options.arena, config.processes_max()),
             .statistics = options.statistics,
             .borrowed = options.borrowed,
             .scripted = options.scripted,
             .steps_max = 200_000 + @as(u64, config.calls) * config.peers_max * 20_000,
             .queue = .initContext({}),
+            .nodes = options.arena.alloc(Node, 1 + config.processes_max()) catch
+                @panic("out of memory"),
             .prng_network = swarm.stream(config.seed, "network"),
             .prng_users = swarm.stream(config.seed, "users"),
             .faults = .init(&config),
             .disk = .{ .world = world },
         };
         options.borrowed.reset();
-        for (&world.nodes, 0..) |*node, index| {
+        for (world.nodes, 0..) |*node, index| {
             node.* = .{ .world = world, .index = @intCast(index) };
         }
         world.start_coordinator();
@@ -537,9 +539,9 @@ pub const World = struct {
 
     // ---- nodes
 
-    /// The next node that has never run; null if all sixteen have.
-    pub fn add_peer(world: *World, delay_ns: u64) ?u8 {
-        if (1 + world.peers_started >= nodes_max) return null;
+    /// The next node that has never run; null if all have.
+    pub fn add_peer(world: *World, delay_ns: u64) ?NodeIndex {
+        if (1 + world.peers_started >= world.nodes.len) return null;
         world.peers_started += 1;
         world.after(delay_ns, .{ .start = world.peers_started });
         return world.peers_started;
@@ -565,7 +567,7 @@ pub const World = struct {
         // Ids in an order of their own, so that rank order is not the order of arrival.
         const generation = @as(u64, node.generation) << 32;
         var prng = swarm.stream(world.config.seed ^ node.index ^ generation, "id");
-        const high = if (world.scripted) @as(u64, node.index) << 56 else prng.next();
+        const high = if (world.scripted) @as(u64, node.index) << 48 else prng.next();
         node.id = .from_int(@as(u128, high) << 64 | generation | node.index);
         world.digits.put(world.gpa, node.id, node.digit()) catch @panic("out of memory");
         node.memory = .init(world.backing, node_bytes_max);
@@ -581,14 +583,15 @@ pub const World = struct {
         var address: [16]u8 = undefined;
         const here = std.fmt.bufPrint(&address, "peer-{d}", .{node.index}) catch unreachable;
         node.session.?.set_address(here) catch @panic("out of memory");
-        node.user_count = world.config.groups;
-        for (node.users[0..node.user_count], 0..) |*user, index| {
-            if (node.generation == 0) user.* = .init(node, @intCast(index)) else user.reset();
-        }
+        if (node.generation == 0) {
+            node.users = world.gpa.alloc(users.User, world.config.groups) catch
+                @panic("out of memory");
+            for (node.users, 0..) |*user, index| user.* = .init(node, @intCast(index));
+        } else for (node.users) |*user| user.reset();
         node.wants_control = true;
         world.dial_control(node);
         if (world.scripted) return users.join(&node.users[0]);
-        for (node.users[0..node.user_count]) |*user| users.start(user);
+        for (node.users) |*user| users.start(user);
     }
 
     pub fn take_down(world: *World, node: *Node, how: EndOfNode) void {
@@ -712,7 +715,7 @@ pub const World = struct {
         return &world.connections.items[ref.connection].ends[ref.side];
     }
 
-    pub fn connect(world: *World, from: u8, to: u8, is_control: bool) *Connection {
+    pub fn connect(world: *World, from: NodeIndex, to: NodeIndex, is_control: bool) *Connection {
         const shape = faults.draw_shape(world);
         const connection = world.gpa.create(Connection) catch @panic("out of memory");
         connection.* = .{
@@ -745,15 +748,15 @@ pub const World = struct {
         faults.fate_of_dial(world, connection);
     }
 
-    fn address_node(address: []const u8) ?u8 {
+    fn address_node(world: *const World, address: []const u8) ?NodeIndex {
         const prefix = "peer-";
         if (!std.mem.startsWith(u8, address, prefix)) return null;
-        const index = std.fmt.parseInt(u8, address[prefix.len..], 10) catch return null;
-        return if (index == coordinator_index or index >= nodes_max) null else index;
+        const index = std.fmt.parseInt(NodeIndex, address[prefix.len..], 10) catch return null;
+        return if (index == coordinator_index or index >= world.nodes.len) null else index;
     }
 
     fn dial_lane(world: *World, node: *Node, lane: *Lane, address: []const u8) void {
-        const to = address_node(address) orelse nobody;
+        const to = world.address_node(address) orelse nobody;
         if (to == nobody) {
             world.checkers.lives(.interface, "a dial to \"{s}\"", .{address});
         }
