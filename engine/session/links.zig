@@ -10,6 +10,7 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const frames = @import("frames.zig");
 const prefetch = @import("prefetch.zig");
+const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const limits = base.limits;
@@ -329,7 +330,7 @@ fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64)
     for (s.operations.items) |operation| {
         if (operation.group != group or operation.op.epoch != epoch) continue;
         if (operation.neighbour(link) != null) return true;
-        if (operation.sync) |sync| if (sync.uses(link)) return true;
+        if (operation.sync) |shared| if (shared.uses(link)) return true;
     }
     return false;
 }
@@ -387,6 +388,7 @@ pub fn tick(s: *Session, late: bool) void {
         for (link.lanes) |place| if (place) |lane| tick_lane(s, lane, late);
         if (link.ends_at() <= s.now) {
             close(s, link);
+            for (s.operations.items) |operation| sync.link_gone(s, operation, link);
             _ = s.links.orderedRemove(index);
             free(s, link);
         } else if (is_down(s, link)) {

@@ -182,6 +182,20 @@ pub fn start(s: *Session, operation: *Operation) void {
     }
 }
 
+/// The link ends, because nobody has wanted it for a while: in a large group a sync may have begun
+/// while it was still there for a message, or for an order of another epoch.
+pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
+    const sync = operation.sync orelse return;
+    const rank = sync.rank_of(link) orelse return;
+    sync.exchanges[rank] = .{};
+    if (sync.hashes_from == rank) sync.hashes_from = null;
+    switch (sync.phase) {
+        .hashes, .leaves => sync.fetch.discard(rank),
+        .idle, .offered, .complete => {},
+    }
+    frames.later(s, operation);
+}
+
 /// No lane reads or writes memory of the state any more.
 pub fn stop(operation: *Operation) void {
     const sync = operation.sync.?;

@@ -59,6 +59,7 @@ pub const all = .{
     "journal_flipped",
     "lane_reset",
     "last_one_leaves_in_a_round",
+    "link_expires_inside_a_sync",
     "late_vote_of_an_older_attempt",
     "leave",
     "leave_before_the_answer",
