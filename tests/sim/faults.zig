@@ -368,9 +368,9 @@ pub fn freeze_for(world: *World, node: *Node, length: u64) void {
 /// A machine stops with all that runs on it, the coordinator perhaps, and goes on as if no time
 /// had passed.
 fn freeze_machine(world: *World, prng: *Prng) bool {
-    var nodes: [world_file.nodes_max]*Node = undefined;
+    const nodes = world.gpa.alloc(*Node, world.nodes.len) catch @panic("out of memory");
     var count: usize = 0;
-    for (&world.nodes) |*node| {
+    for (world.nodes) |*node| {
         if (node.state != .up or node.is_frozen() or !prng.chance(2)) continue;
         nodes[count] = node;
         count += 1;

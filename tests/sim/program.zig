@@ -6,8 +6,10 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const session_layer = @import("session");
 const syncs = @import("syncs.zig");
 const Prng = base.Prng;
+const all_to_all_ranks_max = session_layer.Session.all_to_all_ranks_max;
 
 pub const OpKind = wire.control.OpKind;
 pub const Recovery = wire.control.Recovery;
@@ -187,7 +189,8 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         5 => .scatter,
         6 => .gather,
         // Of many members it has so many shards that little else would happen.
-        7 => if (options.world_size > 16 and !prng.chance(8)) .all_gather else .all_to_all,
+        7 => if (options.world_size > 16 and (!prng.chance(8) or
+            options.world_size > all_to_all_ranks_max(false))) .all_gather else .all_to_all,
         8, 9, 10 => if (options.world_size > 1) .send_recv else .all_reduce,
         else => .all_reduce,
     };
@@ -218,7 +221,8 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .root_rank = if (kind.has_root()) @intCast(prng.below(options.world_size)) else 0,
         .pair = if (kind == .send_recv) draw_pair(prng, options.world_size) else null,
         .in_place = prng.chance(2),
-        .uneven = kind.has_shards() and prng.chance(2),
+        .uneven = kind.has_shards() and prng.chance(2) and
+            (kind != .all_to_all or options.world_size <= all_to_all_ranks_max(true)),
         .arrays = if (Step.may_have_arrays(kind) and prng.chance(4))
             @intCast(prng.between(2, Step.arrays_max))
         else

@@ -119,7 +119,7 @@ pub const Strike = struct {
 /// Processes of a world that is not large.
 pub const small_max = 16;
 /// One seed in so many has 17 to 64 peers, and one in so many 3 to 8 groups.
-const large_one_in = 1000;
+const large_one_in = 600;
 const groups_one_in = 40;
 /// Peers that a world may start with.
 pub const peers_start_max = 128;
@@ -202,7 +202,8 @@ pub const Config = struct {
         if (least.chance(12))
             config.min_world_size = @intCast(least.between(1, @min(4, config.initial_world_size)));
         var large = stream(seed, "large");
-        if (!config.only_cuts and large.chance(large_one_in)) config.draw_large(&large);
+        const is_special = config.only_cuts or config.only_resets;
+        if (!is_special and large.chance(large_one_in)) config.draw_large(&large);
         var groups = stream(seed, "groups");
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));
