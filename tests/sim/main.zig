@@ -72,8 +72,9 @@ const Options = struct {
         var text: std.Io.Writer.Allocating = .init(gpa);
         if (options.sweep_base) try text.writer.writeAll(" --sweep-base");
         for (options.changes.items) |change| try text.writer.print(" {f}", .{change});
-        if (mutant.active != 0)
-            try text.writer.print(" --mutant {s}", .{mutant.list[mutant.active - 1].name});
+        for (mutant.list, 1..) |*item, number| {
+            if (number == mutant.active) try text.writer.print(" --mutant {s}", .{item.name});
+        }
         return text.toOwnedSlice();
     }
 

@@ -728,7 +728,7 @@ pub const World = struct {
             },
         };
         world.connections.append(world.gpa, connection) catch @panic("out of memory");
-        for ([_]u8{ from, to }) |index| if (index != nobody) {
+        for ([_]NodeIndex{ from, to }) |index| if (index != nobody) {
             world.nodes[index].connections.append(world.gpa, connection) catch
                 @panic("out of memory");
         };
