@@ -11,6 +11,7 @@
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
+#   make test-threads-python  the bindings under ThreadSanitizer
 #   make process-test-safe    tests/processes with a library that checks itself (ReleaseSafe)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
@@ -40,8 +41,8 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
-.PHONY: mutants process-test-safe test-threads test-aarch64 test-windows test-avx512
-.PHONY: test-portable clean
+.PHONY: mutants process-test-safe test-threads test-threads-python test-aarch64 test-windows
+.PHONY: test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -88,6 +89,10 @@ process-test-safe: build $(VENV)/.with-test
 # ThreadSanitizer on what has threads; how long: STRESS=100.
 test-threads: $(VENV)/.with-test
 	$(ZIG) test-net test-abi -Dtsan --summary new $(if $(STRESS),-Dstress-rounds=$(STRESS))
+
+# The same for the bindings, with an interpreter that is not built with it.
+test-threads-python: $(VENV)/.with-test
+	$(RUN) tests/threads/under_tsan.py
 
 check: style
 	$(ZIG) check

@@ -136,7 +136,7 @@ pub fn build(b: *std.Build) void {
     add_kernel_programs(b, library_layers, filters);
     add_coordinator_bench(b, library_layers, check_step);
     add_machine(b);
-    add_python(b, target, library);
+    add_python(b, target, library, tsan);
 }
 
 /// Native means this architecture's baseline CPU and, with glibc, version 2.17: what a plain
@@ -643,6 +643,7 @@ fn add_python(
     b: *std.Build,
     target: std.Build.ResolvedTarget,
     library: *std.Build.Step.Compile,
+    tsan: bool,
 ) void {
     const step = b.step("python", "Build the Python extension into <prefix>/pccl_py");
     const python_include = b.option(
@@ -678,7 +679,11 @@ fn add_python(
     }
     for (source_files(b, "bindings", ".cpp")) |file| module.addCSourceFile(.{
         .file = b.path(b.pathJoin(&.{ "bindings", file })),
-        .flags = cpp_flags(b, abi3, std.mem.eql(u8, file, "nb_all.cpp")),
+        .flags = cpp_flags(b, .{
+            .abi3 = abi3,
+            .is_nanobind = std.mem.eql(u8, file, "nb_all.cpp"),
+            .tsan = tsan,
+        }),
     });
     // Not linkLibrary, which would put a folder of the build cache into the search path.
     module.addObjectFile(library.getEmittedBin());
@@ -702,7 +707,9 @@ fn add_python(
     for (installs) |install| step.dependOn(&install.step);
 }
 
-fn cpp_flags(b: *std.Build, abi3: bool, is_nanobind: bool) []const []const u8 {
+const Cpp = struct { abi3: bool, is_nanobind: bool, tsan: bool };
+
+fn cpp_flags(b: *std.Build, cpp: Cpp) []const []const u8 {
     const common: []const []const u8 = &.{
         "-std=c++17",
         "-fvisibility=hidden",
@@ -712,13 +719,16 @@ fn cpp_flags(b: *std.Build, abi3: bool, is_nanobind: bool) []const []const u8 {
         "-fdata-sections",
         "-fno-stack-protector",
     };
-    const stable: []const []const u8 = if (abi3) &.{"-DPy_LIMITED_API=0x030C0000"} else &.{};
+    const stable: []const []const u8 = if (cpp.abi3) &.{"-DPy_LIMITED_API=0x030C0000"} else &.{};
     // Nanobind's own source is not ours to warn about.
-    const own: []const []const u8 = if (is_nanobind)
+    const own: []const []const u8 = if (cpp.is_nanobind)
         &.{ "-fno-strict-aliasing", "-DNB_BUILD" }
     else
         &.{ "-Wall", "-Wextra" };
-    return std.mem.concat(b.allocator, []const u8, &.{ common, stable, own }) catch @panic("OOM");
+    // The flag alone: the runtime is that of libpccl, which must be loaded before everything else.
+    const sanitized: []const []const u8 = if (cpp.tsan) &.{ "-fsanitize=thread", "-g" } else &.{};
+    const all = [_][]const []const u8{ common, stable, own, sanitized };
+    return std.mem.concat(b.allocator, []const u8, &all) catch @panic("OOM");
 }
 
 /// The files of a folder with this suffix, sorted: a new source file needs no line here.
