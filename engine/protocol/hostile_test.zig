@@ -1045,3 +1045,66 @@ test "a view with hubs in a world where nobody has links to all is a coordinator
     try w.member.on_view(&view);
     try expectEqual(2, w.member.epoch_of(2).?.attempt);
 }
+
+test "a member with more operations in flight than there may be leaves the run" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (0..limits.operations_in_flight_max) |tag| try court.done(1, tag, 0);
+    try expect(court.peers[1] != null);
+    try court.done(1, limits.operations_in_flight_max, 0);
+    try expectEqual(null, court.peers[1]);
+    try expect(court.peers[0] != null and court.peers[2] != null);
+}
+
+test "a member that has seen decisions which nobody made leaves the run" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.give_up(0, 5);
+    for ([_]usize{ 0, 2 }) |index| try court.say_seen(index, 1);
+    try court.say_seen(1, 2);
+    try expectEqual(null, court.peers[1]);
+    try expect(court.peers[0] != null and court.peers[2] != null);
+}
+
+test "what was decided is not decided again, whoever gives it up" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (0..peers_max) |index| try court.done(index, 5, 0);
+    try court.give_up(1, 5);
+    try court.give_up(2, 6);
+    try court.give_up(1, 6);
+    try court.listen();
+    for (court.commits, court.aborts) |commits, aborts| {
+        try expectEqual(1, commits);
+        try expectEqual(1, aborts);
+    }
+}
+
+test "a member forgets what was decided in an epoch that is over, when the next begins" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    for (1..4) |decision| try w.abort(2, decision, 0, decision);
+    try expectEqual(3, w.member.decided.items.len);
+    const ids = [_]base.PeerId{ .from_int(1), .from_int(2) };
+    for (2..4) |number| {
+        try w.member.on_activate(&.{
+            .group = 0,
+            .round = number,
+            .epoch = number,
+            .safe_point = number,
+            .members = .of(&ids),
+            .joined = 0,
+            .left = .of(&.{}),
+        });
+        w.member.admit();
+    }
+    try expectEqual(3, w.member.newest());
+    try expectEqual(0, w.member.decided.items.len);
+}
