@@ -1108,3 +1108,49 @@ test "a member forgets what was decided in an epoch that is over, when the next 
     try expectEqual(3, w.member.newest());
     try expectEqual(0, w.member.decided.items.len);
 }
+
+test "a commit of what a member has not voted for is a lie" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, 7));
+    try std.testing.expectError(error.Unexpected, w.member.on_commit(&.{
+        .group = 0,
+        .epoch = 1,
+        .op = op.id,
+        .attempt = 1,
+        .digest = 7,
+        .decision = 1,
+        .acknowledged = 0,
+        .seal = 0,
+    }));
+}
+
+test "what all have seen of one epoch says nothing of another" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    try w.abort(2, 5, 0, 1);
+    const ids = [_]base.PeerId{ .from_int(1), .from_int(2) };
+    try w.member.on_activate(&.{
+        .group = 0,
+        .round = 2,
+        .epoch = 2,
+        .safe_point = 2,
+        .members = .of(&ids),
+        .joined = 0,
+        .left = .of(&.{}),
+    });
+    try w.member.on_commit(&.{
+        .group = 0,
+        .epoch = 2,
+        .op = .{ .tag = 5, .sequence = 0 },
+        .attempt = 1,
+        .digest = 7,
+        .decision = 9,
+        .acknowledged = 8,
+        .seal = 0,
+    });
+    try expectEqual(2, w.member.decided.items.len);
+}
