@@ -917,6 +917,47 @@ const Witness = struct {
     fn closed(_: *anyopaque, _: u64) void {}
 };
 
+test "a coordinator that forgets what was voted for is refused" {
+    // Found by: pccl-sim fuzz. Method: a broadcast is in doubt when its root is lost; the resume
+    // neither names it, nor was it decided before.
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    var op: Op = .{ .descriptor = descriptor, .chunks = 1 };
+    op.descriptor.kind = .broadcast;
+    op.descriptor.root = .from_int(3);
+    try w.member.check_start(7);
+    w.member.start(&op, 7);
+    w.member.welcomed(0);
+    w.member.completed(&op, 9);
+    w.member.give_up(&op, .deadline);
+    try expectEqual(.in_doubt, op.state);
+    const resumed: control.Resume = .{ .group = 0, .epoch = 1, .attempt = 2 };
+    try w.member.on_view(&.{
+        .group = 0,
+        .epoch = 1,
+        .attempt = 2,
+        .alive = .full(2),
+        .order = .of(&.{}),
+        .has_ring = true,
+        .hubs = .full(2),
+    });
+    try std.testing.expectError(error.Unexpected, w.member.on_resume(&resumed));
+    try expectEqual(.in_doubt, op.state);
+    try expectEqual(0, w.gave_up);
+    // Named, it goes on.
+    try w.member.on_resume_op(&.{
+        .group = 0,
+        .epoch = 1,
+        .attempt = 2,
+        .op = op.id,
+        .kept = .of(&.{}),
+    });
+    try w.member.on_resume(&resumed);
+    try expectEqual(.in_doubt, op.state);
+    try expectEqual(0, w.gave_up);
+}
+
 test "aborts that a member makes up push out its own, never those of others" {
     var w: Witness = undefined;
     try w.init();

@@ -183,6 +183,12 @@ pub const Epoch = struct {
         epoch.resumes.clearRetainingCapacity();
     }
 
+    /// Whether the resume that is coming in names this operation.
+    fn goes_on(epoch: *const Epoch, id: OpId) bool {
+        for (epoch.resumes.items) |*stored| if (stored.id.eql(id)) return true;
+        return false;
+    }
+
     fn find(epoch: *const Epoch, id: OpId) ?*Op {
         for (epoch.ops.items) |op| if (op.id.eql(id)) return op;
         return null;
@@ -1040,9 +1046,13 @@ pub const Member = struct {
         try epoch.resumes.append(m.gpa, .{ .id = message.op, .kept = kept });
     }
 
-    pub fn on_resume(m: *Member, message: *const control.Resume) void {
+    pub fn on_resume(m: *Member, message: *const control.Resume) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or epoch.running) return;
+        // All that was reported is decided by now, or goes on. What was voted for has been reported.
+        for (epoch.ops.items) |op| {
+            if (op.state != .running and !epoch.goes_on(op.id)) return error.Unexpected;
+        }
         epoch.running = true;
         var index = epoch.ops.items.len;
         while (index > 0) { // one that is withdrawn leaves the list

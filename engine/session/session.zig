@@ -394,7 +394,7 @@ pub const Session = struct {
                 try group.member.on_resume_op(body);
             },
             .resume_all => |*body| if (s.group_of(body.group)) |group| {
-                group.member.on_resume(body);
+                try group.member.on_resume(body);
             },
             .commit => |*body| if (s.group_of(body.group)) |group| {
                 try group.member.on_commit(body);
