@@ -41,12 +41,16 @@ ROOT = Path(__file__).parent.parent
 LONG = (
     "test_processes_losses.py",
     "test_chaos_run.py",
-    "test_inherited_failures.py",
-    "test_processes_links.py",
     "test_processes_shards.py",
+    "test_processes_links.py",
+    "test_c_examples.py",
+    "test_processes_values.py",
+    "test_cli_commands.py",
     "test_processes_namespaces.py",
-    "test_api_journal.py",
+    "test_processes_frozen.py",
     "test_api_process.py",
+    "test_processes_state.py",
+    "test_api_shards.py",
 )
 
 
