@@ -1049,7 +1049,7 @@ pub const Member = struct {
     pub fn on_resume(m: *Member, message: *const control.Resume) EpochError!void {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or epoch.running) return;
-        // All that was reported is decided by now, or goes on. What was voted for has been reported.
+        // All that was reported is decided by now, or goes on; what was voted for was reported.
         for (epoch.ops.items) |op| {
             if (op.state != .running and !epoch.goes_on(op.id)) return error.Unexpected;
         }
