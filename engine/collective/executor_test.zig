@@ -1161,6 +1161,52 @@ fn kept_by_any(
     return kept.items;
 }
 
+test "without resume the shard of a lost source is there whole, or is zeros" {
+    // Method: a source of several chunks is lost after each number of steps of an all_gather.
+    const gpa = std.testing.allocator;
+    var partly: u32 = 0;
+    for (schedules) |schedule| for (1..60) |steps| {
+        var arena: std.heap.ArenaAllocator = .init(gpa);
+        defer arena.deinit();
+        var pool = Pool.init(gpa);
+        defer pool.deinit();
+        var memory: [3][150]u64 = undefined;
+        var executors: [3]Executor = undefined;
+        for (&executors, &memory, 0..) |*x, *values, rank| {
+            values.* = @splat(rank + 1);
+            var descriptor = test_descriptor(.all_gather, values.len);
+            descriptor.recovery = .restart;
+            x.* = try Executor.init(gpa, &pool, .{
+                .descriptor = descriptor,
+                .arrays = &.{test_array(values, .u64, values.len)},
+                .world_size = executors.len,
+                .chunk_bytes = 64,
+                .window_bytes = 1024,
+                .rank = @intCast(rank),
+            });
+        }
+        defer for (&executors) |*x| x.deinit();
+        var bench: Bench = .{ .executors = &executors, .alive = .full(3), .schedule = schedule };
+        bench.begin(1, &.{});
+        for (0..steps) |_| _ = try bench.step();
+        for (&executors) |*x| x.halt();
+        bench.alive.unset(2);
+        const kept = try kept_by_any(arena.allocator(), &executors, &bench.alive);
+        bench.begin(2, kept);
+        while (try bench.step()) {}
+        var held: u32 = 0;
+        const partition = &executors[0].partition;
+        for (kept) |range| held += @intFromBool(partition.shard_of_chunk(range.begin) == 2);
+        partly += @intFromBool(held > 0 and held < partition.chunks / 3);
+        for (executors[0..2], memory[0..2]) |*x, *values| {
+            try std.testing.expect(x.complete());
+            for (values[100..]) |value| try std.testing.expectEqual(values[100], value);
+            try std.testing.expect(values[100] == 3 or values[100] == 0);
+        }
+    };
+    try std.testing.expect(partly > 0);
+}
+
 test "encoded pieces give everybody the same bytes, with every contribution in them" {
     // Not those of four bits, whose errors after five hops are too large to see anything.
     const kinds = [_]base.codec.Kind{ .bf16, .f16, .int8, .int6, .fp8_e4m3, .min_max_u8 };

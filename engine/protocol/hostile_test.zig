@@ -958,6 +958,32 @@ test "a coordinator that forgets what was voted for is refused" {
     try expectEqual(0, w.gave_up);
 }
 
+test "what a resume says of calls to come is of its own attempt" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    for ([_]u32{ 2, 3 }) |attempt| {
+        try w.member.on_view(&.{
+            .group = 0,
+            .epoch = 1,
+            .attempt = attempt,
+            .alive = .full(3),
+            .order = .of(&.{}),
+            .has_ring = true,
+            .hubs = .full(3),
+        });
+        try expectEqual(0, w.member.current.?.resumes.items.len);
+        try w.member.on_resume_op(&.{
+            .group = 0,
+            .epoch = 1,
+            .attempt = attempt,
+            .op = .{ .tag = 7, .sequence = 0 },
+            .kept = .of(&.{}),
+        });
+        try expectEqual(1, w.member.current.?.resumes.items.len);
+    }
+}
+
 test "aborts that a member makes up push out its own, never those of others" {
     var w: Witness = undefined;
     try w.init();

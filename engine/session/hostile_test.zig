@@ -1,5 +1,6 @@
 //! Peers that send what no honest one does, memory that runs out in the middle of a frame, and what
-//! a session keeps over a long life. Worlds as in world_test.zig.
+//! a session keeps over a long life. Worlds as in world_test.zig. Rules that honest peers see:
+//! rules_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -31,7 +32,7 @@ pub fn link_to(node: *Node, other: *Node) *Link {
 }
 
 /// One frame of data comes in on a lane, with this header. False: the lane was closed for it.
-fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
+pub fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
     const link = lane.link.?;
     const number = lane.number;
     const bytes = try gpa.alloc(u8, wire.frame.header_bytes + header.payload_bytes);
@@ -51,7 +52,7 @@ fn inject(node: *Node, lane: *Lane, header: wire.frame.Header) !bool {
     return link.lanes[number] == lane;
 }
 
-fn data(group: *const Group, tag: u64, payload_bytes: u32) wire.frame.Header {
+pub fn data(group: *const Group, tag: u64, payload_bytes: u32) wire.frame.Header {
     return .{
         .epoch = group.epoch(),
         .tag = tag,

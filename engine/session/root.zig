@@ -32,4 +32,5 @@ test {
     _ = @import("sync_test.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("rules_test.zig");
 }

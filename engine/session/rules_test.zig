@@ -1,0 +1,190 @@
+//! Rules of a session that no other test sees, as mutations have shown (tests/mutants): what a call
+//! may not ask for, whose turn it is on a lane, and what is forgotten when. Worlds as in
+//! world_test.zig; members that lie are hostile_test.zig's.
+
+const std = @import("std");
+const base = @import("base");
+const collective = @import("collective");
+const protocol = @import("protocol");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const hostile_test = @import("hostile_test.zig");
+const World = world.World;
+const Node = world.Node;
+const Operation = session.Operation;
+const Session = session.Session;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const expectError = std.testing.expectError;
+
+fn form(w: *World, count: usize) !void {
+    try w.init(count, @intCast(count));
+    try w.settle();
+    try w.admit_all();
+}
+
+test "a call whose arrays lie in the same memory is refused" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    var memory: [12]u64 = @splat(1);
+    var arrays: [2]Session.Array = undefined;
+    for (&arrays, [_]usize{ 0, 4 }) |*array, first| array.* = .{
+        .send = @ptrCast(&memory[first]),
+        .recv = @ptrCast(&memory[first]),
+        .count = 8,
+        .dtype = .u64,
+    };
+    const call: Session.Call = .{
+        .kind = .all_reduce,
+        .arrays = &arrays,
+        .deadline = base.never,
+    };
+    try expectError(error.ArraysOverlap, node.s.begin(w.now, node.group, call));
+    try expectEqual(0, node.s.operations.items.len);
+}
+
+test "a rank sends itself as much as it receives of itself" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    var given: [3]u64 = @splat(1);
+    var taken: [4]u64 = undefined;
+    var call: Session.Call = .{
+        .kind = .all_to_all,
+        .send = @ptrCast(&given),
+        .recv = @ptrCast(&taken),
+        .exchanged = .{ .send = &.{ 1, 2 }, .recv = &.{ 2, 2 } },
+        .dtype = .u64,
+        .deadline = base.never,
+    };
+    try expectError(error.OwnCountsDiffer, node.s.begin(w.now, node.group, call));
+    call.exchanged = .{ .send = &.{ 1, 2 }, .recv = &.{ 1, 2 } };
+    const operation = try node.s.begin(w.now, node.group, call);
+    node.s.cancel(w.now, operation);
+    node.s.release(operation);
+}
+
+test "members that cut the same number of elements differently have called different things" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    var given: [2][20]u64 = @splat(@splat(1));
+    var taken: [2][30]u64 = undefined;
+    const counts = [2][]const u64{ &.{ 10, 20 }, &.{ 20, 10 } };
+    var operations: [2]*Operation = undefined;
+    for (w.nodes[0..2], &given, &taken, counts, &operations) |*node, *own, *all, cut, *operation| {
+        operation.* = try node.s.begin(w.now, node.group, .{
+            .kind = .all_gather,
+            .send = @ptrCast(own),
+            .recv = @ptrCast(all),
+            .counts = cut,
+            .count = 30,
+            .dtype = .u64,
+            .deadline = base.never,
+        });
+    }
+    try w.settle();
+    for (w.nodes[0..2], operations) |*node, operation| {
+        try expectEqual(.mismatch, operation.status);
+        node.s.release(operation);
+    }
+}
+
+test "a coordinator with other settings is not the one of before" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    for (w.nodes[0..2]) |*node| {
+        w.coordinator.closed(w.now, node.connection.?);
+        node.connection = null;
+        node.s.control_closed(w.now);
+    }
+    w.coordinator.options.lanes += 1; // as one that was started anew, with other options
+    try w.pass(std.time.ns_per_s);
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(.lost, node.s.control_state);
+        try expectEqual(.left, node.group.state);
+    }
+}
+
+test "operations take turns on a link, also where one has much to send" {
+    // Method: two broadcasts of many pieces; the second has sent as much as the first all the time.
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    var memory: [2][2][400]u64 = @splat(@splat(@splat(1)));
+    var operations: [2][2]*Operation = undefined;
+    for (w.nodes[0..2], &memory, &operations) |*node, *own, *both| {
+        for (own, both, 0..) |*array, *operation, tag| operation.* = try node.s.begin(
+            w.now,
+            node.group,
+            .{
+                .kind = .broadcast,
+                .send = @ptrCast(array),
+                .recv = @ptrCast(array),
+                .count = array.len,
+                .dtype = .u64,
+                .tag = tag,
+                .deadline = base.never,
+            },
+        );
+    }
+    var compared: u32 = 0;
+    const root = for (&operations) |*both| {
+        if (both[0].executor.roles.rank == 0) break both;
+    } else unreachable;
+    while (try w.step()) {
+        const first = root[0].executor.bytes_sent;
+        const second = root[1].executor.bytes_sent;
+        // A frame on each lane, and what was sent before the other had called.
+        if (first > 1000 and first < 2500) {
+            try expect(second > 0 and @max(first, second) - @min(first, second) <= 512);
+            compared += 1;
+        }
+    }
+    try expect(compared > 5);
+    for (w.nodes[0..2], &operations) |*node, *both| for (both) |operation| {
+        try expectEqual(.ok, operation.status);
+        node.s.release(operation);
+    };
+}
+
+test "what was sent ahead in a passed attempt, or comes from a lost member, is not kept" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = hostile_test.link_to(node, &w.nodes[2]);
+    const lane = link.lanes[0].?;
+    try expect(try hostile_test.inject(node, lane, hostile_test.data(node.group, 9, 8)));
+    try expectEqual(1, link.early.count());
+    const group = w.coordinator.groups.items[0];
+    try group.current().?.new_attempt(.all(&.full(3), 3));
+    try w.settle();
+    try expectEqual(2, node.group.attempt());
+    try expectEqual(0, link.early.count());
+
+    // Its connection to the coordinator ends, and it is out; its lanes are still open.
+    const epoch = node.group.member.current.?;
+    epoch.alive.unset(epoch.rank_of(w.nodes[2].s.self).?);
+    var header = hostile_test.data(node.group, 9, 8);
+    header.attempt += 1;
+    try expect(try hostile_test.inject(node, lane, header));
+    try expectEqual(0, link.early.count());
+    epoch.alive.set(epoch.rank_of(w.nodes[2].s.self).?);
+}
+
+test "a group that was left wants no links any more" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = hostile_test.link_to(node, &w.nodes[1]);
+    try expect(link.wanted);
+    node.s.leave(w.now, node.group);
+    try expect(!link.wanted);
+}
