@@ -74,6 +74,8 @@ test-long: build $(VENV)/.with-test
 	$(MAKE) process-test-safe
 	$(MAKE) test-aarch64
 	$(MAKE) test-windows
+	$(ZIG) sim
+	zig-out/bin/pccl-sim endurance
 	$(MAKE) soak MINUTES=1
 	$(RUN) -m pytest -m long
 

@@ -66,8 +66,12 @@ def test_a_source_that_is_killed_is_replaced_by_another(fault: str) -> None:
 
 
 def test_nobody_waits_for_a_source_that_freezes() -> None:
-    """It had voted as a holder, and what it does not bring the other one does."""
-    world, survivors = shared_world(1, "stop=sync.given::0.2", silence=3)
+    """It had voted as a holder, and what it does not bring the other one does.
+
+    It freezes when it has given more leaves than one member wants of it, so both have had their
+    hashes by then: of whom hashes are asked, they are asked of nobody else meanwhile.
+    """
+    world, survivors = shared_world(1, "stop=sync.given::0.6", silence=3)
     with world:
         sync_all(world.peers)
         answers = answers_of(survivors)
