@@ -86,7 +86,7 @@ SAFE := $(CURDIR)/.zig-cache/safe
 process-test-safe: build $(VENV)/.with-test
 	$(ZIG) -Doptimize=ReleaseSafe --prefix $(SAFE)
 	LD_LIBRARY_PATH=$(SAFE)/lib PCCL_TESTED_LIBRARY=$(SAFE)/lib/libpccl.so \
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup tests/processes
+	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup tests/processes $(PYTEST)
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
 test-threads: $(VENV)/.with-test
