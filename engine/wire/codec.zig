@@ -6,7 +6,7 @@
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
 //! lists. A struct names them in `bounds`, the largest legal value for each field, or `.any` where
 //! nothing is computed from a number: it is compared, handed back or shown. A field without one
-//! does not compile.
+//! does not compile. Integers that are items of a list are for whoever reads the list to check.
 
 const std = @import("std");
 
