@@ -1,9 +1,10 @@
 """A process that this one has started: fed, heard, frozen, killed and reaped.
 
 What starts peers and coordinators does so with `Child`: the Python tests, the chaos run, the
-recovery benchmark, the demo. (`bench loopback` starts the programs of other libraries itself.) What the lines mean is the caller's. A child is ended by its own id,
-and only before it is reaped, since afterwards the id may belong to somebody else; it is in a
-process group of its own, so that Ctrl-C in a terminal is for the one who started it.
+recovery benchmark, the demo. (`bench loopback` starts the programs of other libraries itself.)
+What the lines mean is the caller's. A child is ended by its own id, and only before it is reaped,
+since afterwards the id may belong to somebody else; it is in a process group of its own, so that
+Ctrl-C in a terminal is for the one who started it.
 """
 
 from __future__ import annotations
