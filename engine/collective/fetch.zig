@@ -166,8 +166,13 @@ pub const Fetch = struct {
 
     /// It is not asked again in this attempt; what it has not brought is asked of others.
     pub fn discard(fetch: *Fetch, rank: u16) void {
-        fetch.sources[rank].usable = false;
         fetch.sources[rank].discarded = true;
+        fetch.forget(rank);
+    }
+
+    /// It is out of reach, through no fault of its own: others are asked, or come to have it.
+    pub fn forget(fetch: *Fetch, rank: u16) void {
+        fetch.sources[rank].usable = false;
         fetch.take_back(rank);
     }
 

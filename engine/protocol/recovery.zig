@@ -132,6 +132,7 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
             try restore_removal(c, c.groups.items[body.group], body);
         },
     };
+    if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     c.incarnation = last_incarnation + 1;
     for (c.groups.items) |group| group.restored();
     c.forget_idle();

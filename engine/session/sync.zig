@@ -190,7 +190,7 @@ pub fn link_gone(s: *Session, operation: *Operation, link: *const Link) void {
     sync.exchanges[rank] = .{};
     if (sync.hashes_from == rank) sync.hashes_from = null;
     switch (sync.phase) {
-        .hashes, .leaves => sync.fetch.discard(rank),
+        .hashes, .leaves => sync.fetch.forget(rank),
         .idle, .offered, .complete => {},
     }
     frames.later(s, operation);

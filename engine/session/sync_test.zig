@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
+const sync_file = @import("sync.zig");
 const world_test = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
 const World = world_test.World;
@@ -340,6 +341,34 @@ test "a member without a link to any holder gets it from one that has got it bef
         source.set(before);
         try expect(held.operation.?.sync.?.sources.eql(&source));
     }
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
+    }
+}
+
+test "a link that ends beside a sync ends nothing, whether or not anybody was asked on it" {
+    // Goal: in a group of more than 32 a link that a message has left behind may end at any time.
+    // Method: as above, with a link between the last member and one that holds nothing yet.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3, 4 }, &.{ 3, 0, 0, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    for ([_][2]usize{ .{ 0, 2 }, .{ 0, 3 } }) |pair| {
+        case.held[pair[0]].operation.?.sync.?.exchanges[pair[1]].link = null;
+        case.held[pair[1]].operation.?.sync.?.exchanges[pair[0]].link = null;
+    }
+    const last = &case.held[3];
+    const sync = last.operation.?.sync.?;
+    while (sync.phase != .hashes) try expect(try case.world.step());
+    try expect(!sync.fetch.has_sources());
+    const link = hostile_test.link_to(last.node, case.held[1].node);
+    sync_file.link_gone(last.node.s, last.operation.?, link);
+    case.held[1].operation.?.sync.?.exchanges[3].link = null;
+    try case.world.settle();
+    var source: base.Mask = .empty;
+    source.set(2);
+    try expect(sync.sources.eql(&source));
     for (case.all()) |*held| {
         try held.end(.ok);
         try held.expect_value(1, 4);

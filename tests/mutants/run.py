@@ -135,6 +135,8 @@ class Bench:
 
     def has_seen(self, mutant: Mutant, transcript: str) -> bool:
         ended = self.run("pccl-sim", "--mutant", mutant["name"], "scenario", transcript)
+        if ended.code == 2:
+            sys.exit(f"{mutant['name']}: {ended.text}")  # there is no such transcript
         return ended.code != 0
 
     def run_seeds(self, mutant: Mutant | None, count: int) -> tuple[int | None, str]:
