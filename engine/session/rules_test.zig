@@ -188,3 +188,76 @@ test "a group that was left wants no links any more" {
     node.s.leave(w.now, node.group);
     try expect(!link.wanted);
 }
+
+test "a member says again which of its links are broken when a round begins" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    hostile_test.link_to(&w.nodes[0], &w.nodes[2]).told = .down; // and the coordinator forgot it
+    const broken = &w.coordinator.groups.items[0].broken;
+    try expectEqual(0, broken.claims.items.len);
+    _ = try w.add();
+    try w.settle();
+    try expectEqual(1, broken.claims.items.len);
+    try expect(broken.claims.items[0].from.eql(w.nodes[0].s.self));
+}
+
+test "a link that was broken in a passed attempt ends no message in the next" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    var values: [2][8]u64 = @splat(@splat(1));
+    var operations: [2]*Operation = undefined;
+    for (w.nodes[0..2], &values, &operations) |*node, *own, *operation| {
+        const sends = node.group.rank() == 0;
+        operation.* = try node.s.begin(w.now, node.group, .{
+            .kind = .send_recv,
+            .part = if (sends) .send else .recv,
+            .partner_rank = if (sends) 1 else 0,
+            .send = if (sends) @ptrCast(own) else null,
+            .recv = if (sends) null else @ptrCast(own),
+            .count = own.len,
+            .dtype = .u64,
+            .recovery = .restart,
+            .deadline = base.never,
+        });
+    }
+    // One has voted when its link breaks: it waits for what the other says.
+    while (operations[0].op.state != .voted) try expect(try w.step());
+    operations[0].withdraw_from(hostile_test.link_to(&w.nodes[0], &w.nodes[1]));
+    const group = w.coordinator.groups.items[0];
+    try group.current().?.new_attempt(.all(&.full(2), 2));
+    try w.settle();
+    for (w.nodes[0..2], operations) |*node, operation| {
+        try expectEqual(.ok, operation.status);
+        try expectEqual(2, operation.op.attempts);
+        node.s.release(operation);
+    }
+}
+
+test "data of a call that differs is thrown away as it comes in" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    var values: [100]u64 = @splat(1);
+    const operation = try node.s.begin(w.now, node.group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&values),
+        .recv = @ptrCast(&values),
+        .count = values.len,
+        .dtype = .u64,
+        .deadline = base.never,
+    });
+    const x = &operation.executor;
+    const lane = hostile_test.link_to(node, &w.nodes[1]).lanes[0].?;
+    for (0..@intCast(x.partition.pieces)) |piece| {
+        var header = hostile_test.data(node.group, 0, @intCast(x.partial_piece_bytes(piece)));
+        header.index = x.partition.number(piece);
+        header.fingerprint = operation.fingerprint +% 1;
+        try expect(try hostile_test.inject(node, lane, header));
+    }
+    try expectEqual(0, x.bytes_received);
+    node.s.cancel(w.now, operation);
+    node.s.release(operation);
+}
