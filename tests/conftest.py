@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling:
-    """Of `--dist loadgroup`, whose groups are single tests, one that keeps files together."""
+    """A form of `--dist loadgroup`, whose groups are single tests, that keeps files together."""
     from xdist.scheduler import LoadGroupScheduling
 
     class ByFile(LoadGroupScheduling):  # type: ignore[misc]

@@ -47,7 +47,7 @@ pub const Court = struct {
     safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
-    /// Of each peer: the last round that was released.
+    /// The last round that was released for each peer.
     released: [peers_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
@@ -385,7 +385,7 @@ pub const Court = struct {
 pub const Shelf = struct {
     bytes: std.ArrayList(u8) = .empty,
     full: bool = false,
-    /// Of the run, which each start is given anew.
+    /// An option of the run, which each start is given anew.
     min_world_size: u32 = 1,
 
     pub fn journal(shelf: *Shelf) journal_file.Journal {

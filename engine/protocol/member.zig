@@ -602,7 +602,7 @@ pub const Member = struct {
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
         op.attempts += 1;
-        // What was complete before, and perhaps unheard, may have to be sent again.
+        // A result that was complete, and perhaps unheard, may have to be sent again.
         op.complete = false;
         // It goes on, so nobody was told that it was committed; and a private result may have to be
         // formed again, which makes the vote for it void.

@@ -1,8 +1,8 @@
 """Holds every mutation of tests/mutants against transcripts, unit tests and fresh seeds.
 
 Each one is switched on in processes of its own, so that a panic, a tripped assertion or a hang is
-a way to be caught like any other. What was caught by what goes to a file of JSON lines, a table
-to the output. It fails if a mutation survives that survivors.txt does not list with its reason, if
+a way to be caught like any other. The results go to a file of JSON lines, a table to the
+output. It fails if a mutation survives that survivors.txt does not list with its reason, if
 a listed one is caught, or if the catcher that a list names does not see its mutation. What it runs:
 `zig build mutants`. How to read and write the lists: docs/MUTANTS.md.
 """

@@ -14,7 +14,7 @@ bare word with an underscore; which rule judges it, the first that fits:
     `Member.start`, `flock`     words of code: each part is in some source file, not as a comment,
                                 or in FOREIGN
 
-What is left (formulas, example values, output) is not judged. In a table, a column that is headed
+The rest (formulas, example values, output) is not judged. In a table, a column that is headed
 `scenario`, `kept out by`, `caught by`, `checker` or `mutation` has names of these. Who uses it:
 test_tidy_documents.py, which also shows it texts that are wrong.
 """

@@ -148,8 +148,8 @@ fn check_election(work: *Work) void {
     );
 }
 
-/// Who insists; else the highest revision, then incumbents, then what most hold, then the smallest
-/// id (docs/PROTOCOL.md).
+/// A member that insists wins; else the highest revision, then incumbents, then what most hold,
+/// then the smallest id (docs/PROTOCOL.md).
 fn elect(candidates: []const Candidate, incumbents: usize) ?*const Call {
     var insists: ?*const Call = null;
     for (candidates) |*one| if (one.call.strategy == .send_only) {
