@@ -237,7 +237,7 @@ const Layers = struct {
         optimize: std.builtin.OptimizeMode,
         strip: bool,
         tsan: bool,
-        /// Of copies in which mutations wait to be switched on, where there are such.
+        /// Copies of the sources that hold all mutations; null: the sources themselves.
         mutated: ?Mutated = null,
     };
 
@@ -338,7 +338,8 @@ const TestOptions = struct {
     stress_seed: ?u64,
     stress_rounds: ?u64,
 
-    /// What engine/abi/threads_test.zig reads; asked for it runs again, changed or not.
+    /// Sets the variables that engine/abi/threads_test.zig reads. With one of them it runs again,
+    /// changed or not.
     fn tell_stress(options: TestOptions, b: *std.Build, run: *std.Build.Step.Run) void {
         if (options.stress_seed) |seed| {
             run.setEnvironmentVariable("PCCL_STRESS_SEED", b.fmt("{d}", .{seed}));
@@ -395,7 +396,7 @@ fn add_layer_tests(
     }
 }
 
-/// What shows that the sanitizer sees the engine: a program with a race, which it must report.
+/// The control of the sanitizer: a program with a race in the engine, which it must report.
 fn add_race(b: *std.Build, test_layers: Layers) *std.Build.Step {
     const net = test_layers.get("net");
     const program = b.addExecutable(.{
@@ -612,8 +613,8 @@ fn add_simulator(
     check_step.dependOn(&compile_only.step);
 }
 
-/// What tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit tests of three
-/// layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
+/// The programs that tests/mutants/run.py drives, in <prefix>/mutants: the simulator and the unit
+/// tests of three layers, each with all mutations in it. Static with -Dtarget=x86_64-linux-musl.
 fn add_mutants(b: *std.Build, simulated: Simulated) void {
     const step = b.step("mutants", "Build what `make mutants` runs, zig-out/mutants");
     const folder: std.Build.Step.InstallArtifact.Options = .{

@@ -135,7 +135,7 @@ def coordinator_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for coordinator.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """What a decision costs the coordinator, with and without a loss, for 16 to 512 peers."""
+    """The cost of a decision to the coordinator, with and without a loss, for 16 to 512 peers."""
     coordinator.run(peers or coordinator.PEERS, quick=quick, as_json=as_json, out=out)
 
 

@@ -89,12 +89,12 @@ const round_ns_max = 120 * seconds;
 
 const u64_dtype = 11;
 
-/// What all members draw alike for a call.
+/// A call as the seed draws it, the same for all members.
 const Plan = struct {
     count: u32,
     recovery: c_uint,
     trouble: enum { none, cancel, drop, deadline },
-    /// Who makes it.
+    /// The member that makes the trouble.
     by: u32,
 
     fn of(world: *const World, tag: u64, step: usize) Plan {
@@ -113,7 +113,7 @@ const Plan = struct {
     }
 };
 
-/// What became of a call on one member.
+/// The end of a call on one member.
 const Verdict = enum { not_called, unknown, committed, failed };
 
 const World = struct {
@@ -427,7 +427,7 @@ fn work_on(world: *World, slot: usize, tag: usize) !void {
     }
 }
 
-/// What anybody may do at any time to a communicator and to the works of other threads.
+/// Does what any thread may do at any time to a communicator and to the works of other threads.
 fn look_on(world: *World, slot: usize, role: usize) !void {
     const comm = world.comms[slot].?;
     var prng = world.draw(&.{ slot, role, 78 });
@@ -685,7 +685,7 @@ const Watchdog = struct {
     }
 };
 
-/// What begins the same again, although threads may meet otherwise.
+/// The options that begin the same run again, although its threads may meet otherwise.
 const Printed = struct {
     seed: u64,
     rounds: u64,

@@ -65,7 +65,7 @@ pub const Mask = struct {
         for (&mask.words, other.words) |*a, b| a.* |= b;
     }
 
-    /// What is left of `mask` without those of `other`.
+    /// The members of `mask` that are not in `other`.
     pub fn without(mask: *const Mask, other: *const Mask) Mask {
         var left = mask.*;
         for (&left.words, other.words) |*a, b| a.* &= ~b;

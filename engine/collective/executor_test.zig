@@ -172,6 +172,24 @@ fn test_array(memory: anytype, dtype: base.DType, count: usize) arrays_file.Arra
     };
 }
 
+/// With values in place, in pieces of eight.
+fn test_executor(
+    pool: *Pool,
+    descriptor: Descriptor,
+    values: []u64,
+    world_size: u32,
+    rank: u16,
+) !Executor {
+    return Executor.init(std.testing.allocator, pool, .{
+        .descriptor = descriptor,
+        .arrays = &.{test_array(values.ptr, .u64, values.len)},
+        .world_size = world_size,
+        .chunk_bytes = 64,
+        .window_bytes = 1024,
+        .rank = rank,
+    });
+}
+
 /// Of rank 0 in a ring.
 fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) Executor.Begin {
     return .{
@@ -399,14 +417,7 @@ test "a kept range of chunks that the operation does not have is ignored" {
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [300]u64 = @splat(1);
-    var x = try Executor.init(gpa, &pool, .{
-        .descriptor = test_descriptor(.all_reduce, 300),
-        .arrays = &.{test_array(&input, .u64, 300)},
-        .world_size = 2,
-        .chunk_bytes = 64,
-        .window_bytes = 1024,
-        .rank = 0,
-    });
+    var x = try test_executor(&pool, test_descriptor(.all_reduce, 300), &input, 2, 0);
     defer x.deinit();
     const chunks = x.partition.chunks;
     const order: base.Order = .of(&.full(2));
@@ -427,14 +438,10 @@ test "what a member holds that is not listed as a holder is taken from those who
         defer pool.deinit();
         var input: [3][300]u64 = @splat(@splat(1));
         var executors: [3]Executor = undefined;
-        for (&executors, &input, 0..) |*x, *values, rank| x.* = try Executor.init(gpa, &pool, .{
-            .descriptor = test_descriptor(.all_reduce, values.len),
-            .arrays = &.{test_array(values, .u64, values.len)},
-            .world_size = executors.len,
-            .chunk_bytes = 64,
-            .window_bytes = 1024,
-            .rank = @intCast(rank),
-        });
+        for (&executors, &input, 0..) |*x, *values, rank| {
+            const descriptor = test_descriptor(.all_reduce, values.len);
+            x.* = try test_executor(&pool, descriptor, values, executors.len, @intCast(rank));
+        }
         defer for (&executors) |*x| x.deinit();
         var bench: Bench = .{
             .executors = &executors,
@@ -497,14 +504,7 @@ test "a sender fills no more slots than it was promised, though others are free"
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [900]u64 = @splat(1);
-    var x = try Executor.init(gpa, &pool, .{
-        .descriptor = test_descriptor(.all_reduce, input.len),
-        .arrays = &.{test_array(&input, .u64, input.len)},
-        .world_size = 3,
-        .chunk_bytes = 64,
-        .window_bytes = 1024,
-        .rank = 1,
-    });
+    var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
     defer x.deinit();
     const order: base.Order = .of(&.full(3));
     x.begin(test_begin(1, &order, &.{}));
@@ -539,14 +539,7 @@ test "of credits that come in any order, before or after the open, the largest c
     var pool = Pool.init(gpa);
     defer pool.deinit();
     var input: [900]u64 = @splat(1);
-    var x = try Executor.init(gpa, &pool, .{
-        .descriptor = test_descriptor(.all_reduce, input.len),
-        .arrays = &.{test_array(&input, .u64, input.len)},
-        .world_size = 2,
-        .chunk_bytes = 64,
-        .window_bytes = 1024,
-        .rank = 0,
-    });
+    var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 2, 0);
     defer x.deinit();
     const order: base.Order = .of(&.full(2));
     x.begin(test_begin(1, &order, &.{}));
@@ -1176,14 +1169,7 @@ test "without resume the shard of a lost source is there whole, or is zeros" {
             values.* = @splat(rank + 1);
             var descriptor = test_descriptor(.all_gather, values.len);
             descriptor.recovery = .restart;
-            x.* = try Executor.init(gpa, &pool, .{
-                .descriptor = descriptor,
-                .arrays = &.{test_array(values, .u64, values.len)},
-                .world_size = executors.len,
-                .chunk_bytes = 64,
-                .window_bytes = 1024,
-                .rank = @intCast(rank),
-            });
+            x.* = try test_executor(&pool, descriptor, values, executors.len, @intCast(rank));
         }
         defer for (&executors) |*x| x.deinit();
         var bench: Bench = .{ .executors = &executors, .alive = .full(3), .schedule = schedule };
@@ -1235,14 +1221,7 @@ test "a source that is there keeps what it has, whoever says that it alone holds
     defer pool.deinit();
     var memory: [3][90]u64 = @splat(@splat(7));
     for (schedules) |schedule| {
-        var x = try Executor.init(gpa, &pool, .{
-            .descriptor = test_descriptor(.all_gather, 90),
-            .arrays = &.{test_array(&memory[0], .u64, 90)},
-            .rank = 0,
-            .world_size = 3,
-            .chunk_bytes = 64,
-            .window_bytes = 1024,
-        });
+        var x = try test_executor(&pool, test_descriptor(.all_gather, 90), &memory[0], 3, 0);
         defer x.deinit();
         var holders: base.Mask = .empty;
         holders.set(2);

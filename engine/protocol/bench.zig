@@ -131,7 +131,7 @@ const Run = struct {
     sample: Sample = .{ .messages = 0, .ns = 0 },
     sequence: u64 = 0,
 
-    // What each peer was told since it was last asked about, and the last of it.
+    // The messages to each peer since the last look at them, and the last of them.
     told: [limits.peers_max]Told = @splat(.{}),
     epoch: u64 = 0,
     attempt: u32 = 1,
@@ -396,7 +396,7 @@ const Run = struct {
 
     fn put(run: *Run, index: usize, bytes: []const u8) !void {
         const stream = &run.connections[index].?.stream;
-        // What waits already is received together with this.
+        // Bytes that wait already are received together with these.
         const waits = for (run.queue.items) |other| {
             if (other == index) break true;
         } else false;

@@ -37,7 +37,7 @@ pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
     peers: [peers_max]?*Connection = @splat(null),
-    /// What the coordinator sends is decoded before the next is asked for.
+    /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [peers_max]u32 = @splat(0),
     commits: [peers_max]u32 = @splat(0),
     last_abort: ?control.Abort = null,

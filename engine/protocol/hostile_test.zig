@@ -888,6 +888,30 @@ const Witness = struct {
         });
     }
 
+    /// A new attempt of epoch 1, in which everybody alive reaches everybody.
+    fn view(w: *Witness, attempt: u32, alive: base.Mask) !void {
+        try w.member.on_view(&.{
+            .group = 0,
+            .epoch = 1,
+            .attempt = attempt,
+            .alive = alive,
+            .order = .of(&.{}),
+            .has_ring = true,
+            .hubs = alive,
+        });
+    }
+
+    /// An operation goes on in this attempt, and nothing of it is kept.
+    fn resume_op(w: *Witness, attempt: u32, id: control.OpId) !void {
+        try w.member.on_resume_op(&.{
+            .group = 0,
+            .epoch = 1,
+            .attempt = attempt,
+            .op = id,
+            .kept = .of(&.{}),
+        });
+    }
+
     /// A call with this tag; what it failed with at once, if it did.
     fn call(w: *Witness, op: *Op, tag: u64) !?member_file.Failure {
         op.* = .{ .descriptor = descriptor, .chunks = 1 };
@@ -933,26 +957,12 @@ test "a coordinator that forgets what was voted for is refused" {
     w.member.give_up(&op, .deadline);
     try expectEqual(.in_doubt, op.state);
     const resumed: control.Resume = .{ .group = 0, .epoch = 1, .attempt = 2 };
-    try w.member.on_view(&.{
-        .group = 0,
-        .epoch = 1,
-        .attempt = 2,
-        .alive = .full(2),
-        .order = .of(&.{}),
-        .has_ring = true,
-        .hubs = .full(2),
-    });
+    try w.view(2, .full(2));
     try std.testing.expectError(error.Unexpected, w.member.on_resume(&resumed));
     try expectEqual(.in_doubt, op.state);
     try expectEqual(0, w.gave_up);
     // Named, it goes on.
-    try w.member.on_resume_op(&.{
-        .group = 0,
-        .epoch = 1,
-        .attempt = 2,
-        .op = op.id,
-        .kept = .of(&.{}),
-    });
+    try w.resume_op(2, op.id);
     try w.member.on_resume(&resumed);
     try expectEqual(.in_doubt, op.state);
     try expectEqual(0, w.gave_up);
@@ -963,23 +973,9 @@ test "what a resume says of calls to come is of its own attempt" {
     try w.init();
     defer w.member.deinit();
     for ([_]u32{ 2, 3 }) |attempt| {
-        try w.member.on_view(&.{
-            .group = 0,
-            .epoch = 1,
-            .attempt = attempt,
-            .alive = .full(3),
-            .order = .of(&.{}),
-            .has_ring = true,
-            .hubs = .full(3),
-        });
+        try w.view(attempt, .full(3));
         try expectEqual(0, w.member.current.?.resumes.items.len);
-        try w.member.on_resume_op(&.{
-            .group = 0,
-            .epoch = 1,
-            .attempt = attempt,
-            .op = .{ .tag = 7, .sequence = 0 },
-            .kept = .of(&.{}),
-        });
+        try w.resume_op(attempt, .{ .tag = 7, .sequence = 0 });
         try expectEqual(1, w.member.current.?.resumes.items.len);
     }
 }

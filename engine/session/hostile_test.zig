@@ -18,7 +18,7 @@ const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 
-fn form(w: *World, count: usize) !void {
+pub fn form(w: *World, count: usize) !void {
     try w.init(count, @intCast(count));
     try w.settle();
     try w.admit_all();

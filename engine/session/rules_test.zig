@@ -13,16 +13,11 @@ const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
 const Session = session.Session;
+const form = hostile_test.form;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 const expectError = std.testing.expectError;
-
-fn form(w: *World, count: usize) !void {
-    try w.init(count, @intCast(count));
-    try w.settle();
-    try w.admit_all();
-}
 
 test "a call whose arrays lie in the same memory is refused" {
     var w: World = .{ .gpa = gpa };
