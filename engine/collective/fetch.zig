@@ -120,21 +120,25 @@ pub const Fetch = struct {
         return null;
     }
 
-    /// The leaf that whoever has most on request will bring last.
+    /// The leaf that whoever has most on request, and of nobody else, will bring last.
     fn take_over(fetch: *const Fetch, idle: *const Source) ?u32 {
         if (idle.count >= second_asks_max) return null;
-        var slowest: ?*const Source = null;
+        var most: u32 = idle.count;
+        var last: ?u32 = null;
         for (fetch.sources) |*source| {
-            if (source == idle or source.count <= idle.count) continue;
-            if (slowest == null or source.count > slowest.?.count) slowest = source;
+            if (source == idle or source.count <= most) continue;
+            var waiting: u32 = 0;
+            var behind: ?u32 = null;
+            for (source.asked[0..source.count]) |leaf| {
+                if (fetch.leaves[leaf] != .asked) continue;
+                waiting += 1;
+                behind = leaf;
+            }
+            if (waiting <= most) continue;
+            most = waiting;
+            last = behind;
         }
-        const source = slowest orelse return null;
-        var index = source.count;
-        while (index > 0) {
-            index -= 1;
-            if (fetch.leaves[source.asked[index]] == .asked) return source.asked[index];
-        }
-        return null;
+        return last;
     }
 
     /// Whether it has been asked for something that it has not brought.
@@ -244,6 +248,18 @@ test "what a frozen source holds back at the end is asked of another" {
     try std.testing.expect(!fetch.wants(1, late));
     fetch.delivered(1, late);
     try std.testing.expectEqual(0, fetch.left);
+}
+
+test "what two frozen sources hold back is asked of the third" {
+    var fetch = try test_fetch(60, 3);
+    defer fetch.deinit();
+    var rounds: u32 = 0;
+    while (fetch.left > 0) : (rounds += 1) {
+        try std.testing.expect(rounds < 100);
+        while (fetch.next()) |_| {}
+        const source = &fetch.sources[0];
+        while (source.count > 0) fetch.delivered(0, source.asked[0]);
+    }
 }
 
 test "what was lost on its way is asked for again, of the same source as well" {

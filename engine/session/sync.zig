@@ -45,9 +45,13 @@ pub const Sync = struct {
     elected_root: Hash = undefined,
     holders: Mask = .empty,
     fetch: collective.Fetch,
-    /// Who is asked for the hashes of the leaves, and the next page.
+    /// Who is asked for the hashes of the leaves, of all who were the last, and the next page.
     hashes_from: ?u16 = null,
     pages_got: u32 = 0,
+    /// When that page was asked for, or something of it came.
+    page_moved_at: base.Instant = 0,
+    /// How long to wait for something of it, until another one is asked.
+    page_patience_ns: u64 = 0,
     /// By rank.
     exchanges: []Exchange,
 
@@ -83,6 +87,8 @@ pub const Sync = struct {
         /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
         /// a lane that the other has left already is the only one to notice that it is lost.
         used: bool = false,
+        /// It has been asked for a page of hashes, and nothing has come.
+        owes_page: bool = false,
         /// It says that it has everything.
         gives: bool = false,
         /// It is to be told that this peer has everything.
@@ -175,6 +181,7 @@ pub fn start(s: *Session, operation: *Operation) void {
     const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
     sync.phase = .idle;
     sync.hashes_from = null;
+    sync.page_patience_ns = s.settings.silence_ns / 4;
     for (sync.exchanges, 0..) |*exchange, rank| {
         exchange.* = .{ .gave_at = s.now };
         if (rank == epoch.rank or !epoch.alive.has(rank)) continue;
@@ -330,17 +337,27 @@ fn fetch_more(s: *Session, operation: *Operation) void {
 
 fn ask_for_hashes(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
-    if (sync.hashes_from != null) return; // under way
-    // Members spread over the sources, each begins behind itself.
+    if (sync.hashes_from == null) ask_another_for_hashes(s, operation);
+}
+
+/// Of one who owes none already. Members spread over the sources, each begins behind itself.
+fn ask_another_for_hashes(s: *Session, operation: *Operation) void {
+    const sync = operation.sync.?;
     const count = sync.exchanges.len;
     const own = operation.executor.position;
     for (0..count) |distance| {
         const rank: u16 = @intCast((own + distance) % count);
-        if (!sync.fetch.is_usable(rank)) continue;
+        if (!sync.fetch.is_usable(rank) or sync.exchanges[rank].owes_page) continue;
         sync.hashes_from = rank;
         sync.pages_got = 0;
-        return ask(s, sync, rank, .{ .class = Sync.class_hashes, .index = 0 });
+        return ask_for_page(s, sync, rank);
     }
+}
+
+fn ask_for_page(s: *Session, sync: *Sync, rank: u16) void {
+    sync.exchanges[rank].owes_page = true;
+    sync.page_moved_at = s.now;
+    ask(s, sync, rank, .{ .class = Sync.class_hashes, .index = sync.pages_got });
 }
 
 fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
@@ -378,12 +395,25 @@ pub fn tick(s: *Session, operation: *Operation, late: bool) void {
     for (sync.exchanges, 0..) |*exchange, index| {
         const rank: u16 = @intCast(index);
         const link = exchange.link orelse continue;
-        const owes = sync.fetch.owes(rank) or sync.hashes_from == rank;
+        const owes = sync.fetch.owes(rank) or exchange.owes_page;
         const waits = owes and exchange.wants.count == 0 and link.open_count > 0;
         if (late or !waits or link.brings(operation)) exchange.gave_at = s.now;
         if (s.now -| exchange.gave_at < patience(s)) continue;
         discard(s, operation, rank, "it gives nothing");
     }
+    if (sync.phase == .hashes) tick_hashes(s, operation, late);
+}
+
+/// Nothing can be asked for without the hashes, so another one is asked for them long before that:
+/// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
+fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
+    const sync = operation.sync.?;
+    const rank = sync.hashes_from orelse return;
+    const brings = if (sync.exchanges[rank].link) |link| link.brings(operation) else false;
+    if (late or brings) sync.page_moved_at = s.now;
+    if (s.now -| sync.page_moved_at < sync.page_patience_ns) return;
+    ask_another_for_hashes(s, operation);
+    if (sync.hashes_from != rank) sync.page_patience_ns *|= 2;
 }
 
 // ---- outgoing
@@ -500,7 +530,10 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
         return error.NotAsked; // it is still to be asked for
     if (header.kind == .hashes) {
         if (header.index >= state.page_count()) return error.UnknownPage;
-        if (sync.phase != .hashes or sync.hashes_from != rank) return null;
+        if (sync.phase != .hashes or sync.hashes_from != rank) {
+            sync.exchanges[rank].owes_page = false;
+            return null;
+        }
         if (header.index != sync.pages_got) return error.UnknownPage;
         const page = State.page_of(state.wanted, @intCast(header.index));
         if (header.payload_bytes != page.len) return error.WrongLength;
@@ -508,7 +541,9 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
         for (s.links.items) |link| for (link.lanes) |maybe| if (maybe) |other| {
             const same = other != lane and other.into_operation == operation and
                 other.incoming.kind == .hashes;
-            if (same) other.detach(operation);
+            if (!same) continue;
+            other.detach(operation);
+            if (sync.rank_of(link)) |slower| sync.exchanges[slower].owes_page = false;
         };
         return page;
     }
@@ -544,6 +579,7 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     sync.bytes_received += header.payload_bytes;
     sync.exchanges[rank].gave_at = s.now;
     if (header.kind == .hashes) {
+        sync.exchanges[rank].owes_page = false;
         const wanted = sync.phase == .hashes and sync.hashes_from == rank and
             header.index == sync.pages_got;
         if (wanted) page_arrived(s, operation, rank);
@@ -562,10 +598,7 @@ fn page_arrived(s: *Session, operation: *Operation, rank: u16) void {
     const sync = operation.sync.?;
     const state = sync.state.?;
     sync.pages_got += 1;
-    if (sync.pages_got < state.page_count()) return ask(s, sync, rank, .{
-        .class = Sync.class_hashes,
-        .index = sync.pages_got,
-    });
+    if (sync.pages_got < state.page_count()) return ask_for_page(s, sync, rank);
     const root = kernels.blake3(std.mem.sliceAsBytes(state.wanted));
     if (!std.mem.eql(u8, &root, &sync.elected_root))
         return discard(s, operation, rank, not_elected);

@@ -87,6 +87,11 @@ const Held = struct {
         held.operation = null;
     }
 
+    /// Whatever is asked of it in this attempt, it does not answer; its lanes are well.
+    fn hear_nothing(held: *Held) void {
+        for (held.operation.?.sync.?.exchanges) |*exchange| exchange.link = null;
+    }
+
     fn expect_value(held: *const Held, value: u8, revision: u64) !void {
         try expect(std.mem.allEqual(u8, &held.weights, value));
         try expect(std.mem.allEqual(u8, &held.bias, value));
@@ -376,26 +381,45 @@ test "a link that ends beside a sync ends nothing, whether or not anybody was as
 }
 
 test "a holder that answers pings and gives nothing is not waited for" {
-    for ([_]bool{ false, true }) |alone| {
-        var case: Case = undefined;
-        try case.init(&.{ 1, if (alone) 5 else 1, 2 }, &.{ 3, if (alone) 0 else 3, 0 });
-        defer case.deinit();
-        for (case.all()) |*held| try held.sync(.popular, deadline_never);
-        // It hears what is asked of it, and does nothing.
-        for (case.held[0].operation.?.sync.?.exchanges) |*exchange| exchange.link = null;
-        const late = &case.held[2];
-        const patience_ns = 2 * late.node.s.settings.silence_ns;
-        try case.world.pass(patience_ns - std.time.ns_per_s);
-        try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
-        try expect(!late.operation.?.finished);
-        try case.world.pass(2 * std.time.ns_per_s);
-        for (case.all()) |*held| {
-            try held.end(if (alone) .state_unavailable else .ok);
-            if (!alone) try held.expect_value(1, 4);
-        }
-        // Nobody is let go for it.
-        for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
+    var case: Case = undefined;
+    try case.init(&.{ 1, 5, 2 }, &.{ 3, 0, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    case.held[0].hear_nothing();
+    const late = &case.held[2];
+    const patience_ns = 2 * late.node.s.settings.silence_ns;
+    try case.world.pass(patience_ns - std.time.ns_per_s);
+    try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
+    try expect(!late.operation.?.finished);
+    try case.world.pass(2 * std.time.ns_per_s);
+    for (case.all()) |*held| try held.end(.state_unavailable);
+    // Nobody is let go for it.
+    for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
+}
+
+test "hashes that do not come are asked of another before their source can be lost" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 1, 2 }, &.{ 3, 3, 3, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    case.held[0].hear_nothing();
+    case.held[1].hear_nothing();
+    const late = &case.held[3];
+    const silence_ns = late.node.s.settings.silence_ns;
+    const second_ns = std.time.ns_per_s;
+    try case.world.pass(silence_ns / 4 - second_ns / 2);
+    try expectEqual(0, late.operation.?.sync.?.hashes_from.?);
+    try case.world.pass(second_ns);
+    try expectEqual(1, late.operation.?.sync.?.hashes_from.?);
+    // The second one is given twice the time.
+    try case.world.pass(silence_ns / 2 - second_ns);
+    try expectEqual(1, late.operation.?.sync.?.hashes_from.?);
+    try case.world.pass(second_ns);
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 4);
     }
+    for (case.all()) |*held| try expectEqual(4, held.node.group.alive());
 }
 
 test "a newcomer does not wait to enter for members that answer pings and give nothing" {
