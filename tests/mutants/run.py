@@ -15,6 +15,7 @@ import os
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ MEMORY_BYTES_MAX = 8 << 30
 # only those that the list names are looked at.
 ENDS_MAX = 4
 CONTROL_SEEDS = 200
+# What takes so many times what it takes without a mutation hangs.
+HANG = 5
 # A transcript or test that is begun, and then fails before the next one is.
 FAILED = r"^at \d+ (.*)\n(?:(?!at \d|end$).*\n)*?  fails: "
 
@@ -75,7 +78,7 @@ class Result:
 class Ended:
     """How a process ended, and what it said."""
 
-    code: int | None  # None: it was still running when its time was over
+    code: int | None  # None: it was still running when its time was over, and hangs
     text: str
 
 
@@ -87,26 +90,23 @@ class Bench:
         self.seeds = seeds
         self.start = start
         self.quick = quick
-        # Found by the control run: a hang is what takes far longer.
-        self.seconds_max = 300.0
+        # Found by the control run: a hang is what takes far more. Nothing here ever waits, so
+        # these are seconds of CPU, which other work on the machine does not use up.
+        self.seconds_max = 300
         self.seconds_per_seed = 1.0
 
-    def run(self, program: str, *arguments: str, seconds_max: float | None = None) -> Ended:
-        command = [str(self.folder / program), *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds_max or self.seconds_max,
-                preexec_fn=limit_process,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            said = late.stderr or b""
-            return Ended(None, said.decode(errors="replace") if isinstance(said, bytes) else said)
-        return Ended(done.returncode, done.stdout + done.stderr)
+    def run(self, program: str, *arguments: str, seconds_max: int | None = None) -> Ended:
+        limit = seconds_max or self.seconds_max
+        done = subprocess.run(
+            [str(self.folder / program), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            preexec_fn=lambda: limit_process(limit),
+            check=False,
+        )
+        hangs = done.returncode == -signal.SIGXCPU
+        return Ended(None if hangs else done.returncode, done.stdout + done.stderr)
 
     def walk(self, program: str, arguments: list[str], first: str) -> list[str]:
         """Names of all transcripts or tests that fail, end the process, or hang."""
@@ -147,7 +147,7 @@ class Bench:
             arguments.append("--restarts")
             count *= 10
         arguments += ["--start", str(self.start), "--seeds", str(count)]
-        seconds_max = max(self.seconds_max, 60 + 20 * count * self.seconds_per_seed)
+        seconds_max = int(20 + HANG * count * self.seconds_per_seed)
         ended = self.run("pccl-sim", *arguments, seconds_max=seconds_max)
         if ended.code == 0:
             return None, ""
@@ -158,14 +158,14 @@ class Bench:
 
     def control(self) -> list[str]:
         """What fails without any mutation; sets the bounds of time."""
-        began = time.monotonic()
+        began = cpu_of_children()
         failed = self.transcripts(None)
+        self.seconds_max = int(10 + HANG * (cpu_of_children() - began))
         for layer in LAYERS:
             failed += self.units(None, layer)
-        self.seconds_max = 60 + 20 * (time.monotonic() - began)
-        began = time.monotonic()
+        began = cpu_of_children()
         seeds, check = self.run_seeds(None, CONTROL_SEEDS)
-        self.seconds_per_seed = (time.monotonic() - began) / CONTROL_SEEDS
+        self.seconds_per_seed = (cpu_of_children() - began) / CONTROL_SEEDS
         if seeds is not None:
             failed.append(f"seed {self.start + seeds - 1}: {check}")
         return failed
@@ -196,7 +196,13 @@ def named(mutant: Mutant | None, *before: str) -> list[str]:
     return [*before, mutant["name"]] if mutant else []
 
 
-def limit_process() -> None:
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def limit_process(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
