@@ -548,6 +548,49 @@ test "of credits that come in any order, before or after the open, the largest c
     x.opened(1, 50);
     try std.testing.expectEqual(70, x.credits[0].allowed);
     try std.testing.expectEqual(50, x.credits[1].allowed);
+    try x.credited(1, 0, 80);
+    try x.credited(1, 0, 75);
+    try std.testing.expectEqual(80, x.credits[0].allowed);
+}
+
+test "a sum is refused where it does not belong" {
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    const order: base.Order = .of(&.full(3));
+    for (schedules) |schedule| {
+        var input: [900]u64 = @splat(1);
+        var x = try test_executor(&pool, test_descriptor(.all_reduce, input.len), &input, 3, 1);
+        defer x.deinit();
+        var begin = test_begin(1, &order, &.{});
+        begin.schedule = schedule;
+        begin.hubs = &.full(3);
+        x.begin(begin);
+        // Chunk n is added up by member n: in a ring it sets out behind that, where nothing comes
+        // back to; all others send their contributions straight to it.
+        const pieces = [_]u64{ 0, 1, 2 };
+        for (pieces) |piece| {
+            const header: wire.frame.Header = .{
+                .epoch = 1,
+                .tag = 0,
+                .sequence = 0,
+                .index = piece,
+                .attempt = 1,
+                .payload_bytes = @intCast(x.piece_bytes(@intCast(piece))),
+                .reduced_attempt = 0,
+                .group = 0,
+                .class = if (schedule == .ring) @intCast(piece) else 0,
+                .kind = .partial,
+            };
+            const is_mine = switch (schedule) {
+                .ring => piece != 0,
+                .direct => piece == 1,
+            };
+            if (is_mine) _ = try x.place(&header, 0) else {
+                try std.testing.expectError(error.WrongPhase, x.place(&header, 0));
+            }
+        }
+    }
 }
 
 test "little is sent to a member that has not called, however much it would take" {

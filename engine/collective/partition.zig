@@ -248,6 +248,28 @@ test "pieces tile the shards, and chunks the pieces, within the limits" {
     };
 }
 
+test "no number behind the last piece of an uneven shard is a piece" {
+    var shards = [_]Shard{
+        .{ .elements = 1 << 20, .dtype = .f32, .partial_bytes = 4 },
+        .{ .elements = 0, .dtype = .f32, .partial_bytes = 4 },
+        .{ .elements = 1 << 20, .dtype = .f32, .partial_bytes = 4 },
+    };
+    const partition = Partition.init(.{
+        .shards = &shards,
+        .world_size = 2,
+        .chunk_bytes_max = 256 * 1024,
+        .window_bytes = 16 << 20,
+        .is_uneven = true,
+    });
+    for (0..partition.pieces) |piece|
+        try std.testing.expectEqual(piece, partition.numbered(partition.number(piece)));
+    for (&shards, 0..) |*shard, index| {
+        const behind = @as(u64, index) << 32 | shard.pieces();
+        try std.testing.expectEqual(null, partition.numbered(behind));
+    }
+    try std.testing.expectEqual(null, partition.numbered(@as(u64, shards.len) << 32));
+}
+
 const Size = struct { world_size: u32, kind: base.codec.Kind };
 
 fn test_partition(size: Size, shards: []Shard) !void {

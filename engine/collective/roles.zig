@@ -95,20 +95,18 @@ pub const Elements = union(enum) {
 pub const Sizes = struct {
     send: u64 = 0,
     recv: u64 = 0,
-    /// Before the part that both have, in each of them.
+    /// Before the part that both have, in each of them. There is one such part at most.
     send_skip: u64 = 0,
     recv_skip: u64 = 0,
 
     /// All together have been checked to be few enough.
     pub fn of(elements: *const Elements, roles: *const Roles) Sizes {
         var sizes: Sizes = .{};
-        var has_both = false;
         for (0..roles.parts()) |part| {
             const count = elements.of(roles, part);
             const is_sent = roles.is_sent(part);
             const is_received = roles.is_received(part);
-            if (is_sent and is_received and !has_both) {
-                has_both = true;
+            if (is_sent and is_received) {
                 sizes.send_skip = sizes.send;
                 sizes.recv_skip = sizes.recv;
             }
