@@ -32,6 +32,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -50,6 +51,7 @@ from bench.common import KIB, MIB, Row
 from bench.loopback_libraries import COLLECTIVES, Case, Job, Mpi, encodes
 from bench.loopback_worker import key_of
 from bench.report import Report
+from harness.child import Child
 
 BENCH = "loopback"
 METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
@@ -112,12 +114,8 @@ class Processes:
             commands = [under_mpiexec(commands)]
         environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **Mpi.ENVIRONMENT}
         self._running = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,  # ours is for the rows
-            )
+            # Our standard output is for the rows.
+            Child(command, heard=tell, environment=environment, log=sys.stderr)
             for command in commands
         ]
         self._threads = [threading.Thread(target=self._read) for _ in range(world)]
@@ -141,6 +139,8 @@ class Processes:
             thread.join()
         self._timer.cancel()
         self._listener.close()
+        for process in self._running:
+            process.end()
         if error is None and self._failure is not None:
             raise RuntimeError(self._failure)
 
@@ -180,13 +180,14 @@ class Processes:
                 self._await(process)
         self._lines[rank].put(None)
 
-    def _await(self, process: subprocess.Popen[bytes]) -> None:
+    def _await(self, process: Child) -> None:
         """Waits for the end of a process, or of mpiexec with all of them."""
-        if process.wait() == 0:
+        status = process.wait()
+        if status == 0:
             return
         name = f"process {self._running.index(process)} of the benchmark"
         name = name if len(self._running) > 1 else "mpiexec"
-        self._fail(f"{name} failed, status {process.returncode}")
+        self._fail(f"{name} failed, status {status}")
 
     def _on_late(self) -> None:
         self._fail(f"the benchmark took more than {WORLD_SECONDS_MAX:.0f} s at one world size")
@@ -194,12 +195,15 @@ class Processes:
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
         for process in self._running:
-            if process.poll() is None:
-                process.terminate()  # mpiexec passes it on; the workers have no handler
+            process.signal(signal.SIGTERM)  # mpiexec passes it on; the workers have no handler
         with contextlib.suppress(OSError):  # it may have been shut down
             self._listener.shutdown(socket.SHUT_RDWR)
         for waiting in self._lines:
             waiting.put(None)
+
+
+def tell(line: str) -> None:
+    sys.stderr.write(line)
 
 
 def under_mpiexec(commands: list[list[str]]) -> list[str]:

@@ -1,10 +1,9 @@
 """A process that this one has started: fed, heard, frozen, killed and reaped.
 
 What starts peers and coordinators does so with `Child`: the Python tests, the chaos run, the
-recovery benchmark, the demo. (`bench loopback` starts the programs of other libraries itself.)
-What the lines mean is the caller's. A child is ended by its own id, and only before it is reaped,
-since afterwards the id may belong to somebody else; it is in a process group of its own, so that
-Ctrl-C in a terminal is for the one who started it.
+benchmarks, the demo. What the lines mean is the caller's. A child is ended by its own id, and only
+before it is reaped, since afterwards the id may belong to somebody else; it is in a process group
+of its own, so that Ctrl-C in a terminal is for the one who started it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
+
+# What is killed ends at once, but on a machine that is very busy.
+END_SECONDS_MAX = 60.0
 
 
 def _nothing(*_: object) -> None:
@@ -125,9 +127,12 @@ class Child:
             return self._is_frozen and self.code is None
 
     def end(self, *, group: bool = False) -> None:
-        """Kills it if it runs, waits until it is gone, and releases what belonged to it."""
+        """Kills it if it runs, waits until it is gone, and releases what belonged to it.
+
+        Raises TimeoutError if something that it has started keeps its output open.
+        """
         self.signal(signal.SIGKILL, group=group)
-        self._watcher.join()
+        self.wait_until_heard(END_SECONDS_MAX)
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # a line that nobody will read
