@@ -223,11 +223,17 @@ pub const Session = struct {
         s.host.vtable.log(s.host.ctx, level, text);
     }
 
+    /// Time is what some thread read before it had the session to itself: another one may have been
+    /// here meanwhile, with a later one. It never goes back.
+    fn reach(s: *Session, now: Instant) void {
+        s.now = @max(s.now, now);
+    }
+
     // ---- the coordinator
 
     /// The connection is made; `address` must be set by now.
     pub fn control_opened(s: *Session, now: Instant) void {
-        s.now = now;
+        s.reach(now);
         s.control.reset();
         s.control_state = .greeting;
         s.welcomed = false;
@@ -246,7 +252,7 @@ pub const Session = struct {
 
     /// Bytes were appended to `control`.
     pub fn control_received(s: *Session, now: Instant) void {
-        s.now = now;
+        s.reach(now);
         s.last_heard = now;
         if (s.control_state == .greeting) s.control_greeted();
         while (s.control_state == .open) {
@@ -265,7 +271,7 @@ pub const Session = struct {
 
     /// The connection ended, or could not be made.
     pub fn control_closed(s: *Session, now: Instant) void {
-        s.now = now;
+        s.reach(now);
         s.coordinator_away("the connection to the coordinator closed");
         s.run_deferred();
     }
@@ -328,7 +334,7 @@ pub const Session = struct {
 
     /// The driver ends: what still waits for the coordinator waits in vain.
     pub fn abandon(s: *Session, now: Instant) void {
-        s.now = now;
+        s.reach(now);
         if (s.control_state != .lost) s.end_groups("this peer ends");
         s.run_deferred();
     }
@@ -594,7 +600,7 @@ pub const Session = struct {
         name: []const u8,
         initial_world_size: u32,
     ) JoinError!*Group {
-        s.now = now;
+        s.reach(now);
         for (s.groups.items) |group| {
             if (group.state != .left and std.mem.eql(u8, group.name, name))
                 return error.AlreadyJoined;
@@ -630,7 +636,7 @@ pub const Session = struct {
     /// Leaves gracefully: the others go on without this peer, operations in flight here are
     /// cancelled.
     pub fn leave(s: *Session, now: Instant, group: *Group) void {
-        s.now = now;
+        s.reach(now);
         if (group.state == .joined) group.member.leave();
         group.state = .left;
         s.forget_group(group);
@@ -661,7 +667,7 @@ pub const Session = struct {
 
     /// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
     pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
-        s.now = now;
+        s.reach(now);
         if (group.state != .joined) return error.Left;
         if (!group.ready_told) return error.NotReady;
         if (group.member.admitting) return error.Busy;
@@ -789,7 +795,7 @@ pub const Session = struct {
     /// Starts an operation; operation_finished follows, perhaps before this returns. The arguments
     /// have been checked, except for what depends on the membership.
     pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {
-        s.now = now;
+        s.reach(now);
         if (group.state != .joined) return error.Left;
         const tag = try tag_of(group, &call);
         try group.member.check_start(tag);
@@ -952,7 +958,7 @@ pub const Session = struct {
 
     /// A newcomer fetches in the background, if it can. The leaves are hashed.
     pub fn prefetch_begin(s: *Session, now: Instant, state: *State) Allocator.Error!void {
-        s.now = now;
+        s.reach(now);
         try prefetch.begin(s, state);
     }
 
@@ -967,7 +973,7 @@ pub const Session = struct {
     /// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
     /// caller applies the state.
     pub fn begin_sync(s: *Session, now: Instant, sync_call: SyncCall) SyncError!*Operation {
-        s.now = now;
+        s.reach(now);
         const state = sync_call.state;
         const group = state.group;
         if (group.state != .joined) return error.Left;
@@ -1101,7 +1107,7 @@ pub const Session = struct {
 
     /// Withdraws an operation: cancelled before the vote, in doubt after it.
     pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
-        s.now = now;
+        s.reach(now);
         if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
         s.run_deferred();
     }
@@ -1267,19 +1273,19 @@ pub const Session = struct {
 
     /// An inbound connection. Null: no memory for it; the driver closes it.
     pub fn accept_lane(s: *Session, now: Instant) ?*Lane {
-        s.now = now;
+        s.reach(now);
         return links.accept(s);
     }
 
     /// A dialed connection is up.
     pub fn lane_opened(s: *Session, now: Instant, lane: *Lane) void {
-        s.now = now;
+        s.reach(now);
         links.dialed(s, lane);
     }
 
     /// A connection ended, or could not be made. The lane is invalid afterwards.
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
-        s.now = now;
+        s.reach(now);
         links.lane_gone(s, lane);
         s.run_deferred();
     }
@@ -1291,7 +1297,7 @@ pub const Session = struct {
 
     /// `count` bytes were put there, in order. The lane may be closed by this.
     pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
-        s.now = now;
+        s.reach(now);
         s.bytes_received += count;
         lane.heard_at = now;
         frames.received(s, lane, count);
@@ -1305,14 +1311,14 @@ pub const Session = struct {
         lane: *Lane,
         slices: *[2][]const u8,
     ) usize {
-        s.now = now;
+        s.reach(now);
         if (!lane.out_busy) frames.next(s, lane);
         return lane.send_slices(slices);
     }
 
     /// `count` bytes of these slices have left.
     pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
-        s.now = now;
+        s.reach(now);
         s.bytes_sent += count;
         lane.spoke_at = now;
         if (lane.sent(count)) frames.sent(s, lane);
@@ -1321,7 +1327,7 @@ pub const Session = struct {
     // ---- time
 
     pub fn tick(s: *Session, now: Instant) void {
-        s.now = now;
+        s.reach(now);
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers
         // first.
         const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;

@@ -384,6 +384,25 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
     };
 }
 
+test "time does not go back when a call began in the midst of a round of the engine" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    // The round read its clock before the user's thread did, and goes on with that.
+    w.now += std.time.ns_per_s;
+    const early = try sum(&w.nodes[0], elements, .restart);
+    w.now -= std.time.ns_per_s;
+    const late = try sum(&w.nodes[1], elements, .restart);
+    try w.settle();
+    for ([_]*Operation{ early, late }, w.nodes[0..2]) |operation, *node| {
+        try expectEqual(.ok, operation.status);
+        try expect(operation.finished_at >= operation.started_at);
+        node.s.release(operation);
+    }
+}
+
 test "a newcomer enters at the safe point, and a mismatch is named on every peer" {
     var w: World = .{ .gpa = std.testing.allocator };
     try w.init(2, 2);
