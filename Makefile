@@ -12,7 +12,6 @@
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
 #   make test-threads         engine/net and engine/abi under ThreadSanitizer
 #   make test-threads-python  the bindings under ThreadSanitizer
-#   make process-test-safe    tests/processes with a library that checks itself (ReleaseSafe)
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
@@ -41,7 +40,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
-.PHONY: mutants process-test-safe test-threads test-threads-python test-aarch64 test-windows
+.PHONY: mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
@@ -71,22 +70,12 @@ python-test: build $(VENV)/.with-test
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
 
 test-long: build $(VENV)/.with-test
-	$(MAKE) process-test-safe
 	$(MAKE) test-aarch64
 	$(MAKE) test-windows
 	$(ZIG) sim
 	zig-out/bin/pccl-sim endurance
 	$(MAKE) soak MINUTES=1
 	$(RUN) -m pytest -m long
-
-# The tests with real processes, on a library with assertions and safety checks. It is called like
-# that in pccl_py, and the dynamic linker finds it first.
-SAFE := $(CURDIR)/.zig-cache/safe
-
-process-test-safe: build $(VENV)/.with-test
-	$(ZIG) -Doptimize=ReleaseSafe --prefix $(SAFE)
-	LD_LIBRARY_PATH=$(SAFE)/lib PCCL_TESTED_LIBRARY=$(SAFE)/lib/libpccl.so \
-	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup tests/processes $(PYTEST)
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.
 test-threads: $(VENV)/.with-test

@@ -76,10 +76,10 @@ pub fn build(b: *std.Build) void {
     const optimize = b.option(
         std.builtin.OptimizeMode,
         "optimize",
-        "mode of the library (default ReleaseFast); the kernels are ReleaseFast in any mode",
-    ) orelse .ReleaseFast;
+        "mode of the library (default ReleaseSafe); the kernels are ReleaseFast in any mode",
+    ) orelse .ReleaseSafe;
     const strip = b.option(bool, "strip", "no debug information (default: if optimised)") orelse
-        (optimize == .ReleaseFast or optimize == .ReleaseSmall);
+        (optimize != .Debug);
     const optimize_tests = b.option(
         std.builtin.OptimizeMode,
         "test-optimize",

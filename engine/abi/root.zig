@@ -3,10 +3,28 @@
 //! done, net does. One file per topic of the header. This is the root of the library.
 
 const std = @import("std");
+const builtin = @import("builtin");
 
 /// Else every thread that calls the library gets a signal stack of 256 KiB, which nothing here
 /// uses, with its first failure; and where that memory is refused, the dynamic loader aborts.
 pub const std_options: std.Options = .{ .signal_stack_size = null };
+
+/// A bug of the engine ends the process, with a line that anybody may see: no address, no content
+/// of memory. In Debug, for us, with a stack trace.
+pub const panic = if (builtin.mode == .Debug)
+    std.debug.FullPanic(std.debug.defaultPanic)
+else
+    std.debug.FullPanic(end_process);
+
+fn end_process(message: []const u8, _: ?usize) noreturn {
+    @branchHint(.cold);
+    var buffer: [512]u8 = undefined;
+    const format = "pccl: internal error: {s}. The process ends here. This is a bug: please " ++
+        "report this line with the version of pccl and its log\n";
+    const line = std.fmt.bufPrint(&buffer, format, .{message}) catch "pccl: internal error\n";
+    _ = std.c.write(2, line.ptr, line.len);
+    std.process.abort();
+}
 
 comptime {
     _ = @import("status.zig");

@@ -1,10 +1,10 @@
 //! fault: lets a test end or freeze this process at a named point of the engine:
 //!
-//!     PCCL_FAULT_POINT=[stop=]<name>[:<sequence>[:<fraction>]]
+//!     PCCL_FAULT_POINT=[stop=|panic=]<name>[:<sequence>[:<fraction>]]
 //!
 //! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
-//! sequence number 5 are settled; with stop= it is SIGSTOP. An empty sequence is any. It happens
-//! once. Without the variable nothing here does anything. The points are named in
+//! sequence number 5 are settled; with stop= it is SIGSTOP, with panic= what a bug of the engine
+//! would bring about. An empty sequence is any. It happens once. Without the variable nothing here does anything. The points are named in
 //! session/session.zig.
 
 const std = @import("std");
@@ -17,17 +17,23 @@ pub const Fault = struct {
     sequence: ?u64 = null,
     /// Of the chunks, settled before it happens.
     fraction: f64 = 0,
-    signal: c.SIG = .KILL,
+    action: Action = .kill,
+
+    const Action = enum { kill, stop, panic };
 
     pub const ParseError = error{BadFaultPoint};
 
     pub fn parse(text: []const u8) ParseError!Fault {
-        const stop = "stop=";
-        const stops = std.mem.startsWith(u8, text, stop);
-        var parts = std.mem.splitScalar(u8, if (stops) text[stop.len..] else text, ':');
+        var action: Action = .kill;
+        var rest = text;
+        if (std.mem.findScalar(u8, text, '=')) |end| {
+            action = std.meta.stringToEnum(Action, text[0..end]) orelse return error.BadFaultPoint;
+            rest = text[end + 1 ..];
+        }
+        var parts = std.mem.splitScalar(u8, rest, ':');
         var fault: Fault = .{
             .point = point_named(parts.first()) orelse return error.BadFaultPoint,
-            .signal = if (stops) .STOP else .KILL,
+            .action = action,
         };
         if (parts.next()) |sequence| if (sequence.len > 0) {
             fault.sequence = std.fmt.parseInt(u64, sequence, 10) catch return error.BadFaultPoint;
@@ -56,7 +62,11 @@ pub const Fault = struct {
     /// here and now; one to the process would be taken by any thread, and this one would go on
     /// for a while.
     pub fn strike(fault: *const Fault) void {
-        _ = c.raise(fault.signal);
+        switch (fault.action) {
+            .kill => _ = c.raise(.KILL),
+            .stop => _ = c.raise(.STOP),
+            .panic => @panic("the fault point was reached"),
+        }
     }
 
     /// "all_reduce.settled" for .all_reduce_settled.
@@ -83,7 +93,8 @@ test "fault points are read, and a mistyped one is an error" {
     try std.testing.expect(!full.matches(.all_reduce_settled, 4, 8, 8));
     try std.testing.expect(!full.matches(.all_reduce_voted, 5, 8, 8));
     const any = try Fault.parse("stop=all_reduce.called");
-    try std.testing.expectEqual(.STOP, any.signal);
+    try std.testing.expectEqual(.stop, any.action);
+    try std.testing.expectEqual(.panic, (try Fault.parse("panic=sync.given")).action);
     try std.testing.expect(any.matches(.all_reduce_called, 77, 0, 0));
     try std.testing.expectEqual(0.25, (try Fault.parse("all_reduce.partial::0.25")).fraction);
     try std.testing.expectEqual(.sync_given, (try Fault.parse("sync.given::0.5")).point);
@@ -91,7 +102,7 @@ test "fault points are read, and a mistyped one is an error" {
         "",                        "settled",                  "all_reduce",
         "all_reduce_settled",      "all_reduce.settled:x",     "all_reduce.settled:5:2",
         "all_reduce.settled:5:-1", "all_reduce.settled:-5",    "all_reduce.settled:5:0.5:1",
-        "kill=all_reduce.settled", "all_reduce.settled:0:nan",
+        "end=all_reduce.settled",  "all_reduce.settled:0:nan",
     };
     for (bad) |text| try std.testing.expectError(error.BadFaultPoint, Fault.parse(text));
 }
