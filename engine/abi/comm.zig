@@ -134,8 +134,8 @@ fn environment() status.Error!void {
     );
     _ = net.fault.Fault.from_environment() catch return status.fail(
         .invalid_argument,
-        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], for " ++
-            "example all_reduce.settled:5:0.5",
+        "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
+            "for example all_reduce.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
     );
 }

@@ -4,8 +4,8 @@
 //!
 //! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
 //! sequence number 5 are settled; with stop= it is SIGSTOP, with panic= what a bug of the engine
-//! would bring about. An empty sequence is any. It happens once. Without the variable nothing here does anything. The points are named in
-//! session/session.zig.
+//! would bring about. An empty sequence is any. It happens once. Without the variable nothing here
+//! does anything. The points are named in session/session.zig.
 
 const std = @import("std");
 const session = @import("session");
