@@ -86,9 +86,12 @@ def test_all_leave_with_the_bytes_of_the_highest_revision(world: pccl.LocalWorld
         assert (outcome.attempts, outcome.sequence) == (1, 0)
     moved = [outcome.leaves_moved for outcome in outcomes]
     assert moved[1] == 0 and moved[0] == moved[2] == outcomes[0].leaves
-    assert outcomes[1].sources == 0 and outcomes[0].sources == 1
+    # The first of the two to have everything may give to the other one, and twice the same comes.
+    assert outcomes[1].sources == 0 and 1 <= outcomes[0].sources <= 2
     received = sum(outcome.bytes_received for outcome in outcomes)
-    assert outcomes[1].bytes_sent == received > 2 * rows[0].size * 16
+    sent = sum(outcome.bytes_sent for outcome in outcomes)
+    assert sent >= received > 2 * rows[0].size * 16
+    assert outcomes[1].bytes_sent > rows[0].size * 16
     # Equal states: nothing moves any more.
     for outcome in sync(world, states):
         assert (outcome.bytes_sent, outcome.bytes_received, outcome.leaves_moved) == (0, 0, 0)

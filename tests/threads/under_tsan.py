@@ -25,8 +25,6 @@ TESTS = [
     f"tests/python/test_api_{topic}.py"
     for topic in ("work", "local_world", "membership", "messages", "state", "collectives")
 ]
-# Which member has leaves to give in time is another one where everything is slow.
-DESELECTED = "tests/python/test_api_state.py::test_all_leave_with_the_bytes_of_the_highest_revision"
 REPORTED = 66
 # Pytest keeps what a test writes on stderr, and a process that ends in a test takes it along.
 REPORTS = PREFIX / "reports"
@@ -108,7 +106,7 @@ def main() -> None:
     REPORTS.mkdir(exist_ok=True)
     control()
     pytest = Path(sys.executable).with_name("pytest")
-    tests = sys.argv[1:] or [*TESTS, "-q", f"--deselect={DESELECTED}"]
+    tests = sys.argv[1:] or [*TESTS, "-q"]
     running = instrumented(["-P", str(pytest), "-p", "no:cacheprovider", *tests])
     assert running.stdout is not None
     for line in running.stdout:
