@@ -175,11 +175,12 @@ pub const CoordinatorEngine = struct {
         engine.lock.lock();
         const now = clock.now();
         links.note(events);
-        while (links.accept()) |fd| engine.accepted(now, fd);
         for (0..links.ready_count) |_| {
             const link = links.next_ready() orelse break;
             engine.serve(now, link);
         }
+        // Those who have said something are heard before others take their places.
+        for (0..Links.accepts_per_round) |_| engine.accepted(now, links.accept() orelse break);
         if (now < engine.coordinator.next_deadline()) return;
         links.accepting = true; // in case it had stopped for want of descriptors
         engine.coordinator.tick(now);

@@ -7,6 +7,7 @@ const base = @import("base");
 const wire = @import("wire");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
+const limits = base.limits;
 const assert = std.debug.assert;
 const Allocator = std.mem.Allocator;
 const Fd = socket.Fd;
@@ -123,6 +124,10 @@ pub const Links = struct {
         links.accepting = false;
         links.spare.deinit();
     }
+
+    /// A round takes in no more, so that a flood of connections holds up nobody who is there, and
+    /// each of them is heard once before those of the next round can take its place.
+    pub const accepts_per_round = limits.strangers_max;
 
     /// The next connection that came in; null if there is none now.
     pub fn accept(links: *Links) ?Fd {

@@ -325,7 +325,6 @@ pub const PeerEngine = struct {
         engine.asleep = false;
         const now = clock.now();
         links.note(events);
-        while (links.accept()) |fd| engine.accepted(now, fd);
         if (engine.dials.items.len > 0) engine.advance_dials(now);
         if (engine.redial_failed) {
             engine.redial_failed = false;
@@ -337,6 +336,8 @@ pub const PeerEngine = struct {
             if (link.owner == control_owner) engine.serve_control(now) else engine.serve(now, link);
             if (engine.lock.contended()) engine.lock.pass();
         }
+        // As at the coordinator: who has said something is heard before another takes its place.
+        for (0..Links.accepts_per_round) |_| engine.accepted(now, links.accept() orelse break);
         if (now < engine.session.next_deadline()) return;
         links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
         engine.session.tick(now);

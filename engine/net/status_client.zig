@@ -41,13 +41,17 @@ pub fn ask(gpa: Allocator, options: Options) Error![]u8 {
     defer socket.close(fd);
     var stream = wire.Stream.init(gpa);
     defer stream.deinit();
+    try send_question(&stream, options.run_id);
+    return exchange(gpa, fd, &stream, options.deadline);
+}
+
+fn send_question(stream: *wire.Stream, run_id: base.RunId) Allocator.Error!void {
     try stream.send_raw(&wire.hello.encode(.{
         .purpose = .status,
-        .run_id = options.run_id,
+        .run_id = run_id,
         .from = .none,
     }));
     try stream.send(.{ .status_request = .{} });
-    return exchange(gpa, fd, &stream, options.deadline);
 }
 
 fn exchange(
@@ -108,6 +112,32 @@ const poller = @import("poller.zig");
 
 fn endpoint_of(engine: *const CoordinatorEngine) address.Endpoint {
     return .{ .host = "127.0.0.1", .port = engine.port };
+}
+
+test "a question that is there is answered, however many connect behind it" {
+    const gpa = std.testing.allocator;
+    const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(3) } });
+    defer engine.destroy();
+    const at: address.Address = .v4_from(.{ 127, 0, 0, 1 }, engine.port);
+    const deadline = clock.after(10 * std.time.ns_per_s);
+    var stream = wire.Stream.init(gpa);
+    defer stream.deinit();
+    try send_question(&stream, @splat(3));
+    var fds: [4 * base.limits.strangers_max]socket.Fd = undefined;
+    defer for (fds) |fd| socket.close(fd);
+    {
+        // The engine sees all of them at once.
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        for (&fds, 0..) |*fd, index| {
+            fd.* = try socket.connect_start(&at);
+            try wait(fd.*, .write, deadline);
+            if (index > 0) continue;
+            stream.sent(try socket.send(fd.*, &.{stream.send_slice()}));
+        }
+    }
+    const json = try exchange(gpa, fds[0], &stream, deadline);
+    gpa.free(json);
 }
 
 test "a coordinator tells how its run is, and refuses another run" {
