@@ -87,12 +87,6 @@ pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
             "the coordinator at {s} accepted the connection but did not answer in time",
             .{at},
         ),
-        error.TooLarge => fail(
-            .invalid_usage,
-            "the status of the run at {s} is larger than 2 MiB and cannot be shown: it has " ++
-                "thousands of memberships or undecided operations",
-            .{at},
-        ),
     };
 }
 

@@ -21,8 +21,6 @@ pub const Error = reach.Error || error{
     VersionMismatch,
     WrongRun,
     TurnedAway,
-    /// The status is larger than a message may be.
-    TooLarge,
 };
 
 pub const Options = struct {
@@ -76,7 +74,6 @@ fn exchange(
         };
         if (greeted) if (stream.take() catch return error.NotPccl) |message| switch (message) {
             .status_reply => |reply| return gpa.dupe(u8, reply.json.data),
-            .refused => return error.TooLarge,
             else => return error.NotPccl,
         };
         try wait(fd, .read, deadline);
@@ -195,7 +192,7 @@ test "whoever gives no status is told apart" {
         .why = .of("too large"),
     } }, bytes[welcome.len..]);
     const cases = [_]struct { []const u8, Error }{
-        .{ bytes[0 .. welcome.len + refusal.len], error.TooLarge },
+        .{ bytes[0 .. welcome.len + refusal.len], error.NotPccl },
         .{ "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", error.NotPccl },
         .{ "?", error.TimedOut },
         .{ "", error.Closed },

@@ -15,7 +15,7 @@ const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
-const status = @import("status.zig");
+const Status = @import("status.zig").Status;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Allocator = std.mem.Allocator;
 const assert = std.debug.assert;
@@ -181,6 +181,7 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
     deaf: bool = false,
+    status: Status = .{},
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// Some connection is doomed.
@@ -263,6 +264,7 @@ pub const Coordinator = struct {
         c.peers.deinit(c.gpa);
         for (c.connections.items) |connection| c.connection_free(connection);
         c.connections.deinit(c.gpa);
+        c.status.deinit(c.gpa);
         c.gpa.destroy(c);
     }
 
@@ -913,15 +915,10 @@ pub const Coordinator = struct {
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
-        const json = status.render(c.gpa, c, now) catch {
+        const json = c.status.get(c.gpa, c, now) catch {
             connection.doom("out of memory");
             return;
         };
-        defer c.gpa.free(json);
-        if (json.len + 4 > limits.control_message_bytes_max) return connection.send(.{ .refused = .{
-            .name = .of(""),
-            .why = .of("the status of the run does not fit into a message"),
-        } });
         connection.send(.{ .status_reply = .{ .json = .of(json) } });
     }
 

@@ -8,7 +8,6 @@ const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const member_file = @import("member.zig");
-const status = @import("status.zig");
 const Member = member_file.Member;
 const Op = member_file.Op;
 const control = wire.control;
@@ -565,8 +564,7 @@ test "a journal that could not be written is tried again, and then holds what it
             try court.pass(court.c.options.journal_retry_ns);
             try expectEqual(.failed, court.c.journal_state);
         }
-        const json = try status.render(gpa, court.c, court.now);
-        defer gpa.free(json);
+        const json = try court.c.status.get(gpa, court.c, court.now);
         try expect(std.mem.indexOf(u8, json, "\"journal\":\"failed\"") != null);
         shelf.full = false;
         try court.pass(court.c.options.journal_retry_ns);
@@ -739,8 +737,7 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
     }
     try expect(court.peers[2] != null);
     try expectEqual(before, court.c.groups.items.len);
-    const json = try status.render(gpa, court.c, court.now);
-    defer gpa.free(json);
+    const json = try court.c.status.get(gpa, court.c, court.now);
     const parsed = try std.json.parseFromSlice(std.json.Value, gpa, json, .{});
     defer parsed.deinit();
     const group = parsed.value.object.get("groups").?.array.items[0].object;
@@ -750,27 +747,37 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
     }
 }
 
-test "a status that is larger than a message is refused" {
+test "a status that does not fit into a message is cut, and a large one is not made each time" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    const address = try gpa.alloc(u8, limits.control_message_bytes_max);
-    defer gpa.free(address);
-    @memset(address, 'a');
-    for ([_]bool{ false, true }) |too_large| {
-        court.c.options.address = if (too_large) address else "a:1";
-        const connection = court.c.accept(court.now).?;
-        connection.driver = 0;
-        court.peers[0] = connection;
-        court.refused = false;
-        try court.put(0, &wire.hello.encode(.{
-            .purpose = .status,
-            .run_id = @splat(1),
-            .from = .none,
-        }));
-        try court.say(0, .{ .status_request = .{} });
-        try court.listen();
-        try expectEqual(too_large, court.refused);
+    try court.form();
+    const first = try court.c.status.get(gpa, court.c, court.now);
+    try expect(std.mem.endsWith(u8, first, "\"cut\":false}"));
+    // Small ones are always new.
+    court.now += 1;
+    _ = try court.c.status.get(gpa, court.c, court.now);
+    try expectEqual(court.now, court.c.status.made_at);
+    const group = court.c.groups.items[0];
+    const claims = 40_000;
+    for (0..claims) |index| try group.broken.claims.append(gpa, .{
+        .from = .from_int(1),
+        .to = .from_int(index + 2),
+        .health = .silent,
+    });
+    const made_at = court.now;
+    const large = try court.c.status.get(gpa, court.c, made_at);
+    try expect(large.len < limits.control_message_bytes_max);
+    const parsed = try std.json.parseFromSlice(std.json.Value, gpa, large, .{});
+    defer parsed.deinit();
+    try expect(parsed.value.object.get("cut").?.bool);
+    const shown = parsed.value.object.get("groups").?.array.items[0].object;
+    const told = shown.get("broken_links").?.array.items.len;
+    try expect(told > 1000 and told < claims);
+    for ([_]u64{ 249, 251 }) |later_ms| {
+        court.now = made_at + later_ms * std.time.ns_per_ms;
+        _ = try court.c.status.get(gpa, court.c, court.now);
+        try expectEqual(if (later_ms < 250) made_at else court.now, court.c.status.made_at);
     }
 }
 

@@ -1,28 +1,76 @@
 //! status: the coordinator's view of the run as JSON, for `pccl status`. Schema: docs/STATUS.md.
+//! Whoever holds the token may ask for it, as often as they like, so a large one is made four times
+//! a second at most, and one that does not fit into a message is cut.
 
 const std = @import("std");
 const base = @import("base");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Epoch = @import("epoch.zig").Epoch;
+const limits = base.limits;
 
 pub const schema = 1;
 
-/// The caller frees the text.
-pub fn render(
+/// The last one that was made.
+pub const Status = struct {
+    text: []u8 = &.{},
+    made_at: base.Instant = 0,
+
+    const keep_ns: u64 = 250 * std.time.ns_per_ms;
+    /// Less is made anew each time.
+    const keep_bytes_min = 64 * 1024;
+
+    pub fn deinit(status: *Status, gpa: std.mem.Allocator) void {
+        gpa.free(status.text);
+    }
+
+    /// Valid until it is asked for again.
+    pub fn get(
+        status: *Status,
+        gpa: std.mem.Allocator,
+        c: *const Coordinator,
+        now: base.Instant,
+    ) error{OutOfMemory}![]const u8 {
+        const fresh = now -| status.made_at < keep_ns;
+        if (fresh and status.text.len >= keep_bytes_min) return status.text;
+        const text = try render(gpa, c, now);
+        gpa.free(status.text);
+        status.* = .{ .text = text, .made_at = now };
+        return text;
+    }
+};
+
+/// What is written, and whether there is room for more: nothing that is one item of a list takes
+/// up more than the rest of a message.
+const Page = struct {
+    text: std.Io.Writer.Allocating,
+    json: std.json.Stringify,
+    is_cut: bool = false,
+
+    const bytes_max = limits.control_message_bytes_max - 64 * 1024;
+
+    fn has_room(page: *Page) bool {
+        if (page.text.written().len < bytes_max) return true;
+        page.is_cut = true;
+        return false;
+    }
+};
+
+fn render(
     gpa: std.mem.Allocator,
     c: *const Coordinator,
     now: base.Instant,
 ) error{OutOfMemory}![]u8 {
-    var text: std.Io.Writer.Allocating = .init(gpa);
-    defer text.deinit();
-    var json: std.json.Stringify = .{ .writer = &text.writer };
+    var page: Page = .{ .text = .init(gpa), .json = undefined };
+    defer page.text.deinit();
+    page.json = .{ .writer = &page.text.writer };
     // The writer grows in memory, so running out of it is the only way to fail.
-    write_run(&json, c, now) catch return error.OutOfMemory;
-    return text.toOwnedSlice();
+    write_run(&page, c, now) catch return error.OutOfMemory;
+    return page.text.toOwnedSlice();
 }
 
-fn write_run(json: *std.json.Stringify, c: *const Coordinator, now: base.Instant) !void {
+fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
+    const json = &page.json;
     try json.beginObject();
     try field(json, "schema", schema);
     try field(json, "run_id", &std.fmt.bytesToHex(c.options.run_id, .lower));
@@ -36,43 +84,46 @@ fn write_run(json: *std.json.Stringify, c: *const Coordinator, now: base.Instant
     try field(json, "strangers_refused", c.strangers_refused);
     try json.objectField("groups");
     try json.beginArray();
-    for (c.groups.items) |group| try write_group(json, group, now);
+    for (c.groups.items) |group| if (page.has_room()) try write_group(page, group, now);
     try json.endArray();
+    try field(json, "cut", page.is_cut);
     try json.endObject();
 }
 
-fn write_group(json: *std.json.Stringify, group: *Group, now: base.Instant) !void {
+fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
+    const json = &page.json;
     try json.beginObject();
     try field(json, "name", group.name);
     try field(json, "state", @tagName(group.phase));
     try json.objectField("pending");
     try json.beginArray();
-    for (group.newcomers.items) |*newcomer| {
+    for (group.newcomers.items) |*newcomer| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &newcomer.peer.id.hex());
         try field(json, "address", newcomer.peer.address);
         try field(json, "prepared", newcomer.prepared);
         try json.endObject();
-    }
+    };
     try json.endArray();
     try json.objectField("broken_links");
     try json.beginArray();
-    for (group.broken.claims.items) |*claim| {
+    for (group.broken.claims.items) |*claim| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &claim.from.hex());
         try field(json, "other", &claim.to.hex());
         try field(json, "state", @tagName(claim.health));
         try json.endObject();
-    }
+    };
     try json.endArray();
     try json.objectField("epochs");
     try json.beginArray();
-    for (group.epochs.items) |epoch| try write_epoch(json, epoch, now);
+    for (group.epochs.items) |epoch| if (page.has_room()) try write_epoch(page, epoch, now);
     try json.endArray();
     try json.endObject();
 }
 
-fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant) !void {
+fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
+    const json = &page.json;
     try json.beginObject();
     try field(json, "epoch", epoch.number);
     try field(json, "attempt", epoch.attempt);
@@ -84,7 +135,7 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
     try field(json, "hubs", hubs.slice());
     try json.objectField("members");
     try json.beginArray();
-    for (epoch.members, 0..) |*member, rank| {
+    for (epoch.members, 0..) |*member, rank| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &member.id.hex());
         try field(json, "rank", rank);
@@ -96,11 +147,11 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
             try field(json, "bytes_received", peer.bytes_received);
         }
         try json.endObject();
-    }
+    };
     try json.endArray();
     try json.objectField("operations");
     try json.beginArray();
-    for (epoch.records.items) |record| {
+    for (epoch.records.items) |record| if (page.has_room()) {
         try json.beginObject();
         try field(json, "tag", base.Pair.user_tag_of(record.id.tag));
         if (base.Pair.of(record.id.tag)) |pair| {
@@ -114,7 +165,7 @@ fn write_epoch(json: *std.json.Stringify, epoch: *const Epoch, now: base.Instant
         try field(json, "count", record.descriptor.count);
         try field(json, "done", record.done.count());
         try json.endObject();
-    }
+    };
     try json.endArray();
     try json.endObject();
 }
