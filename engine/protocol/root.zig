@@ -28,5 +28,6 @@ test {
     _ = @import("journal.zig");
     _ = @import("seal.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("rounds_test.zig");
     _ = @import("rules_test.zig");
 }

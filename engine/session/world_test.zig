@@ -384,6 +384,24 @@ test "a group forms, sums, and goes on without a peer that dies inside the opera
     };
 }
 
+test "a peer says whether its user waits to enter, and a group begins when all do" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    const newcomers = &w.coordinator.groups.items[0].newcomers;
+    for (newcomers.items) |*newcomer| try expect(newcomer.prepared and !newcomer.entering);
+    try w.nodes[0].s.admit(w.now, w.nodes[0].group, w.now + std.time.ns_per_s);
+    try w.settle();
+    var waiting: usize = 0;
+    for (newcomers.items) |*newcomer| waiting += @intFromBool(newcomer.entering);
+    try expectEqual(1, waiting);
+    try expectEqual(0, w.nodes[0].admitted);
+    try w.nodes[1].s.admit(w.now, w.nodes[1].group, w.now + std.time.ns_per_s);
+    try w.settle();
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
+}
+
 test "time does not go back when a call began in the midst of a round of the engine" {
     var w: World = .{ .gpa = std.testing.allocator };
     try w.init(2, 2);
