@@ -84,6 +84,8 @@ test "a link is broken until both ends that said so have taken it back" {
     var ranks: Ranks = .empty;
     defer ranks.deinit(gpa);
     for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
+    try broken.tell(gpa, ids[2], ids[0], .up); // it was never said to be broken
+    try std.testing.expectEqual(0, broken.claims.items.len);
     try broken.tell(gpa, ids[0], ids[1], .silent);
     try broken.tell(gpa, ids[1], ids[0], .down);
     try std.testing.expect(broken.edges(&ranks, true).has(0, 1));

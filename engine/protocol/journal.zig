@@ -685,6 +685,13 @@ test "what another version wrote is named, and a stranger's file is none" {
         .peer = .none,
         .epochs = .{},
     } };
+    const nameless: Record = .{ .group = .{
+        .last_epoch = 0,
+        .id = 1,
+        .name = .of(""),
+        .initial_world_size = 0,
+    } };
+    const of_nobody: Record = .{ .activation = activation(&.{}, &.{}) };
     const Case = struct { written: Record, number: u16, wanted: Error };
     for ([_]Case{
         .{ .written = start, .number = 6, .wanted = error.UnknownRecord },
@@ -692,6 +699,8 @@ test "what another version wrote is named, and a stranger's file is none" {
         .{ .written = start, .number = 5, .wanted = error.BadRecord }, // too short
         .{ .written = removal, .number = 2, .wanted = error.BadRecord }, // too long
         .{ .written = outside, .number = 5, .wanted = error.BadRecord },
+        .{ .written = nameless, .number = 3, .wanted = error.BadRecord },
+        .{ .written = of_nobody, .number = 4, .wanted = error.BadRecord },
         .{ .written = .{ .settings = test_settings }, .number = 1, .wanted = error.BadRecord },
     }) |case| {
         const record = try encode(case.written, file[at..]);

@@ -240,6 +240,22 @@ test "rank order stays where it can, and else the lowest ranks come first" {
     try std.testing.expectEqual(3, edges.worst(&alive, &alive));
 }
 
+test "paths that use a broken link are told from those that go around it" {
+    const alive: Mask = .full(4);
+    var edges: Edges = .{};
+    edges.add(0, 2);
+    var used: Paths = .{ .order = .of(&alive), .has_ring = true, .hubs = .empty };
+    try std.testing.expect(!uses_broken(&used, &alive, &edges));
+    edges.add(1, 2);
+    try std.testing.expect(uses_broken(&used, &alive, &edges));
+    used.has_ring = false;
+    try std.testing.expect(!uses_broken(&used, &alive, &edges));
+    used.hubs.set(3);
+    try std.testing.expect(!uses_broken(&used, &alive, &edges));
+    used.hubs.set(1);
+    try std.testing.expect(uses_broken(&used, &alive, &edges));
+}
+
 test "two members need their link, and who has lost most or has the higher rank leaves" {
     const alive: Mask = .full(2);
     var edges: Edges = .{};

@@ -314,6 +314,9 @@ test "pages that nobody asked for, that lie about their place or never end are r
     _ = s.next();
     try std.testing.expectError(error.Unexpected, s.page(gpa, 2, &page)); // somebody else
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page)); // an empty page
-    page.first = 3;
+    page.tensors = .{ .count = 1, .encoded = "of no account" };
+    page.first = 3; // the one asked for begins with 0
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page));
+    page.first = 0;
+    try s.page(gpa, 0, &page);
 }
