@@ -747,6 +747,19 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
     }
 }
 
+test "the status says who is alive" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for ([_]usize{ 0, 1 }) |dead| {
+        const json = try court.c.status.get(gpa, court.c, court.now);
+        try expectEqual(dead, std.mem.count(u8, json, "\"alive\":false"));
+        try expectEqual(peers_max - dead, std.mem.count(u8, json, "\"alive\":true"));
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+    }
+}
+
 test "a status that does not fit into a message is cut, and a large one is not made each time" {
     var court: Court = undefined;
     try court.init(gpa);
