@@ -30,4 +30,5 @@ test {
     _ = @import("hostile_test.zig");
     _ = @import("rounds_test.zig");
     _ = @import("rules_test.zig");
+    _ = @import("silence_test.zig");
 }

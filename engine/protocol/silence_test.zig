@@ -1,0 +1,107 @@
+//! Time, silence and freezes, as the coordinator judges them: whom it takes for lost, whom it waits
+//! for, and when a group begins or begins again. The rules: coordinator.zig, `tick` and what
+//! follows; group.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
+
+const std = @import("std");
+const court_file = @import("court_test.zig");
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const Court = court_file.Court;
+const Shelf = court_file.Shelf;
+
+/// Bits of the members that are alive.
+const all_three = 0b111;
+const first_two = 0b011;
+
+fn form(court: *Court) !void {
+    try court.init(gpa);
+    try court.form();
+}
+
+/// The coordinator is frozen, and hears one member before it sees how late it is.
+fn freeze(court: *Court, duration_ns: u64) !void {
+    court.now += duration_ns;
+    try say_heartbeat(court, 0);
+    court.c.tick(court.now);
+}
+
+/// Time passes, and only the first so many members say that they are alive.
+fn pass_hearing(court: *Court, heard: usize, duration_ns: u64) !void {
+    const until = court.now + duration_ns;
+    while (court.now < until) {
+        court.now += 500 * ms;
+        for (0..heard) |index| try say_heartbeat(court, index);
+        court.c.tick(court.now);
+    }
+}
+
+fn say_heartbeat(court: *Court, index: usize) !void {
+    try court.say(index, .{ .heartbeat = .{
+        .number = 1,
+        .bytes_sent = 0,
+        .bytes_received = 0,
+    } });
+}
+
+test "a coordinator that was frozen loses nobody before the silence limit has passed again" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    try freeze(&court, 2 * silence_ns);
+    for (court.peers) |peer| try expect(peer != null);
+    try pass_hearing(&court, 2, silence_ns - 500 * ms);
+    try expectEqual(all_three, court.members_alive());
+    try pass_hearing(&court, 2, 500 * ms);
+    try expectEqual(first_two, court.members_alive());
+}
+
+test "time in which the coordinator was frozen does not count as away" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    court.hang_up(2);
+    try pass_hearing(&court, 2, silence_ns - 500 * ms);
+    try freeze(&court, 2 * silence_ns);
+    try expectEqual(all_three, court.members_alive());
+    try court.come_back(2, court.attempt);
+    try court.say(2, .{ .join_end = .{} });
+    try pass_hearing(&court, 3, 2 * silence_ns);
+    try expectEqual(all_three, court.members_alive());
+}
+
+test "after silence from everybody, who is away has twice the silence limit from the first word" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    court.hang_up(2);
+    try pass_hearing(&court, 0, 4 * silence_ns);
+    for (court.peers[0..2]) |peer| try expect(peer != null);
+    try expectEqual(all_three, court.members_alive());
+    // The first of these ticks hears the first word.
+    try pass_hearing(&court, 2, 2 * silence_ns);
+    try expectEqual(all_three, court.members_alive());
+    try pass_hearing(&court, 2, 500 * ms);
+    try expectEqual(first_two, court.members_alive());
+}
+
+test "after a restart members have twice the silence limit to come back" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    for (0..2) |index| {
+        try court.come_back(index, 1);
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try pass_hearing(&court, 2, 2 * court.c.options.silence_ns - 500 * ms);
+    try expectEqual(all_three, court.members_alive());
+    try pass_hearing(&court, 2, 500 * ms);
+    try expectEqual(first_two, court.members_alive());
+}
