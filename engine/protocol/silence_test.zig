@@ -3,12 +3,15 @@
 //! follows; group.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
 
 const std = @import("std");
+const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 
 const ms = court_file.ms;
+const id_of = court_file.id_of;
 const Court = court_file.Court;
 const Shelf = court_file.Shelf;
 
@@ -104,4 +107,56 @@ test "after a restart members have twice the silence limit to come back" {
     try expectEqual(all_three, court.members_alive());
     try pass_hearing(&court, 2, 500 * ms);
     try expectEqual(first_two, court.members_alive());
+}
+
+test "a member whose new connection does not name the epoch in time is out of it" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    court.hang_up(2);
+    try court.open(2);
+    try pass_hearing(&court, 3, silence_ns - 500 * ms);
+    try expectEqual(all_three, court.members_alive());
+    try pass_hearing(&court, 3, 500 * ms);
+    try expectEqual(first_two, court.members_alive());
+    try expect(court.peers[2] != null);
+}
+
+test "lanes that closed show that a member that is away is dead, lanes that broke do not" {
+    for ([_]control.LinkState{ .broken, .closed }) |state| {
+        var court: Court = undefined;
+        try form(&court);
+        defer court.c.destroy();
+        court.hang_up(2);
+        for (0..2) |index| try court.say(index, .{ .link_lost = .{
+            .other = id_of(2),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .state = state,
+        } });
+        const alive: u64 = if (state == .closed) first_two else all_three;
+        try expectEqual(alive, court.members_alive());
+    }
+}
+
+test "a member that speaks of a group before it has named it on its connection is out" {
+    var court: Court = undefined;
+    for (0..4) |number| {
+        try form(&court);
+        defer court.c.destroy();
+        court.hang_up(2);
+        try court.open(2);
+        try expectEqual(all_three, court.members_alive());
+        try court.say(2, switch (number) {
+            0 => .{ .leave = .{ .group = 0 } },
+            1 => .{ .activated = .{ .group = 0, .epoch = court.epoch } },
+            2 => .{ .decisions_seen = .{ .group = 0, .epoch = court.epoch, .count = 0 } },
+            3 => .{ .done = court.vote(5, 0) },
+            else => unreachable,
+        });
+        try expect(court.peers[2] == null);
+        try expectEqual(first_two, court.members_alive());
+    }
 }
