@@ -5,12 +5,14 @@
 const std = @import("std");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const Group = @import("group.zig").Group;
 const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
 
 const ms = court_file.ms;
+const peers_max = court_file.peers_max;
 const id_of = court_file.id_of;
 const Court = court_file.Court;
 const Shelf = court_file.Shelf;
@@ -18,6 +20,10 @@ const Shelf = court_file.Shelf;
 /// Bits of the members that are alive.
 const all_three = 0b111;
 const first_two = 0b011;
+
+fn group_of(court: *const Court) *Group {
+    return court.c.groups.items[0];
+}
 
 fn form(court: *Court) !void {
     try court.init(gpa);
@@ -158,5 +164,74 @@ test "a member that speaks of a group before it has named it on its connection i
         });
         try expect(court.peers[2] == null);
         try expectEqual(first_two, court.members_alive());
+    }
+}
+
+test "members that are asked for their safe points have time after a freeze of the coordinator" {
+    // Method: one leaves, so that the others prepare and are asked. After the freeze one of them
+    // answers, and the other one never does.
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    try court.say(2, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for (0..2) |index| try court.say(index, .{ .prepared = .{
+        .group = 0,
+        .round = court.round,
+        .entering = true,
+    } });
+    try expectEqual(.ask, group_of(&court).phase);
+    try freeze(&court, 2 * silence_ns);
+    try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
+    try pass_hearing(&court, 2, silence_ns - 500 * ms);
+    try expectEqual(.ask, group_of(&court).phase);
+    for (court.peers[0..2]) |peer| try expect(peer != null);
+    try pass_hearing(&court, 2, 500 * ms);
+    try expect(court.peers[0] != null and court.peers[1] == null);
+}
+
+test "an attempt that would take the same paths is not begun, however often that is looked at" {
+    // Method: no paths do without both links, which may work again at once, so the attempt takes
+    // all. With one of them well again there are other paths.
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    try tell(&court, 0, 1, .silent);
+    try tell(&court, 1, 2, .silent);
+    try pass_hearing(&court, 3, 500 * ms);
+    try court.listen();
+    try expectEqual(2, court.attempt);
+    for (0..peers_max) |index| try court.report_end(index);
+    try expect(group_of(&court).current().?.running);
+    try pass_hearing(&court, 3, 3000 * ms);
+    try court.listen();
+    try expectEqual(2, court.attempt);
+    try tell(&court, 0, 1, .up);
+    try pass_hearing(&court, 3, 500 * ms);
+    try court.listen();
+    try expectEqual(3, court.attempt);
+}
+
+fn tell(court: *Court, index: usize, other: usize, health: control.LinkHealth) !void {
+    try court.say(index, .{ .link_told = .{
+        .other = id_of(other),
+        .group = 0,
+        .health = health,
+    } });
+}
+
+test "the first epoch waits for the least world size, also where fewer were to begin" {
+    for (1..peers_max + 1) |least| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        court.c.options.initial_world_size = 1;
+        court.c.options.min_world_size = @intCast(least);
+        for (0..peers_max) |index| {
+            try court.connect(index);
+            const phase: Group.Phase = if (index + 1 < least) .idle else .prepare;
+            try expectEqual(phase, group_of(&court).phase);
+        }
     }
 }
