@@ -7,11 +7,14 @@ const base = @import("base");
 const collective = @import("collective");
 const protocol = @import("protocol");
 const session = @import("root.zig");
+const wire = @import("wire");
 const world = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
+const links = @import("links.zig");
 const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
+const elements = world.elements;
 const Session = session.Session;
 const form = hostile_test.form;
 const gpa = std.testing.allocator;
@@ -228,6 +231,106 @@ test "a link that was broken in a passed attempt ends no message in the next" {
         try expectEqual(2, operation.op.attempts);
         node.s.release(operation);
     }
+}
+
+test "a connection that could not be made is tried again after longer and longer" {
+    var w: World = .{ .gpa = gpa };
+    w.apart = .{ 0, 1 };
+    try w.init(3, 3);
+    defer w.deinit();
+    try w.settle();
+    const newcomers = &w.coordinator.groups.items[0].newcomers;
+    const second_ns = std.time.ns_per_s;
+    try w.pass(w.nodes[0].s.settings.silence_ns - second_ns);
+    var ready: usize = 0;
+    for (newcomers.items) |*newcomer| ready += @intFromBool(newcomer.prepared);
+    try expectEqual(1, ready);
+    // For the silence limit, and then the round does not wait for it any more.
+    try w.pass(2 * second_ns);
+    for (newcomers.items) |*newcomer| try expect(newcomer.prepared);
+    try expect(w.dials_in_vain >= 5);
+    try expect(w.dials_in_vain <= 15); // and not 24, one at each tick
+}
+
+test "a lane is for the peer and the run that it names" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const s = w.nodes[0].s;
+    const right: wire.hello.Hello = .{
+        .purpose = .lane,
+        .run_id = s.run_id,
+        .from = w.nodes[1].s.self,
+        .to = s.self,
+    };
+    var for_another = right;
+    for_another.to = .from_int(7);
+    var of_another = right;
+    of_another.run_id[0] ^= 1;
+    for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
+        const lane = s.accept_lane(w.now).?;
+        lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
+        _ = links.greet(s, lane);
+        const is_taken = for (s.links.items) |link| {
+            if (std.mem.indexOfScalar(?*session.Lane, &link.lanes, lane) != null) break true;
+        } else false;
+        try expectEqual(turn == 2, is_taken);
+    }
+}
+
+test "a link that was never open is not told of as one that closed" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const link = hostile_test.link_to(node, &w.nodes[1]);
+    w.cut(link);
+    try w.settle();
+    for ([_]bool{ false, true }) |was_open| {
+        link.was_open = was_open;
+        const before = node.s.control.send_slice().len;
+        links.report_closed(node.s, node.group);
+        try expectEqual(was_open, node.s.control.send_slice().len > before);
+    }
+}
+
+test "a message whose own link cannot be made is withdrawn, and nothing stays of that link" {
+    // Goal: in a world too large for links to all, where no other operation misses the link. Then
+    // one between the two is lost, and they are neighbours: from then on it may be down, and not
+    // before.
+    var w: World = .{ .gpa = gpa };
+    try w.init(world.nodes_max, world.nodes_max);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const partner = 2 + base.limits.ring_reach + 1;
+    const a = world.node_of_rank(&w, 2);
+    const b = world.node_of_rank(&w, partner);
+    w.apart = .{ a.index, b.index };
+    var given: [elements]u64 = undefined;
+    var taken: [elements]u64 = undefined;
+    const operations = [_]*Operation{
+        try world.exchange(a, .send, partner, &given),
+        try world.exchange(b, .recv, 2, &taken),
+    };
+    const silence_ns = a.s.settings.silence_ns;
+    try w.pass(silence_ns - std.time.ns_per_s);
+    for (operations) |operation| try expect(!operation.finished);
+    try w.pass(2 * std.time.ns_per_s);
+    for (operations, [_]*Node{ a, b }) |operation, node| {
+        try expectEqual(.aborted, operation.status);
+        node.s.release(operation);
+    }
+    try w.settle();
+    const claims = &w.coordinator.groups.items[0].broken.claims;
+    try expectEqual(0, claims.items.len);
+    w.kill(world.node_of_rank(&w, 3));
+    try w.settle();
+    try w.pass(std.time.ns_per_s);
+    try expect(links.find(a.s, b.s.self).?.wanted);
+    try expectEqual(0, claims.items.len);
+    try w.pass(silence_ns);
+    try expect(claims.items.len > 0);
 }
 
 test "data of a call that differs is thrown away as it comes in" {

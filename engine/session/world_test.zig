@@ -19,7 +19,7 @@ const expectEqual = std.testing.expectEqual;
 
 pub const peers_max = 6;
 /// One more than have links to all others.
-const nodes_max = base.limits.full_mesh_max + 1;
+pub const nodes_max = base.limits.full_mesh_max + 1;
 
 const Pipe = struct {
     a: *Lane,
@@ -56,6 +56,9 @@ pub const World = struct {
     dials: std.ArrayList(Dial) = .empty,
     now: u64 = 1000,
     log_lines: u32 = 0,
+    /// No connection between these two can be made; so many were tried.
+    apart: ?[2]usize = null,
+    dials_in_vain: u32 = 0,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
         w.coordinator = try protocol.Coordinator.create(w.gpa, .{
@@ -133,7 +136,9 @@ pub const World = struct {
         while (w.dials.pop()) |dial| {
             moved = true;
             const to = &w.nodes[dial.to];
-            const lane: ?*Lane = if (to.alive) to.s.accept_lane(w.now) else null;
+            const can_be = to.alive and !w.are_apart(dial.node.index, dial.to);
+            w.dials_in_vain += @intFromBool(!can_be);
+            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,
@@ -154,6 +159,11 @@ pub const World = struct {
             if (b_moves and w.move(pipe.node_b, pipe.b, pipe.node_a, pipe.a)) moved = true;
         }
         return moved;
+    }
+
+    fn are_apart(w: *const World, a: usize, b: usize) bool {
+        const pair = w.apart orelse return false;
+        return std.mem.eql(usize, &pair, &.{ a, b }) or std.mem.eql(usize, &pair, &.{ b, a });
     }
 
     fn pump(from: *wire.Stream, to: *wire.Stream) !bool {
@@ -559,7 +569,7 @@ test "in a world too large for links to all, a call for the direct schedule take
 const Part = Session.Call.Part;
 
 /// One part of a message of `elements` numbers, all of them what the sender's rank is.
-fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Operation {
+pub fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Operation {
     if (part == .send) values.* = @splat(node.group.rank());
     return node.s.begin(node.world.now, node.group, .{
         .kind = .send_recv,
@@ -574,7 +584,7 @@ fn exchange(node: *Node, part: Part, partner: u32, values: *[elements]u64) !*Ope
     });
 }
 
-fn node_of_rank(w: *World, rank: u32) *Node {
+pub fn node_of_rank(w: *World, rank: u32) *Node {
     for (w.nodes[0..w.count]) |*node| if (node.group.rank() == rank) return node;
     unreachable;
 }
