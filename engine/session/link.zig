@@ -256,6 +256,8 @@ test "what is kept ahead of time is counted with its cost, and given back" {
     try std.testing.expectEqual(0, link.early_bytes);
     try test_keep(&link, test_header(0, 2, 1));
     try test_keep(&link, test_header(0, 3, 1)); // a later attempt takes the place
+    try test_keep(&link, test_header(0, 2, 1)); // an earlier one does not
+    link.prune(0, 0, 3);
     const key: Link.Key = .of(&test_header(0, 3, 1));
     try std.testing.expectEqual(null, link.recall_data(key, 2));
     link.forget_data(link.recall_data(key, 3).?.payload);

@@ -333,6 +333,62 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     try expect(claims.items.len > 0);
 }
 
+test "a peer that was frozen takes no link to be broken for the time that it has missed" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const s = w.nodes[0].s;
+    const link = hostile_test.link_to(&w.nodes[0], &w.nodes[1]);
+    w.cut(link);
+    var now = w.now + 4 * s.settings.silence_ns;
+    s.tick(now);
+    try expectEqual(.up, link.told);
+    const ticks = s.settings.silence_ns / s.settings.heartbeat_ns;
+    for (0..ticks) |_| {
+        try expectEqual(.up, link.told);
+        now += s.settings.heartbeat_ns;
+        s.tick(now);
+    }
+    try expectEqual(.down, link.told);
+}
+
+test "a call that has returned uses no memory, though nobody has taken its result" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 1);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    var memory: [8]u64 = @splat(1);
+    const call: Session.Call = .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&memory),
+        .recv = @ptrCast(&memory),
+        .count = memory.len,
+        .dtype = .u64,
+        .deadline = base.never,
+    };
+    var again = call;
+    again.tag = 1;
+    const first = try node.s.begin(w.now, node.group, call);
+    try expectError(error.BufferInUse, node.s.begin(w.now, node.group, again));
+    try w.settle();
+    try expect(first.finished);
+    const second = try node.s.begin(w.now, node.group, again);
+    try w.settle();
+    for ([_]*Operation{ first, second }) |operation| node.s.release(operation);
+}
+
+test "what is left of a payload that nobody wants any more is still to be read" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const lane = hostile_test.link_to(&w.nodes[0], &w.nodes[1]).lanes[0].?;
+    var rest: [10]u8 = undefined;
+    lane.into = &rest;
+    lane.drop_into();
+    try expectEqual(null, lane.into);
+    try expectEqual(rest.len, lane.discard);
+}
+
 test "data of a call that differs is thrown away as it comes in" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);
