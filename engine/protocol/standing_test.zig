@@ -1,0 +1,152 @@
+//! Standing: who may be what, and what is remembered of them. Which connection speaks for a peer,
+//! what a return makes void, what a coordinator that has started again takes from those who come
+//! back, and what a passed attempt still means. The rules: coordinator.zig, group.zig, member.zig.
+//! The harness: court_test.zig. Rules about votes and decisions: rules_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const Group = @import("group.zig").Group;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const peers_max = court_file.peers_max;
+const id_of = court_file.id_of;
+const Court = court_file.Court;
+const Shelf = court_file.Shelf;
+
+fn group_of(court: *const Court) *Group {
+    return court.c.groups.items[0];
+}
+
+/// A new connection in this place, of whoever the hello says.
+fn knock(court: *Court, place: usize, hello: wire.hello.Hello) !void {
+    const connection = court.c.accept(court.now) orelse return error.NoPlace;
+    connection.driver = place;
+    court.peers[place] = connection;
+    try court.put(place, &wire.hello.encode(hello));
+}
+
+fn prepared(court: *Court, index: usize) !void {
+    const round = court.round;
+    try court.say(index, .{ .prepared = .{ .group = 0, .round = round, .entering = true } });
+}
+
+fn come_back_alone(court: *Court, index: usize) !void {
+    try court.come_back(index, court.attempt);
+    try court.say(index, .{ .join_end = .{} });
+}
+
+// ---- connections, and whom they speak for
+
+test "the stranger that has been silent for longest makes room for the next" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    const first = court.now;
+    for (0..limits.strangers_max) |_| {
+        try expect(court.c.accept(court.now) != null);
+        court.now += ms;
+    }
+    try expectEqual(first, court.c.connections.items[0].accepted_at);
+    try expect(court.c.accept(court.now) != null);
+    try expectEqual(limits.strangers_max, court.c.connections.items.len);
+    for (court.c.connections.items) |connection| try expect(connection.accepted_at > first);
+}
+
+test "a connection that asks for the status a second time is closed" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try knock(&court, 0, .{ .purpose = .status, .run_id = @splat(1), .from = .none });
+    try court.say(0, .{ .status_request = .{} });
+    try expect(court.peers[0] != null);
+    try court.listen();
+    try court.say(0, .{ .status_request = .{} });
+    try expectEqual(null, court.peers[0]);
+    try expectEqual(0, court.c.connections.items.len);
+}
+
+test "a second process does not get the id of one that is there, and gets it when that is gone" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..2) |place| try knock(&court, place, .{
+        .purpose = .control,
+        .run_id = @splat(1),
+        .from = id_of(0),
+        .instance = 1 + place,
+    });
+    try expect(court.peers[0] != null);
+    try expectEqual(null, court.peers[1]);
+    try expectEqual(1, court.c.peer_of(id_of(0)).?.instance);
+    court.hang_up(0);
+    try knock(&court, 1, .{
+        .purpose = .control,
+        .run_id = @splat(1),
+        .from = id_of(0),
+        .instance = 2,
+    });
+    try expect(court.peers[1] != null);
+    try expectEqual(2, court.c.peer_of(id_of(0)).?.instance);
+}
+
+test "what others said of a member before it came back does not count when it goes away again" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.hang_up(0);
+    try court.say_closed(2, 0);
+    try come_back_alone(&court, 0);
+    court.hang_up(0);
+    try court.say_closed(1, 0);
+    try expectEqual(0b111, court.members_alive());
+    try court.say_closed(2, 0);
+    try expectEqual(0b110, court.members_alive());
+}
+
+test "a newcomer that has a new connection is in no epoch before it has asked again" {
+    // Method: the old connection looks well, the round has the newcomer's answer, and the others
+    // give theirs between the two connections.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..peers_max) |index| try court.connect(index);
+    try court.listen();
+    const before = court.round;
+    try prepared(&court, 0);
+    try court.open(0);
+    for (1..peers_max) |index| try prepared(&court, index);
+    try expectEqual(null, group_of(&court).current());
+    try court.say(0, .{ .join_end = .{} });
+    try court.listen();
+    try expect(court.round > before);
+    for (0..peers_max) |index| try prepared(&court, index);
+    try court.listen();
+    try expectEqual(1, court.epoch);
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "a member that has come back twice before the others is waited for, and answered once" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    const returned = &group_of(&court).returned;
+    try come_back_alone(&court, 0);
+    try expectEqual(1, returned.items.len);
+    try court.come_back(0, court.attempt);
+    try expectEqual(0, returned.items.len);
+    for (1..peers_max) |index| try come_back_alone(&court, index);
+    try expect(group_of(&court).recovering);
+    try court.say(0, .{ .join_end = .{} });
+    try expect(!group_of(&court).recovering);
+    try court.listen();
+    try court_file.report_nothing(&court);
+}
