@@ -150,3 +150,84 @@ test "a member that has come back twice before the others is waited for, and ans
     try court.listen();
     try court_file.report_nothing(&court);
 }
+
+// ---- what a coordinator that has started again takes from those who come back
+
+test "a member of an epoch that the journal has lost is out of the one before" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    court.epoch = 2;
+    try come_back_alone(&court, 0);
+    try court.expect_said("info peer 01000000 is out of epoch 1: it knows what the journal has " ++
+        "lost; 2 of 3 members remain in group g");
+    try expect(court.peers[0] != null);
+}
+
+test "a member that knows of a removal which the journal has lost is out of the epoch" {
+    for ([_]bool{ false, true }) |lost| {
+        var shelf: Shelf = .{};
+        defer shelf.bytes.deinit(gpa);
+        var court: Court = undefined;
+        try court_file.restart(&shelf, &court);
+        defer court.c.destroy();
+        try court.come_back_alive(0, 2, .full(if (lost) 2 else peers_max));
+        try court.say(0, .{ .join_end = .{} });
+        const alive: u64 = if (lost) 0b110 else 0b111;
+        try expectEqual(alive, court.members_alive());
+    }
+}
+
+test "no epoch has the number of another after a restart, even if there were very many" {
+    // Method: all leave after more epochs than are set aside for a start. Nothing but the record
+    // of the group says how many there were when the journal is written anew.
+    const last = 1 << 21;
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        try court.form();
+        for (0..peers_max) |index| try court.say(index, .{ .leave = .{ .group = 0 } });
+        group_of(&court).last_epoch = last;
+        court.c.journal_due = true;
+        court.c.tick(court.now);
+    }
+    try shelf.start(&court);
+    defer court.c.destroy();
+    try court.form();
+    try expectEqual(last + 1, court.epoch);
+}
+
+test "after a restart no round begins before all have entered the epoch that there is" {
+    // Method: two are back that have not entered yet, and the third has left and asks to join.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    for (0..2) |index| {
+        try court.open(index);
+        try court.say(index, .{ .epoch_report = .{
+            .epoch = 1,
+            .attempt = 1,
+            .entered = false,
+            .decisions_seen = 0,
+            .alive = .full(peers_max),
+            .members = .of(&.{ id_of(0), id_of(1), id_of(2) }),
+        } });
+        try court.say(index, .{ .join_end = .{} });
+    }
+    try court.connect(2);
+    try expect(!group_of(&court).recovering);
+    for (0..2) |index| {
+        try court.listen();
+        try expectEqual(0, court.round);
+        try court.enter(index);
+    }
+    try court.listen();
+    try expect(court.round > 0);
+}
