@@ -8,6 +8,10 @@ const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const Group = @import("group.zig").Group;
+const Op = @import("member.zig").Op;
+const Status = @import("member.zig").Status;
+const Witness = @import("hostile_test.zig").Witness;
+const control = wire.control;
 const limits = base.limits;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
@@ -230,4 +234,79 @@ test "after a restart no round begins before all have entered the epoch that the
     }
     try court.listen();
     try expect(court.round > 0);
+}
+
+// ---- what a passed attempt still means
+
+fn say_broken(court: *Court, attempt: u32) !void {
+    try court.say(0, .{ .link_lost = .{
+        .other = id_of(1),
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = attempt,
+        .state = .broken,
+    } });
+}
+
+test "lanes that broke in an attempt that is over begin no other" {
+    // Method: members tell of some between a view and its resume, of some after the resume, and in
+    // the end of some in the attempt under way.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.stumble();
+    for (1..3) |attempt| try say_broken(&court, @intCast(attempt)); // nothing moves in the second
+    for (0..peers_max) |index| try court.report_end(index);
+    for ([_]u32{ 1, 2 }, [_]u32{ 2, 3 }) |of, after| {
+        try court.pass(1000 * ms);
+        try court.listen();
+        try expectEqual(2, court.attempt);
+        try say_broken(&court, of);
+        try court.pass(1000 * ms);
+        try court.listen();
+        try expectEqual(after, court.attempt);
+    }
+}
+
+test "a resume of an attempt that is over starts nothing" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, 7));
+    const epoch = w.member.current.?;
+    try w.view(2, .full(3));
+    try w.view(3, .full(3));
+    for ([_]u32{ 2, 3 }) |attempt| {
+        try w.resume_op(attempt, op.id);
+        try expectEqual(@intFromBool(attempt == 3), epoch.resumes.items.len);
+        try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = attempt });
+        try expectEqual(attempt == 3, epoch.running);
+        try expectEqual(attempt - 1, op.attempts);
+    }
+}
+
+test "a vote for a private result is void in the next attempt, and the call can be given up" {
+    const Case = struct { kind: control.OpKind, status: Status };
+    for ([_]Case{
+        .{ .kind = .all_reduce, .status = .in_doubt },
+        .{ .kind = .reduce_scatter, .status = .deadline_exceeded },
+    }) |case| {
+        var w: Witness = undefined;
+        try w.init();
+        defer w.member.deinit();
+        w.member.welcomed(0);
+        var op: Op = .{ .descriptor = court_file.descriptor, .chunks = 1 };
+        op.descriptor.kind = case.kind;
+        try w.member.check_start(7);
+        w.member.start(&op, 7);
+        w.member.completed(&op, 9);
+        try expectEqual(.voted, op.state);
+        try w.view(2, .full(3));
+        try w.resume_op(2, op.id);
+        try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = 2 });
+        w.member.give_up(&op, .deadline);
+        try expectEqual(case.status, w.failure.?.status);
+    }
 }
