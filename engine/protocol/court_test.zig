@@ -67,7 +67,8 @@ pub const Court = struct {
 
     fn close(ctx: *anyopaque, connection: *Connection) void {
         const court: *Court = @ptrCast(@alignCast(ctx));
-        court.peers[connection.driver] = null;
+        const place = &court.peers[connection.driver];
+        if (place.* == connection) place.* = null; // else its peer has another one
     }
     fn wake(_: *anyopaque, _: *Connection) void {}
     fn log(ctx: *anyopaque, level: coordinator.LogLevel, message: []const u8) void {

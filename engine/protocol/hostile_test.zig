@@ -862,13 +862,13 @@ test "an abort of a message of others is counted, and not kept" {
 // ---- a member that is told too much
 
 /// A member in epoch 1 of three peers, with nothing behind it.
-const Witness = struct {
+pub const Witness = struct {
     member: Member,
     sent: u32 = 0,
     gave_up: u32 = 0,
     failure: ?member_file.Failure = null,
 
-    fn init(w: *Witness) !void {
+    pub fn init(w: *Witness) !void {
         w.* = .{ .member = .init(gpa, 0, .from_int(1), .{ .ctx = w, .vtable = &.{
             .send = send,
             .stop = stop,
@@ -909,7 +909,7 @@ const Witness = struct {
     }
 
     /// A new attempt of epoch 1, in which everybody alive reaches everybody.
-    fn view(w: *Witness, attempt: u32, alive: base.Mask) !void {
+    pub fn view(w: *Witness, attempt: u32, alive: base.Mask) !void {
         try w.member.on_view(&.{
             .group = 0,
             .epoch = 1,
@@ -922,7 +922,7 @@ const Witness = struct {
     }
 
     /// An operation goes on in this attempt, and nothing of it is kept.
-    fn resume_op(w: *Witness, attempt: u32, id: control.OpId) !void {
+    pub fn resume_op(w: *Witness, attempt: u32, id: control.OpId) !void {
         try w.member.on_resume_op(&.{
             .group = 0,
             .epoch = 1,
@@ -933,7 +933,7 @@ const Witness = struct {
     }
 
     /// A call with this tag; what it failed with at once, if it did.
-    fn call(w: *Witness, op: *Op, tag: u64) !?member_file.Failure {
+    pub fn call(w: *Witness, op: *Op, tag: u64) !?member_file.Failure {
         op.* = .{ .descriptor = descriptor, .chunks = 1 };
         try w.member.check_start(tag);
         w.failure = null;
