@@ -333,6 +333,71 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     try expect(claims.items.len > 0);
 }
 
+/// What each of a world has for each, by rank; all calls begin.
+fn exchange_unevenly(
+    w: *World,
+    counts: []const [2][]const u64,
+    memory: [][2][16]u64,
+    operations: []*Operation,
+) !void {
+    for (counts, memory, operations, 0..) |*own, *arrays, *operation, rank| {
+        const node = world.node_of_rank(w, @intCast(rank));
+        arrays[0] = @splat(rank);
+        operation.* = try node.s.begin(w.now, node.group, .{
+            .kind = .all_to_all,
+            .send = @ptrCast(&arrays[0]),
+            .recv = @ptrCast(&arrays[1]),
+            .exchanged = .{ .send = own[0], .recv = own[1] },
+            .dtype = .u64,
+            .recovery = .restart,
+            .deadline = base.never,
+        });
+    }
+}
+
+test "an uneven exchange goes around no broken link" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    w.apart = .{ 0, 1 };
+    w.cut(hostile_test.link_to(&w.nodes[0], &w.nodes[1]));
+    var memory: [3][2][16]u64 = undefined;
+    var operations: [3]*Operation = undefined;
+    const counts = [_]u64{ 1, 2, 3 };
+    const own = [3][2][]const u64{
+        .{ &counts, &.{ 1, 1, 1 } },
+        .{ &counts, &.{ 2, 2, 2 } },
+        .{ &counts, &.{ 3, 3, 3 } },
+    };
+    try exchange_unevenly(&w, &own, &memory, &operations);
+    try w.pass(w.nodes[0].s.settings.silence_ns + std.time.ns_per_s);
+    for (operations, 0..) |operation, rank| {
+        try expectEqual(.aborted, operation.status);
+        world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+    }
+}
+
+test "what two exchange unevenly must be the same for both" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    for ([_]u64{ 2, 3 }) |wanted| {
+        var memory: [2][2][16]u64 = undefined;
+        var operations: [2]*Operation = undefined;
+        const own = [2][2][]const u64{
+            .{ &.{ 1, 3 }, &.{ 1, 4 } },
+            .{ &.{ 4, 1 }, &.{ wanted, 1 } },
+        };
+        try exchange_unevenly(&w, &own, &memory, &operations);
+        try w.settle();
+        for (operations, 0..) |operation, rank| {
+            const status: session.Status = if (wanted == 3) .ok else .mismatch;
+            try expectEqual(status, operation.status);
+            world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+        }
+    }
+}
+
 test "a peer that was frozen takes no link to be broken for the time that it has missed" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 3);

@@ -397,6 +397,27 @@ test "a holder that answers pings and gives nothing is not waited for" {
     for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
 }
 
+test "what is elected counts when the offer of this attempt has been made" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 3, 3 });
+    defer case.deinit();
+    const held = &case.held[0];
+    try held.sync(.popular, deadline_never);
+    const sync = held.operation.?.sync.?;
+    const offered = sync.phase;
+    sync.phase = .idle;
+    sync_file.elected(held.node.s, held.operation.?, &std.mem.zeroInit(wire.control.StateElected, .{
+        .revision = sync.revision,
+        .root = sync.root,
+        .holders = base.Mask.full(2),
+    }));
+    try expectEqual(.idle, sync.phase);
+    sync.phase = offered;
+    try case.held[1].sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*each| try each.end(.ok);
+}
+
 test "hashes that do not come are asked of another before their source can be lost" {
     var case: Case = undefined;
     try case.init(&.{ 1, 1, 1, 2 }, &.{ 3, 3, 3, 0 });
