@@ -470,6 +470,11 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
     @memcpy(try mine.stage(1), b[8..]);
     try std.testing.expect(mine.check_staged(1));
     try std.testing.expect(!mine.lacks(1));
+    // What comes in again is nothing until it is whole.
+    const place = try mine.stage(1);
+    try std.testing.expect(mine.lacks(1));
+    @memcpy(place, b[8..]);
+    try std.testing.expect(mine.check_staged(1));
     try std.testing.expectEqual(1, a[9]);
     mine.apply();
     try std.testing.expectEqualSlices(u8, &b, &a);

@@ -159,7 +159,7 @@ pub const Sync = struct {
         return sync.exchanges[rank].used;
     }
 
-    fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
+    pub fn rank_of(sync: *const Sync, link: *const Link) ?u16 {
         for (sync.exchanges, 0..) |*exchange, rank| {
             if (exchange.link == link) return @intCast(rank);
         }

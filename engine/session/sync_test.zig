@@ -14,6 +14,7 @@ const State = session.State;
 const Operation = session.Operation;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const expectError = std.testing.expectError;
 const gpa = std.testing.allocator;
 
 const leaf_bytes = 16;
@@ -395,6 +396,44 @@ test "a holder that answers pings and gives nothing is not waited for" {
     for (case.all()) |*held| try held.end(.state_unavailable);
     // Nobody is let go for it.
     for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
+}
+
+test "who asks for what there is not, or brings a page that is not its turn, breaks the protocol" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    const held = &case.held[1];
+    try held.sync(.popular, deadline_never);
+    const s = held.node.s;
+    const operation = held.operation.?;
+    const sync = operation.sync.?;
+    const link = hostile_test.link_to(held.node, case.held[0].node);
+    var header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .want });
+    header.index = held.state.leaf_count();
+    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
+    header.class = 1; // pages
+    header.index = held.state.page_count();
+    try expectError(error.UnknownLeaf, sync_file.on_want(s, link, operation, &header));
+
+    sync.phase = .hashes;
+    sync.hashes_from = sync.rank_of(link);
+    header = std.mem.zeroInit(wire.frame.Header, .{ .kind = .hashes });
+    header.payload_bytes = @intCast(State.page_of(held.state.wanted, 0).len);
+    sync.pages_got = 1;
+    const lane = link.lanes[0].?;
+    try expectError(error.UnknownPage, sync_file.place(s, lane, operation, &header));
+    sync.pages_got = 0;
+    try expect(try sync_file.place(s, lane, operation, &header) != null);
+
+    // That another has everything by now may come before it is known what was elected.
+    sync.phase = .offered;
+    sync_file.on_open(s, link, operation);
+    try expect(sync.exchanges[sync.rank_of(link).?].gives);
+    sync.hashes_from = null;
+    sync.exchanges[sync.rank_of(link).?].gives = false;
+    try case.held[0].sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*each| try each.end(.ok);
 }
 
 test "what is elected counts when the offer of this attempt has been made" {
