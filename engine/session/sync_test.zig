@@ -5,6 +5,8 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const session = @import("root.zig");
+const links = @import("links.zig");
+const prefetch = @import("prefetch.zig");
 const sync_file = @import("sync.zig");
 const world_test = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
@@ -742,6 +744,13 @@ fn newcomer_case(case: *Case) !*Held {
     return late;
 }
 
+/// Leaves that have not been fetched.
+fn missing(state: *const State) usize {
+    var count: usize = 0;
+    for (state.staged) |place| count += @intFromBool(place == null);
+    return count;
+}
+
 fn admit_all(case: *Case) !void {
     // The newcomer last in the list first: nobody waits for one whose user has not come.
     const all = case.all();
@@ -874,9 +883,35 @@ test "a newcomer whose members share nothing enters at once, and its fetch ends 
     try expect(late.state.prefetch == null);
     try case.world.settle();
     for (case.held[0..2]) |*held| held.state.serves = false;
+    const before = missing(late.state);
     try late.node.s.state_add(late.state);
     try late.node.s.prefetch_begin(case.world.now, late.state);
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
+    try expectEqual(before, missing(late.state));
     try admit_all(&case);
+}
+
+test "requests that were lost with a lane are made again; answers to a fetch before say nothing" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    const fetching = late.state.prefetch.?;
+    const only = fetching.hashes_from.?;
+    fetching.fetch.discard(1 - only);
+    const source = &fetching.sources[only];
+    while (!fetching.fetch.owes(only) or source.wants.count == 0)
+        try expect(try case.world.step());
+    const link = links.find(late.node.s, source.peer).?;
+    prefetch.on_lack(late.node.s, link, &std.mem.zeroInit(wire.frame.Header, .{
+        .kind = .lack,
+        .tag = late.state.tag,
+        .group = late.node.group.id.?,
+        .attempt = fetching.number -% 1,
+    }));
+    try expect(fetching.fetch.is_usable(only));
+    prefetch.lane_back(late.node.s, source.peer);
+    try case.world.settle();
+    try expect(!late.node.group.is_fetching());
+    for (late.state.staged) |place| try expectEqual(1, place.?[0]);
 }

@@ -444,6 +444,7 @@ test "a newcomer enters at the safe point, and a mismatch is named on every peer
         try expectEqual(3, node.group.world_size());
         try expectEqual(2, node.group.epoch());
         try expectEqual(1, node.group.joined().len);
+        try expect(node.group.joined()[0].eql(.from_int(3)));
     }
     var operations: [3]*Operation = undefined;
     for (w.nodes[0..3], 0..) |*node, index| {
