@@ -93,7 +93,7 @@ fn create(
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     const group = try group_name(&given);
-    const bind = try text.address(given.bind, ":0", "bind");
+    const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
     try environment();
     const interrupt: net.reach.Interrupt = .{
@@ -103,15 +103,15 @@ fn create(
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
     const place: failure.Place = .{
         .address = value.address(),
-        .own = .{ .bind = bind, .advertise = advertise },
+        .own = .{ .bind = bind orelse ":0", .advertise = advertise },
     };
     const engine = net.PeerEngine.create(gpa, .{
         // token.read has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
-        .bind = net.address.Endpoint.parse(bind) catch
-            return failure.create(error.BadAddress, place),
+        .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
+            return failure.create(error.BadAddress, place) else null,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,

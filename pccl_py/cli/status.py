@@ -83,9 +83,7 @@ def shown(value: object) -> str:
     What it would obey, what ends a line and what turns the writing is escaped, as engine/base/
     text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
     """
-    return "".join(
-        letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value)
-    )
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
 
 
 def render(status: dict[str, Any]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`--state` on what another user of the machine has prepared: refused, with the reason and the cure.
+"""`--state` on what another user of the machine has prepared: refused, with reason and cure.
 
 How each finding is worded is engine/net/private.zig; what a journal may hold is
 tests/python/test_api_journal.py.
@@ -172,18 +172,14 @@ def test_a_lock_that_is_removed_is_made_again_and_keeps_a_second_coordinator_out
 
 def test_a_coordinator_whose_lock_another_one_has_writes_nothing_more(tmp_path: Path) -> None:
     """Both would append to one file. The first goes on without a journal, and says so."""
-    state = tmp_path / "state"
-    with pccl.Coordinator(state=state, heartbeat=0.1) as first:
-        with pccl.connect(first.token, bind="127.0.0.1:0") as comm:
+    state, other = tmp_path / "state", tmp_path / "other"
+    with pccl.Coordinator(state=state) as first, pccl.Coordinator(state=other):
+        # A lock that somebody else holds, in the place of its own.
+        os.rename(other / "lock", state / "lock")
+        before = (state / "journal").read_bytes()
+        with pccl.connect(first.token, group="new", bind="127.0.0.1:0") as comm:
             comm.admit()
-            other = tmp_path / "other"
-            with pccl.Coordinator(state=other):
-                # A lock that somebody else holds, in the place of its own.
-                os.rename(other / "lock", state / "lock")
-                before = (state / "journal").read_bytes()
-                with pccl.connect(first.token, group="new", bind="127.0.0.1:0") as second:
-                    second.admit()
-                status = pccl.run_status(first.token)
-                assert status["journal"] == "failed"
-                assert "another coordinator" in status["journal_failure"]
-                assert (state / "journal").read_bytes() == before
+        status = pccl.run_status(first.token)
+        assert status["journal"] == "failed"
+        assert "another coordinator" in status["journal_failure"]
+        assert (state / "journal").read_bytes() == before
