@@ -80,6 +80,10 @@ class Process:
                 why = "did not within the limit" if not over else "ended first"
                 raise RuntimeError(f"a process of the benchmark should say {what}, and {why}")
 
+    def say(self, line: str) -> None:
+        """A line on its standard input."""
+        self._child.say(line)
+
     def signal(self, number: int) -> float:
         """Sends it, and returns when."""
         at = time.monotonic()
@@ -171,9 +175,10 @@ class World(Closing):
 
     def _start_coordinator(self) -> Process:
         command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
-        command += ["--bind", self._address, "--run-id", self._run_id.hex()]
+        command += ["--bind", self._address, "--run-id-file", "-"]
         command += ["--silence", str(self.silence), "--state", f"{self._folder.name}/run"]
         process = Process(command)
+        process.say(self._run_id.hex())
         process.until(lambda: bool(process.lines), "its token")
         return process
 

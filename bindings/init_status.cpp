@@ -2,6 +2,8 @@
 // belongs to which status is decided in pccl_py/errors.py, which installs its factory here.
 #include "common.h"
 
+#include <cstring>
+
 namespace pccl_binding {
 
 namespace {
@@ -13,7 +15,11 @@ nb::object *error_factory = new nb::object();
 
 void raise(pccl_status_t status) {
   GilWait wait(true);  // the factory is Python code, which lets other threads have the GIL
-  nb::str message(pccl_last_error());
+  // The library makes it text, whatever names are in it; this is for one that is older.
+  const char *said = pccl_last_error();
+  PyObject *text = PyUnicode_DecodeUTF8(said, std::strlen(said), "replace");
+  if (text == nullptr) throw nb::python_error();
+  nb::str message = nb::steal<nb::str>(text);
   if (!error_factory->is_valid()) {
     PyErr_SetString(PyExc_RuntimeError, message.c_str());
     throw nb::python_error();

@@ -226,7 +226,8 @@ typedef struct pccl_comm pccl_comm_t; /* opaque */
 typedef struct pccl_comm_options {
   size_t size;
   const char *group;           /* name of the group, 1..256 bytes of UTF-8; NULL: "default" */
-  const char *bind;            /* address to listen on for other peers, "host:port"; NULL: all interfaces, port 0 */
+  const char *bind;            /* address to listen on for other peers, "host:port"; NULL: port 0 on the interface
+                                  that leads to the coordinator, with advertise on all of them */
   const char *advertise;       /* address other peers dial, "host" or "host:port"; NULL: the local address of the
                                   connection to the coordinator, with the bound port */
   uint32_t initial_world_size; /* peers the first epoch of this group waits for; 0: the coordinator's default */

@@ -273,8 +273,9 @@ def connect(
     `token`: of the coordinator; default: the environment variable PCCL_TOKEN. `group`: name of the
     group, up to 256 bytes; default: PCCL_GROUP, or "default". `initial_world_size`: peers the
     first epoch of the group waits for; default: PCCL_INITIAL_WORLD_SIZE, or the coordinator's.
-    `bind`: "host:port" to listen on for other peers; default: PCCL_BIND, or a free port on all
-    interfaces. `advertise`: the address other peers dial; default: the local one. `deadline`:
+    `bind`: "host:port" to listen on for other peers, ":0" for all interfaces; default: PCCL_BIND,
+    or a free port on the interface that leads to the coordinator (on all with `advertise`).
+    `advertise`: the address other peers dial; default: the local one. `deadline`:
     default of all operations, in seconds (10 minutes). `connect_timeout`: seconds until
     CoordinatorUnreachable (30). `peer_id`: default random.
 

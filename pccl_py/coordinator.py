@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pccl_py import _lifecycle, _pccl
 from pccl_py.closing import Closing
-from pccl_py.errors import InvalidArgument
+from pccl_py.errors import InvalidArgument, VersionMismatch
 from pccl_py.words import at_least_one, nanoseconds, text
 
 
@@ -104,7 +104,8 @@ class Token:
     """What a token says: where the coordinator is ("host:port"), and which run it is (16 bytes)."""
 
     address: str
-    run_id: bytes
+    # Whoever knows it can join, so it is not shown by accident.
+    run_id: bytes = field(repr=False)
 
 
 def token_create(address: str, run_id: bytes | None = None) -> str:
@@ -128,7 +129,12 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
     CoordinatorUnreachable, AuthenticationFailed, VersionMismatch.
     """
     answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
-    status: dict[str, Any] = json.loads(answer)
+    try:
+        status = json.loads(answer)
+    except (RecursionError, ValueError):  # JSON it is, but of a depth or a number without end
+        status = None
+    if not isinstance(status, dict):
+        raise VersionMismatch("what the coordinator answered is no status: use the same release")
     return status
 
 

@@ -93,7 +93,7 @@ fn create(
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     const group = try group_name(&given);
-    const bind = try text.address(given.bind, ":0", "bind");
+    const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
     try environment();
     const interrupt: net.reach.Interrupt = .{
@@ -103,15 +103,15 @@ fn create(
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
     const place: failure.Place = .{
         .address = value.address(),
-        .own = .{ .bind = bind, .advertise = advertise },
+        .own = .{ .bind = bind orelse ":0", .advertise = advertise },
     };
     const engine = net.PeerEngine.create(gpa, .{
         // token.read has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
-        .peer_id = if (given.peer_id) |id| .{ .bytes = id.* } else null,
-        .bind = net.address.Endpoint.parse(bind) catch
-            return failure.create(error.BadAddress, place),
+        .peer_id = try peer_id(&given),
+        .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
+            return failure.create(error.BadAddress, place) else null,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -140,6 +140,16 @@ fn environment() status.Error!void {
     );
 }
 
+fn peer_id(options: *const CommOptions) status.Error!?base.PeerId {
+    const id: base.PeerId = .{ .bytes = (options.peer_id orelse return null).* };
+    if (id.eql(.none)) return status.fail(
+        .invalid_argument,
+        "peer_id is all zeros, which stands for nobody: take random bytes, or NULL",
+        .{},
+    );
+    return id;
+}
+
 fn group_name(options: *const CommOptions) status.Error![]const u8 {
     const given = options.group orelse return "default";
     const limit = base.limits.name_bytes_max;
@@ -150,10 +160,11 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
         "the name of the group is empty; it must have 1 to {d} bytes",
         .{limit},
     );
-    if (!std.unicode.utf8ValidateSlice(name)) return status.fail(
+    if (!base.text.is_name(name)) return status.fail(
         .invalid_argument,
-        "the name of the group is not UTF-8; it must be, because programs print it",
-        .{},
+        "the name of the group, \"{s}\", cannot be shown: it must be UTF-8 without control " ++
+            "characters, line ends and marks that turn the writing",
+        .{name},
     );
     return name;
 }

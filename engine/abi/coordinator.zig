@@ -118,6 +118,11 @@ fn protocol_options(
             .{ @field(options, name), limits.interval_ns_max },
         );
     }
+    if (options.heartbeat_ns < limits.heartbeat_ns_min) return status.fail(
+        .invalid_argument,
+        "heartbeat_ns is {d}, which is less than a millisecond, {d}",
+        .{ options.heartbeat_ns, limits.heartbeat_ns_min },
+    );
     if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(
         .invalid_argument,
         "silence ({d} s) must be at least three times heartbeat ({d} s)",

@@ -292,6 +292,7 @@ pub fn open_journal(
             .{path},
         ),
         error.JournalFailed => cannot_be_used(path, trouble),
+        error.JournalExposed => fail(.system_error, "{f}", .{trouble.exposed.told(path)}),
         error.JournalRefused => refused(path, trouble),
     };
 }
@@ -669,7 +670,8 @@ pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) E
         ),
         error.BadName => fail(
             .invalid_argument,
-            "the name of a tensor must be 1 to {d} bytes of UTF-8",
+            "the name of a tensor must be 1 to {d} bytes of UTF-8, without control characters, " ++
+                "line ends and marks that turn the writing",
             .{limits.name_bytes_max},
         ),
         error.DuplicateName => fail(

@@ -1,6 +1,7 @@
 //! log: the C side of net/log.zig.
 
 const std = @import("std");
+const base = @import("base");
 const net = @import("net");
 const status = @import("status.zig");
 const Status = status.Status;
@@ -16,9 +17,7 @@ fn next(level: ?*c_int, message: ?[*]u8, capacity: usize) status.Error!void {
     var text: [net.log.line_bytes_max]u8 = undefined;
     const line = net.log.process.take(&text) orelse
         return status.fail(.timeout, "there is no log line", .{});
-    const length = @min(line.text.len, capacity - 1);
-    @memcpy(to[0..length], line.text[0..length]);
-    to[length] = 0;
+    to[base.text.show(line.text, to[0 .. capacity - 1]).len] = 0; // cut between letters
     level_to.* = @intFromEnum(line.level);
 }
 

@@ -48,11 +48,13 @@ const sentence_bytes_max = 1024;
 threadlocal var sentence: [sentence_bytes_max:0]u8 = @splat(0);
 threadlocal var failed_with: Status = .ok;
 
-/// Keeps what pccl_last_error answers. A sentence that is too long is cut.
+/// Keeps what pccl_last_error answers: text, whatever the names in it are. A sentence that is too
+/// long is cut.
 pub fn fail(status: Status, comptime format: []const u8, arguments: anytype) Error {
-    var writer: std.Io.Writer = .fixed(&sentence);
+    var storage: [sentence_bytes_max]u8 = undefined;
+    var writer: std.Io.Writer = .fixed(&storage);
     writer.print(format, arguments) catch {}; // cut
-    sentence[writer.end] = 0;
+    sentence[base.text.show(writer.buffered(), &sentence).len] = 0;
     failed_with = status;
     return error.Failed;
 }

@@ -44,6 +44,9 @@ pub const epochs_max = 1 << 62;
 pub const incarnations_max = (1 << 32) - 2;
 /// Heartbeat, silence limit and the time to prepare. Enforced by the coordinator's options.
 pub const interval_ns_max = 7 * std.time.ns_per_day;
+/// A shorter heartbeat keeps a peer busy with nothing else. Enforced by the coordinator's options,
+/// and by peers, whose coordinator may lie.
+pub const heartbeat_ns_min = std.time.ns_per_ms;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.

@@ -13,6 +13,8 @@ pub const Paths = @import("order.zig").Paths;
 pub const Plan = @import("order.zig").Plan;
 pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
+pub const Endpoint = @import("endpoint.zig").Endpoint;
+pub const text = @import("text.zig");
 
 pub const PeerId = ids.PeerId;
 pub const RunId = ids.RunId;
@@ -31,4 +33,6 @@ test {
     _ = @import("order.zig");
     _ = @import("pair.zig");
     _ = @import("prng.zig");
+    _ = @import("endpoint.zig");
+    _ = @import("text.zig");
 }

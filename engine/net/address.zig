@@ -1,4 +1,4 @@
-//! address: "host:port" as text, and the socket addresses it stands for. Numeric addresses are
+//! address: the socket addresses that "host:port" (base/endpoint.zig) stands for. Numeric addresses are
 //! understood here, at once; names take the resolver (resolver.zig), because looking one up may
 //! block.
 
@@ -7,67 +7,7 @@ const builtin = @import("builtin");
 const base = @import("base");
 const c = std.c;
 
-/// What a text like "host:port", "1.2.3.4:port", "[v6]:port" says. `host` refers to the text.
-pub const Endpoint = struct {
-    /// Without brackets; empty means every interface.
-    host: []const u8,
-    port: u16,
-
-    pub const ParseError = error{BadAddress};
-
-    /// A port must be there.
-    pub fn parse(text: []const u8) ParseError!Endpoint {
-        const split = try Split.of(text);
-        return .{ .host = split.host, .port = split.port orelse return error.BadAddress };
-    }
-
-    /// `port` stands in where the text has none; a bare v6 address is fine then.
-    pub fn parse_with_port(text: []const u8, port: u16) ParseError!Endpoint {
-        const split = try Split.of(text);
-        return .{ .host = split.host, .port = split.port orelse port };
-    }
-
-    /// The same for an address that others are told: nobody can dial no host, or port 0.
-    pub fn parse_to_dial(text: []const u8, port: u16) ParseError!Endpoint {
-        const endpoint = try parse_with_port(text, port);
-        if (endpoint.host.len == 0 or endpoint.port == 0) return error.BadAddress;
-        return endpoint;
-    }
-
-    /// The text that `parse` reads back.
-    pub fn format(endpoint: Endpoint, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const is_v6 = std.mem.indexOfScalar(u8, endpoint.host, ':') != null;
-        const form = if (is_v6) .{ "[", "]" } else .{ "", "" };
-        try writer.print("{s}{s}{s}:{d}", .{ form[0], endpoint.host, form[1], endpoint.port });
-    }
-};
-
-const Split = struct {
-    host: []const u8,
-    port: ?u16,
-
-    fn of(text: []const u8) Endpoint.ParseError!Split {
-        if (text.len == 0 or text.len > base.limits.address_bytes_max) return error.BadAddress;
-        for (text) |byte| if (byte <= ' ' or byte >= 0x7f) return error.BadAddress;
-        if (text[0] == '[') {
-            const end = std.mem.indexOfScalar(u8, text, ']') orelse return error.BadAddress;
-            const rest = text[end + 1 ..];
-            if (end == 1 or (rest.len > 0 and rest[0] != ':')) return error.BadAddress;
-            const port = if (rest.len > 0) try parse_port(rest[1..]) else null;
-            return .{ .host = text[1..end], .port = port };
-        }
-        const colons = std.mem.count(u8, text, ":");
-        if (colons != 1) return .{ .host = text, .port = null };
-        const colon = std.mem.indexOfScalar(u8, text, ':').?;
-        return .{ .host = text[0..colon], .port = try parse_port(text[colon + 1 ..]) };
-    }
-
-    fn parse_port(text: []const u8) Endpoint.ParseError!u16 {
-        // parseInt alone would take signs and underscores.
-        for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadAddress;
-        return std.fmt.parseInt(u16, text, 10) catch error.BadAddress;
-    }
-};
+pub const Endpoint = base.Endpoint;
 
 /// One address that a socket can be bound or connected to.
 pub const Address = extern union {
@@ -211,34 +151,6 @@ pub fn look_up(endpoint: Endpoint, options: LookUpOptions) LookUpError!AddressLi
         list.count += 1;
     }
     return if (list.count > 0) list else error.NameNotFound;
-}
-
-test "endpoints are read and written back" {
-    const good = [_]struct { []const u8, []const u8, u16 }{
-        .{ "10.0.0.1:80", "10.0.0.1", 80 },
-        .{ "[::1]:4000", "::1", 4000 },
-        .{ "node-7.example:0", "node-7.example", 0 },
-        .{ ":65535", "", 65535 },
-    };
-    for (good) |case| {
-        const endpoint = try Endpoint.parse(case[0]);
-        try std.testing.expectEqualStrings(case[1], endpoint.host);
-        try std.testing.expectEqual(case[2], endpoint.port);
-        var text: [base.limits.address_bytes_max]u8 = undefined;
-        const again = try std.fmt.bufPrint(&text, "{f}", .{endpoint});
-        try std.testing.expectEqualStrings(case[0], again);
-    }
-    const bad = [_][]const u8{
-        "",      "host", "host:", "host:65536", "host:-1",  "host:+1",
-        "[::1]", "[::1", "[]:1",  "::1",        "[::1]x:1", "h\x00:1",
-        "a b:1",
-    };
-    for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));
-    try std.testing.expectEqualStrings("::1", (try Endpoint.parse_with_port("::1", 7)).host);
-    try std.testing.expectEqual(7, (try Endpoint.parse_with_port("host", 7)).port);
-    try std.testing.expectEqual(7, (try Endpoint.parse_to_dial("host", 7)).port);
-    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial(":80", 7));
-    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial("host:0", 7));
 }
 
 test "numeric addresses need no lookup, and names are told apart" {

@@ -27,6 +27,7 @@ pub const CoordinatorEngine = struct {
     gpa: Allocator,
     coordinator: *Coordinator,
     journal: ?*JournalFile,
+    journal_watched_at: base.Instant = 0,
     links: Links,
     lock: lock.FairLock = .{},
     stopping: bool = false,
@@ -52,6 +53,9 @@ pub const CoordinatorEngine = struct {
     const JournalError = error{ OutOfMemory, JournalFailed, JournalRefused, JournalMoved };
     pub const Error = JournalError || socket.ListenError || address.LookUpError || thread.Error ||
         poller.Error;
+
+    /// How often it looks whether its lock is still there.
+    const journal_watch_ns = std.time.ns_per_s;
 
     /// Reads at one connection before the others get their turn.
     const reads_per_turn = 8;
@@ -184,6 +188,15 @@ pub const CoordinatorEngine = struct {
         if (now < engine.coordinator.next_deadline()) return;
         links.accepting = true; // in case it had stopped for want of descriptors
         engine.coordinator.tick(now);
+        engine.watch_journal(now);
+    }
+
+    /// A journal that is not alone any more takes nothing more; the next record says so.
+    fn watch_journal(engine: *CoordinatorEngine, now: base.Instant) void {
+        const file = engine.journal orelse return;
+        if (now < engine.journal_watched_at +| journal_watch_ns) return;
+        engine.journal_watched_at = now;
+        file.keep_lock() catch return;
     }
 
     fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {

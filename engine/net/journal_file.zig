@@ -1,14 +1,16 @@
 //! JournalFile: the coordinator's journal on a disk: DIR/journal, which one coordinator at a time
 //! has (DIR/lock), read whole at the start, appended to and synced, and replaced atomically. It
 //! cuts off what a crash left unfinished and refuses what does not check out, as
-//! protocol/journal.zig says, and knows nothing else of what it holds. Calls here wait for the
-//! disk. Who uses it: coordinator_engine.zig.
+//! protocol/journal.zig says, and knows nothing else of what it holds. It follows no links and uses
+//! nothing that another user could have put there or can change (private.zig). Calls here wait for
+//! the disk. Who uses it: coordinator_engine.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
 const base = @import("base");
 const protocol = @import("protocol");
 const log = @import("log.zig");
+const private = @import("private.zig");
 const socket = @import("socket.zig");
 const c = std.c;
 const Allocator = std.mem.Allocator;
@@ -31,6 +33,7 @@ pub const Failure = struct {
 pub const Step = enum {
     make_directory,
     open_directory,
+    look,
     lock,
     open,
     read,
@@ -43,6 +46,7 @@ pub const Step = enum {
         return switch (step) {
             .make_directory => "making the directory",
             .open_directory => "opening the directory",
+            .look => "looking at the owner and the mode",
             .lock => "locking the directory",
             .open => "opening the journal",
             .read => "reading the journal",
@@ -65,6 +69,7 @@ fn reason_of(code: c.E) []const u8 {
         .NOENT => "its parent directory does not exist",
         .NOTDIR => "it is not a directory",
         .MFILE, .NFILE => "too many files are open",
+        .AGAIN => "another coordinator has locked it meanwhile",
         else => "the operating system refused",
     };
 }
@@ -74,10 +79,12 @@ pub const Trouble = union(enum) {
     system: Failure,
     /// Null: every record is whole, and they make no sense together.
     refused: struct { why: journal.Error, offset: ?usize },
+    /// Another user could read it, change it, or has put it there.
+    exposed: private.Exposure,
     /// Peers would not find the coordinator where it is now (coordinator_engine.zig).
     moved: struct { storage: [base.limits.address_bytes_max]u8, length: usize },
 
-    pub const Error = error{ JournalFailed, JournalInUse, JournalRefused };
+    pub const Error = error{ JournalFailed, JournalInUse, JournalRefused, JournalExposed };
 
     fn fail(trouble: *Trouble, step: Step, code: c.E) Error {
         trouble.* = .{ .system = .{ .step = step, .code = code } };
@@ -86,6 +93,37 @@ pub const Trouble = union(enum) {
 
     fn check(trouble: *Trouble, step: Step, code: c.E) Error!void {
         if (code != .SUCCESS) return trouble.fail(step, code);
+    }
+
+    /// Refuses what is not private, once it is open.
+    fn inspect(trouble: *Trouble, kind: private.Kind, name: []const u8, fd: Fd) Error!private.Look {
+        var look: private.Look = undefined;
+        try trouble.check(.look, private.look_at(fd, &look));
+        try trouble.judge(kind, name, look);
+        return look;
+    }
+
+    fn judge(
+        trouble: *Trouble,
+        kind: private.Kind,
+        name: []const u8,
+        look: private.Look,
+    ) Error!void {
+        trouble.* = .{ .exposed = private.judge(kind, name, look) orelse return };
+        return error.JournalExposed;
+    }
+
+    /// What could not be opened: a link, which is not followed, is refused as one.
+    fn fail_to_open(
+        trouble: *Trouble,
+        step: Step,
+        code: c.E,
+        at: struct { kind: private.Kind, directory: Fd, path: [:0]const u8, name: []const u8 },
+    ) Error {
+        var look: private.Look = undefined;
+        if (private.look_at_name(at.directory, at.path, &look) == .SUCCESS and look.kind == .link)
+            try trouble.judge(at.kind, at.name, look);
+        return trouble.fail(step, code);
     }
 
     fn refuse(trouble: *Trouble, why: journal.Error, offset: usize) Error {
@@ -98,7 +136,7 @@ pub const JournalFile = struct {
     gpa: Allocator,
     directory: Fd,
     /// Locked for as long as it is open.
-    guard: Fd,
+    guard: Guard,
     /// -1 until the first `replace` of a new journal.
     file: Fd = -1,
     /// What was read when it was opened, and how much of it is whole records; 0 if it is new.
@@ -120,9 +158,10 @@ pub const JournalFile = struct {
         errdefer gpa.destroy(self);
         const directory = try open_directory(path, trouble);
         errdefer socket.close(directory);
-        const guard = try take_lock(directory, trouble);
-        errdefer socket.close(guard);
+        const guard = try Guard.take(directory, trouble);
+        errdefer socket.close(guard.fd);
         self.* = .{ .gpa = gpa, .directory = directory, .guard = guard };
+        try self.inspect_unfinished(trouble);
         try self.read_back(trouble);
         return self;
     }
@@ -130,7 +169,7 @@ pub const JournalFile = struct {
     pub fn close(self: *JournalFile) void {
         self.forget_content();
         if (self.file >= 0) socket.close(self.file);
-        socket.close(self.guard);
+        socket.close(self.guard.fd);
         socket.close(self.directory);
         self.gpa.destroy(self);
     }
@@ -180,13 +219,18 @@ pub const JournalFile = struct {
     pub fn append(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         if (self.failure != null) return error.JournalFailed;
         assert(self.file >= 0); // a new journal begins with `replace`
+        try self.keep_lock();
         try self.note(.write, write_all(self.file, bytes));
         try self.note(.sync, sync_data(self.file));
     }
 
     /// A crash leaves the old content or the new. Heals a journal that has failed.
     pub fn replace(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
-        const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .APPEND = true };
+        try self.keep_lock();
+        // What a crash has left there, or anybody else: it is made anew, never written through.
+        const removed = result(c.unlinkat(self.directory, new_name, 0));
+        if (removed != .NOENT) try self.note(.write, removed);
+        const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .EXCL = true, .APPEND = true };
         const new = open_at(self.directory, new_name, flags);
         try self.note(.write, result(new));
         errdefer {
@@ -209,6 +253,28 @@ pub const JournalFile = struct {
         return error.JournalFailed;
     }
 
+    /// A lock that somebody has removed is made again: without it, a second coordinator would
+    /// believe that it is alone. Called now and then while the coordinator runs.
+    pub fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
+        var look: private.Look = undefined;
+        switch (private.look_at_name(self.directory, guard_name, &look)) {
+            .SUCCESS => if (look.same(self.guard.look)) return,
+            .NOENT => {},
+            else => |code| return self.note(.lock, code),
+        }
+        var trouble: Trouble = undefined;
+        const again = Guard.take(self.directory, &trouble) catch |err| return switch (err) {
+            error.JournalInUse => self.note(.lock, .AGAIN),
+            error.JournalFailed => self.note(trouble.system.step, trouble.system.code),
+            error.JournalExposed => self.note(.lock, .PERM),
+            error.OutOfMemory, error.JournalRefused => unreachable, // it reads no journal
+        };
+        socket.close(self.guard.fd);
+        self.guard = again;
+        log.print(.warning, "the file \"lock\" of the state directory was removed while this " ++
+            "coordinator uses it; it is made again: leave it alone", .{});
+    }
+
     fn note(self: *JournalFile, step: Step, code: c.E) error{JournalFailed}!void {
         if (code == .SUCCESS) return;
         self.failure = .{ .step = step, .code = code };
@@ -222,9 +288,15 @@ pub const JournalFile = struct {
         const file = open_at(self.directory, file_name, flags);
         if (file < 0) switch (result(file)) {
             .NOENT => return,
-            else => |code| return trouble.fail(.open, code),
+            else => |code| return trouble.fail_to_open(.open, code, .{
+                .kind = .file,
+                .directory = self.directory,
+                .path = file_name,
+                .name = file_name,
+            }),
         };
         errdefer socket.close(file);
+        _ = try trouble.inspect(.file, file_name, file);
         const size = c.lseek(file, 0, c.SEEK.END);
         if (size < 0) return trouble.fail(.read, result(@as(c_int, -1)));
         if (size > base.limits.journal_bytes_max) return trouble.fail(.read, .FBIG);
@@ -259,27 +331,67 @@ pub const JournalFile = struct {
         return if (replay.records > 0) replay.good_bytes else 0;
     }
 
-    fn take_lock(directory: Fd, trouble: *Trouble) OpenError!Fd {
-        const flags: c.O = .{ .ACCMODE = .RDWR, .CREAT = true, .NONBLOCK = true };
-        const guard = open_at(directory, guard_name, flags);
-        try trouble.check(.lock, result(guard));
-        errdefer socket.close(guard);
-        const code = result(c.flock(guard, c.LOCK.EX | c.LOCK.NB));
+    /// What a crash between writing and renaming leaves is ours, and is of no account.
+    fn inspect_unfinished(self: *const JournalFile, trouble: *Trouble) Trouble.Error!void {
+        var look: private.Look = undefined;
+        return switch (private.look_at_name(self.directory, new_name, &look)) {
+            .SUCCESS => trouble.judge(.file, new_name, look),
+            .NOENT => {},
+            else => |code| trouble.fail(.look, code),
+        };
+    }
+};
+
+/// The file that one coordinator at a time has locked.
+const Guard = struct {
+    fd: Fd,
+    look: private.Look,
+
+    fn take(directory: Fd, trouble: *Trouble) JournalFile.OpenError!Guard {
+        const fd = try open_guard(directory, trouble);
+        errdefer socket.close(fd);
+        const look = try trouble.inspect(.file, JournalFile.guard_name, fd);
+        const code = result(c.flock(fd, c.LOCK.EX | c.LOCK.NB));
         return switch (code) {
-            .SUCCESS => guard,
+            .SUCCESS => .{ .fd = fd, .look = look },
             .AGAIN => error.JournalInUse,
             else => trouble.fail(.lock, code),
         };
+    }
+
+    /// The one that is there, or a new one.
+    fn open_guard(directory: Fd, trouble: *Trouble) Trouble.Error!Fd {
+        const name = JournalFile.guard_name;
+        const flags: c.O = .{ .ACCMODE = .RDWR, .NONBLOCK = true };
+        var new = flags;
+        new.CREAT = true;
+        new.EXCL = true;
+        // Two that begin at once: one makes it, and the other one finds it.
+        for (0..2) |_| {
+            for ([_]c.O{ flags, new }, [_]c.E{ .NOENT, .EXIST }) |how, expected| {
+                const fd = open_at(directory, name, how);
+                if (fd >= 0) return fd;
+                const code = result(fd);
+                if (code != expected) return trouble.fail_to_open(.lock, code, .{
+                    .kind = .file,
+                    .directory = directory,
+                    .path = name,
+                    .name = name,
+                });
+            }
+        }
+        return trouble.fail(.lock, .EXIST);
     }
 };
 
 // ---- the operating system
 
-/// Descriptors of the journal are let go by a forked child like sockets, so that it does not keep
-/// the lock of a parent that dies.
+/// No link is followed. Descriptors of the journal are let go by a forked child like sockets, so
+/// that it does not keep the lock of a parent that dies.
 fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
     var all = flags;
     all.CLOEXEC = true;
+    all.NOFOLLOW = true;
     const owner_only: c.mode_t = 0o600;
     socket.hold_forks();
     defer socket.allow_forks();
@@ -287,12 +399,26 @@ fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
     return if (fd < 0) fd else socket.adopt(fd);
 }
 
-fn open_directory(path: [:0]const u8, trouble: *Trouble) Trouble.Error!Fd {
+fn open_directory(given: [:0]const u8, trouble: *Trouble) Trouble.Error!Fd {
+    var storage: [base.limits.path_bytes_max + 1]u8 = undefined;
+    // A slash behind the name of a link would follow it.
+    const cut = std.mem.trimEnd(u8, given, "/");
+    const path = if (cut.len == given.len or cut.len == 0) given else path: {
+        @memcpy(storage[0..cut.len], cut);
+        storage[cut.len] = 0;
+        break :path storage[0..cut.len :0];
+    };
     const made = result(c.mkdir(path, 0o700));
     if (made != .EXIST) try trouble.check(.make_directory, made);
     const directory = open_at(c.AT.FDCWD, path, .{ .DIRECTORY = true });
-    try trouble.check(.open_directory, result(directory));
+    if (directory < 0) return trouble.fail_to_open(.open_directory, result(directory), .{
+        .kind = .directory,
+        .directory = c.AT.FDCWD,
+        .path = path,
+        .name = "",
+    });
     errdefer socket.close(directory);
+    _ = try trouble.inspect(.directory, "", directory);
     if (made == .SUCCESS) {
         const parent = open_at(directory, "..", .{ .DIRECTORY = true });
         try trouble.check(.make_directory, result(parent));
@@ -655,4 +781,76 @@ test "a directory that cannot be had says why" {
         Failure{ .step = .open_directory, .code = .NOTDIR },
         bench.trouble.system,
     );
+}
+
+test "what is not private is refused, and what a link leads to is left alone" {
+    var bench: Bench = undefined;
+    try bench.init();
+    defer bench.deinit();
+    var victim_storage: [320]u8 = undefined;
+    const victim = try std.fmt.bufPrintZ(&victim_storage, "{s}/victim", .{bench.parent.path});
+    const written = open_at(c.AT.FDCWD, victim, .{ .ACCMODE = .WRONLY, .CREAT = true });
+    try testing.expect(written >= 0);
+    try testing.expectEqual(.SUCCESS, write_all(written, "precious"));
+    socket.close(written);
+
+    try testing.expectEqual(0, c.mkdir(bench.path, 0o700));
+    const names = [_][:0]const u8{ "journal", "journal.new", "lock" };
+    for (names) |name| {
+        try testing.expectEqual(0, c.symlink(victim, try bench.at(name)));
+        try testing.expectError(error.JournalExposed, bench.open());
+        try testing.expectEqual(.link, bench.trouble.exposed.what);
+        try testing.expectEqualStrings(name, bench.trouble.exposed.name);
+        try testing.expectEqual(0, c.unlink(try bench.at(name)));
+    }
+    try bench.plant("");
+    try bench.plant_beside("journal.new", "");
+    for (names) |name| {
+        try testing.expectEqual(0, c.chmod(try bench.at(name), 0o640));
+        try testing.expectError(error.JournalExposed, bench.open());
+        try testing.expectEqual(.open, bench.trouble.exposed.what);
+        try testing.expectEqual(0, c.chmod(try bench.at(name), 0o600));
+    }
+    try testing.expectEqual(0, c.chmod(bench.path, 0o750));
+    try testing.expectError(error.JournalExposed, bench.open());
+    try testing.expectEqualStrings("", bench.trouble.exposed.name);
+    try testing.expectEqual(0, c.chmod(bench.path, 0o700));
+    try bench.expect_content("");
+
+    // One that comes while it runs is replaced, not written through.
+    const file = try bench.open();
+    defer file.close();
+    try testing.expectEqual(0, c.symlink(victim, try bench.at("journal.new")));
+    try file.replace("whole");
+    var held: [16]u8 = undefined;
+    const read = open_at(c.AT.FDCWD, victim, .{});
+    defer socket.close(read);
+    const count = c.read(read, &held, held.len);
+    try testing.expectEqualStrings("precious", held[0..@intCast(count)]);
+}
+
+test "a lock that is removed is made again, and one that another holds ends the writing" {
+    var bench: Bench = undefined;
+    try bench.init();
+    defer bench.deinit();
+    var image: journal.Image = .{};
+    defer image.deinit(gpa_of_tests);
+    try sample(&image, 2);
+    const file = try bench.open();
+    defer file.close();
+    try file.replace(image.bytes());
+    try testing.expectEqual(0, c.unlink(try bench.at("lock")));
+    try file.append("");
+    try Bench.expect_mode(try bench.at("lock"), 0o600);
+    try testing.expectError(error.JournalInUse, bench.open());
+
+    try testing.expectEqual(0, c.unlink(try bench.at("lock")));
+    var trouble: Trouble = undefined;
+    const other = try Guard.take(file.directory, &trouble);
+    try testing.expectError(error.JournalFailed, file.append("record"));
+    try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
+    try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
+    socket.close(other.fd);
+    try file.replace(image.bytes());
+    try file.append("");
 }

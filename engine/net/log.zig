@@ -3,6 +3,7 @@
 //! the engines.
 
 const std = @import("std");
+const base = @import("base");
 const lock = @import("lock.zig");
 const assert = std.debug.assert;
 
@@ -35,10 +36,8 @@ pub const Queue = struct {
             queue.lost += 1;
         }
         const line = &queue.lines[(queue.first + queue.count) % lines_max];
-        const length = @min(text.len, line_bytes_max);
         line.level = level;
-        line.length = @intCast(length);
-        @memcpy(line.text[0..length], text[0..length]);
+        line.length = @intCast(base.text.show(text, &line.text).len);
         queue.count += 1;
     }
 

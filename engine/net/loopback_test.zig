@@ -471,10 +471,10 @@ test "no coordinator, another run, a port in use, a second peer of one id" {
     options.run_id = @splat(1);
     try std.testing.expectError(error.WrongRun, create_error(options));
     options = good;
-    options.bind.port = coordinator.port;
+    options.bind.?.port = coordinator.port;
     try std.testing.expectError(error.AddressInUse, create_error(options));
     options = good;
-    options.bind.host = "no-such-host.invalid";
+    options.bind.?.host = "no-such-host.invalid";
     try std.testing.expectError(error.ListenNameNotFound, create_error(options));
 
     const silent = try HeldPort.init();

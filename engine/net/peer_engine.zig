@@ -78,8 +78,10 @@ pub const PeerEngine = struct {
         coordinator: address.Endpoint,
         run_id: base.RunId,
         peer_id: ?base.PeerId = null,
-        /// Where other peers connect to. An empty host is every interface, port 0 a free one.
-        bind: address.Endpoint = .{ .host = "", .port = 0 },
+        /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
+        /// the interface that leads to the coordinator; every one if `advertise` says that others
+        /// come another way.
+        bind: ?address.Endpoint = null,
         /// What other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -119,8 +121,12 @@ pub const PeerEngine = struct {
             .fault = options.fault,
         };
         errdefer engine.links.deinit();
-        const to_bind = address.to_bind(options.bind) catch return error.ListenNameNotFound;
-        try engine.links.listen(try socket.listen(&to_bind));
+        const every: address.Endpoint = .{ .host = "", .port = 0 };
+        const told = options.bind orelse if (options.advertise != null) every else null;
+        if (told) |endpoint| {
+            const to_bind = address.to_bind(endpoint) catch return error.ListenNameNotFound;
+            try engine.links.listen(try socket.listen(&to_bind));
+        }
         engine.session = try Session.create(gpa, .{
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
             .run_id = options.run_id,
@@ -164,11 +170,22 @@ pub const PeerEngine = struct {
         });
         {
             errdefer socket.close(fd);
+            if (engine.links.listener < 0) try engine.listen_beside(fd);
             try engine.name_address(fd, options);
             engine.session.control_opened(clock.now());
             try engine.exchange_greetings(fd, options);
         }
         engine.control = try engine.links.add(fd, control_owner);
+    }
+
+    /// On a free port of the interface that leads to the coordinator: no other network is let in.
+    fn listen_beside(engine: *PeerEngine, control: socket.Fd) Error!void {
+        var local = socket.local_address(control) orelse return error.Closed;
+        // The port is in the same place in both.
+        local.v4.port = 0;
+        var to_bind: address.AddressList = .{ .count = 1 };
+        to_bind.items[0] = local;
+        try engine.links.listen(try socket.listen(&to_bind));
     }
 
     fn exchange_greetings(

@@ -41,6 +41,7 @@ test {
     _ = @import("membership.zig");
     _ = @import("peer_engine.zig");
     _ = @import("poller.zig");
+    _ = @import("private.zig");
     _ = @import("random.zig");
     _ = @import("reach.zig");
     _ = @import("resolver.zig");

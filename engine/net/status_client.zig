@@ -73,7 +73,7 @@ fn exchange(
             greeted = true;
         };
         if (greeted) if (stream.take() catch return error.NotPccl) |message| switch (message) {
-            .status_reply => |reply| return gpa.dupe(u8, reply.json.data),
+            .status_reply => |reply| return checked(gpa, reply.json.data),
             else => return error.NotPccl,
         };
         try wait(fd, .read, deadline);
@@ -85,6 +85,13 @@ fn exchange(
         if (count == 0) return error.Closed;
         stream.received(count);
     }
+}
+
+/// The caller takes it for JSON, and JSON for text.
+fn checked(gpa: Allocator, json: []const u8) Error![]u8 {
+    if (!std.unicode.utf8ValidateSlice(json)) return error.NotPccl;
+    if (!try std.json.validate(gpa, json)) return error.NotPccl;
+    return gpa.dupe(u8, json);
 }
 
 fn judge(bytes: *const [wire.hello.answer_bytes]u8) Error!void {

@@ -521,7 +521,8 @@ pub const Coordinator = struct {
                 return;
             },
         };
-        if (!std.mem.eql(u8, &hello.run_id, &c.options.run_id)) return c.refuse(
+        // In a time that does not tell how much of it was right.
+        if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, c.options.run_id)) return c.refuse(
             connection,
             .wrong_run,
         );
@@ -529,6 +530,8 @@ pub const Coordinator = struct {
             .lane => return c.refuse(connection, .wrong_peer),
             .status => connection.state = .status,
             .control => {
+                // It stands for nobody, so nobody can be it.
+                if (hello.from.eql(.none)) return c.refuse(connection, .refused);
                 const known = c.peer_of(hello.from);
                 if (known) |peer| {
                     const same = peer.instance == 0 or peer.instance == hello.instance;
@@ -747,11 +750,18 @@ pub const Coordinator = struct {
         const name = body.name.data;
         if (name.len == 0) return error.Unexpected;
         if (peer.telling != null or peer.refused) return error.Unexpected;
-        // Both are shown in the status, which is JSON.
-        if (!std.unicode.utf8ValidateSlice(name))
-            return refuse_group(peer, name, "its name is not UTF-8");
-        if (!std.unicode.utf8ValidateSlice(body.address.data))
-            return refuse_group(peer, name, "the address of this peer is not UTF-8");
+        // Both are shown to people, and the address is dialed by others.
+        if (!base.text.is_name(name)) return refuse_group(
+            peer,
+            name,
+            "its name cannot be shown: it must be UTF-8 without control characters, line ends " ++
+                "and marks that turn the writing",
+        );
+        _ = base.Endpoint.parse_told(body.address.data) catch return refuse_group(
+            peer,
+            name,
+            "the address of this peer is not that of one host, with a port",
+        );
         if (!std.mem.eql(u8, peer.address, body.address.data)) {
             const address = try c.gpa.dupe(u8, body.address.data);
             c.gpa.free(peer.address);

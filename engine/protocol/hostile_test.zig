@@ -716,13 +716,26 @@ fn recover(court: *Court) !void {
     try expectEqual(before + 1, epoch.committed);
 }
 
-test "a name or an address that is not UTF-8 is refused, and the status stays text" {
+test "a name that no terminal should get, and an address of no host, are refused" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
     const before = court.c.groups.items.len;
-    for ([_][2][]const u8{ .{ "\xffg", "a:1" }, .{ "h", "\xff:1" } }) |pair| {
+    const said_before = court.said_bytes;
+    for ([_][2][]const u8{
+        .{ "\xffg", "a:1" },
+        .{ "h\n2026-01-01 WARNING forged", "a:1" },
+        .{ "h\x1b[2J", "a:1" },
+        .{ "h\u{202e}", "a:1" },
+        .{ "h", "\xff:1" },
+        .{ "h", "[/red]:1" },
+        .{ "h", "a\n:1" },
+        .{ "h", "a" },
+        .{ "h", "224.0.0.1:1" },
+        .{ "h", "255.255.255.255:1" },
+        .{ "h", "" },
+    }) |pair| {
         court.refused = false;
         try court.say(2, .{ .join = .{
             .name = .of(pair[0]),
@@ -737,6 +750,7 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
     }
     try expect(court.peers[2] != null);
     try expectEqual(before, court.c.groups.items.len);
+    try expectEqual(said_before, court.said_bytes);
     const json = try court.c.status.get(gpa, court.c, court.now);
     const parsed = try std.json.parseFromSlice(std.json.Value, gpa, json, .{});
     defer parsed.deinit();
@@ -744,6 +758,44 @@ test "a name or an address that is not UTF-8 is refused, and the status stays te
     try std.testing.expectEqualStrings("g", group.get("name").?.string);
     for (group.get("epochs").?.array.items[0].object.get("members").?.array.items) |member| {
         try std.testing.expectEqualStrings("a:1", member.object.get("address").?.string);
+    }
+}
+
+test "the id of zeros, which stands for nobody, is refused, and a status needs no other" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for ([_]wire.hello.Purpose{ .control, .status }) |purpose| {
+        const connection = court.c.accept(court.now).?;
+        connection.driver = 0;
+        court.peers[0] = connection;
+        try court.put(0, &wire.hello.encode(.{
+            .purpose = purpose,
+            .run_id = @splat(1),
+            .from = .none,
+        }));
+        try expectEqual(purpose == .status, court.peers[0] != null);
+        try expectEqual(0, court.c.peers.items.len);
+    }
+}
+
+test "a run id that differs in one bit, wherever it is, is of another run" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..8 * @sizeOf(base.RunId)) |bit| {
+        var run_id: base.RunId = @splat(1);
+        run_id[bit / 8] ^= @as(u8, 1) << @intCast(bit % 8);
+        const connection = court.c.accept(court.now).?;
+        connection.driver = 0;
+        court.peers[0] = connection;
+        try court.put(0, &wire.hello.encode(.{
+            .purpose = .control,
+            .run_id = run_id,
+            .from = id_of(0),
+        }));
+        try expectEqual(null, court.peers[0]);
+        try expectEqual(0, court.c.peers.items.len);
     }
 }
 

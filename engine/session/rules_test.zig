@@ -109,6 +109,35 @@ test "a coordinator with other settings is not the one of before" {
     }
 }
 
+test "a coordinator whose silence or heartbeat no honest one has is given up" {
+    // Method: one that an honest peer joins, and each lie of its welcome alone. What is above its
+    // bound is no message at all (wire/control.zig).
+    const ns_per_ms = std.time.ns_per_ms;
+    const Case = struct { heartbeat_ns: u64, silence_ns: u64, welcome: bool };
+    for ([_]Case{
+        .{ .heartbeat_ns = ns_per_ms, .silence_ns = 3 * ns_per_ms, .welcome = true },
+        .{ .heartbeat_ns = ns_per_ms - 1, .silence_ns = 9 * ns_per_ms, .welcome = false },
+        .{ .heartbeat_ns = ns_per_ms, .silence_ns = 3 * ns_per_ms - 1, .welcome = false },
+        .{ .heartbeat_ns = 1, .silence_ns = 1, .welcome = false },
+        .{ .heartbeat_ns = ns_per_ms, .silence_ns = 1, .welcome = false },
+        .{ .heartbeat_ns = ns_per_ms, .silence_ns = base.never, .welcome = false },
+        .{ .heartbeat_ns = base.never, .silence_ns = base.never, .welcome = false },
+        .{
+            .heartbeat_ns = ns_per_ms,
+            .silence_ns = base.limits.interval_ns_max,
+            .welcome = true,
+        },
+    }) |case| {
+        var w: World = .{ .gpa = gpa };
+        try w.init(1, 1);
+        defer w.deinit();
+        w.coordinator.options.heartbeat_ns = case.heartbeat_ns;
+        w.coordinator.options.silence_ns = case.silence_ns;
+        try w.settle();
+        try expectEqual(case.welcome, w.nodes[0].s.knows_settings());
+    }
+}
+
 test "operations take turns on a link, also where one has much to send" {
     // Method: two broadcasts of many pieces; the second has sent as much as the first all the time.
     var w: World = .{ .gpa = gpa };

@@ -465,8 +465,10 @@ pub const Session = struct {
     }
 
     fn on_welcome(s: *Session, body: control.Welcome) protocol_error!void {
+        // Decoding has bounded them from above.
         const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
-            body.heartbeat_ns > 0 and body.silence_ns >= body.heartbeat_ns;
+            body.heartbeat_ns >= limits.heartbeat_ns_min and
+            body.silence_ns / 3 >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
         s.welcomed = true;
         if (s.knows_settings() and !std.meta.eql(s.settings, body))

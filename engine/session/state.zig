@@ -139,8 +139,7 @@ pub const State = struct {
         state.entries = try arena.alloc(Entry, tensors.len);
         for (state.entries, tensors, 0..) |*entry, tensor, index| {
             at.* = index;
-            if (tensor.name.len == 0 or tensor.name.len > limits.name_bytes_max or
-                !std.unicode.utf8ValidateSlice(tensor.name)) return error.BadName;
+            if (!base.text.is_name(tensor.name)) return error.BadName;
             if (tensor.shape.len > limits.state_dimensions_max) return error.TooManyDimensions;
             const bytes = try size_of(&tensor);
             if (bytes > 0 and tensor.data == null) return error.NoData;

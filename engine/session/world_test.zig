@@ -86,7 +86,7 @@ pub const World = struct {
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
-        try node.s.set_address(try std.fmt.bufPrint(&address, "{d}", .{node.index}));
+        try node.s.set_address(try std.fmt.bufPrint(&address, "n{d}:1", .{node.index}));
         w.connect(node);
         node.group = try node.s.join(w.now, "g", 0);
         return node;
@@ -263,7 +263,8 @@ pub const World = struct {
     }
     fn dial_lane(ctx: *anyopaque, lane: *Lane, address: []const u8) void {
         const node = node_from(ctx);
-        const to = std.fmt.parseInt(usize, address, 10) catch unreachable;
+        const name = (base.Endpoint.parse_told(address) catch unreachable).host;
+        const to = std.fmt.parseInt(usize, name[1..], 10) catch unreachable;
         node.world.dials.append(node.world.gpa, .{ .node = node, .lane = lane, .to = to }) catch
             unreachable;
     }

@@ -1,13 +1,13 @@
 """The `pccl` command. Typer and rich are imported here only.
 
 This file holds the commands and their options; running processes is run.py, showing a status is
-status.py, measuring is bench.py. Whatever a command does, a program can do through pccl_py.
+status.py, measuring is bench.py, reading and writing secrets is secret.py. Whatever a command does,
+a program can do through pccl_py.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli import bench, log, run, status
+from pccl_py.cli import bench, log, run, secret, status
 
 app = typer.Typer(
     name="pccl",
@@ -61,6 +61,14 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(help="Also write the token to this file, readable by you only: for pccl status."),
 ]
+TokenFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="File with the token, which only you can read; - is standard input. "
+        + _default("PCCL_TOKEN"),
+    ),
+]
 MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
 Lanes = Annotated[
     int | None,
@@ -83,7 +91,15 @@ Silence = Annotated[
     float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
-RunId = Annotated[str | None, typer.Option(help="32 hexadecimal digits; random unless given.")]
+RunIdFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with 32 hexadecimal digits, which only you can read; - is standard input. "
+        + _default("random")
+    ),
+]
+# Secrets as arguments are taken only to be refused with the reason.
+RunId = Annotated[str | None, typer.Option(hidden=True)]
 
 
 @app.callback(invoke_without_command=True)
@@ -112,6 +128,7 @@ def coordinator(
             "address, goes on with the run; options left out are those of the run.",
         ),
     ] = None,
+    run_id_file: RunIdFile = None,
     run_id: RunId = None,
     min_world_size: Annotated[
         int | None,
@@ -132,13 +149,15 @@ def coordinator(
 
     Warnings go to stderr, with --verbose all events do.
     """
+    if run_id is not None:
+        secret.refuse_run_id_argument()
     log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     stop = threading.Event()
     _on_stop_signals(lambda number: stop.set())
     with pccl_py.Coordinator(
         bind=bind,
         advertise=advertise,
-        run_id=_run_id(run_id),
+        run_id=secret.run_id(run_id_file),
         min_world_size=min_world_size,
         initial_world_size=initial_world_size,
         lanes_per_link=lanes,
@@ -149,25 +168,35 @@ def coordinator(
         state=state,
     ) as running:
         if token_file is not None:
-            _write_secret(token_file, running.token)
+            secret.write(token_file, running.token)
         print(running.token, flush=True)
         stop.wait()
 
 
 @app.command()
 def token(
-    value: Annotated[str, typer.Argument(metavar="ADDRESS|TOKEN", help="HOST:PORT, or a token.")],
+    address: Annotated[str | None, typer.Argument(help="HOST:PORT of the coordinator.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Read a token instead.")] = False,
+    token_file: TokenFrom = None,
+    run_id_file: RunIdFile = None,
     run_id: RunId = None,
 ) -> None:
-    """Make the token of a coordinator at ADDRESS, or show what a TOKEN says."""
-    if not show:
-        typer.echo(pccl_py.token_create(value, _run_id(run_id)))
-        return
+    """Make the token of a coordinator at ADDRESS, or show what the token of a run says."""
     if run_id is not None:
-        raise pccl_py.InvalidArgument("--run-id is for making a token, not for --show")
-    parsed = pccl_py.token_parse(value)
-    typer.echo(f"address  {parsed.address}\nrun id   {parsed.run_id.hex()}")
+        secret.refuse_run_id_argument()
+    if address is not None and (show or address.strip().startswith(secret.TOKEN_PREFIX)):
+        secret.refuse_token_argument()
+    if show and run_id_file is not None:
+        raise pccl_py.InvalidArgument("--run-id-file is for making a token, not for --show")
+    if show:
+        parsed = pccl_py.token_parse(secret.token(token_file))
+        typer.echo(f"address  {parsed.address}\nrun id   {parsed.run_id.hex()}")
+        return
+    if address is None:
+        raise pccl_py.InvalidArgument("pass the ADDRESS of the coordinator, or --show")
+    if token_file is not None:
+        raise pccl_py.InvalidArgument("--token-file is for --show: a token that is made is printed")
+    typer.echo(pccl_py.token_create(address, secret.run_id(run_id_file)))
 
 
 @app.command(
@@ -212,7 +241,7 @@ exit with 0 (with --on-failure stop: if all do).
         silence=silence,
     ) as running:
         if token_file is not None:
-            _write_secret(token_file, running.token)
+            secret.write(token_file, running.token)
         processes = run.Processes(command, n, running.token, console=errors)
         _on_stop_signals(processes.signal)
         code = processes.run(
@@ -223,20 +252,19 @@ exit with 0 (with --on-failure stop: if all do).
 
 @app.command(name="status")
 def status_command(
-    token: Annotated[
-        str | None, typer.Argument(help="Token of the run; default: PCCL_TOKEN.")
-    ] = None,
+    refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
+    token_file: TokenFrom = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: docs/STATUS.md.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
     """Show groups, epochs, members, operations in flight and bytes of a run."""
-    token = token if token is not None else os.environ.get("PCCL_TOKEN")
-    if token is None:
-        raise pccl_py.InvalidArgument("no token: pass one, or set PCCL_TOKEN")
+    if refused is not None:
+        secret.refuse_token_argument()
     if as_json and watch:
         raise pccl_py.InvalidArgument("--json and --watch do not go together")
+    token = secret.token(token_file)
     if watch:
         status.watch(token, interval=interval, timeout=timeout)
     elif as_json:
@@ -292,27 +320,6 @@ def _on_stop_signals(handle: Callable[[int], Any]) -> None:
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-
-
-def _run_id(value: str | None) -> bytes | None:
-    if value is None:
-        return None
-    try:
-        return bytes.fromhex(value)
-    except ValueError:
-        raise pccl_py.InvalidArgument(f"a run id is 32 hexadecimal digits, not {value!r}") from None
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Puts the file in place whole, so that whoever waits for it never reads half a token."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    except OSError as error:  # it would name the part, which nobody asked for
-        raise pccl_py.SystemRefused(f"{path} cannot be written: {error.strerror}") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
-    os.replace(part, path)
 
 
 def main() -> None:

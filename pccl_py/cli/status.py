@@ -1,6 +1,7 @@
 """Showing the status of a run: as JSON, as a page, and as a page that refreshes.
 
-What the numbers mean is docs/STATUS.md; here they only get a shape for people.
+What the numbers mean is docs/STATUS.md; here they only get a shape for people. A coordinator may
+lie, or be older than what is refused today, so no text of it reaches the terminal but by `shown`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def show_json(token: str, *, timeout: float) -> None:
 
 def show(token: str, *, timeout: float) -> None:
     """Prints the status as a page on stdout."""
-    Console().print(render(_ask(token, timeout)))
+    Console().print(page(_ask(token, timeout)))
 
 
 def watch(token: str, *, interval: float, timeout: float) -> None:
@@ -38,12 +39,12 @@ def watch(token: str, *, interval: float, timeout: float) -> None:
     try:
         with Live(Text("asking the coordinator ..."), auto_refresh=False) as live:
             while True:
-                page: RenderableType
+                view: RenderableType
                 try:
-                    page = render(_ask(token, timeout))
+                    view = page(_ask(token, timeout))
                 except pccl_py.CoordinatorUnreachable as error:
-                    page = Text(f"coordinator unreachable: {error}", style="bold red")
-                live.update(page, refresh=True)
+                    view = Text(f"coordinator unreachable: {error}", style="bold red")
+                live.update(view, refresh=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return
@@ -66,6 +67,25 @@ def _ask(token: str, timeout: float) -> dict[str, Any]:
     return answer
 
 
+def page(status: dict[str, Any]) -> RenderableType:
+    """The same as `render`, for what a coordinator has answered. Raises PcclError."""
+    try:
+        return render(status)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise pccl_py.PcclError(
+            "the coordinator answered something that is no status: use its release, or --json"
+        ) from error
+
+
+def shown(value: object) -> str:
+    """Text of a coordinator or a peer as a terminal may have it.
+
+    What it would obey, what ends a line and what turns the writing is escaped, as engine/base/
+    text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
+
+
 def render(status: dict[str, Any]) -> RenderableType:
     """A status (docs/STATUS.md, schema 1) as a page. Raises PcclError for another schema."""
     if status["schema"] != SCHEMA:
@@ -74,15 +94,15 @@ def render(status: dict[str, Any]) -> RenderableType:
         )
     head = Text.assemble(
         ("run ", "dim"),
-        (status["run_id"][:8], "bold cyan"),
+        (shown(status["run_id"])[:8], "bold cyan"),
         ("  at ", "dim"),
-        status["address"],
+        shown(status["address"]),
         ("  up ", "dim"),
         duration(status["uptime_ns"]),
         ("  peers ", "dim"),
-        str(status["peers"]),
+        shown(status["peers"]),
         ("  refused connections ", "dim"),
-        str(status["strangers_refused"]),
+        shown(status["strangers_refused"]),
     )
     parts: list[RenderableType] = [head]
     # A coordinator of an earlier release does not say.
@@ -91,15 +111,16 @@ def render(status: dict[str, Any]) -> RenderableType:
     if status.get("journal") == "failed":
         parts.append(
             Text(
-                f"the journal has failed: {status['journal_failure']}; the run goes on, and ends "
-                "with this coordinator unless one of the tries that it makes every minute succeeds",
+                f"the journal has failed: {shown(status['journal_failure'])}; the run goes on, and "
+                "ends with this coordinator unless one of the tries that it makes every minute "
+                "succeeds",
                 style="bold red",
             )
         )
     if not status["groups"]:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:
-        parts += [Text(), Text.assemble(("group ", "dim"), (group["name"], "bold"))]
+        parts += [Text(), Text.assemble(("group ", "dim"), (shown(group["name"]), "bold"))]
         # A coordinator of an earlier release does not say.
         parts += [_broken(link) for link in group.get("broken_links", [])]
         for epoch in group["epochs"]:
@@ -114,23 +135,24 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
     running = epoch["running"]
     return Text.assemble(
         ("epoch ", "dim"),
-        str(epoch["epoch"]),
+        shown(epoch["epoch"]),
         ("  attempt ", "dim"),
-        str(epoch["attempt"]),
+        shown(epoch["attempt"]),
         ("  committed ", "dim"),
-        str(epoch["committed"]),
+        shown(epoch["committed"]),
         ("  running", "green") if running else ("  recovering", "yellow"),
     )
 
 
 def _broken(link: dict[str, Any]) -> Text:
     says = f"{link['peer_id'][:8]} cannot reach {link['other'][:8]}: the link is {link['state']}"
-    return Text(says, style="yellow")
+    return Text(shown(says), style="yellow")
 
 
 def _newcomer(newcomer: dict[str, Any]) -> Text:
     state = "waits for the next safe point" if newcomer["prepared"] else "opens its lanes"
-    return Text(f"{newcomer['peer_id'][:8]}  {newcomer['address']}  {state}", style="yellow")
+    says = f"{newcomer['peer_id'][:8]}  {newcomer['address']}  {state}"
+    return Text(shown(says), style="yellow")
 
 
 def _members(epoch: dict[str, Any]) -> Table:
@@ -138,7 +160,8 @@ def _members(epoch: dict[str, Any]) -> Table:
     for member in epoch["members"]:
         rank, peer = str(member["rank"]), member["peer_id"][:8]
         if member["alive"]:
-            table.add_row(
+            _add_row(
+                table,
                 rank,
                 peer,
                 member["address"],
@@ -147,7 +170,7 @@ def _members(epoch: dict[str, Any]) -> Table:
                 size(member["bytes_received"]),
             )
         else:
-            table.add_row(rank, peer, "lost", style="red")
+            _add_row(table, rank, peer, "lost", style="red")
     return table
 
 
@@ -155,16 +178,21 @@ def _operations(epoch: dict[str, Any]) -> Table:
     table = _table("tag", "sequence", "operation", "count", "dtype", "op", "done")
     alive = sum(1 for member in epoch["members"] if member["alive"])
     for operation in epoch["operations"]:
-        table.add_row(
-            str(operation["tag"]),
-            str(operation["sequence"]),
+        _add_row(
+            table,
+            operation["tag"],
+            operation["sequence"],
             operation["kind"],
-            str(operation["count"]),
+            operation["count"],
             operation["dtype"],
             operation["op"],
             f"{operation['done']} of {alive}",
         )
     return table
+
+
+def _add_row(table: Table, *values: object, style: str | None = None) -> None:
+    table.add_row(*(Text(shown(value)) for value in values), style=style)
 
 
 def _table(*titles: str) -> Table:

@@ -175,12 +175,13 @@ class CoordinatorProcess:
     def start(self, news: queue.SimpleQueue[News]) -> Process:
         command = [*self._site.prefix, sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
         command += ["--bind", self._site.bind, "--advertise", self._site.advertise]
-        command += ["--run-id", self._run_id.hex(), "--state", str(self._folder)]
+        command += ["--run-id-file", "-", "--state", str(self._folder)]
         for name, value in self._options.items():
             command += [f"--{name}", value]
         self.frozen = False
         self.starts += 1
         self.process = Process(command, {}, news)
+        self.process.say(self._run_id.hex())
         return self.process
 
     def ended(self) -> None:

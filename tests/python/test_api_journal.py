@@ -248,7 +248,7 @@ def test_a_killed_coordinator_prints_the_same_token_again(start: Any, tmp_path: 
     page = start("coordinator", "--state", state, module=CLI)
     assert page.line() == tokens[0]
     status = subprocess.run(
-        [sys.executable, "-m", CLI, "status", tokens[0]],
+        [sys.executable, "-m", CLI, "status"], env={**os.environ, "PCCL_TOKEN": tokens[0]},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "restarts 3" in status.stdout
@@ -289,7 +289,7 @@ def test_a_full_disk_ends_no_run_and_is_told(start: Any, tmp_path: Path) -> None
     assert status["journal"] == "failed"
     assert "writing the journal failed" in status["journal_failure"]
     page = subprocess.run(
-        [sys.executable, "-m", CLI, "status", token],
+        [sys.executable, "-m", CLI, "status"], env={**os.environ, "PCCL_TOKEN": token},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "the journal has failed" in page.stdout

@@ -23,9 +23,12 @@ from pccl_py.cli import status as status_view
 CLI = "pccl_py.cli"
 
 
-def pccl_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def pccl_command(
+    *arguments: str, said: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", CLI, *arguments],
+        input=said,
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -43,8 +46,9 @@ def test_the_coordinator_prints_its_token_and_ends_cleanly(
 ) -> None:
     file = tmp_path / "token"
     program = start(
-        "coordinator", "--token-file", str(file), "--run-id", "ab" * 16, module=CLI
+        "coordinator", "--token-file", str(file), "--run-id-file", "-", module=CLI
     )  # fmt: skip
+    program.say("ab" * 16)
     token = program.line()
     assert pccl.token_parse(token).run_id == bytes.fromhex("ab" * 16)
     assert file.read_text() == token + "\n"
@@ -96,19 +100,19 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
     "arguments",
     [
         ["coordinator", "--bind", "nonsense"],
-        ["coordinator", "--run-id", "xyz"],
-        ["coordinator", "--run-id", "abcd"],
         ["coordinator", "--chunk-bytes", "1000"],
         ["coordinator", "--silence", "0.1", "--heartbeat", "0.1"],
         ["token", "no-port"],
-        ["token", "--show", "pccl1-nonsense"],
-        ["token", "--show", "--run-id", "ab" * 16, "x"],
-        ["status", "nonsense"],
-        ["status", "--json", "--watch", "x"],
+        ["token"],
+        ["token", "--show"],
+        ["token", "--show", "--run-id-file", "-"],
+        ["token", "example.org:4000", "--token-file", "-"],
+        ["status"],
+        ["status", "--json", "--watch"],
     ],
 )
 def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
-    answer = pccl_command(*arguments)
+    answer = pccl_command(*arguments, PCCL_TOKEN="pccl1-nonsense")
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert re.fullmatch(r"pccl: [^\n]+\n", answer.stderr), answer.stderr
@@ -118,11 +122,13 @@ def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
 
 
 def test_a_token_is_made_and_shown() -> None:
-    made = pccl_command("token", "example.org:4000", "--run-id", "0123456789abcdef" * 2)
+    made = pccl_command(
+        "token", "example.org:4000", "--run-id-file", "-", said="0123456789abcdef" * 2
+    )
     assert made.returncode == 0
     token = made.stdout.strip()
     assert pccl.token_parse(token).address == "example.org:4000"
-    shown = pccl_command("token", "--show", token)
+    shown = pccl_command("token", "--show", PCCL_TOKEN=token)
     assert shown.stdout == (
         "address  example.org:4000\nrun id   0123456789abcdef0123456789abcdef\n"
     )
@@ -197,7 +203,7 @@ def test_the_status_as_json_has_the_documented_keys() -> None:
         while not pccl.run_status(token)["groups"][0]["pending"]:
             continue
         answer = pccl_command("status", "--json", PCCL_TOKEN=token)
-        page = pccl_command("status", token)
+        page = pccl_command("status", PCCL_TOKEN=token)
         world.comms[1].all_reduce(np.ones(1000), tag=4)
         waiting.wait()
         assert [a.changed for a in pool.map(lambda c: c.admit(), world.comms)] == [True, True]
@@ -224,7 +230,7 @@ def test_the_status_as_json_has_the_documented_keys() -> None:
 def test_the_status_shows_people_the_same(start: Any) -> None:
     with pccl.LocalWorld(2, group="training") as world:
         world.run(lambda comm: comm.all_reduce(np.ones(100_000)))
-        answer = pccl_command("status", world.coordinator.token)
+        answer = pccl_command("status", PCCL_TOKEN=world.coordinator.token)
         assert answer.returncode == 0, answer.stderr
         for word in ("training", "epoch 1", "committed 1", "running", "127.0.0.1"):
             assert word in answer.stdout, answer.stdout
@@ -283,7 +289,7 @@ def test_sizes_are_for_people(count: int, text: str) -> None:
 
 def test_a_run_that_cannot_be_reached_is_one_sentence() -> None:
     token = pccl.token_create("127.0.0.1:1")
-    answer = pccl_command("status", "--timeout", "0.3", token)
+    answer = pccl_command("status", "--timeout", "0.3", PCCL_TOKEN=token)
     assert answer.returncode == 1
     assert re.fullmatch(r"pccl: .*127\.0\.0\.1:1.*\n", answer.stderr), answer.stderr
 
@@ -294,10 +300,9 @@ def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
     """On a terminal: the page is there, then the coordinator goes, then Ctrl-C ends it with 0."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", CLI, "status", "--watch", "--interval", "0.1", "--timeout", "0.3",
-         coordinator.token],
+        [sys.executable, "-m", CLI, "status", "--watch", "--interval", "0.1", "--timeout", "0.3"],
         stdin=theirs, stdout=theirs, stderr=theirs, process_group=0,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "PCCL_TOKEN": coordinator.token},
     )  # fmt: skip
     os.close(theirs)
     seen = b""

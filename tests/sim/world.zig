@@ -581,7 +581,7 @@ pub const World = struct {
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
         var address: [16]u8 = undefined;
-        const here = std.fmt.bufPrint(&address, "peer-{d}", .{node.index}) catch unreachable;
+        const here = std.fmt.bufPrint(&address, "p-{d}:10", .{node.index}) catch unreachable;
         node.session.?.set_address(here) catch @panic("out of memory");
         if (node.generation == 0) {
             node.users = world.gpa.alloc(users.User, world.config.groups) catch
@@ -749,9 +749,9 @@ pub const World = struct {
     }
 
     fn address_node(world: *const World, address: []const u8) ?NodeIndex {
-        const prefix = "peer-";
-        if (!std.mem.startsWith(u8, address, prefix)) return null;
-        const index = std.fmt.parseInt(NodeIndex, address[prefix.len..], 10) catch return null;
+        const host = (base.Endpoint.parse_told(address) catch return null).host;
+        if (!std.mem.startsWith(u8, host, "p-")) return null;
+        const index = std.fmt.parseInt(NodeIndex, host[2..], 10) catch return null;
         return if (index == coordinator_index or index >= world.nodes.len) null else index;
     }
 

@@ -1,0 +1,167 @@
+//! Endpoint: "host:port" as text, and which of them one peer may tell another. Addresses of sockets
+//! and looking names up: net/address.zig.
+
+const std = @import("std");
+const limits = @import("limits.zig");
+
+/// What a text like "host:port", "1.2.3.4:port", "[v6]:port" says. `host` refers to the text.
+pub const Endpoint = struct {
+    /// Without brackets; empty means every interface.
+    host: []const u8,
+    port: u16,
+
+    pub const ParseError = error{BadAddress};
+
+    /// A port must be there.
+    pub fn parse(text: []const u8) ParseError!Endpoint {
+        const split = try Split.of(text);
+        return .{ .host = split.host, .port = split.port orelse return error.BadAddress };
+    }
+
+    /// `port` stands in where the text has none; a bare v6 address is fine then.
+    pub fn parse_with_port(text: []const u8, port: u16) ParseError!Endpoint {
+        const split = try Split.of(text);
+        return .{ .host = split.host, .port = split.port orelse port };
+    }
+
+    /// The same for an address that others are told: nobody can dial no host, or port 0.
+    pub fn parse_to_dial(text: []const u8, port: u16) ParseError!Endpoint {
+        const endpoint = try parse_with_port(text, port);
+        if (endpoint.host.len == 0 or endpoint.port == 0) return error.BadAddress;
+        return endpoint;
+    }
+
+    /// What a peer says of itself: the address of one host, with a port, as it is written.
+    pub fn parse_told(text: []const u8) ParseError!Endpoint {
+        const endpoint = try parse(text);
+        if (endpoint.port == 0 or !is_one_host(endpoint.host)) return error.BadAddress;
+        return endpoint;
+    }
+
+    /// The text that `parse` reads back.
+    pub fn format(endpoint: Endpoint, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const is_v6 = std.mem.indexOfScalar(u8, endpoint.host, ':') != null;
+        const form = if (is_v6) .{ "[", "]" } else .{ "", "" };
+        try writer.print("{s}{s}{s}:{d}", .{ form[0], endpoint.host, form[1], endpoint.port });
+    }
+};
+
+const Split = struct {
+    host: []const u8,
+    port: ?u16,
+
+    fn of(text: []const u8) Endpoint.ParseError!Split {
+        if (text.len == 0 or text.len > limits.address_bytes_max) return error.BadAddress;
+        for (text) |byte| if (byte <= ' ' or byte >= 0x7f) return error.BadAddress;
+        if (text[0] == '[') {
+            const end = std.mem.indexOfScalar(u8, text, ']') orelse return error.BadAddress;
+            const rest = text[end + 1 ..];
+            if (end == 1 or (rest.len > 0 and rest[0] != ':')) return error.BadAddress;
+            const port = if (rest.len > 0) try parse_port(rest[1..]) else null;
+            return .{ .host = text[1..end], .port = port };
+        }
+        const colons = std.mem.count(u8, text, ":");
+        if (colons != 1) return .{ .host = text, .port = null };
+        const colon = std.mem.indexOfScalar(u8, text, ':').?;
+        return .{ .host = text[0..colon], .port = try parse_port(text[colon + 1 ..]) };
+    }
+
+    fn parse_port(text: []const u8) Endpoint.ParseError!u16 {
+        // parseInt alone would take signs and underscores.
+        for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadAddress;
+        return std.fmt.parseInt(u16, text, 10) catch error.BadAddress;
+    }
+};
+
+// ---- one host
+
+/// Neither many hosts (broadcast, multicast) nor none, and nothing that only looks like a name.
+fn is_one_host(host: []const u8) bool {
+    if (std.mem.indexOfScalar(u8, host, ':') != null) return is_one_v6(host);
+    const last = host[if (std.mem.lastIndexOfScalar(u8, host, '.')) |dot| dot + 1 else 0..];
+    // Resolvers take "1", "127.1" and "0x7f.1" for addresses: what ends in a number is one.
+    if (last.len > 0 and std.ascii.isDigit(last[0])) {
+        const v4 = std.Io.net.Ip4Address.parse(host, 0) catch return false;
+        return is_one_v4(v4.bytes);
+    }
+    return is_name(host);
+}
+
+fn is_one_v4(bytes: [4]u8) bool {
+    // 0/8 is this network; 224/4 is multicast, and from 240 on are no hosts, but broadcast.
+    return bytes[0] != 0 and bytes[0] < 224;
+}
+
+fn is_one_v6(host: []const u8) bool {
+    const zone = std.mem.indexOfScalar(u8, host, '%');
+    if (zone) |at| if (at + 1 == host.len or !is_name(host[at + 1 ..])) return false;
+    const parsed = std.Io.net.Ip6Address.parse(host[0 .. zone orelse host.len], 0) catch
+        return false;
+    const bytes = &parsed.bytes;
+    const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+    if (std.mem.startsWith(u8, bytes, &mapped_prefix)) return is_one_v4(bytes[12..16].*);
+    return bytes[0] != 0xff and !std.mem.allEqual(u8, bytes, 0);
+}
+
+fn is_name(host: []const u8) bool {
+    if (host.len == 0 or host[0] == '-') return false;
+    for (host) |byte| switch (byte) {
+        'a'...'z', 'A'...'Z', '0'...'9', '.', '-', '_' => {},
+        else => return false,
+    };
+    return std.mem.indexOf(u8, host, "..") == null and host[0] != '.';
+}
+
+test "endpoints are read and written back" {
+    const good = [_]struct { []const u8, []const u8, u16 }{
+        .{ "10.0.0.1:80", "10.0.0.1", 80 },
+        .{ "[::1]:4000", "::1", 4000 },
+        .{ "node-7.example:0", "node-7.example", 0 },
+        .{ ":65535", "", 65535 },
+    };
+    for (good) |case| {
+        const endpoint = try Endpoint.parse(case[0]);
+        try std.testing.expectEqualStrings(case[1], endpoint.host);
+        try std.testing.expectEqual(case[2], endpoint.port);
+        var text: [limits.address_bytes_max]u8 = undefined;
+        const again = try std.fmt.bufPrint(&text, "{f}", .{endpoint});
+        try std.testing.expectEqualStrings(case[0], again);
+    }
+    const bad = [_][]const u8{
+        "",      "host", "host:", "host:65536", "host:-1",  "host:+1",
+        "[::1]", "[::1", "[]:1",  "::1",        "[::1]x:1", "h\x00:1",
+        "a b:1",
+    };
+    for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));
+    try std.testing.expectEqualStrings("::1", (try Endpoint.parse_with_port("::1", 7)).host);
+    try std.testing.expectEqual(7, (try Endpoint.parse_with_port("host", 7)).port);
+    try std.testing.expectEqual(7, (try Endpoint.parse_to_dial("host", 7)).port);
+    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial(":80", 7));
+    try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial("host:0", 7));
+}
+
+test "a peer may tell others of one host and a port, and of nothing else" {
+    for ([_][]const u8{
+        "10.0.0.1:80",        "127.0.0.1:1",          "[::1]:4000",  "[fe80::1%eth0]:7",
+        "node-7.example:400", "[::ffff:10.1.2.3]:80", "localhost:1", "a.1b2.example.:9",
+        "223.255.255.255:1",  "[2001:db8::7]:1",      "a_b:65535",
+    }) |text| _ = Endpoint.parse_told(text) catch |err| {
+        std.debug.print("{s} is refused\n", .{text});
+        return err;
+    };
+    for ([_][]const u8{
+        "10.0.0.1",           "10.0.0.1:0",            ":80",         "[/red]:1",
+        "0.0.0.0:1",          "0.1.2.3:1",             "[::]:1",      "255.255.255.255:1",
+        "224.0.0.1:1",        "240.0.0.1:1",           "[ff02::1]:1", "[::ffff:224.0.0.1]:1",
+        "[::ffff:0.0.0.0]:1", "3758096385:1",          "127.1:1",     "0xe0000001:1",
+        "0xe0.0.0.1:1",       "010.0.0.1:1",           "1.2.3.4.5:1", "a..b:1",
+        "host\n:1",           "h\x1b[2J:1",
+        "größe:1",
+        "[fe80::1%]:1",       "[fe80::1%a/b]:1",       "-x:1",        ".x:1",
+        "a/b:1",              "[::1]x:1",              "",            "[g::1]:1",
+        "<b>:1",              "[::ffff:3758096385]:1",
+    }) |text| if (Endpoint.parse_told(text)) |_| {
+        std.debug.print("{s} is taken\n", .{text});
+        return error.TestUnexpectedResult;
+    } else |err| try std.testing.expectEqual(error.BadAddress, err);
+}

@@ -1,0 +1,219 @@
+//! private: whether a directory or a file belongs to this user alone: it is what it should be, its
+//! owner is this user, nobody else may do anything with it, and it has no second name. It says what
+//! is wrong and how to cure it, and mends nothing. Whoever opens a file opens it without following
+//! links, and looks at what is open: a name may lead elsewhere by then. Who does: journal_file.zig.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const c = std.c;
+const linux = std.os.linux;
+
+pub const Kind = enum { directory, file };
+
+/// What the file system says of it.
+pub const Look = struct {
+    kind: enum { directory, file, link, other },
+    owner: u32,
+    mode: u32,
+    links: u64,
+    device: u64,
+    inode: u64,
+
+    pub fn same(look: Look, other: Look) bool {
+        return look.device == other.device and look.inode == other.inode;
+    }
+
+    fn from(mode: u32, owner: u32, links: u64, device: u64, inode: u64) Look {
+        return .{
+            .kind = switch (mode & c.S.IFMT) {
+                c.S.IFDIR => .directory,
+                c.S.IFREG => .file,
+                c.S.IFLNK => .link,
+                else => .other,
+            },
+            .owner = owner,
+            .mode = mode & 0o7777,
+            .links = links,
+            .device = device,
+            .inode = inode,
+        };
+    }
+};
+
+/// Why something is not used.
+pub const Exposure = struct {
+    what: What,
+    kind: Kind,
+    /// The name within the directory; empty for the directory itself.
+    name: []const u8,
+    look: Look,
+
+    const What = enum { link, other_kind, foreign, open, linked };
+
+    /// The sentence about it; `directory` is its path.
+    pub fn told(exposure: Exposure, directory: []const u8) Told {
+        return .{ .exposure = exposure, .directory = directory };
+    }
+};
+
+pub const Told = struct {
+    exposure: Exposure,
+    directory: []const u8,
+
+    /// "/state is not private: other users may use it (owner 0, mode 0777): chmod 700 /state"
+    pub fn format(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const exposure = told.exposure;
+        try told.path(writer);
+        try writer.writeAll(" is not private: ");
+        switch (exposure.what) {
+            .link => try writer.writeAll("it is a symbolic link"),
+            .other_kind => try writer.print("it is no {s}", .{switch (exposure.kind) {
+                .directory => "directory",
+                .file => "regular file",
+            }}),
+            .foreign => try writer.print("it is not of the user {d} that runs this", .{
+                c.geteuid(),
+            }),
+            .open => try writer.writeAll("other users may use it"),
+            .linked => try writer.writeAll("it has a second name, a hard link"),
+        }
+        const look = exposure.look;
+        try writer.print(" (owner {d}, mode {o:0>4}): ", .{ look.owner, look.mode });
+        switch (exposure.what) {
+            .link, .other_kind, .linked => try writer.writeAll(
+                "look who has put it there, and take another directory, of the mode of chmod 700",
+            ),
+            .foreign => {
+                try writer.writeAll("run this as its owner, or look at it, chown it and ");
+                try told.cure(writer);
+            },
+            .open => try told.cure(writer),
+        }
+    }
+
+    fn path(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll(told.directory);
+        if (told.exposure.name.len > 0) try writer.print("/{s}", .{told.exposure.name});
+    }
+
+    fn cure(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll(switch (told.exposure.kind) {
+            .directory => "chmod 700 ",
+            .file => "chmod 600 ",
+        });
+        try told.path(writer);
+    }
+};
+
+/// Null if nothing is wrong with it.
+pub fn judge(kind: Kind, name: []const u8, look: Look) ?Exposure {
+    const what = wrong(kind, look) orelse return null;
+    return .{ .what = what, .kind = kind, .name = name, .look = look };
+}
+
+fn wrong(kind: Kind, look: Look) ?Exposure.What {
+    if (look.kind == .link) return .link;
+    switch (kind) {
+        .directory => if (look.kind != .directory) return .other_kind,
+        .file => if (look.kind != .file) return .other_kind,
+    }
+    if (look.owner != c.geteuid()) return .foreign;
+    if (look.mode & 0o077 != 0) return .open;
+    // A directory has as many names as it has directories.
+    if (kind == .file and look.links != 1) return .linked;
+    return null;
+}
+
+/// At what is open.
+pub fn look_at(fd: c.fd_t, into: *Look) c.E {
+    return if (builtin.os.tag == .linux)
+        statx(fd, "", linux.AT.EMPTY_PATH, into)
+    else
+        stat(c.fstat, .{fd}, into);
+}
+
+/// At what has this name; a link is looked at itself.
+pub fn look_at_name(directory: c.fd_t, name: [:0]const u8, into: *Look) c.E {
+    return if (builtin.os.tag == .linux)
+        statx(directory, name, linux.AT.SYMLINK_NOFOLLOW, into)
+    else
+        stat(c.fstatat, .{ directory, name, c.AT.SYMLINK_NOFOLLOW }, into);
+}
+
+/// The C library of older systems has no fstat that a program can be linked to.
+fn statx(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
+    var found: linux.Statx = undefined;
+    const mask: linux.STATX = .{
+        .TYPE = true,
+        .MODE = true,
+        .NLINK = true,
+        .UID = true,
+        .INO = true,
+    };
+    const code = linux.errno(linux.statx(fd, name, flags, mask, &found));
+    if (code != .SUCCESS) return @enumFromInt(@intFromEnum(code));
+    const device = @as(u64, found.dev_major) << 32 | found.dev_minor;
+    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino);
+    return .SUCCESS;
+}
+
+fn stat(function: anytype, arguments: anytype, into: *Look) c.E {
+    var found: c.Stat = undefined;
+    const code = std.posix.errno(@call(.auto, function, arguments ++ .{&found}));
+    if (code != .SUCCESS) return code;
+    const device: u64 = @bitCast(@as(i64, found.dev));
+    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino);
+    return .SUCCESS;
+}
+
+const testing = std.testing;
+
+test "each way in which something is not private is told with its path, owner, mode and cure" {
+    const own = c.geteuid();
+    const good: Look = .{
+        .kind = .file,
+        .owner = own,
+        .mode = 0o600,
+        .links = 1,
+        .device = 1,
+        .inode = 1,
+    };
+    try testing.expectEqual(null, judge(.file, "lock", good));
+    var directory = good;
+    directory.kind = .directory;
+    directory.mode = 0o700;
+    directory.links = 7;
+    try testing.expectEqual(null, judge(.directory, "", directory));
+
+    var open = good;
+    open.mode = 0o666;
+    var foreign = good;
+    foreign.owner = own +% 1;
+    var linked = good;
+    linked.links = 2;
+    var link = good;
+    link.kind = .link;
+    var pipe = good;
+    pipe.kind = .other;
+    const Case = struct { look: Look, words: []const []const u8 };
+    for ([_]Case{
+        .{ .look = open, .words = &.{ "mode 0666", ": chmod 600 /s/lock" } },
+        .{ .look = foreign, .words = &.{ "not of the user", "chown it and chmod 600 /s/lock" } },
+        .{ .look = linked, .words = &.{ "second name", "mode 0600", "chmod 700" } },
+        .{ .look = link, .words = &.{ "/s/lock is not private: it is a symbolic link", "owner" } },
+        .{ .look = pipe, .words = &.{ "it is no regular file", "chmod 700" } },
+    }) |case| {
+        var text: [400]u8 = undefined;
+        const told = judge(.file, "lock", case.look).?.told("/s");
+        const sentence = try std.fmt.bufPrint(&text, "{f}", .{told});
+        for (case.words) |word|
+            try testing.expect(std.mem.indexOf(u8, sentence, word) != null);
+    }
+    for ([_]u32{ 0o701, 0o702, 0o704, 0o710, 0o720, 0o740, 0o1777 }) |mode| {
+        directory.mode = mode;
+        var text: [400]u8 = undefined;
+        const told = judge(.directory, "", directory).?.told("/s");
+        const sentence = try std.fmt.bufPrint(&text, "{f}", .{told});
+        try testing.expect(std.mem.endsWith(u8, sentence, ": chmod 700 /s"));
+    }
+}

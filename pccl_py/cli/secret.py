@@ -1,0 +1,125 @@
+"""Secrets of the command line: reading a token or a run id, and writing a token down.
+
+Every process of a machine sees the arguments of all others, so a secret is never one: it comes
+from the environment, from a file that only its owner can read, or from standard input. No error
+here repeats what it refuses. What a token says: pccl_py/coordinator.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+import pccl_py
+
+STANDARD_INPUT = Path("-")
+TOKEN_PREFIX = "pccl1-"
+# A token has at most 511 characters; white space and a line end may be around it.
+SECRET_BYTES_MAX = 4096
+
+HOW_TO_GIVE_A_TOKEN = "set PCCL_TOKEN, or pass --token-file FILE (- is standard input)"
+
+
+def refuse_token_argument() -> NoReturn:
+    """For a token that was typed as an argument."""
+    raise pccl_py.InvalidArgument(
+        "a token on the command line can be read by every user of this machine: "
+        + HOW_TO_GIVE_A_TOKEN
+    )
+
+
+def refuse_run_id_argument() -> NoReturn:
+    """For a run id that was typed as an argument."""
+    raise pccl_py.InvalidArgument(
+        "a run id on the command line can be read by every user of this machine: "
+        "pass --run-id-file FILE (- is standard input)"
+    )
+
+
+def token(file: Path | None) -> str:
+    """The token of --token-file, or else of PCCL_TOKEN."""
+    if file is not None:
+        return read(file)
+    value = os.environ.get("PCCL_TOKEN")
+    if value is None:
+        raise pccl_py.InvalidArgument(f"no token: {HOW_TO_GIVE_A_TOKEN}")
+    return value
+
+
+def run_id(file: Path | None) -> bytes | None:
+    """The run id of --run-id-file: 32 hexadecimal digits."""
+    if file is None:
+        return None
+    try:
+        return bytes.fromhex(read(file))
+    except ValueError:
+        # Without the cause, which may name what is there.
+        raise pccl_py.InvalidArgument(
+            f"{_named(file)} holds no run id, which is 32 hexadecimal digits"
+        ) from None
+
+
+def read(path: Path) -> str:
+    """The first line of a file that nobody else can read, or of standard input."""
+    if path == STANDARD_INPUT:
+        return _first_line(sys.stdin.buffer.readline(SECRET_BYTES_MAX), path)
+    if path.name.startswith(TOKEN_PREFIX):
+        refuse_token_argument()
+    try:
+        # Not blocking: a named pipe without a writer must be refused, not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise pccl_py.SystemRefused(f"{path} cannot be read: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        _check(path, os.fstat(descriptor))
+        return _first_line(file.readline(SECRET_BYTES_MAX), path)
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise pccl_py.InvalidArgument(f"{path} is no regular file; - is standard input")
+    if status.st_uid not in (0, os.geteuid()):
+        raise pccl_py.InvalidArgument(
+            f"{path} belongs to the user {status.st_uid}, who can change it: copy it to a file of "
+            f"your own (yours is {os.geteuid()})"
+        )
+    if mode & 0o077:
+        raise pccl_py.InvalidArgument(
+            f"{path} has the mode {mode:04o}, so other users can use it: chmod 600 {path}"
+        )
+
+
+def _first_line(line: bytes, path: Path) -> str:
+    text = line.decode("ascii", errors="replace").strip()
+    if not text:
+        raise pccl_py.InvalidArgument(f"{_named(path)} is empty")
+    return text
+
+
+def _named(path: Path) -> str:
+    return "standard input" if path == STANDARD_INPUT else str(path)
+
+
+def write(path: Path, text: str) -> None:
+    """Puts the file in place whole, so that whoever waits for it never reads half of it.
+
+    It is new: what is there, a link too, is neither followed nor written to, but replaced.
+    """
+    try:
+        descriptor, part = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
+    except OSError as error:  # it would name the part, which nobody asked for
+        raise pccl_py.SystemRefused(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+        os.replace(part, path)
+    except BaseException as error:
+        os.unlink(part)
+        if not isinstance(error, OSError):
+            raise
+        raise pccl_py.SystemRefused(f"{path} cannot be written: {error.strerror}") from error

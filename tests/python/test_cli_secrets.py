@@ -1,0 +1,209 @@
+"""Tokens and run ids on the command line: where they may come from, and where they never show."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pccl_py as pccl
+
+CLI = "pccl_py.cli"
+RUN_ID = "0123456789abcdef" * 2
+
+
+def pccl_command(*arguments: str, said: str = "", **environment: str) -> Any:
+    inherited = {name: value for name, value in os.environ.items() if name != "PCCL_TOKEN"}
+    return subprocess.run(
+        [sys.executable, "-m", CLI, *arguments],
+        input=said, capture_output=True, text=True, timeout=60, check=False,
+        env={**inherited, **environment},
+    )  # fmt: skip
+
+
+def secret_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    file = folder / "secret"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "TOKEN"],
+        ["status", "--json", "TOKEN"],
+        ["status", "--token-file", "TOKEN"],
+        ["token", "TOKEN", "--show"],
+        ["token", "--show", "TOKEN"],
+        ["token", "TOKEN"],
+    ],
+)
+def test_a_token_as_an_argument_is_refused_and_not_repeated(arguments: list[str]) -> None:
+    """The same command says how to give it instead; a working token must not help."""
+    with pccl.Coordinator() as coordinator:
+        token = coordinator.token
+        said = [token if argument == "TOKEN" else argument for argument in arguments]
+        answer = pccl_command(*said, PCCL_TOKEN=token)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert "PCCL_TOKEN" in answer.stderr and "--token-file FILE" in answer.stderr
+    assert token not in answer.stderr
+
+
+@pytest.mark.parametrize("command", [["coordinator"], ["token", "example.org:4000"]])
+def test_a_run_id_as_an_argument_is_refused_and_not_repeated(command: list[str]) -> None:
+    answer = pccl_command(*command, "--run-id", RUN_ID)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert "--run-id-file FILE" in answer.stderr
+    assert RUN_ID not in answer.stderr
+
+
+def test_help_offers_no_way_to_pass_a_secret_as_an_argument() -> None:
+    for command in ("coordinator", "token", "status"):
+        shown = pccl_command(command, "--help", COLUMNS="200").stdout
+        assert "--run-id " not in shown
+        assert "TOKEN]" not in shown.split("Options")[0]
+
+
+def test_processes_of_a_run_have_the_token_in_one_variable_alone(start: Any) -> None:
+    """Looked at as `ps` does: the arguments of `pccl run`, of its process and of its launcher."""
+    source = (
+        "import os, pathlib\n"
+        "token = os.environ['PCCL_TOKEN']\n"
+        "print([name for name, value in os.environ.items() if token in value])\n"
+        "for pid in (os.getpid(), os.getppid()):\n"
+        "    print(token in pathlib.Path(f'/proc/{pid}/cmdline').read_text())\n"
+    )
+    program = start("run", "-n", "1", "--", sys.executable, "-c", source, module=CLI)
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] ['PCCL_TOKEN']\n[0] False\n[0] False\n"
+
+
+# ---- files and standard input
+
+
+def test_a_token_comes_from_a_file_or_from_standard_input(tmp_path: Path) -> None:
+    token = pccl.token_create("example.org:4000", bytes.fromhex(RUN_ID))
+    says = f"address  example.org:4000\nrun id   {RUN_ID}\n"
+    file = secret_file(tmp_path, f"  {token}\n")
+    other = pccl.token_create("other.example:1")
+    from_file = pccl_command("token", "--show", "--token-file", str(file), PCCL_TOKEN=other)
+    assert (from_file.stdout, from_file.stderr) == (says, "")
+    from_input = pccl_command("token", "--show", "--token-file", "-", said=f"{token}\n")
+    assert (from_input.stdout, from_input.stderr) == (says, "")
+
+
+def test_the_status_takes_the_token_file_that_a_coordinator_wrote(
+    start: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    program = start("coordinator", "--token-file", str(file), module=CLI)
+    program.line()
+    answer = pccl_command("status", "--token-file", str(file))
+    assert answer.returncode == 0, answer.stderr
+    assert "no group yet" in answer.stdout
+
+
+def test_a_run_id_comes_from_a_file(tmp_path: Path) -> None:
+    file = secret_file(tmp_path, f"{RUN_ID}\n")
+    made = pccl_command("token", "example.org:4000", "--run-id-file", str(file))
+    assert pccl.token_parse(made.stdout).run_id == bytes.fromhex(RUN_ID), made.stderr
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o610])
+def test_a_token_file_that_others_can_use_is_refused_with_its_cure(
+    tmp_path: Path, mode: int
+) -> None:
+    token = pccl.token_create("example.org:4000")
+    file = secret_file(tmp_path, token, mode)
+    answer = pccl_command("token", "--show", "--token-file", str(file))
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert f"has the mode {mode:04o}" in answer.stderr
+    assert f"chmod 600 {file}" in answer.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    file = secret_file(tmp_path, pccl.token_create("example.org:4000"))
+    os.chown(file, 12345, -1)
+    answer = pccl_command("token", "--show", "--token-file", str(file))
+    assert answer.returncode == 2
+    assert "belongs to the user 12345" in answer.stderr
+
+
+def test_what_is_no_file_and_what_holds_no_secret_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)  # without a writer: reading it would wait for ever
+    for file, code, why in (
+        (tmp_path / "pipe", 2, "is no regular file"),
+        (tmp_path / "none", 1, "No such file or directory"),
+        (secret_file(tmp_path, "\n"), 2, "is empty"),
+    ):
+        answer = pccl_command("token", "--show", "--token-file", str(file))
+        assert answer.returncode == code
+        assert f"{file} " in answer.stderr and why in answer.stderr
+        assert answer.stderr.count("\n") == 1
+    wrong = "abcd" * 9
+    for answer in (
+        pccl_command("coordinator", "--run-id-file", "-", said=wrong),
+        pccl_command("coordinator", "--run-id-file", "-", said="nonsense" * 4),
+    ):
+        assert answer.returncode == 2
+        assert wrong not in answer.stderr and "nonsense" not in answer.stderr
+
+
+# ---- the file that is written
+
+# Says where the part of the token file would be, were its name foreseen, and becomes the command.
+PLANTING = """
+import os, sys
+file, victim = sys.argv[1], sys.argv[2]
+part = f"{file}.{os.getpid()}.part"
+if victim == "-":
+    os.close(os.open(part, os.O_CREAT, 0o644))
+    os.chmod(part, 0o644)
+else:
+    os.symlink(victim, part)
+os.execv(sys.executable, [sys.executable, "-m", "pccl_py.cli", "coordinator", "--token-file", file])
+"""
+
+
+def test_a_link_in_the_place_of_the_unfinished_token_file_is_not_followed(
+    start: Any, tmp_path: Path
+) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "token"
+    victim.write_text("precious")
+    program = start(PLANTING, str(file), str(victim))
+    token = program.line()
+    assert victim.read_text() == "precious"
+    assert file.read_text() == f"{token}\n"
+    assert not file.is_symlink()
+
+
+def test_a_file_in_the_place_of_the_unfinished_token_file_does_not_lend_its_mode(
+    start: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    program = start(PLANTING, str(file), "-")
+    token = program.line()
+    assert file.read_text() == f"{token}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_token_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    (file / "inside").mkdir(parents=True)
+    answer = pccl_command("coordinator", "--token-file", str(file))
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"pccl: {file} cannot be written: ")
+    assert os.listdir(tmp_path) == ["token"]
