@@ -522,10 +522,8 @@ pub const Coordinator = struct {
             },
         };
         // In a time that does not tell how much of it was right.
-        if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, c.options.run_id)) return c.refuse(
-            connection,
-            .wrong_run,
-        );
+        if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, c.options.run_id))
+            return c.refuse(connection, .wrong_run);
         switch (hello.purpose) {
             .lane => return c.refuse(connection, .wrong_peer),
             .status => connection.state = .status,

@@ -6,6 +6,7 @@ tests/python/test_api_journal.py.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -173,9 +174,11 @@ def test_a_lock_that_is_removed_is_made_again_and_keeps_a_second_coordinator_out
 def test_a_coordinator_whose_lock_another_one_has_writes_nothing_more(tmp_path: Path) -> None:
     """Both would append to one file. The first goes on without a journal, and says so."""
     state, other = tmp_path / "state", tmp_path / "other"
-    with pccl.Coordinator(state=state) as first, pccl.Coordinator(state=other):
+    other.touch(mode=0o600)
+    with pccl.Coordinator(state=state) as first, other.open() as held:
         # A lock that somebody else holds, in the place of its own.
-        os.rename(other / "lock", state / "lock")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.rename(other, state / "lock")
         before = (state / "journal").read_bytes()
         with pccl.connect(first.token, group="new", bind="127.0.0.1:0") as comm:
             comm.admit()

@@ -39,8 +39,11 @@ def words(*texts: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def liar(answer: bytes) -> Iterator[str]:
-    """A coordinator that welcomes whoever comes and says `answer`. Gives its token."""
+def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
+    """A coordinator that welcomes whoever comes, says `answer`, and `later` once it is spoken to.
+
+    Gives its token.
+    """
     wire = pccl.wire_version()
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -50,6 +53,8 @@ def liar(answer: bytes) -> Iterator[str]:
             while len(head) < HELLO_BYTES:
                 head += peer.recv(HELLO_BYTES - len(head))
             peer.sendall(MAGIC + struct.pack("<HB", wire, 1) + bytes(21) + answer)
+            if peer.recv(4096):
+                peer.sendall(later)
             while peer.recv(4096):
                 continue
 
@@ -84,10 +89,10 @@ def test_the_reason_of_a_coordinator_that_lies_is_shown_as_text() -> None:
     """A reason that is no UTF-8 raised RuntimeError; one with escape sequences was obeyed."""
     refusal = message(REFUSED, words(b"default", b"\xff\x1b[2J\xe2\x80\xae\nno"))
     with (
-        liar(message(WELCOME, SETTINGS) + refusal) as token,
+        liar(message(WELCOME, SETTINGS), refusal) as token,
         pytest.raises(pccl.PcclError) as caught,
     ):
-        pccl.connect(token, group="default", bind="127.0.0.1:0", connect_timeout=30)
+        pccl.connect(token, group="default", bind="127.0.0.1:0", deadline=30)
     assert r"\xff\x1b[2J\u{202e}\x0ano" in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -101,7 +106,7 @@ def test_a_silence_that_no_coordinator_has_is_an_error_of_pccl(
 ) -> None:
     settings = struct.pack("<QQ", heartbeat_ns, silence_ns) + SETTINGS[16:]
     joined = message(23, words(b"default") + struct.pack("<H", 0))
-    with liar(message(WELCOME, settings) + joined) as token, pytest.raises(pccl.PcclError):
+    with liar(message(WELCOME, settings), joined) as token, pytest.raises(pccl.PcclError):
         pccl.connect(token, group="default", bind="127.0.0.1:0", connect_timeout=5, deadline=5)
 
 
