@@ -43,7 +43,7 @@ class Measured:
 def build() -> Path:
     """Compiles the measurement as the library is compiled; the program."""
     command = [sys.executable, "-m", "ziglang", "build", "coordinator-bench"]
-    command += ["-Doptimize=ReleaseFast", "--prefix", str(PREFIX)]
+    command += ["--prefix", str(PREFIX)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
     return PREFIX / "bin" / "coordinator-bench"
 

@@ -80,11 +80,19 @@ fn is_one_host(host: []const u8) bool {
     if (std.mem.indexOfScalar(u8, host, ':') != null) return is_one_v6(host);
     const last = host[if (std.mem.lastIndexOfScalar(u8, host, '.')) |dot| dot + 1 else 0..];
     // Resolvers take "1", "127.1" and "0x7f.1" for addresses: what ends in a number is one.
-    if (last.len > 0 and std.ascii.isDigit(last[0])) {
+    if (is_number(last)) {
         const v4 = std.Io.net.Ip4Address.parse(host, 0) catch return false;
         return is_one_v4(v4.bytes);
     }
     return is_name(host);
+}
+
+fn is_number(label: []const u8) bool {
+    const is_hex = std.ascii.startsWithIgnoreCase(label, "0x");
+    for (label[if (is_hex) 2 else 0..]) |byte| {
+        if (!(if (is_hex) std.ascii.isHex(byte) else std.ascii.isDigit(byte))) return false;
+    }
+    return label.len > 0;
 }
 
 fn is_one_v4(bytes: [4]u8) bool {
@@ -144,7 +152,8 @@ test "a peer may tell others of one host and a port, and of nothing else" {
     for ([_][]const u8{
         "10.0.0.1:80",        "127.0.0.1:1",          "[::1]:4000",  "[fe80::1%eth0]:7",
         "node-7.example:400", "[::ffff:10.1.2.3]:80", "localhost:1", "a.1b2.example.:9",
-        "223.255.255.255:1",  "[2001:db8::7]:1",      "a_b:65535",
+        "223.255.255.255:1",  "[2001:db8::7]:1",      "a_b:65535",   "3f2a9c1b7d4e:1",
+        "3node:1",            "10-0-0-5:1",           "0xgreen:1",
     }) |text| {
         var room: [limits.address_bytes_max]u8 = undefined;
         const told = try Endpoint.parse_told(text);

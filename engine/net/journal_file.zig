@@ -227,6 +227,17 @@ pub const JournalFile = struct {
     /// A crash leaves the old content or the new. Heals a journal that has failed.
     pub fn replace(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         try self.keep_lock();
+        const new = try self.put_in_place(bytes);
+        // The new file is what appends go to from here on; that its name is on the disk too comes
+        // last.
+        if (self.file >= 0) socket.close(self.file);
+        self.file = new;
+        self.failure = null;
+        try self.note(.sync, sync_whole(self.directory));
+    }
+
+    /// The new file, which has its name; it is closed only if that has failed.
+    fn put_in_place(self: *JournalFile, bytes: []const u8) error{JournalFailed}!Fd {
         // What a crash has left there, or anybody else: it is made anew, never written through.
         const removed = result(c.unlinkat(self.directory, new_name, 0));
         if (removed != .NOENT) try self.note(.write, removed);
@@ -242,15 +253,7 @@ pub const JournalFile = struct {
         try self.note(.sync, sync_whole(new));
         const renamed = c.renameat(self.directory, new_name, self.directory, file_name);
         try self.note(.rename, result(renamed));
-        // The new file is what appends go to from here on; that its name is on the disk too comes
-        // last.
-        if (self.file >= 0) socket.close(self.file);
-        self.file = new;
-        self.failure = null;
-        const synced = sync_whole(self.directory);
-        if (synced == .SUCCESS) return;
-        self.failure = .{ .step = .sync, .code = synced };
-        return error.JournalFailed;
+        return new;
     }
 
     /// A lock that somebody has removed is made again: without it, a second coordinator would

@@ -206,6 +206,15 @@ pub const Link = struct {
         return false;
     }
 
+    /// What is still to come of it on all lanes, as far as it has begun.
+    pub fn bytes_left(link: *const Link, operation: *const Operation) usize {
+        var left: usize = 0;
+        for (link.lanes) |place| if (place) |lane| {
+            if (lane.into_operation == operation) left += lane.into.?.len;
+        };
+        return left;
+    }
+
     pub fn brings_state(link: *const Link, state: *const State) bool {
         for (link.lanes) |place| if (place) |lane| {
             if (lane.into_state == state) return true;

@@ -61,6 +61,14 @@ pub const Queue = struct {
         return queue.items[queue.first];
     }
 
+    pub fn asks_for_page(queue: *const Queue) bool {
+        for (0..queue.count) |offset| {
+            const item = &queue.items[(queue.first + offset) % queue.items.len];
+            if (item.class == class_hashes) return true;
+        }
+        return false;
+    }
+
     pub fn has(queue: *const Queue, class: u16, index: u32) bool {
         for (0..queue.count) |offset| {
             const item = &queue.items[(queue.first + offset) % queue.items.len];

@@ -50,6 +50,8 @@ pub const Sync = struct {
     pages_got: u32 = 0,
     /// When that page was asked for, or something of it came.
     page_moved_at: base.Instant = 0,
+    /// Of what is coming in, at the last tick.
+    page_bytes_left: usize = 0,
     /// How long to wait for something of it, until another one is asked.
     page_patience_ns: u64 = 0,
     /// By rank.
@@ -376,6 +378,7 @@ fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void 
     });
     sync.fetch.discard(rank);
     sync.exchanges[rank].wants = .{};
+    sync.exchanges[rank].owes_page = false;
     if (sync.hashes_from == rank) sync.hashes_from = null;
     frames.later(s, operation);
 }
@@ -408,9 +411,12 @@ pub fn tick(s: *Session, operation: *Operation, late: bool) void {
 /// whoever owes them may be frozen, and not be lost yet. If all are slow, each is given more time.
 fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.sync.?;
-    const rank = sync.hashes_from orelse return;
-    const brings = if (sync.exchanges[rank].link) |link| link.brings(operation) else false;
-    if (late or brings) sync.page_moved_at = s.now;
+    // All who are left owe one already, or did so before.
+    const rank = sync.hashes_from orelse return ask_another_for_hashes(s, operation);
+    // What comes in slowly counts, but not what has begun and stands still.
+    const left = if (sync.exchanges[rank].link) |link| link.bytes_left(operation) else 0;
+    if (late or left != sync.page_bytes_left) sync.page_moved_at = s.now;
+    sync.page_bytes_left = left;
     if (s.now -| sync.page_moved_at < sync.page_patience_ns) return;
     ask_another_for_hashes(s, operation);
     if (sync.hashes_from != rank) sync.page_patience_ns *|= 2;
@@ -530,6 +536,7 @@ pub fn place(s: *Session, lane: *Lane, operation: *Operation, header: *const Hea
         return error.NotAsked; // it is still to be asked for
     if (header.kind == .hashes) {
         if (header.index >= state.page_count()) return error.UnknownPage;
+        if (sync.exchanges[rank].wants.asks_for_page()) return error.NotAsked;
         if (sync.phase != .hashes or sync.hashes_from != rank) {
             sync.exchanges[rank].owes_page = false;
             return null;

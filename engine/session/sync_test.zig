@@ -400,6 +400,30 @@ test "a holder that answers pings and gives nothing is not waited for" {
     for (case.all()) |*held| try expectEqual(3, held.node.group.alive());
 }
 
+test "one who is slow with the hashes is asked again when another one has lied" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+    defer case.deinit();
+    const late = &case.held[2];
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    const slow = hostile_test.link_to(case.held[0].node, late.node);
+    for (slow.lanes) |place| if (place) |lane| {
+        case.world.pipe_of(lane).stuck = lane;
+    };
+    const liar = &case.held[1];
+    @memset(&liar.weights, 9);
+    liar.state.hash_leaves(0, liar.state.leaf_count());
+    try case.world.pass(late.node.s.settings.silence_ns / 4 + std.time.ns_per_s / 2);
+    try expectEqual(null, late.operation.?.sync.?.hashes_from);
+    try expect(!late.operation.?.finished);
+    for (slow.lanes) |place| if (place) |lane| {
+        case.world.pipe_of(lane).stuck = null;
+    };
+    try case.world.pass(2 * std.time.ns_per_s);
+    for (case.all()) |*held| try held.end(.ok);
+    try late.expect_value(1, 4);
+}
+
 test "who asks for what there is not, or brings a page that is not its turn, breaks the protocol" {
     var case: Case = undefined;
     try case.init(&.{ 1, 2 }, &.{ 3, 0 });

@@ -54,8 +54,9 @@ def run_id(file: Path | None) -> bytes | None:
     """The run id of --run-id-file: 32 hexadecimal digits."""
     if file is None:
         return None
+    text = read(file)
     try:
-        return bytes.fromhex(read(file))
+        return bytes.fromhex(text)
     except ValueError:
         # Without the cause, which may name what is there.
         raise pccl_py.InvalidArgument(
