@@ -75,9 +75,12 @@ def read(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise pccl_py.SystemRefused(f"{path} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         _check(path, os.fstat(descriptor))
-        return _first_line(file.readline(SECRET_BYTES_MAX), path)
+        line = os.read(descriptor, SECRET_BYTES_MAX)
+    finally:
+        os.close(descriptor)
+    return _first_line(line.partition(b"\n")[0], path)
 
 
 def _check(path: Path, status: os.stat_result) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,9 @@ def test_a_lock_that_is_removed_is_made_again_and_keeps_a_second_coordinator_out
     with pccl.connect(token, bind="127.0.0.1:0") as comm:
         comm.admit()
         (state / "lock").unlink()
+        deadline = time.monotonic() + 30
         while not (state / "lock").exists():
+            assert time.monotonic() < deadline, "the lock was not made again"
             comm.barrier()
         assert stat.S_IMODE((state / "lock").stat().st_mode) == 0o600
         with pytest.raises(pccl.SystemRefused, match="another coordinator"):

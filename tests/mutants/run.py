@@ -99,9 +99,12 @@ class Bench:
         limit = seconds_max or self.seconds_max
         done = subprocess.run(
             [str(self.folder / program), *arguments],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
+            # One that uses no CPU would never end; none has been seen that does.
+            timeout=600 + 50 * limit,
             preexec_fn=lambda: limit_process(limit),
             check=False,
         )
@@ -160,9 +163,9 @@ class Bench:
         """What fails without any mutation; sets the bounds of time."""
         began = cpu_of_children()
         failed = self.transcripts(None)
-        self.seconds_max = int(10 + HANG * (cpu_of_children() - began))
         for layer in LAYERS:
             failed += self.units(None, layer)
+        self.seconds_max = int(10 + HANG * (cpu_of_children() - began))
         began = cpu_of_children()
         seeds, check = self.run_seeds(None, CONTROL_SEEDS)
         self.seconds_per_seed = (cpu_of_children() - began) / CONTROL_SEEDS
