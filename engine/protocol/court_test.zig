@@ -1,6 +1,7 @@
 //! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
 //! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
-//! its journal, and how it starts again. Who uses it: hostile_test.zig, rules_test.zig.
+//! its journal, and how it starts again. Used by hostile_test.zig, rounds_test.zig, rules_test.zig,
+//! silence_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -10,6 +11,7 @@ const journal_file = @import("journal.zig");
 const seal = @import("seal.zig");
 const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
+const Group = @import("group.zig").Group;
 const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
@@ -89,11 +91,7 @@ pub const Court = struct {
     pub fn form(court: *Court) !void {
         for (0..peers_max) |index| try court.connect(index);
         try court.listen();
-        for (0..peers_max) |index| try court.say(index, .{ .prepared = .{
-            .group = 0,
-            .round = court.round,
-            .entering = true,
-        } });
+        for (0..peers_max) |index| try court.prepare(index, court.round, true);
         try court.listen();
         for (0..peers_max) |index| try court.enter(index);
     }
@@ -105,20 +103,34 @@ pub const Court = struct {
 
     /// A connection, on which the group is named.
     pub fn open(court: *Court, index: usize) !void {
-        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
-        connection.driver = index;
-        court.peers[index] = connection;
-        try court.put(index, &wire.hello.encode(.{
+        try court.knock(index, .{
             .purpose = .control,
             .run_id = @splat(1),
             .from = id_of(index),
-        }));
+        });
         try court.say(index, .{ .join = .{
             .name = .of("g"),
             .address = .of("a:1"),
             .initial_world_size = 0,
             .round = 0,
             .stop_round = 0,
+        } });
+    }
+
+    /// A new connection in this place; the hello says whose.
+    pub fn knock(court: *Court, place: usize, hello: wire.hello.Hello) !void {
+        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
+        connection.driver = place;
+        court.peers[place] = connection;
+        try court.put(place, &wire.hello.encode(hello));
+    }
+
+    /// All lanes of this peer are open, and its user waits to enter, or does not.
+    pub fn prepare(court: *Court, index: usize, round: u64, entering: bool) !void {
+        try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = round,
+            .entering = entering,
         } });
     }
 
@@ -238,8 +250,13 @@ pub const Court = struct {
         } });
     }
 
+    /// The first group; all of these tests but a few have no other.
+    pub fn group(court: *const Court) *Group {
+        return court.c.groups.items[0];
+    }
+
     pub fn members_alive(court: *const Court) u64 {
-        return court.c.groups.items[0].current().?.alive.words[0];
+        return court.group().current().?.alive.words[0];
     }
 
     /// Time passes, with everybody alive.
@@ -247,23 +264,23 @@ pub const Court = struct {
         const until = court.now + duration_ns;
         while (court.now < until) {
             court.now += 500 * ms;
-            for (0..peers_max) |index| try court.say(index, .{ .heartbeat = .{
-                .number = 1,
-                .bytes_sent = 0,
-                .bytes_received = 0,
-            } });
+            for (0..peers_max) |index| try court.beat(index);
             court.c.tick(court.now);
         }
     }
 
-    /// What a member without calls answers.
+    pub fn beat(court: *Court, index: usize) !void {
+        try court.say(index, .{ .heartbeat = .{
+            .number = 1,
+            .bytes_sent = 0,
+            .bytes_received = 0,
+        } });
+    }
+
+    /// The answers of a member without calls.
     pub fn obey(court: *Court, index: usize, message: control.Message) !void {
         switch (message) {
-            .prepare => |body| try court.say(index, .{ .prepared = .{
-                .group = 0,
-                .round = body.round,
-                .entering = true,
-            } }),
+            .prepare => |body| try court.prepare(index, body.round, true),
             .ask_safe_points => |body| try court.say(index, .{ .safe_points = .{
                 .group = 0,
                 .round = body.round,

@@ -150,11 +150,7 @@ fn meet(court: *Court, counts: [2]u64) !u64 {
     try court.say(2, .{ .leave = .{ .group = 0 } });
     try court.listen();
     for (0..2) |index| try court.report_end(index);
-    for (0..2) |index| try court.say(index, .{ .prepared = .{
-        .group = 0,
-        .round = court.round,
-        .entering = true,
-    } });
+    for (0..2) |index| try court.prepare(index, court.round, true);
     for (0..2, counts) |index, count| try court.say(index, .{ .safe_points = .{
         .group = 0,
         .round = court.round,
@@ -250,11 +246,7 @@ test "who does not say how many safe points it has passed does not stop the othe
     try court.say(2, .{ .leave = .{ .group = 0 } });
     try court.listen();
     for (0..2) |index| try court.report_end(index);
-    for (0..2) |index| try court.say(index, .{ .prepared = .{
-        .group = 0,
-        .round = court.round,
-        .entering = true,
-    } });
+    for (0..2) |index| try court.prepare(index, court.round, true);
     try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
     try court.pass(court.c.options.silence_ns - 500 * ms);
     try expect(court.peers[1] != null);
@@ -766,14 +758,11 @@ test "the id of zeros, which stands for nobody, is refused, and a status needs n
     try court.init(gpa);
     defer court.c.destroy();
     for ([_]wire.hello.Purpose{ .control, .status }) |purpose| {
-        const connection = court.c.accept(court.now).?;
-        connection.driver = 0;
-        court.peers[0] = connection;
-        try court.put(0, &wire.hello.encode(.{
+        try court.knock(0, .{
             .purpose = purpose,
             .run_id = @splat(1),
             .from = .none,
-        }));
+        });
         try expectEqual(purpose == .status, court.peers[0] != null);
         try expectEqual(0, court.c.peers.items.len);
     }
@@ -786,14 +775,11 @@ test "a run id that differs in one bit, wherever it is, is of another run" {
     for (0..8 * @sizeOf(base.RunId)) |bit| {
         var run_id: base.RunId = @splat(1);
         run_id[bit / 8] ^= @as(u8, 1) << @intCast(bit % 8);
-        const connection = court.c.accept(court.now).?;
-        connection.driver = 0;
-        court.peers[0] = connection;
-        try court.put(0, &wire.hello.encode(.{
+        try court.knock(0, .{
             .purpose = .control,
             .run_id = run_id,
             .from = id_of(0),
-        }));
+        });
         try expectEqual(null, court.peers[0]);
         try expectEqual(0, court.c.peers.items.len);
     }

@@ -4,7 +4,6 @@
 
 const std = @import("std");
 const court_file = @import("court_test.zig");
-const Group = @import("group.zig").Group;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -12,12 +11,8 @@ const expectEqual = std.testing.expectEqual;
 const ms = court_file.ms;
 const Court = court_file.Court;
 
-fn group_of(court: *const Court) *Group {
-    return court.c.groups.items[0];
-}
-
 fn prepared(court: *Court, index: usize, round: u64, entering: bool) !void {
-    try court.say(index, .{ .prepared = .{ .group = 0, .round = round, .entering = entering } });
+    try court.prepare(index, round, entering);
     try court.listen();
 }
 
@@ -35,7 +30,7 @@ fn leave(court: *Court, index: usize) !void {
     try court.listen();
 }
 
-/// What the first two say when the third has left, until they are alone.
+/// The third has left, and the first two answer until they are alone.
 fn go_on_in_two(court: *Court) !void {
     for (0..2) |index| try prepared(court, index, court.round, true);
     for (0..2) |index| try stopped(court, index, court.round);
@@ -52,7 +47,7 @@ fn form_with_newcomer(court: *Court) !void {
     try court.form();
     try leave(court, 2);
     try go_on_in_two(court);
-    try expectEqual(.idle, group_of(court).phase);
+    try expectEqual(.idle, court.group().phase);
     court.hang_up(2);
     try come_anew(court);
 }
@@ -60,7 +55,7 @@ fn form_with_newcomer(court: *Court) !void {
 fn come_anew(court: *Court) !void {
     try court.connect(2);
     try court.listen();
-    try expectEqual(.prepare, group_of(court).phase);
+    try expectEqual(.prepare, court.group().phase);
 }
 
 test "what a member says of another round does not count" {
@@ -70,7 +65,7 @@ test "what a member says of another round does not count" {
     try court.form();
     try leave(&court, 2);
     const round = court.round;
-    const group = group_of(&court);
+    const group = court.group();
     try expectEqual(.prepare, group.phase);
     try prepared(&court, 0, round, true);
     try prepared(&court, 1, round - 1, true);
@@ -88,7 +83,7 @@ test "members tell their safe points in each round anew" {
     var court: Court = undefined;
     try form_with_newcomer(&court);
     defer court.c.destroy();
-    const group = group_of(&court);
+    const group = court.group();
     for (0..3) |index| try prepared(&court, index, court.round, true);
     try expectEqual(.ask, group.phase);
     try stopped(&court, 0, court.round);
@@ -107,7 +102,7 @@ test "a preparation begins again without a member that is lost, and newcomers pr
     var court: Court = undefined;
     try form_with_newcomer(&court);
     defer court.c.destroy();
-    const group = group_of(&court);
+    const group = court.group();
     const first = court.round;
     try prepared(&court, 2, first, true);
     try leave(&court, 1);
@@ -131,7 +126,7 @@ test "the next round begins when all have entered" {
     try court.listen();
     for (0..3) |index| try prepared(&court, index, court.round, true);
     const first = court.round;
-    const group = group_of(&court);
+    const group = court.group();
     for (0..2) |index| try court.enter(index);
     try leave(&court, 1);
     try expectEqual(.activate, group.phase);
@@ -146,7 +141,7 @@ test "a newcomer whose user is not ready is left out of the next round" {
     var court: Court = undefined;
     try form_with_newcomer(&court);
     defer court.c.destroy();
-    const group = group_of(&court);
+    const group = court.group();
     try leave(&court, 1);
     const first = court.round;
     try prepared(&court, 0, first, true);

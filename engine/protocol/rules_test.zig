@@ -222,11 +222,7 @@ test "a round is released when a member that it waits for has a new connection, 
         try court.listen();
         for (0..2) |index| try court.report_end(index);
         const round = court.round;
-        if (asked) for (0..2) |index| try court.say(index, .{ .prepared = .{
-            .group = 0,
-            .round = round,
-            .entering = true,
-        } });
+        if (asked) for (0..2) |index| try court.prepare(index, round, true);
         const phase = court.c.groups.items[0].phase;
         try expectEqual(asked, phase == .ask);
         court.hang_up(1);

@@ -4,8 +4,8 @@
 
 const std = @import("std");
 const wire = @import("wire");
-const court_file = @import("court_test.zig");
 const Group = @import("group.zig").Group;
+const court_file = @import("court_test.zig");
 const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
@@ -21,10 +21,6 @@ const Shelf = court_file.Shelf;
 const all_three = 0b111;
 const first_two = 0b011;
 
-fn group_of(court: *const Court) *Group {
-    return court.c.groups.items[0];
-}
-
 fn form(court: *Court) !void {
     try court.init(gpa);
     try court.form();
@@ -33,7 +29,7 @@ fn form(court: *Court) !void {
 /// The coordinator is frozen, and hears one member before it sees how late it is.
 fn freeze(court: *Court, duration_ns: u64) !void {
     court.now += duration_ns;
-    try say_heartbeat(court, 0);
+    try court.beat(0);
     court.c.tick(court.now);
 }
 
@@ -42,17 +38,9 @@ fn pass_hearing(court: *Court, heard: usize, duration_ns: u64) !void {
     const until = court.now + duration_ns;
     while (court.now < until) {
         court.now += 500 * ms;
-        for (0..heard) |index| try say_heartbeat(court, index);
+        for (0..heard) |index| try court.beat(index);
         court.c.tick(court.now);
     }
-}
-
-fn say_heartbeat(court: *Court, index: usize) !void {
-    try court.say(index, .{ .heartbeat = .{
-        .number = 1,
-        .bytes_sent = 0,
-        .bytes_received = 0,
-    } });
 }
 
 test "a coordinator that was frozen loses nobody before the silence limit has passed again" {
@@ -176,16 +164,12 @@ test "members that are asked for their safe points have time after a freeze of t
     const silence_ns = court.c.options.silence_ns;
     try court.say(2, .{ .leave = .{ .group = 0 } });
     try court.listen();
-    for (0..2) |index| try court.say(index, .{ .prepared = .{
-        .group = 0,
-        .round = court.round,
-        .entering = true,
-    } });
-    try expectEqual(.ask, group_of(&court).phase);
+    for (0..2) |index| try court.prepare(index, court.round, true);
+    try expectEqual(.ask, court.group().phase);
     try freeze(&court, 2 * silence_ns);
     try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
     try pass_hearing(&court, 2, silence_ns - 500 * ms);
-    try expectEqual(.ask, group_of(&court).phase);
+    try expectEqual(.ask, court.group().phase);
     for (court.peers[0..2]) |peer| try expect(peer != null);
     try pass_hearing(&court, 2, 500 * ms);
     try expect(court.peers[0] != null and court.peers[1] == null);
@@ -203,7 +187,7 @@ test "an attempt that would take the same paths is not begun, however often that
     try court.listen();
     try expectEqual(2, court.attempt);
     for (0..peers_max) |index| try court.report_end(index);
-    try expect(group_of(&court).current().?.running);
+    try expect(court.group().current().?.running);
     try pass_hearing(&court, 3, 3000 * ms);
     try court.listen();
     try expectEqual(2, court.attempt);
@@ -231,7 +215,7 @@ test "the first epoch waits for the least world size, also where fewer were to b
         for (0..peers_max) |index| {
             try court.connect(index);
             const phase: Group.Phase = if (index + 1 < least) .idle else .prepare;
-            try expectEqual(phase, group_of(&court).phase);
+            try expectEqual(phase, court.group().phase);
         }
     }
 }

@@ -7,7 +7,6 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
-const Group = @import("group.zig").Group;
 const Op = @import("member.zig").Op;
 const Status = @import("member.zig").Status;
 const Witness = @import("hostile_test.zig").Witness;
@@ -22,23 +21,6 @@ const peers_max = court_file.peers_max;
 const id_of = court_file.id_of;
 const Court = court_file.Court;
 const Shelf = court_file.Shelf;
-
-fn group_of(court: *const Court) *Group {
-    return court.c.groups.items[0];
-}
-
-/// A new connection in this place, of whoever the hello says.
-fn knock(court: *Court, place: usize, hello: wire.hello.Hello) !void {
-    const connection = court.c.accept(court.now) orelse return error.NoPlace;
-    connection.driver = place;
-    court.peers[place] = connection;
-    try court.put(place, &wire.hello.encode(hello));
-}
-
-fn prepared(court: *Court, index: usize) !void {
-    const round = court.round;
-    try court.say(index, .{ .prepared = .{ .group = 0, .round = round, .entering = true } });
-}
 
 fn come_back_alone(court: *Court, index: usize) !void {
     try court.come_back(index, court.attempt);
@@ -66,7 +48,7 @@ test "a connection that asks for the status a second time is closed" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    try knock(&court, 0, .{ .purpose = .status, .run_id = @splat(1), .from = .none });
+    try court.knock(0, .{ .purpose = .status, .run_id = @splat(1), .from = .none });
     try court.say(0, .{ .status_request = .{} });
     try expect(court.peers[0] != null);
     try court.listen();
@@ -79,7 +61,7 @@ test "a second process does not get the id of one that is there, and gets it whe
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
-    for (0..2) |place| try knock(&court, place, .{
+    for (0..2) |place| try court.knock(place, .{
         .purpose = .control,
         .run_id = @splat(1),
         .from = id_of(0),
@@ -89,7 +71,7 @@ test "a second process does not get the id of one that is there, and gets it whe
     try expectEqual(null, court.peers[1]);
     try expectEqual(1, court.c.peer_of(id_of(0)).?.instance);
     court.hang_up(0);
-    try knock(&court, 1, .{
+    try court.knock(1, .{
         .purpose = .control,
         .run_id = @splat(1),
         .from = id_of(0),
@@ -123,14 +105,14 @@ test "a newcomer that has a new connection is in no epoch before it has asked ag
     for (0..peers_max) |index| try court.connect(index);
     try court.listen();
     const before = court.round;
-    try prepared(&court, 0);
+    try court.prepare(0, court.round, true);
     try court.open(0);
-    for (1..peers_max) |index| try prepared(&court, index);
-    try expectEqual(null, group_of(&court).current());
+    for (1..peers_max) |index| try court.prepare(index, court.round, true);
+    try expectEqual(null, court.group().current());
     try court.say(0, .{ .join_end = .{} });
     try court.listen();
     try expect(court.round > before);
-    for (0..peers_max) |index| try prepared(&court, index);
+    for (0..peers_max) |index| try court.prepare(index, court.round, true);
     try court.listen();
     try expectEqual(1, court.epoch);
     try expectEqual(0b111, court.members_alive());
@@ -142,15 +124,15 @@ test "a member that has come back twice before the others is waited for, and ans
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
-    const returned = &group_of(&court).returned;
+    const returned = &court.group().returned;
     try come_back_alone(&court, 0);
     try expectEqual(1, returned.items.len);
     try court.come_back(0, court.attempt);
     try expectEqual(0, returned.items.len);
     for (1..peers_max) |index| try come_back_alone(&court, index);
-    try expect(group_of(&court).recovering);
+    try expect(court.group().recovering);
     try court.say(0, .{ .join_end = .{} });
-    try expect(!group_of(&court).recovering);
+    try expect(!court.group().recovering);
     try court.listen();
     try court_file.report_nothing(&court);
 }
@@ -196,7 +178,7 @@ test "no epoch has the number of another after a restart, even if there were ver
         defer court.c.destroy();
         try court.form();
         for (0..peers_max) |index| try court.say(index, .{ .leave = .{ .group = 0 } });
-        group_of(&court).last_epoch = last;
+        court.group().last_epoch = last;
         court.c.journal_due = true;
         court.c.tick(court.now);
     }
@@ -226,7 +208,7 @@ test "after a restart no round begins before all have entered the epoch that the
         try court.say(index, .{ .join_end = .{} });
     }
     try court.connect(2);
-    try expect(!group_of(&court).recovering);
+    try expect(!court.group().recovering);
     for (0..2) |index| {
         try court.listen();
         try expectEqual(0, court.round);
