@@ -215,6 +215,7 @@ const Run = struct {
             .group = 0,
             .round = run.round,
             .entering = true,
+            .missing = .of(&.{}),
         } });
         try run.receive();
         for (0..run.peers) |index| if (run.told[index].ask == 1) {

@@ -213,7 +213,7 @@ pub const Coordinator = struct {
         window_bytes: u64 = 16 * limits.MiB,
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
-        prepare_ns: u64 = 30 * std.time.ns_per_s,
+        prepare_ns: u64 = 10 * std.time.ns_per_s,
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
@@ -676,10 +676,10 @@ pub const Coordinator = struct {
                 peer.bytes_received = body.bytes_received;
                 peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
-            .prepared => |body| {
-                const group = try c.group_of(peer, body.group);
-                try group.on_prepared(now, peer, body.round, body.entering);
+            .prepared => |*body| {
+                (try c.group_of(peer, body.group)).on_prepared(now, peer, body);
             },
+            .ask_address => |body| try c.on_ask_address(peer, body),
             .safe_points => |body| {
                 const group = try c.group_of(peer, body.group);
                 try group.on_safe_points(now, peer, body.round, body.count);
@@ -734,6 +734,7 @@ pub const Coordinator = struct {
             .state_elected,
             .state_ask,
             .state_differs,
+            .address_told,
             => return error.Unexpected,
         }
     }
@@ -882,6 +883,16 @@ pub const Coordinator = struct {
         if (body.state != .closed) return;
         other.witness(peer.id, now);
         c.hear_witnesses(now, other);
+    }
+
+    /// Rounds tell only what is new in them: whoever needs another address asks.
+    fn on_ask_address(c: *Coordinator, peer: *Peer, body: control.AskAddress) ProtocolError!void {
+        const group = try c.group_of(peer, body.group);
+        const other = c.peer_of(body.peer) orelse return;
+        if (!group.contains(peer) or !group.contains(other) or other.address.len == 0) return;
+        peer.send(group.id, .{ .address_told = .{
+            .peer = .{ .id = other.id, .address = .of(other.address) },
+        } });
     }
 
     /// How a link of this peer is: the ring goes around those that are broken, and who is left with

@@ -19,6 +19,8 @@ const expectEqual = std.testing.expectEqual;
 
 pub const ms = std.time.ns_per_ms;
 pub const peers_max = 3;
+/// With newcomers.
+pub const places_max = 64;
 
 pub const descriptor: control.Descriptor = .{
     .kind = .all_reduce,
@@ -38,10 +40,13 @@ pub fn id_of(index: usize) base.PeerId {
 pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
-    peers: [peers_max]?*Connection = @splat(null),
+    peers: [places_max]?*Connection = @splat(null),
     /// Messages of the coordinator to each peer, counted as they are read.
-    aborts: [peers_max]u32 = @splat(0),
-    commits: [peers_max]u32 = @splat(0),
+    aborts: [places_max]u32 = @splat(0),
+    commits: [places_max]u32 = @splat(0),
+    prepares: [places_max]u32 = @splat(0),
+    /// All that it has said.
+    told_bytes: usize = 0,
     last_abort: ?control.Abort = null,
     last_commit: ?control.Commit = null,
     attempt: u32 = 1,
@@ -50,7 +55,7 @@ pub const Court = struct {
     round: u64 = 0,
     refused: bool = false,
     /// The last round that was released for each peer.
-    released: [peers_max]u64 = @splat(0),
+    released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
     said_bytes: usize = 0,
@@ -131,6 +136,17 @@ pub const Court = struct {
             .group = 0,
             .round = round,
             .entering = entering,
+            .missing = .of(&.{}),
+        } });
+    }
+
+    /// It has no lanes to these yet.
+    pub fn lack(court: *Court, index: usize, missing: []const base.PeerId) !void {
+        try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = court.round,
+            .entering = index < peers_max,
+            .missing = .of(missing),
         } });
     }
 
@@ -193,9 +209,10 @@ pub const Court = struct {
 
     /// Reads what every peer was told.
     pub fn listen(court: *Court) !void {
-        for (court.peers, 0..) |maybe, index| {
+        for (&court.peers, 0..) |maybe, index| {
             const connection = maybe orelse continue;
             var rest = connection.stream.send_slice();
+            court.told_bytes += rest.len;
             while (rest.len > 0) {
                 if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
                     rest = rest[wire.hello.answer_bytes..];
@@ -212,7 +229,10 @@ pub const Court = struct {
 
     pub fn hear(court: *Court, index: usize, message: control.Message) void {
         switch (message) {
-            .prepare => |body| court.round = body.round,
+            .prepare => |body| {
+                court.round = body.round;
+                court.prepares[index] += 1;
+            },
             .activate => |body| {
                 court.epoch = body.epoch;
                 court.safe_point = body.safe_point;
@@ -264,9 +284,16 @@ pub const Court = struct {
         const until = court.now + duration_ns;
         while (court.now < until) {
             court.now += 500 * ms;
-            for (0..peers_max) |index| try court.beat(index);
+            for (0..places_max) |index| try court.beat(index);
             court.c.tick(court.now);
         }
+    }
+
+    /// A round that is due soon begins, and is listened to.
+    pub fn next_round(court: *Court) !void {
+        court.now = @max(court.now, court.group().round_due());
+        court.c.tick(court.now);
+        try court.listen();
     }
 
     pub fn beat(court: *Court, index: usize) !void {
@@ -481,6 +508,6 @@ pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
 pub fn report_nothing(court: *Court) !void {
     court.attempt = court.c.groups.items[0].current().?.attempt;
     for (0..peers_max) |index| try court.report_end(index);
-    for (court.peers) |peer| try expect(peer != null);
+    for (court.peers[0..peers_max]) |peer| try expect(peer != null);
     try expect(court.c.groups.items[0].current().?.running);
 }

@@ -118,7 +118,6 @@ pub const Epoch = struct {
     /// Have reported in the current attempt.
     reported: Mask = .empty,
     /// In the round under way (group.zig): have their lanes, have told their safe points.
-    prepared: Mask = .empty,
     stopping: Mask = .empty,
     /// Of the ring in the current attempt (plan.zig).
     paths: base.Paths,
@@ -253,6 +252,21 @@ pub const Epoch = struct {
             .joined = epoch.began.joined,
             .left = .of(epoch.began.left),
         };
+    }
+
+    /// Tells all that the epoch has begun. Members of the one `before` hear what differs; 0: none.
+    pub fn announce_to_all(epoch: *Epoch, ids: []const PeerId, before: u64) void {
+        const message = epoch.activation(ids);
+        const first = ids.len - message.joined;
+        var difference = message;
+        difference.base = before;
+        difference.members = .of(ids[first..]);
+        var to_members: Circular = .{ .message = &.{ .activate = difference } };
+        var to_newcomers: Circular = .{ .message = &.{ .activate = message } };
+        for (epoch.members, 0..) |*member, rank| {
+            const circular = if (rank < first) &to_members else &to_newcomers;
+            circular.send(epoch.group, member.peer.?);
+        }
     }
 
     /// Tells a member that the epoch has begun.

@@ -148,7 +148,7 @@ const head_bytes = 11;
 const head_sum_at = head_bytes - 4;
 /// CRC-32 of head and body, mark.
 const tail_bytes = 5;
-const activation_bytes_max = 2 + 3 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId));
+const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId));
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: those
 /// with a name or an address are shorter, and no two members have one id.

@@ -391,13 +391,23 @@ pub const Member = struct {
         m.send_prepared();
     }
 
+    /// Not all lanes of the round are open after a while: the others need not wait for these.
+    pub fn links_missing(m: *Member, missing: []const PeerId) void {
+        m.say_prepared(m.round, missing);
+    }
+
     /// A newcomer says it again when its user comes to enter: until then the others need not wait.
     fn send_prepared(m: *Member) void {
-        if (m.linked_round == 0) return;
+        m.say_prepared(m.linked_round, &.{});
+    }
+
+    fn say_prepared(m: *Member, round: u64, missing: []const PeerId) void {
+        if (round == 0) return;
         m.send(.{ .prepared = .{
             .group = m.group,
-            .round = m.linked_round,
+            .round = round,
             .entering = m.current != null or m.admitting,
+            .missing = .of(missing),
         } });
     }
 
@@ -435,10 +445,9 @@ pub const Member = struct {
 
     fn epoch_create(m: *Member, message: *const control.Activate) EpochError!*Epoch {
         const gpa = m.gpa;
-        if (message.members.count == 0 or message.joined > message.members.count)
-            return error.Unexpected;
-        const ids = try ids_copy(gpa, &message.members);
+        const ids = try m.members_of(message);
         errdefer gpa.free(ids);
+        if (ids.len == 0 or message.joined > ids.len) return error.Unexpected;
         const rank = for (ids, 0..) |id, index| {
             if (id.eql(m.self)) break index;
         } else return error.Unexpected;
@@ -474,6 +483,26 @@ pub const Member = struct {
             kept += 1;
         };
         m.withdrawn.shrinkRetainingCapacity(kept);
+    }
+
+    /// All members of a new epoch, in rank order.
+    fn members_of(m: *const Member, message: *const control.Activate) EpochError![]PeerId {
+        if (message.base == 0) return ids_copy(m.gpa, &message.members);
+        const before = m.epoch_of(message.base) orelse return error.Unexpected;
+        var ids: std.ArrayList(PeerId) = .empty;
+        errdefer ids.deinit(m.gpa);
+        for (before.ids) |id| {
+            var left = message.left.iterator();
+            const has_left = while (left.next()) |other| {
+                if (other.eql(id)) break true;
+            } else false;
+            if (!has_left) try ids.append(m.gpa, id);
+        }
+        if (ids.items.len + message.members.count > base.limits.peers_max)
+            return error.Unexpected;
+        var new = message.members.iterator();
+        while (new.next()) |id| try ids.append(m.gpa, id);
+        return ids.toOwnedSlice(m.gpa);
     }
 
     fn ids_copy(gpa: Allocator, list: *const wire.codec.List(PeerId)) ![]PeerId {

@@ -22,12 +22,15 @@ test {
     _ = @import("election.zig");
     _ = @import("plan.zig");
     _ = @import("broken.zig");
+    _ = @import("patience.zig");
+    _ = @import("roster.zig");
     _ = @import("structure.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("seal.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");

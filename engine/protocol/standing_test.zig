@@ -110,6 +110,7 @@ test "a newcomer that has a new connection is in no epoch before it has asked ag
     for (1..peers_max) |index| try court.prepare(index, court.round, true);
     try expectEqual(null, court.group().current());
     try court.say(0, .{ .join_end = .{} });
+    try court.pass(1000 * ms); // it has left a round
     try court.listen();
     try expect(court.round > before);
     for (0..peers_max) |index| try court.prepare(index, court.round, true);

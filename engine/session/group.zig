@@ -24,6 +24,10 @@ pub const Group = struct {
     round_members: std.ArrayList(PeerId) = .empty,
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
+    /// Those of them whose lanes are not open, as the coordinator was told; room for all.
+    missing_told: std.ArrayList(PeerId) = .empty,
+    /// When it is told next, if anything is missing then.
+    report_at: base.Instant = base.never,
     ready_told: bool = false,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).
     admit_waits: bool = false,

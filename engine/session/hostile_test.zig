@@ -240,7 +240,7 @@ test "where peers are dialed is forgotten when they are gone" {
         // before.
         for (0..2) |_| try w.admit_all();
         try expectEqual(2, stays.group.world_size());
-        try expectEqual(2, stays.s.addresses.count());
+        try expectEqual(1, stays.s.addresses.count());
     }
     stays.s.leave(w.now, stays.group);
     try expectEqual(0, stays.s.addresses.count());

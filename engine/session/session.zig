@@ -25,6 +25,7 @@ const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
@@ -376,11 +377,11 @@ pub const Session = struct {
             .joined => |*body| try s.on_joined(body),
             .refused => |*body| s.on_refused(body),
             .heartbeat_ack => {},
-            .prepare => |*body| try s.on_prepare(body),
+            .prepare => |*body| try rounds.on_prepare(s, body),
             .release => |body| {
                 const group = s.group_of(body.group) orelse return;
                 group.member.on_release(body.round);
-                s.round_over(group);
+                rounds.over(s, group);
             },
             .ask_safe_points => |body| {
                 if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
@@ -388,7 +389,7 @@ pub const Session = struct {
             .activate => |*body| {
                 const group = s.group_of(body.group) orelse return;
                 try group.member.on_activate(body);
-                s.round_over(group);
+                rounds.over(s, group);
             },
             .view => |*body| {
                 const group = s.group_of(body.group) orelse return;
@@ -412,6 +413,7 @@ pub const Session = struct {
                 }
             },
             .expelled => |*body| s.on_expelled(body),
+            .address_told => |*body| try links.on_address(s, &body.peer),
             .state_elected => |*body| if (s.group_of(body.group)) |group| {
                 const op = try group.member.on_elected(body) orelse return;
                 sync.elected(s, operation_from(op), body);
@@ -448,6 +450,7 @@ pub const Session = struct {
             .status_reply,
             .state_offer,
             .state_tensors,
+            .ask_address,
             => return error.Unexpected,
         }
     }
@@ -456,7 +459,7 @@ pub const Session = struct {
 
     /// The group that the coordinator has given this number on this connection. One from before
     /// means nothing: another coordinator may number them anew.
-    fn group_of(s: *Session, id: u16) ?*Group {
+    pub fn group_of(s: *Session, id: u16) ?*Group {
         for (s.groups.items) |group| {
             if (group.state != .joined or !group.member.connected) continue;
             if (group.id == id) return group;
@@ -516,48 +519,8 @@ pub const Session = struct {
         }
     }
 
-    fn on_prepare(s: *Session, body: *const control.Prepare) protocol_error!void {
-        const group = s.group_of(body.group) orelse return;
-        try group.round_peers.ensureTotalCapacity(s.gpa, body.members.count);
-        try group.round_members.ensureTotalCapacity(s.gpa, body.members.count);
-        group.round_peers.clearRetainingCapacity();
-        group.round_members.clearRetainingCapacity();
-        var own: ?usize = null;
-        var it = body.members.iterator();
-        while (it.next()) |entry| {
-            if (entry.id.eql(s.self)) own = group.round_peers.items.len;
-            group.round_peers.appendAssumeCapacity(entry.id);
-            group.round_members.appendAssumeCapacity(entry.id);
-            try s.remember_address(entry.id, entry.address.data);
-        }
-        s.prune_addresses();
-        const position = own orelse return error.Unexpected;
-        const known = if (group.member.current) |current| current.alive.count() else 0;
-        group.member.on_prepare(body.round, body.members.count -| known);
-        // Only those this peer will talk to.
-        const count = group.round_peers.items.len;
-        var kept: usize = 0;
-        for (0..count) |index| {
-            if (!links.reaches(position, index, count, count)) continue;
-            group.round_peers.items[kept] = group.round_peers.items[index];
-            kept += 1;
-        }
-        group.round_peers.shrinkRetainingCapacity(kept);
-        links.review(s);
-        links.say_broken(s, group);
-        links.check_ready(s);
-    }
-
-    /// The epoch that a round was for has begun, or never will.
-    fn round_over(s: *Session, group: *Group) void {
-        group.round_peers.clearRetainingCapacity();
-        group.round_members.clearRetainingCapacity();
-        s.prune_addresses();
-        links.review(s);
-    }
-
     /// Forgets where peers are dialed that are in no epoch and no round of this one any more.
-    fn prune_addresses(s: *Session) void {
+    pub fn prune_addresses(s: *Session) void {
         var index = s.addresses.count();
         while (index > 0) {
             index -= 1;
@@ -571,7 +534,7 @@ pub const Session = struct {
         }
     }
 
-    fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
+    pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
         const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
         if (!entry.found_existing) entry.value_ptr.* = &.{};
         if (std.mem.eql(u8, entry.value_ptr.*, address)) return;
@@ -659,6 +622,7 @@ pub const Session = struct {
         group.member.deinit();
         group.round_members.deinit(s.gpa);
         group.round_peers.deinit(s.gpa);
+        group.missing_told.deinit(s.gpa);
         for (group.states.items) |state| prefetch.forget(state);
         group.states.deinit(s.gpa);
         s.gpa.free(group.name);
@@ -1363,6 +1327,7 @@ pub const Session = struct {
         }
         prefetch.tick(s, late);
         links.tick(s, late);
+        rounds.tick(s);
         s.run_deferred();
     }
 
@@ -1410,6 +1375,6 @@ pub const Session = struct {
             if (!operation.finished) next = @min(next, operation.deadline);
             if (operation.executor.has_work()) next = @min(next, s.now);
         }
-        return @min(next, links.next_deadline(s));
+        return @min(next, links.next_deadline(s), rounds.next_deadline(s));
     }
 };

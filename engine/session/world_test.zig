@@ -106,10 +106,21 @@ pub const World = struct {
         w.dials.deinit(w.gpa);
     }
 
-    /// Moves bytes until nothing moves.
+    /// Moves bytes until nothing moves, and no round is due soon.
     pub fn settle(w: *World) !void {
-        for (0..100_000) |_| if (!try w.step()) return;
+        for (0..100_000) |_| if (!try w.step() and !w.begin_round()) return;
         return error.Endless;
+    }
+
+    fn begin_round(w: *World) bool {
+        for (w.coordinator.groups.items) |group| {
+            const due = group.round_due();
+            if (group.phase != .idle or due <= w.now) continue;
+            w.now = due;
+            w.coordinator.tick(due);
+            return true;
+        }
+        return false;
     }
 
     pub fn step(w: *World) !bool {

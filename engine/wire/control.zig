@@ -311,8 +311,11 @@ pub const Prepared = struct {
     round: u64,
     /// The user waits to enter; of a newcomer it may come later than the lanes.
     entering: bool,
+    /// Those whose lanes are not open yet, of the ones that the round asked for: with these, it is
+    /// said before all are open, so that nobody waits for them alone.
+    missing: List(PeerId),
 
-    pub const bounds = .{ .group = group_last, .round = .any };
+    pub const bounds = .{ .group = group_last, .round = .any, .missing = limits.peers_max };
 };
 pub const SafePoints = struct {
     group: u16,
@@ -505,12 +508,21 @@ pub const Refused = struct {
 
     pub const bounds = .{ .name = limits.name_bytes_max, .why = .any };
 };
+/// A round costs what is new in it: nobody is told again what it knows.
 pub const Prepare = struct {
     group: u16,
     round: u64,
-    members: List(MemberEntry),
+    /// Who may be in the next epoch: to a newcomer all; to a member those who are new.
+    members: List(PeerId),
+    /// Those that the receiver is to have lanes to, without members between which all links are.
+    links: List(MemberEntry),
 
-    pub const bounds = .{ .group = group_last, .round = .any, .members = limits.peers_max };
+    pub const bounds = .{
+        .group = group_last,
+        .round = .any,
+        .members = limits.peers_max,
+        .links = limits.peers_max,
+    };
 };
 pub const Release = struct {
     group: u16,
@@ -530,6 +542,9 @@ pub const Activate = struct {
     epoch: u64,
     /// The safe point at which the epoch begins.
     safe_point: u64,
+    /// The epoch before, where the receiver is in it: those of it that have not left come first,
+    /// in their order. 0: all members are named.
+    base: u64 = 0,
     /// In rank order; the last `joined` of them are new.
     members: List(PeerId),
     joined: u32,
@@ -540,6 +555,7 @@ pub const Activate = struct {
         .round = .any,
         .epoch = .any,
         .safe_point = limits.safe_points_max,
+        .base = .any,
         .members = limits.peers_max,
         .joined = limits.peers_max,
         .left = limits.peers_max,
@@ -678,6 +694,16 @@ pub const StateDiffers = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .text = .any };
 };
+/// Where a peer of the group is dialed; nothing follows if it is not known.
+pub const AskAddress = struct {
+    group: u16,
+    peer: PeerId,
+
+    pub const bounds = .{ .group = group_last };
+};
+pub const AddressTold = struct {
+    peer: MemberEntry,
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -725,6 +751,8 @@ pub const Message = union(enum(u16)) {
     state_elected: StateElected,
     state_ask: StateAsk,
     state_differs: StateDiffers,
+    ask_address: AskAddress,
+    address_told: AddressTold,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };
