@@ -192,7 +192,7 @@ typedef struct pccl_coordinator_options {
   uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
   uint64_t heartbeat_ns;       /* 0: 0.5 s. Like the two that follow at most seven days */
   uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
-  uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 30 s */
+  uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 10 s */
   const char *state_dir;       /* directory of the journal, made if its parent exists; NULL: the run ends with the
                                   coordinator. See below */
 } pccl_coordinator_options_t;

@@ -28,7 +28,7 @@ class Coordinator(Closing):
     1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
     and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
     silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
-    lanes (30). Each of the three is at most seven days. `state`: directory for the journal of the
+    lanes (10). Each of the three is at most seven days. `state`: directory for the journal of the
     run, made if its parent exists; default: the run ends with its coordinator.
 
     With a `state` that holds a run, it goes on with that run: run id, port and whatever is None

@@ -241,8 +241,8 @@ pub const Group = struct {
             .members_meet = epoch == null or
                 epoch.?.members.len <= base.limits.full_mesh_max,
         });
-        try group.send_prepare(peers);
         group.round += 1;
+        group.send_prepare(peers);
         if (epoch) |it| it.stopping = .empty;
         // They open lanes anew, and what comes of that is said then.
         for (group.newcomers.items) |*newcomer| {
@@ -349,23 +349,23 @@ pub const Group = struct {
 
     /// Members hear who is new, newcomers who all are, and each the addresses of those to which it
     /// is to have lanes.
-    fn send_prepare(group: *Group, peers: []const *Peer) Allocator.Error!void {
-        var entries: std.ArrayList(control.MemberEntry) = .empty;
-        defer entries.deinit(group.gpa);
-        try entries.ensureTotalCapacity(group.gpa, peers.len);
+    fn send_prepare(group: *Group, peers: []const *Peer) void {
+        var places: [base.limits.full_mesh_max]usize = undefined;
+        var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (peers, 0..) |peer, index| {
-            entries.clearRetainingCapacity();
-            for (peers, 0..) |other, place| if (group.roster.needs_link(index, place)) {
-                entries.appendAssumeCapacity(.{ .id = other.id, .address = .of(other.address) });
-            };
+            const linked = group.roster.linked(index, &places);
+            for (linked, entries[0..linked.len]) |place, *entry| {
+                const other = peers[place];
+                entry.* = .{ .id = other.id, .address = .of(other.address) };
+            }
             const is_member = index < group.roster.members;
             const known = if (is_member) group.roster.members else 0;
             peer.send(group.id, .{ .prepare = .{
                 .group = group.id,
-                .round = group.round + 1,
+                .round = group.round,
                 .members = .of(group.roster.ids_from(known, &buffer)),
-                .links = .of(entries.items),
+                .links = .of(entries[0..linked.len]),
             } });
         }
     }

@@ -78,6 +78,27 @@ pub const Roster = struct {
         return base.reaches(a, b, count, count);
     }
 
+    /// All places to which the round asks this one for lanes.
+    pub fn linked(
+        roster: *const Roster,
+        index: usize,
+        buffer: *[limits.full_mesh_max]usize,
+    ) []const usize {
+        const count = roster.places.items.len;
+        const reach: usize = limits.ring_reach;
+        var found: usize = 0;
+        for (0..if (count <= limits.full_mesh_max) count else 2 * reach + 1) |step| {
+            const other = if (count <= limits.full_mesh_max)
+                step
+            else
+                (index + count - reach + step) % count;
+            if (!roster.needs_link(index, other)) continue;
+            buffer[found] = other;
+            found += 1;
+        }
+        return buffer[0..found];
+    }
+
     pub fn newcomers(roster: *const Roster) usize {
         return roster.places.items.len - roster.members - roster.gone.count();
     }
@@ -218,6 +239,12 @@ test "in a large world each place is asked for its neighbours, and one that goes
     roster.members_meet = false;
     try expect(roster.needs_link(0, 39) and roster.needs_link(0, limits.ring_reach));
     try expect(!roster.needs_link(0, limits.ring_reach + 1));
+    var buffer: [limits.full_mesh_max]usize = undefined;
+    for ([_]usize{ 0, 20, 39 }) |index| {
+        const linked = roster.linked(index, &buffer);
+        try std.testing.expectEqual(2 * limits.ring_reach, linked.len);
+        for (linked) |other| try expect(roster.needs_link(index, other));
+    }
     for (1..41) |number| say(&roster, number, &.{});
     try expect(roster.is_whole());
     roster.leave(.from_int(38));
