@@ -461,6 +461,7 @@ pub const Group = struct {
     /// Lanes are missing. Once some newcomers could enter without the others, or members go on by
     /// themselves, the rest has little time.
     fn hurry(group: *Group, now: base.Instant) void {
+        if (group.roster.silent_members > 0) return;
         const found = group.fit();
         const all_fit = found.count == group.roster.newcomers();
         if (all_fit or (found.count < group.least() and !group.has_gaps())) return;

@@ -5,7 +5,9 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
 const Peer = @import("coordinator.zig").Peer;
+const Ranks = @import("epoch.zig").Ranks;
 const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const PeerId = base.PeerId;
@@ -16,6 +18,10 @@ pub const Roster = struct {
     /// Members first, then newcomers.
     places: std.ArrayList(Place) = .empty,
     members: usize = 0,
+    ranks: Ranks = .empty,
+    /// How many have not answered, of the members and of all.
+    silent_members: usize = 0,
+    silent: usize = 0,
     /// All links between members are kept in the epoch that they are in.
     members_meet: bool = true,
     /// Newcomers that have gone since.
@@ -35,28 +41,38 @@ pub const Roster = struct {
 
     pub fn deinit(roster: *Roster, gpa: Allocator) void {
         roster.places.deinit(gpa);
+        roster.ranks.deinit(gpa);
     }
 
     pub fn begin(roster: *Roster, gpa: Allocator, peers: []const *Peer, options: Options) !void {
         try roster.places.ensureTotalCapacity(gpa, peers.len);
+        const ranks = try Epoch.ranks_of(gpa, peers);
+        roster.ranks.deinit(gpa);
+        roster.ranks = ranks;
         roster.places.clearRetainingCapacity();
         for (peers) |peer| roster.places.appendAssumeCapacity(.{ .id = peer.id });
         roster.members = options.members;
         roster.members_meet = options.members_meet;
+        roster.silent_members = options.members;
+        roster.silent = peers.len;
         roster.gone = .empty;
     }
 
     pub const Options = struct { members: usize, members_meet: bool };
 
-    fn find(roster: *const Roster, id: PeerId) ?usize {
-        for (roster.places.items, 0..) |*place, index| if (place.id.eql(id)) return index;
-        return null;
+    fn find(roster: *const Roster, id: PeerId) ?u16 {
+        return roster.ranks.get(id);
     }
 
     /// A peer says which lanes it lacks, of those it was asked for.
     pub fn hear(roster: *Roster, id: PeerId, missing: *const wire.codec.List(PeerId)) void {
         const index = roster.find(id) orelse return;
+        if (roster.gone.has(index)) return; // it has come back, and is not in this round
         const place = &roster.places.items[index];
+        if (!place.spoke) {
+            roster.silent -= 1;
+            if (index < roster.members) roster.silent_members -= 1;
+        }
         place.spoke = true;
         place.missing = .empty;
         var it = missing.iterator();
@@ -68,7 +84,10 @@ pub const Roster = struct {
     }
 
     pub fn leave(roster: *Roster, id: PeerId) void {
-        if (roster.find(id)) |index| roster.gone.set(index);
+        const index = roster.find(id) orelse return;
+        if (roster.gone.has(index)) return;
+        if (!roster.places.items[index].spoke) roster.silent -= 1;
+        roster.gone.set(index);
     }
 
     /// Whether the round asks these two places for lanes to each other.
@@ -115,9 +134,10 @@ pub const Roster = struct {
 
     /// Somebody has not answered, or lacks lanes to one that is still there.
     pub fn waits(roster: *const Roster) bool {
+        if (roster.silent > 0) return true;
         for (roster.places.items, 0..) |*place, index| {
             if (roster.gone.has(index)) continue;
-            if (!place.spoke or !place.missing.without(&roster.gone).is_empty()) return true;
+            if (!place.missing.without(&roster.gone).is_empty()) return true;
         }
         return false;
     }
@@ -163,10 +183,22 @@ pub const Roster = struct {
     }
 };
 
-fn roster_of(places: usize, members: usize) !Roster {
-    var roster: Roster = .{ .members = members };
-    for (0..places) |index| try roster.places.append(std.testing.allocator, .{
-        .id = .from_int(1 + index),
+fn roster_of(comptime places: usize, members: usize) !Roster {
+    var people: [places]Peer = undefined;
+    var peers: [places]*Peer = undefined;
+    for (&people, &peers, 1..) |*peer, *pointer, number| {
+        peer.* = .{
+            .id = .from_int(number),
+            .connection = null,
+            .instance = 0,
+            .last_heard = 0,
+        };
+        pointer.* = peer;
+    }
+    var roster: Roster = .{};
+    try roster.begin(std.testing.allocator, &peers, .{
+        .members = members,
+        .members_meet = places <= limits.full_mesh_max,
     });
     return roster;
 }
@@ -190,6 +222,8 @@ test "a newcomer that opens no lanes is left out, and those who lack only it are
     // Once it is gone nobody waits; but those who lacked it are asked anew.
     roster.leave(silent);
     try expect(!roster.waits() and !roster.is_whole());
+    say(&roster, 5, &.{}); // from the one that has its id now
+    roster.leave(silent);
     for (1..5) |number| say(&roster, number, &.{});
     try expect(roster.is_whole());
     try std.testing.expectEqual(2, roster.newcomers());
@@ -236,7 +270,6 @@ test "in a large world each place is asked for its neighbours, and one that goes
     const expect = std.testing.expect;
     var roster = try roster_of(40, 36);
     defer roster.deinit(gpa);
-    roster.members_meet = false;
     try expect(roster.needs_link(0, 39) and roster.needs_link(0, limits.ring_reach));
     try expect(!roster.needs_link(0, limits.ring_reach + 1));
     var buffer: [limits.full_mesh_max]usize = undefined;
