@@ -3,11 +3,12 @@
 //!
 //! A round has four phases. prepare: members and newcomers open lanes to each other while they
 //! work; when the first can go on, the others have a little time, and then the round begins again
-//! without them (roster.zig, patience.zig). ask: members tell how many safe points they have passed, and stop at their next one.
-//! activate: the epoch begins at the largest count plus one, as far as that can be believed
-//! (epoch.zig: last_safe_point). Then every member says that it has entered, and the next round may
-//! start. A loss is followed by such a round too, without newcomers: ranks are dense again from the
-//! next safe point on. What happens inside an epoch is epoch.zig's.
+//! without them (roster.zig, patience.zig). ask: members tell how many safe points they have
+//! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
+//! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
+//! entered, and the next round may start. A loss is followed by such a round too, without
+//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
+//! epoch.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -661,9 +662,9 @@ pub const Group = struct {
         group.advance(now);
     }
 
-    /// A newcomer has gone from the round under way. Whoever comes and goes must not have the others
-    /// begin anew each time: they go on, if enough are left, and none has stopped for an epoch in
-    /// which it would have other neighbours.
+    /// A newcomer has gone from the round under way. Whoever comes and goes must not have the
+    /// others begin anew each time: they go on, if enough are left, and none has stopped for an
+    /// epoch in which it would have other neighbours.
     fn can_go_on(group: *const Group) bool {
         const places = group.roster.places.items.len;
         if (group.phase == .ask and places > base.limits.full_mesh_max) return false;

@@ -37,7 +37,7 @@ pub const Patience = struct {
         failed.count +|= 1;
         while (patience.failed.items.len > 0) {
             if (patience.failed.items[0].until +| wait_ns_max > now) break;
-            _ = patience.failed.orderedRemove(0); // it has been well for long, or will not come back
+            _ = patience.failed.orderedRemove(0); // it has waited, and for long
         }
         if (patience.failed.items.len >= failed_max) _ = patience.failed.orderedRemove(0);
         patience.failed.append(gpa, failed) catch return;
