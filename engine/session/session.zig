@@ -424,6 +424,9 @@ pub const Session = struct {
                 const op = group.member.find_sync(body.epoch, body.op) orelse return;
                 operation_from(op).sync.?.note_differs(body.text.data);
             },
+            .stalled => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_stalled(body);
+            },
             // What only a peer says.
             .join,
             .epoch_report,
@@ -448,6 +451,7 @@ pub const Session = struct {
             .status_reply,
             .state_offer,
             .state_tensors,
+            .called,
             => return error.Unexpected,
         }
     }
@@ -468,7 +472,8 @@ pub const Session = struct {
         // Decoding has bounded them from above.
         const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
             body.heartbeat_ns >= limits.heartbeat_ns_min and
-            body.silence_ns / 3 >= body.heartbeat_ns;
+            body.silence_ns / 3 >= body.heartbeat_ns and
+            body.stall_warning_ns >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
         s.welcomed = true;
         if (s.knows_settings() and !std.meta.eql(s.settings, body))
@@ -1350,6 +1355,9 @@ pub const Session = struct {
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
+            const told_at = operation.started_at +| s.settings.stall_warning_ns / limits.stall_tells;
+            if (!operation.finished and told_at <= now)
+                operation.group.member.takes_long(&operation.op);
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
