@@ -505,8 +505,10 @@ pub const Session = struct {
         for (s.groups.items) |group| {
             if (group == now_of or group.state != .joined or group.id != number) continue;
             s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
+            const why = "the coordinator has started without its journal";
+            group.removed(why);
             group.member.on_expelled();
-            s.group_gone(group, .expelled, "the coordinator has started without its journal");
+            s.group_gone(group, .expelled, why);
         }
     }
 
@@ -591,6 +593,7 @@ pub const Session = struct {
         for (s.groups.items) |group| {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
+            group.removed(body.why.data);
             group.member.on_expelled();
             s.group_gone(group, .expelled, body.why.data);
         }
