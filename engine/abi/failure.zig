@@ -447,8 +447,8 @@ const start_again = "If it has ended, start it again on the same address (`pccl 
     "--state DIR` goes on with the run) and call again; for another run, close this " ++
     "communicator and create a new one";
 
-/// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator, if
-/// it has removed this peer.
+/// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator,
+/// if it has removed this peer.
 pub fn membership(why: session.Status, said: []const u8) Error {
     return switch (why) {
         .coordinator_unreachable => fail(
@@ -755,8 +755,8 @@ pub fn operation(op: *const session.Operation) Error {
             .{name},
         ) else fail(
             .in_doubt,
-            "{s}: {s}{f} after this peer had voted, so the others may have committed it; resolve " ++
-                "its work to know. {s}",
+            "{s}: {s}{f} after this peer had voted, so the others may have committed it; " ++
+                "resolve its work to know. {s}",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
@@ -1149,7 +1149,10 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     var one: base.Mask = .empty;
     one.set(3);
     for ([_]Case{
-        .{ .missing = .empty, .wanted = "(probably another member has not called it, or is stuck)" },
+        .{
+            .missing = .empty,
+            .wanted = "(probably another member has not called it, or is stuck)",
+        },
         .{ .missing = one, .wanted = "(waiting for rank 3, 7f3a0103, which has not called it)" },
         .{
             .missing = .full(6),

@@ -1,7 +1,7 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
 //! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! What a sync ends up with is election.zig's; who is waited for is stall.zig's. Joining is group.zig's; connections are
-//! coordinator.zig's; the member's half is member.zig.
+//! What a sync ends up with is election.zig's; whose calls are missing is stall.zig's. Joining is
+//! group.zig's; connections are coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -118,7 +118,13 @@ fn send(epoch: *Epoch, known: *const Record, to: *const Mask, missing: *const Ma
 
 /// A line for each member, not for each operation: who calls many must not push other lines out of
 /// the log.
-fn warn(group: *Group, epoch: *Epoch, known: *const Record, missing: *const Mask, now: Instant) void {
+fn warn(
+    group: *Group,
+    epoch: *Epoch,
+    known: *const Record,
+    missing: *const Mask,
+    now: Instant,
+) void {
     for (epoch.members, 0..) |*member, rank| {
         if (!missing.has(rank) or member.waited_for) continue;
         member.waited_for = true;

@@ -94,8 +94,8 @@ test "a member that calls in the end is not named any more, and the log says so"
     try court.listen();
     try expectEqual(0, waited_for(&court));
     for (0..2) |index| try expectEqual(0, named_to(&court, index));
-    try court.expect_said("warning peer 03000000 (rank 2 of epoch 1) is not waited for any more; " ++
-        "group g");
+    try court.expect_said("warning peer 03000000 (rank 2 of epoch 1) is not waited for any " ++
+        "more; group g");
     // However slow it is from here on.
     try expectEqual(0b111, court.members_alive());
 }
@@ -374,7 +374,7 @@ test "a new attempt forgets whom calls have waited for, and what was asked for" 
     try expectEqual(0, w.member.current.?.asked.count());
 }
 
-test "a coordinator that names ranks which nobody has, or asks for more than there can be, is refused" {
+test "a coordinator that names ranks of nobody, or asks for too many calls, is refused" {
     var w: Witness = undefined;
     try w.init();
     defer w.member.deinit();

@@ -1355,11 +1355,11 @@ pub const Session = struct {
             s.admit_withdraw(group);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
+        const long_ns = s.settings.stall_warning_ns / limits.stall_tells;
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
-            const told_at = operation.started_at +| s.settings.stall_warning_ns / limits.stall_tells;
-            if (!operation.finished and told_at <= now)
+            if (!operation.finished and now -| operation.started_at >= long_ns)
                 operation.group.member.takes_long(&operation.op);
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
