@@ -47,6 +47,8 @@ pub const interval_ns_max = 7 * std.time.ns_per_day;
 /// A shorter heartbeat keeps a peer busy with nothing else. Enforced by the coordinator's options,
 /// and by peers, whose coordinator may lie.
 pub const heartbeat_ns_min = std.time.ns_per_ms;
+/// A member says that it has called an operation when this part of `stall_warning_ns` has passed.
+pub const stall_tells = 10;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.

@@ -568,6 +568,8 @@ fn sample(image: *journal.Image, starts: u32) !void {
         .heartbeat_ns = 1,
         .silence_ns = 1,
         .prepare_ns = 1,
+        .stall_warning_ns = 1,
+        .stall_ns = 0,
         .min_world_size = 1,
         .initial_world_size = 1,
     } });

@@ -15,6 +15,7 @@ const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
+const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Allocator = std.mem.Allocator;
@@ -214,6 +215,10 @@ pub const Coordinator = struct {
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
         prepare_ns: u64 = 10 * std.time.ns_per_s,
+        /// How long others may have waited for a member's call before it is named.
+        stall_warning_ns: u64 = 10 * std.time.ns_per_s,
+        /// And before it is let go; 0: it never is.
+        stall_ns: u64 = 0,
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
@@ -558,6 +563,7 @@ pub const Coordinator = struct {
             .window_bytes = c.options.window_bytes,
             .chunk_bytes = c.options.chunk_bytes,
             .lanes = c.options.lanes,
+            .stall_warning_ns = c.options.stall_warning_ns,
         } });
     }
 
@@ -699,6 +705,7 @@ pub const Coordinator = struct {
             .decisions_seen,
             .state_offer,
             .state_tensors,
+            .called,
             => |*body, tag| {
                 const group = try c.group_of(peer, body.group);
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
@@ -711,6 +718,7 @@ pub const Coordinator = struct {
                     .decisions_seen => try epoch.acknowledge(rank, body.count),
                     .state_offer => try epoch.on_state_offer(rank, body),
                     .state_tensors => try epoch.on_state_tensors(rank, body),
+                    .called => try stall.on_called(epoch, rank, body),
                     else => comptime unreachable,
                 }
             },
@@ -735,6 +743,7 @@ pub const Coordinator = struct {
             .state_ask,
             .state_differs,
             .address_told,
+            .stalled,
             => return error.Unexpected,
         }
     }
@@ -923,14 +932,30 @@ pub const Coordinator = struct {
         for (c.groups.items) |group| while (group.stranded()) |peer| {
             const why = "other members could not reach it for longer than the silence limit, " ++
                 "and nothing goes around that";
-            c.log(.warning, "peer {s} must leave group {s}: {s}", .{
-                peer.id.short(),
-                group.name,
-                why,
-            });
-            peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
-            c.remove_from(now, group, peer, why);
+            c.expel(now, group, peer, why);
         };
+    }
+
+    /// Members without whose calls the others have waited for too long.
+    fn let_go_overdue(c: *Coordinator, now: Instant) void {
+        if (c.options.stall_ns == 0) return;
+        var overdue: stall.Overdue = .{};
+        for (c.groups.items) |group| {
+            while (stall.find_overdue(group, now, c.options.stall_ns, &overdue)) {
+                for (overdue.peers[0..overdue.count]) |peer|
+                    c.expel(now, group, peer, overdue.why());
+            }
+        }
+    }
+
+    fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
+        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
+            peer.id.short(),
+            group.name,
+            why,
+        });
+        peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
+        c.remove_from(now, group, peer, why);
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
@@ -976,6 +1001,7 @@ pub const Coordinator = struct {
             group.out_of_memory = false;
             c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
         }
+        c.let_go_overdue(now);
         c.sweep(now);
     }
 

@@ -1,7 +1,7 @@
 //! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
 //! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
 //! its journal, and how it starts again. Used by hostile_test.zig, rounds_test.zig, rules_test.zig,
-//! silence_test.zig and standing_test.zig.
+//! silence_test.zig, stall_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -54,6 +54,9 @@ pub const Court = struct {
     safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
+    /// What each peer was told last of calls that others wait for.
+    stalled: [peers_max]?control.Stalled = @splat(null),
+    expelled: [peers_max]bool = @splat(false),
     /// The last round that was released for each peer.
     released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -248,6 +251,8 @@ pub const Court = struct {
             },
             .release => |body| court.released[index] = body.round,
             .refused => court.refused = true,
+            .stalled => |body| court.stalled[index] = body,
+            .expelled => court.expelled[index] = true,
             else => {},
         }
     }
@@ -344,6 +349,18 @@ pub const Court = struct {
             .digest = 7,
             .decisions_seen = seen,
         };
+    }
+
+    /// A member says that it has called, without a vote.
+    pub fn called(court: *Court, index: usize, tag: u64) !void {
+        const said = court.running(tag, 1);
+        try court.say(index, .{ .called = .{
+            .group = 0,
+            .epoch = said.epoch,
+            .attempt = said.attempt,
+            .op = said.op,
+            .descriptor = said.descriptor,
+        } });
     }
 
     pub fn give_up(court: *Court, index: usize, tag: u64) !void {

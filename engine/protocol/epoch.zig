@@ -1,7 +1,7 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
 //! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! What a sync ends up with is election.zig's. Joining is group.zig's; connections are
-//! coordinator.zig's; the member's half is member.zig.
+//! What a sync ends up with is election.zig's; whose calls are missing is stall.zig's. Joining is
+//! group.zig's; connections are coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -10,6 +10,7 @@ const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
 const seal = @import("seal.zig");
+const Stall = @import("stall.zig").Stall;
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
@@ -42,6 +43,8 @@ pub const MemberState = struct {
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
+    /// Others have waited for its call for long, and the log says so (stall.zig).
+    waited_for: bool = false,
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
 };
@@ -67,6 +70,8 @@ pub const Record = struct {
     chunks: []Chunk = &.{},
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
+    /// Who has called it, and since when the others are waited for.
+    stall: Stall = .{},
     /// Of a sync, from the first offer on.
     election: ?*Election = null,
 
@@ -293,7 +298,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    fn is_decided(epoch: *const Epoch, id: OpId) bool {
+    pub fn is_decided(epoch: *const Epoch, id: OpId) bool {
         return epoch.decided_ids.contains(id);
     }
 
@@ -303,7 +308,7 @@ pub const Epoch = struct {
 
     /// Whose votes decide on an operation: of all who are alive, and of a message between two of
     /// those of them who are.
-    fn voters(epoch: *const Epoch, id: OpId) Mask {
+    pub fn voters(epoch: *const Epoch, id: OpId) Mask {
         const pair = Pair.of(id.tag) orelse return epoch.alive;
         var both: Mask = .empty;
         for (pair.ranks()) |rank| if (epoch.alive.has(rank)) both.set(rank);
@@ -319,7 +324,7 @@ pub const Epoch = struct {
 
     /// The record of an operation, new if need be; null if the descriptors differ, and then it is
     /// aborted.
-    fn record_of(
+    pub fn record_of(
         epoch: *Epoch,
         id: OpId,
         descriptor: *const Descriptor,
@@ -366,6 +371,7 @@ pub const Epoch = struct {
         if (message.attempt < epoch.attempt or !epoch.running) return;
         if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
+        known.stall.called.set(rank);
         if (known.done.is_empty()) {
             known.digest = message.digest;
             known.digest_from = rank;
@@ -757,6 +763,7 @@ pub const Epoch = struct {
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         const election = known.election orelse try Election.create(epoch.gpa, epoch.members.len);
         known.election = election;
+        known.stall.called.set(rank);
         if (!election.take(rank, .{
             .digest = message.digest,
             .revision = message.revision,
@@ -901,6 +908,7 @@ pub const Epoch = struct {
             known.done = .empty;
             known.reported = .empty;
             known.done_reported = .empty;
+            known.stall.begin_attempt();
             if (known.election) |election| election.reset();
             known.begun_attempt = std.math.maxInt(u32);
             known.vote = null;
@@ -954,6 +962,7 @@ pub const Epoch = struct {
             }, epoch.spendthrift(rank));
         }
         known.reported.set(rank);
+        known.stall.called.set(rank);
         known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
         if (message.state == .done) {
             known.done_reported.set(rank);

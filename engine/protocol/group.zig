@@ -15,6 +15,7 @@ const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
 const plan = @import("plan.zig");
+const stall = @import("stall.zig");
 const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
 const ProtocolError = @import("epoch.zig").ProtocolError;
@@ -915,6 +916,7 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
+            stall.review(group, epoch, now, late);
         }
         group.advance(now);
     }

@@ -906,6 +906,7 @@ pub const Witness = struct {
     member: Member,
     sent: u32 = 0,
     gave_up: u32 = 0,
+    called: u32 = 0,
     failure: ?member_file.Failure = null,
 
     pub fn init(w: *Witness) !void {
@@ -932,7 +933,7 @@ pub const Witness = struct {
         w.member.admit();
     }
 
-    fn abort(w: *Witness, maker: u128, tag: u64, sequence: u64, decision: u64) !void {
+    pub fn abort(w: *Witness, maker: u128, tag: u64, sequence: u64, decision: u64) !void {
         try w.member.on_abort(&.{
             .group = 0,
             .epoch = 1,
@@ -987,6 +988,7 @@ pub const Witness = struct {
     fn send(ctx: *anyopaque, message: control.Message) void {
         if (message == .decisions_seen) from(ctx).sent += 1;
         if (message == .gave_up) from(ctx).gave_up += 1;
+        if (message == .called) from(ctx).called += 1;
     }
     fn finished(ctx: *anyopaque, _: *Op, failure: ?member_file.Failure) void {
         from(ctx).failure = failure;

@@ -28,6 +28,9 @@ pub const Settings = struct {
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
+    stall_warning_ns: u64,
+    /// 0: nobody is let go for it.
+    stall_ns: u64,
     min_world_size: u32,
     initial_world_size: u32,
     /// "host:port" as in the token.
@@ -41,6 +44,8 @@ pub const Settings = struct {
         .heartbeat_ns = limits.interval_ns_max,
         .silence_ns = limits.interval_ns_max,
         .prepare_ns = limits.interval_ns_max,
+        .stall_warning_ns = limits.interval_ns_max,
+        .stall_ns = limits.interval_ns_max,
         .min_world_size = limits.peers_max,
         .initial_world_size = limits.peers_max,
         .address = limits.address_bytes_max,
@@ -402,6 +407,8 @@ const test_settings: Settings = .{
     .heartbeat_ns = 500,
     .silence_ns = 5000,
     .prepare_ns = 30_000,
+    .stall_warning_ns = 10_000,
+    .stall_ns = 120_000,
     .min_world_size = 1,
     .initial_world_size = 3,
     .address = .of("localhost:4711"),
@@ -662,7 +669,7 @@ test "a record that was lost before whole ones is refused, not cut" {
 }
 
 test "what another version wrote is named, and a stranger's file is none" {
-    var file: [256]u8 = undefined;
+    var file: [512]u8 = undefined;
     file[0..header_bytes].* = header_of(version + 1);
     var replay: Replay = .init(file[0..header_bytes]);
     try testing.expectError(error.UnknownVersion, replay.next());

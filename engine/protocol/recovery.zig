@@ -89,6 +89,8 @@ fn write_all(c: *Coordinator, image: *journal.Image) !void {
         .heartbeat_ns = options.heartbeat_ns,
         .silence_ns = options.silence_ns,
         .prepare_ns = options.prepare_ns,
+        .stall_warning_ns = options.stall_warning_ns,
+        .stall_ns = options.stall_ns,
         .min_world_size = options.min_world_size,
         .initial_world_size = options.initial_world_size,
         .address = .of(options.address),

@@ -34,5 +34,6 @@ test {
     _ = @import("rounds_test.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
+    _ = @import("stall_test.zig");
     _ = @import("standing_test.zig");
 }

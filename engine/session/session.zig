@@ -426,6 +426,9 @@ pub const Session = struct {
                 const op = group.member.find_sync(body.epoch, body.op) orelse return;
                 operation_from(op).sync.?.note_differs(body.text.data);
             },
+            .stalled => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_stalled(body);
+            },
             // What only a peer says.
             .join,
             .epoch_report,
@@ -451,6 +454,7 @@ pub const Session = struct {
             .state_offer,
             .state_tensors,
             .ask_address,
+            .called,
             => return error.Unexpected,
         }
     }
@@ -471,7 +475,8 @@ pub const Session = struct {
         // Decoding has bounded them from above.
         const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
             body.heartbeat_ns >= limits.heartbeat_ns_min and
-            body.silence_ns / 3 >= body.heartbeat_ns;
+            body.silence_ns / 3 >= body.heartbeat_ns and
+            body.stall_warning_ns >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
         s.welcomed = true;
         if (s.knows_settings() and !std.meta.eql(s.settings, body))
@@ -503,8 +508,10 @@ pub const Session = struct {
         for (s.groups.items) |group| {
             if (group == now_of or group.state != .joined or group.id != number) continue;
             s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
+            const why = "the coordinator has started without its journal";
+            group.removed(why);
             group.member.on_expelled();
-            s.group_gone(group, .expelled, "the coordinator has started without its journal");
+            s.group_gone(group, .expelled, why);
         }
     }
 
@@ -549,6 +556,7 @@ pub const Session = struct {
         for (s.groups.items) |group| {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
+            group.removed(body.why.data);
             group.member.on_expelled();
             s.group_gone(group, .expelled, body.why.data);
         }
@@ -1311,9 +1319,12 @@ pub const Session = struct {
             s.admit_withdraw(group);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
+        const long_ns = s.settings.stall_warning_ns / limits.stall_tells;
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
+            if (!operation.finished and now -| operation.started_at >= long_ns)
+                operation.group.member.takes_long(&operation.op);
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.

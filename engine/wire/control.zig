@@ -434,6 +434,17 @@ pub const LinkTold = struct {
     pub const bounds = .{ .group = group_last };
 };
 pub const StatusRequest = struct {};
+/// It has called an operation that takes long, or of which the coordinator has said that others
+/// have called it. A vote, an offer and a report say so too.
+pub const Called = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    descriptor: Descriptor,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
 /// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
 pub const StateOffer = struct {
     group: u16,
@@ -487,10 +498,13 @@ pub const Welcome = struct {
     window_bytes: u64,
     chunk_bytes: u32,
     lanes: u8,
+    /// A tenth of it after a call, the coordinator is told of it.
+    stall_warning_ns: u64,
 
     pub const bounds = .{
         .heartbeat_ns = limits.interval_ns_max,
         .silence_ns = limits.interval_ns_max,
+        .stall_warning_ns = limits.interval_ns_max,
         .window_bytes = limits.window_bytes_max,
         .chunk_bytes = limits.frame_payload_bytes_max,
         .lanes = limits.lanes_per_link_max,
@@ -704,6 +718,17 @@ pub const AskAddress = struct {
 pub const AddressTold = struct {
     peer: MemberEntry,
 };
+/// Over half of the members, or one of the two of a message, have called an operation, and the
+/// missing have not: one of those says `called` when it calls; the others know whom they wait for.
+pub const Stalled = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    missing: Mask,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -753,6 +778,8 @@ pub const Message = union(enum(u16)) {
     state_differs: StateDiffers,
     ask_address: AskAddress,
     address_told: AddressTold,
+    called: Called,
+    stalled: Stalled,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -391,6 +391,8 @@ pub const World = struct {
             .heartbeat_ns = config.heartbeat_ns,
             .silence_ns = config.silence_ns,
             .prepare_ns = config.prepare_ns,
+            .stall_warning_ns = config.stall_warning_ns,
+            .stall_ns = config.stall_ns,
             .journal = world.disk.journal_of(),
             .journal_retry_ns = config.silence_ns / 2,
         }, host, seal_key) catch @panic("out of memory");
