@@ -14,6 +14,7 @@ pub const Plan = @import("order.zig").Plan;
 pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
+pub const places = @import("places.zig");
 pub const text = @import("text.zig");
 
 pub const PeerId = ids.PeerId;

@@ -200,8 +200,7 @@ pub const CoordinatorEngine = struct {
     }
 
     fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
-        const remote = socket.remote_address(fd);
-        const source: base.Source = if (remote) |*at| at.source() else @splat(0);
+        const source = socket.source_of(fd);
         const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);
         const link = engine.links.add(fd, @intFromPtr(connection)) catch {
             return engine.coordinator.closed(now, connection);
@@ -213,6 +212,7 @@ pub const CoordinatorEngine = struct {
         const connection: *Connection = @ptrFromInt(link.owner);
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
+            if (connection.is_paused(now)) break;
             const any = link.receive_stream(&connection.stream) catch
                 return engine.ended(now, link);
             if (!any) break;
@@ -220,7 +220,10 @@ pub const CoordinatorEngine = struct {
             if (link.closed) return;
         }
         link.send_stream(&engine.links, &connection.stream) catch return engine.ended(now, link);
-        if (link.readable) engine.links.queue(link);
+        // One that has said too much is read when the coordinator wakes it.
+        const is_paused = connection.is_paused(now);
+        engine.links.poller.want_read(link.fd, !is_paused);
+        if (link.readable and !is_paused) engine.links.queue(link);
     }
 
     fn ended(engine: *CoordinatorEngine, now: base.Instant, link: *Link) void {

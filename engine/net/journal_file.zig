@@ -662,7 +662,7 @@ test "what does not check out is refused with the place, and left as it is" {
     try testing.expectEqual(error.NotAJournal, bench.trouble.refused.why);
     // Whole records, and no settings before them, or twice.
     try image.begin_file(gpa_of_tests);
-    try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1 } });
+    try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } });
     try bench.plant_beside(JournalFile.file_name, image.bytes());
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(error.BadRecord, bench.trouble.refused.why);

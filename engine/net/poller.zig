@@ -44,7 +44,9 @@ pub const Poller = struct {
     poll: PollTable,
     events: [events_max]Event = undefined,
 
-    const events_max = 128;
+    /// All that is ready is seen at once: whoever has said something must be heard before others
+    /// take places (coordinator_engine.zig: round).
+    const events_max = 2048;
     /// The context of the waker's own descriptor.
     const waker_context = 0;
 
@@ -90,6 +92,11 @@ pub const Poller = struct {
     /// Whether to report when the socket takes bytes again. epoll does so anyway, once per change.
     pub fn want_write(poller: *Poller, fd: Fd, wanted: bool) void {
         if (!on_linux or poller.backend == .poll) poller.poll.want_write(fd, wanted);
+    }
+
+    /// Whether to report what can be read. epoll does so anyway, once per change.
+    pub fn want_read(poller: *Poller, fd: Fd, wanted: bool) void {
+        if (!on_linux or poller.backend == .poll) poller.poll.want_read(fd, wanted);
     }
 
     /// What changed after this is seen by the wait after the next. Who changes something in
@@ -159,7 +166,7 @@ const PollTable = struct {
     /// Where the last scan for events ended, so that the last sockets are not starved by the first.
     next: usize = 0,
 
-    const Entry = struct { fd: Fd, context: usize, write: bool };
+    const Entry = struct { fd: Fd, context: usize, read: bool = true, write: bool };
 
     fn deinit(table: *PollTable) void {
         table.entries.deinit(table.gpa);
@@ -180,6 +187,10 @@ const PollTable = struct {
         table.entries.items[table.find(fd)].write = wanted;
     }
 
+    fn want_read(table: *PollTable, fd: Fd, wanted: bool) void {
+        table.entries.items[table.find(fd)].read = wanted;
+    }
+
     fn find(table: *const PollTable, fd: Fd) usize {
         for (table.entries.items, 0..) |entry, index| if (entry.fd == fd) return index;
         unreachable; // a socket is added before anything else is done with it
@@ -194,7 +205,8 @@ const PollTable = struct {
         for (table.entries.items, 0..) |entry, index| {
             const is_waker = entry.context == Poller.waker_context;
             const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;
-            const events = c.POLL.IN | write;
+            const read: i16 = if (entry.read) c.POLL.IN else 0;
+            const events = read | write;
             table.waiting.items[index] = .{ .fd = entry.fd, .events = events, .revents = 0 };
             table.contexts.items[index] = entry.context;
         }

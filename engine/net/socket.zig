@@ -295,6 +295,12 @@ pub fn local_address(fd: Fd) ?Address {
     return address_by(c.getsockname, fd);
 }
 
+/// The host of the other side.
+pub fn source_of(fd: Fd) base.Source {
+    const remote = remote_address(fd) orelse return @splat(0);
+    return remote.source();
+}
+
 /// The address of the other side.
 pub fn remote_address(fd: Fd) ?Address {
     return address_by(c.getpeername, fd);

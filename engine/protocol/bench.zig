@@ -194,6 +194,7 @@ const Run = struct {
             .purpose = .control,
             .run_id = run_id,
             .from = id_of(index),
+            .instance = 1,
         }));
         try run.say(index, .{ .join = .{
             .name = .of("g"),
@@ -396,6 +397,8 @@ const Run = struct {
 
     fn put(run: *Run, index: usize, bytes: []const u8) !void {
         const stream = &run.connections[index].?.stream;
+        // No time passes here: what a message costs is measured, not how many there may be.
+        if (run.connections[index].?.peer) |peer| peer.rates = .{};
         // Bytes that wait already are received together with these.
         const waits = for (run.queue.items) |other| {
             if (other == index) break true;

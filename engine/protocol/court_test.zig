@@ -38,6 +38,8 @@ pub fn id_of(index: usize) base.PeerId {
 pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
+    /// Time stands still in most tests, so peers may say as much as they like.
+    keeps_rates: bool = false,
     /// Where connections come from.
     source: base.Source = @splat(0),
     peers: [peers_max]?*Connection = @splat(null),
@@ -109,6 +111,7 @@ pub const Court = struct {
             .purpose = .control,
             .run_id = @splat(1),
             .from = id_of(index),
+            .instance = 1 + index,
         });
         try court.say(index, .{ .join = .{
             .name = .of("g"),
@@ -177,6 +180,9 @@ pub const Court = struct {
 
     pub fn put(court: *Court, index: usize, bytes: []const u8) !void {
         const connection = court.peers[index].?;
+        if (!court.keeps_rates) if (connection.peer) |peer| {
+            peer.rates = .{};
+        };
         var rest = bytes;
         while (rest.len > 0) {
             const room = try connection.stream.recv_slice();

@@ -138,7 +138,7 @@ pub const World = struct {
             const to = &w.nodes[dial.to];
             const can_be = to.alive and !w.are_apart(dial.node.index, dial.to);
             w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now) else null;
+            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,

@@ -802,13 +802,13 @@ pub const World = struct {
         if (e.state != .pending) return;
         const node = &world.nodes[e.node];
         const ref: Ref = .{ .connection = index, .side = 1 };
+        const source = source_of(connection.ends[0].node);
         if (node.index == coordinator_index) {
-            const source = source_of(connection.ends[0].node);
             if (world.coordinator.accept(node.here(), source)) |accepted_connection| {
                 accepted_connection.driver = index * 2 + 1;
                 e.what = .{ .accepted = accepted_connection };
             }
-        } else if (node.session.?.accept_lane(node.here())) |lane| {
+        } else if (node.session.?.accept_lane(node.here(), source)) |lane| {
             lane.driver = index * 2 + 1;
             e.what = .{ .lane = lane };
         }
