@@ -573,6 +573,7 @@ fn sample(image: *journal.Image, starts: u32) !void {
     } });
     for (0..starts) |index| try image.add(gpa_of_tests, .{ .start = .{
         .incarnation = @intCast(index + 1),
+        .ended_epoch = 0,
     } });
 }
 

@@ -3,6 +3,7 @@
 //! opens is noted here, so that a forked child lets go of them at once.
 
 const std = @import("std");
+const base = @import("base");
 const builtin = @import("builtin");
 const address = @import("address.zig");
 const log = @import("log.zig");

@@ -462,7 +462,7 @@ pub const Coordinator = struct {
     }
 
     /// Nothing is read from it for a while, and that is no silence of its.
-    fn pause(c: *Coordinator, now: Instant, connection: *Connection, wait_ns: u64) void {
+    pub fn pause(c: *Coordinator, now: Instant, connection: *Connection, wait_ns: u64) void {
         connection.paused_until = now +| wait_ns;
         c.due_at = @min(c.due_at, connection.paused_until);
         const peer = connection.peer orelse return;

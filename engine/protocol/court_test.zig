@@ -53,6 +53,8 @@ pub const Court = struct {
     safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
+    /// The answer to the last hello whose connection was closed with it.
+    verdict: ?wire.hello.Verdict = null,
     /// The last round that was released for each peer.
     released: [peers_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -73,6 +75,9 @@ pub const Court = struct {
 
     fn close(ctx: *anyopaque, connection: *Connection) void {
         const court: *Court = @ptrCast(@alignCast(ctx));
+        const said = connection.stream.send_slice();
+        if (said.len == wire.hello.answer_bytes)
+            court.verdict = wire.hello.decode_answer(said[0..wire.hello.answer_bytes]) catch null;
         const place = &court.peers[connection.driver];
         if (place.* == connection) place.* = null; // else its peer has another one
     }

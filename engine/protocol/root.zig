@@ -29,6 +29,8 @@ test {
     _ = @import("seal.zig");
     _ = @import("hostile_test.zig");
     _ = @import("rounds_test.zig");
+    _ = @import("door_test.zig");
+    _ = @import("rates.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
     _ = @import("standing_test.zig");
