@@ -116,9 +116,9 @@ pub const idle_ns_max = 5 * std.time.ns_per_s;
 pub const groups_per_peer_max = 8;
 
 /// What one peer may say to the coordinator, but for what each call says, and in how many bytes,
-/// that included. The bursts are what an honest one says at once: what it knows when it comes back, and what is
-/// settled of all it has in flight. Enforced by the coordinator, which reads nothing from the peer
-/// for a while (protocol/rates.zig), as are the next.
+/// that included. The bursts are what an honest one says at once: what it knows when it comes back,
+/// and what is settled of all it has in flight. Enforced by the coordinator, which reads nothing
+/// from the peer for a while (protocol/rates.zig), as are the next.
 pub const peer_messages_per_s_max = 2000;
 pub const peer_messages_burst = 8192;
 pub const peer_bytes_per_s_max = 4 * MiB;

@@ -740,7 +740,7 @@ test "a write that fails half way leaves the records before it" {
     {
         const file = try bench.open();
         defer file.close();
-        _ = c.setrlimit(.FSIZE, &.{ .cur = whole + 25, .max = limit.max });
+        _ = c.setrlimit(.FSIZE, &.{ .cur = whole + 33, .max = limit.max });
         try testing.expectError(error.JournalFailed, file.append(image.bytes()[whole..]));
         try testing.expectEqual(Failure{ .step = .write, .code = .FBIG }, file.failure.?);
         try testing.expectError(error.JournalFailed, file.replace(image.bytes()));

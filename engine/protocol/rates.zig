@@ -1,7 +1,7 @@
 //! rates: how much one peer, and one address, may ask of the coordinator in a time. A bucket is
 //! paid with time: what costs a second can be taken once a second, and a burst ahead of that.
-//! Whoever takes more is not read for a while, so that TCP slows it down; nothing is lost by it, and
-//! nobody is let go for it. Who asks: coordinator.zig. The numbers: base/limits.zig.
+//! Whoever takes more is not read for a while, so that TCP slows it down; nothing is lost by it,
+//! and nobody is let go for it. Who asks: coordinator.zig. The numbers: base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -154,8 +154,8 @@ def test_a_run_full_of_peers_that_join_nothing_has_room_for_a_newcomer_that_wait
             assert one.recv(11)[10] == WELCOME
         assert verdict(token, b"\7" * 16, 1) == FULL
         with pytest.raises(pccl.DeadlineExceeded, match="its run is full"):
-            connect(token, deadline=0.3)
-        with connect(token, deadline=30.0) as comm:
+            connect(token, connect_timeout=0.3)
+        with connect(token, connect_timeout=30.0) as comm:
             comm.admit()
 
 
