@@ -323,7 +323,7 @@ pub const Session = struct {
         s.control_state = .away;
         const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
         const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
-        // A peer in no group has nothing to say, and is let go after a while: it dials when it joins.
+        // A peer in no group has nothing to say and is let go after a while: it dials to join.
         s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
         s.reconnects +|= 1;
     }
