@@ -122,7 +122,7 @@ test "those who have come just now are heard before any of them must go" {
     try expect(try greet(&court, id_of(0), 1));
     court.now += 1;
     for (0..limits.strangers_max) |_| try expect(court.c.accept(court.now, crowd) != null);
-    try expectEqual(null, court.c.accept(court.now, elsewhere));
+    try expectEqual(null, court.c.accept(court.now, crowd));
     court.now += 1;
     try expect(court.c.accept(court.now, crowd) != null);
     try expectEqual(limits.strangers_max + 1, court.c.connections.items.len);
