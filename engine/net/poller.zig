@@ -283,3 +283,19 @@ test "epoll reports readiness, hangup, wakes and deadlines" {
 test "poll reports the same" {
     try test_backend(.poll);
 }
+
+test "what is not to be read is not reported by poll, until it is" {
+    var poller = try Poller.init(std.testing.allocator, .poll);
+    defer poller.deinit();
+    var fds: [2]Fd = undefined;
+    try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
+    defer for (fds) |fd| socket.close(fd);
+    try poller.add(fds[0], 7);
+    poller.want_write(fds[0], false);
+    _ = c.write(fds[1], "x", 1);
+    for ([_]bool{ false, true }) |wanted| {
+        poller.want_read(fds[0], wanted);
+        try poller.prepare();
+        try std.testing.expectEqual(@intFromBool(wanted), poller.wait(0).len);
+    }
+}

@@ -25,9 +25,10 @@ LOOPBACK = "127.0.0.1:0"
 MAGIC = b"PCCL\r\n\x1a\n"
 CONTROL, STATUS = 1, 3
 WELCOME, FULL, HELD = 1, 6, 7
-JOIN, JOIN_END = 1, 5
+JOIN, JOIN_END, HEARTBEAT, HEARTBEAT_ACK = 1, 5, 7, 8
 PEERS_MAX = 512  # engine/base/limits.zig
 GROUPS_MAX = 64
+MESSAGES_BURST, MESSAGES_PER_S = 8192, 2000
 
 
 def hello(token: str, purpose: int, peer_id: bytes = bytes(16), instance: int = 1) -> bytes:
@@ -40,7 +41,7 @@ def message(kind: int, body: bytes) -> bytes:
     return struct.pack("<IHH", len(body), kind, 0) + body
 
 
-def join_and_leave(name: bytes) -> bytes:
+def join_of(name: bytes) -> bytes:
     """A group is named, and the peer is its newcomer."""
     words = b"".join(struct.pack("<I", len(text)) + text for text in (name, b"127.0.0.1:1"))
     return message(JOIN, words + struct.pack("<IQQ", 2, 0, 0)) + message(JOIN_END, b"")
@@ -134,10 +135,10 @@ def test_a_crowd_keeps_no_member_from_a_coordinator_that_starts_again(tmp_path: 
         comms = connect_all(token, 3)
         admit_all(comms)
         coordinator.close()
-        with pccl.Coordinator(state=tmp_path) as again, crowd(token, hello(token, STATUS)):
+        with pccl.Coordinator(state=tmp_path), crowd(token, hello(token, STATUS)):
             for _ in range(3):
                 reduce_all(comms)
-            status = pccl.run_status(token) if again else {}
+            status = pccl.run_status(token)
             (epoch,) = status["groups"][0]["epochs"]
             assert [member["alive"] for member in epoch["members"]] == [True] * 3
     for comm in comms:
@@ -188,7 +189,7 @@ def test_names_without_end_leave_room_for_another_group() -> None:
                 with dial(token) as one:
                     one.sendall(hello(token, CONTROL, os.urandom(16)))
                     for group in range(8):
-                        one.sendall(join_and_leave(b"%d.%d" % (number, group)))
+                        one.sendall(join_of(b"%d.%d" % (number, group)))
                     one.shutdown(socket.SHUT_WR)
                     while one.recv(4096):
                         pass
@@ -200,3 +201,29 @@ def test_names_without_end_leave_room_for_another_group() -> None:
             deadline = time.monotonic() + 20
             while len(pccl.run_status(token)["groups"]) > 1:
                 assert time.monotonic() < deadline
+
+
+def test_a_peer_that_says_too_much_is_slowed_down_and_loses_nothing() -> None:
+    """F27: nothing bounded how much one peer says. Every heartbeat has an answer, in its time."""
+    extra_s = 3
+    count = MESSAGES_BURST + extra_s * MESSAGES_PER_S
+    beats = b"".join(message(HEARTBEAT, struct.pack("<QQQ", n, 0, 0)) for n in range(count))
+    with pccl.Coordinator() as coordinator, dial(coordinator.token) as one:
+        one.sendall(hello(coordinator.token, CONTROL, b"\7" * 16) + join_of(b"g"))
+        began = time.monotonic()
+        sender = threading.Thread(target=one.sendall, args=(beats,))
+        sender.start()
+        with one.makefile("rb") as answers:
+            answers.read(32)
+            expected = 0
+            while expected < count:
+                size, kind, _ = struct.unpack("<IHH", answers.read(8))
+                body = answers.read(size)
+                if kind == HEARTBEAT_ACK:
+                    assert struct.unpack("<Q", body) == (expected,)
+                    expected += 1
+        sender.join()
+        assert time.monotonic() - began > extra_s - 1
+        # Others are served meanwhile, and afterwards.
+        with connect(coordinator.token) as comm:
+            comm.admit()
