@@ -43,6 +43,8 @@ pub const Poller = struct {
     epoll_fd: Fd = -1,
     poll: PollTable,
     events: [events_max]Event = undefined,
+    /// As epoll tells them; here, because a build with safety checks fills what is not yet set.
+    raw: if (on_linux) [events_max]linux.epoll_event else void = undefined,
 
     /// All that is ready is seen at once: whoever has said something must be heard before others
     /// take places (coordinator_engine.zig: round).
@@ -131,8 +133,8 @@ pub const Poller = struct {
     }
 
     fn wait_epoll(poller: *Poller, timeout_ms: c_int) usize {
-        var raw: [events_max]linux.epoll_event = undefined;
-        const result = linux.epoll_wait(poller.epoll_fd, &raw, raw.len, timeout_ms);
+        const raw = &poller.raw;
+        const result = linux.epoll_wait(poller.epoll_fd, raw, raw.len, timeout_ms);
         if (linux.errno(result) != .SUCCESS) return 0; // EINTR: an early return does no harm
         for (raw[0..result], poller.events[0..result]) |*from, *to| {
             const flags = from.events;
