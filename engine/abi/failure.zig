@@ -56,9 +56,20 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         => |greet_error| greet(greet_error, at),
         error.TurnedAway => fail(
             .invalid_usage,
-            "the coordinator at {s} turned this peer away: it has a live peer with the same " ++
-                "peer_id, or its run is full ({d} peers)",
+            "the coordinator at {s} turned this peer away: a live peer has the same peer_id",
+            .{at},
+        ),
+        error.RunFull => fail(
+            .deadline_exceeded,
+            "the coordinator at {s} had no room for another peer until the timeout: its run is " ++
+                "full ({d} peers), or too many came from this address at once",
             .{ at, base.limits.peers_max },
+        ),
+        error.IdHeld => fail(
+            .deadline_exceeded,
+            "the coordinator at {s} keeps this peer_id for a member that is away and may come " ++
+                "back, and kept it until the timeout: use another peer_id, or wait for longer",
+            .{at},
         ),
     };
 }

@@ -109,6 +109,35 @@ pub const state_differs_bytes_max = 700;
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
 
+/// Connections that ask the coordinator for the status, and how long each may take.
+pub const statuses_max = 8;
+pub const status_ns_max = std.time.ns_per_s;
+/// A peer that has joined nothing for so long is let go.
+pub const idle_ns_max = 5 * std.time.ns_per_s;
+/// Groups of one peer. Enforced by the coordinator at join.
+pub const groups_per_peer_max = 8;
+
+/// What one peer may say to the coordinator, but for what each call says, and in how many bytes,
+/// that included. The bursts are what an honest one says at once: what it knows when it comes back,
+/// and what is settled of all it has in flight. Enforced by the coordinator, which reads nothing
+/// from the peer for a while (protocol/rates.zig), as are the next.
+pub const peer_messages_per_s_max = 2000;
+pub const peer_messages_burst = 8192;
+pub const peer_bytes_per_s_max = 4 * MiB;
+pub const peer_bytes_burst = 16 * MiB;
+/// Joins of one peer, all of whose groups are told again when its connection breaks; and those of
+/// newcomers from one address, behind which a whole run may be.
+pub const joins_per_s_max = 4;
+pub const peer_joins_burst = 2 * groups_per_peer_max;
+pub const source_joins_burst = 4 * peers_max;
+/// Attempts that one peer may cause by saying that links are broken; more come later.
+pub const peer_attempts_per_s_max = 2;
+pub const peer_attempts_burst = 8;
+/// The longest time for which nothing is read from a peer, or an attempt is put off.
+pub const pause_ns_max = std.time.ns_per_s;
+/// Addresses whose joins are counted apart.
+pub const sources_kept_max = 1024;
+
 /// Data sent ahead of time that is kept for one link: what the sender may send by the limits above,
 /// and twice as much for what keeping small pieces costs and for operations that it has given up
 /// meanwhile. Enforced by the receiver (session/link.zig), as is the next.

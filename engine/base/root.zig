@@ -15,10 +15,12 @@ pub const reaches = @import("order.zig").reaches;
 pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
+pub const places = @import("places.zig");
 pub const text = @import("text.zig");
 
 pub const PeerId = ids.PeerId;
 pub const RunId = ids.RunId;
+pub const Source = ids.Source;
 pub const Mask = ids.Mask;
 pub const DType = dtype.DType;
 pub const ReduceOp = dtype.ReduceOp;

@@ -186,7 +186,7 @@ const Run = struct {
 
     fn connect(run: *Run, index: usize) !void {
         const begin = processor_ns();
-        const connection = run.c.accept(run.now) orelse return error.NotAccepted;
+        const connection = run.c.accept(run.now, @splat(0)) orelse return error.NotAccepted;
         run.sample.ns += processor_ns() - begin;
         connection.driver = index;
         run.connections[index] = connection;
@@ -194,6 +194,7 @@ const Run = struct {
             .purpose = .control,
             .run_id = run_id,
             .from = id_of(index),
+            .instance = 1,
         }));
         try run.say(index, .{ .join = .{
             .name = .of("g"),
@@ -397,6 +398,8 @@ const Run = struct {
 
     fn put(run: *Run, index: usize, bytes: []const u8) !void {
         const stream = &run.connections[index].?.stream;
+        // No time passes here: what a message costs is measured, not how many there may be.
+        if (run.connections[index].?.peer) |peer| peer.rates = .{};
         // Bytes that wait already are received together with these.
         const waits = for (run.queue.items) |other| {
             if (other == index) break true;

@@ -41,6 +41,10 @@ pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
     peers: [places_max]?*Connection = @splat(null),
+    /// Time stands still in most tests, so peers may say as much as they like.
+    keeps_rates: bool = false,
+    /// Where connections come from.
+    source: base.Source = @splat(0),
     /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [places_max]u32 = @splat(0),
     commits: [places_max]u32 = @splat(0),
@@ -57,6 +61,8 @@ pub const Court = struct {
     /// What each peer was told last of calls that others wait for.
     stalled: [peers_max]?control.Stalled = @splat(null),
     expelled: [peers_max]bool = @splat(false),
+    /// The answer to the last hello whose connection was closed with it.
+    verdict: ?wire.hello.Verdict = null,
     /// The last round that was released for each peer.
     released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -77,6 +83,9 @@ pub const Court = struct {
 
     fn close(ctx: *anyopaque, connection: *Connection) void {
         const court: *Court = @ptrCast(@alignCast(ctx));
+        const said = connection.stream.send_slice();
+        if (said.len == wire.hello.answer_bytes)
+            court.verdict = wire.hello.decode_answer(said[0..wire.hello.answer_bytes]) catch null;
         const place = &court.peers[connection.driver];
         if (place.* == connection) place.* = null; // else its peer has another one
     }
@@ -115,6 +124,7 @@ pub const Court = struct {
             .purpose = .control,
             .run_id = @splat(1),
             .from = id_of(index),
+            .instance = 1 + index,
         });
         try court.say(index, .{ .join = .{
             .name = .of("g"),
@@ -127,7 +137,8 @@ pub const Court = struct {
 
     /// A new connection in this place; the hello says whose.
     pub fn knock(court: *Court, place: usize, hello: wire.hello.Hello) !void {
-        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
+        const connection = court.c.accept(court.now, court.source) orelse
+            return error.OutOfMemory;
         connection.driver = place;
         court.peers[place] = connection;
         try court.put(place, &wire.hello.encode(hello));
@@ -193,6 +204,9 @@ pub const Court = struct {
 
     pub fn put(court: *Court, index: usize, bytes: []const u8) !void {
         const connection = court.peers[index].?;
+        if (!court.keeps_rates) if (connection.peer) |peer| {
+            peer.rates = .{};
+        };
         var rest = bytes;
         while (rest.len > 0) {
             const room = try connection.stream.recv_slice();

@@ -9,6 +9,7 @@ const wire = @import("wire");
 const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const journal = @import("journal.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
 const Group = @import("group.zig").Group;
@@ -30,6 +31,8 @@ pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
+    /// Which process it is.
+    instance: u64,
     /// Its report of the connection under way names this epoch.
     named: bool = false,
     decisions_seen: u64 = 0,
@@ -185,7 +188,9 @@ pub const Epoch = struct {
         errdefer gpa.destroy(epoch);
         const members = try gpa.alloc(MemberState, peers.len);
         errdefer gpa.free(members);
-        for (members, peers) |*member, peer| member.* = .{ .id = peer.id, .peer = peer };
+        for (members, peers) |*member, peer| {
+            member.* = .{ .id = peer.id, .peer = peer, .instance = peer.instance };
+        }
         var ranks: Ranks = try ranks_of(gpa, peers);
         errdefer ranks.deinit(gpa);
         const left = try gpa.dupe(PeerId, began.left);
@@ -272,6 +277,19 @@ pub const Epoch = struct {
             const circular = if (rank < first) &to_members else &to_newcomers;
             circular.send(epoch.group, member.peer.?);
         }
+    }
+
+    /// What the journal keeps of it.
+    pub fn record(
+        epoch: *const Epoch,
+        ids: []const PeerId,
+        buffer: *[base.limits.peers_max]u64,
+    ) journal.Record {
+        for (buffer[0..ids.len], epoch.members) |*to, *member| to.* = member.instance;
+        return .{ .activation = .{
+            .told = epoch.activation(ids),
+            .instances = .of(buffer[0..ids.len]),
+        } };
     }
 
     /// Tells a member that the epoch has begun.

@@ -544,7 +544,8 @@ pub const Group = struct {
             .joined = @intCast(peers.len - incumbents),
             .left = left.items,
         });
-        group.coordinator.record(.{ .activation = epoch.activation(ids.items) });
+        var instances: [base.limits.peers_max]u64 = undefined;
+        group.coordinator.record(epoch.record(ids.items, &instances));
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
         group.phase = .activate;
@@ -571,7 +572,7 @@ pub const Group = struct {
             group.name,
         });
         group.drop_empty();
-        group.go_around(now);
+        _ = group.go_around(now);
     }
 
     pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
@@ -591,7 +592,7 @@ pub const Group = struct {
     }
 
     /// Epochs that nobody is in any more are over. The newest stays while it has members.
-    fn drop_empty(group: *Group) void {
+    pub fn drop_empty(group: *Group) void {
         var index = group.epochs.items.len;
         while (index > 0) {
             index -= 1;
@@ -736,16 +737,20 @@ pub const Group = struct {
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
-    pub fn go_around(group: *Group, at: base.Instant) void {
-        if (group.broken.claims.items.len == 0) return;
+    /// True: there is one that would have gone on as it is.
+    pub fn go_around(group: *Group, at: base.Instant) bool {
+        var any = false;
+        if (group.broken.claims.items.len == 0) return any;
         for (group.epochs.items) |epoch| {
             if (epoch.alive.is_empty() or epoch.recovering) continue;
             if (epoch.replan_at <= at) continue; // not later, whatever is broken
             const edges = group.broken.edges(&epoch.ranks, false);
             if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
             if (group.paths_for(epoch).eql(&epoch.paths)) continue;
-            epoch.replan_at = @min(epoch.replan_at, at);
+            epoch.replan_at = at;
+            any = true;
         }
+        return any;
     }
 
     /// Who must leave because no ring goes around the links that have been broken for long, and
@@ -912,7 +917,7 @@ pub const Group = struct {
             },
             .idle, .activate => unreachable, // they have no deadline
         };
-        group.go_around(now);
+        _ = group.go_around(now);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);

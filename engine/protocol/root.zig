@@ -32,6 +32,8 @@ test {
     _ = @import("hostile_test.zig");
     _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");
+    _ = @import("door_test.zig");
+    _ = @import("rates.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
     _ = @import("stall_test.zig");

@@ -132,13 +132,16 @@ test "a journal in which an epoch has the same member twice is refused" {
         defer court.c.destroy();
         try court.form();
         court.c.record(.{ .activation = .{
-            .group = 0,
-            .round = court.round,
-            .epoch = 2,
-            .safe_point = 2,
-            .members = .of(&.{ id_of(0), id_of(1), id_of(0) }),
-            .joined = 0,
-            .left = .of(&.{}),
+            .told = .{
+                .group = 0,
+                .round = court.round,
+                .epoch = 2,
+                .safe_point = 2,
+                .members = .of(&.{ id_of(0), id_of(1), id_of(0) }),
+                .joined = 0,
+                .left = .of(&.{}),
+            },
+            .instances = .of(&.{ 1, 2, 1 }),
         } });
     }
     try std.testing.expectError(error.BadRecord, shelf.start(&court));
@@ -303,13 +306,13 @@ fn lose_third(court: *Court) !void {
 }
 
 test "a member that asks for a group too many keeps those that it has" {
-    // Method: one member joins as many groups as a run has; the next is refused. What it tells of
+    // Method: one member joins as many groups as it may; the next is refused. What it tells of
     // that one, as it does of each, is no breach, for which it would be out of all groups.
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    for (1..limits.groups_max + 2) |number| {
+    for (1..limits.groups_per_peer_max + 2) |number| {
         var name: [8]u8 = undefined;
         const text = try std.fmt.bufPrint(&name, "g{d}", .{number});
         try court.say(0, .{ .join = .{
@@ -321,7 +324,7 @@ test "a member that asks for a group too many keeps those that it has" {
         } });
         try court.say(0, .{ .join_end = .{} });
         try court.listen();
-        try expectEqual(number >= limits.groups_max, court.refused);
+        try expectEqual(number >= limits.groups_per_peer_max, court.refused);
     }
     try expect(court.peers[0] != null);
     for (0..peers_max) |index| try court.done(index, 5, 0);

@@ -143,8 +143,11 @@ test "a member that speaks of a group before it has named it on its connection i
         court.hang_up(2);
         try court.open(2);
         try expectEqual(all_three, court.members_alive());
+        // To leave it may say so once more than it must.
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        try expectEqual(all_three, court.members_alive());
         try court.say(2, switch (number) {
-            0 => .{ .leave = .{ .group = 0 } },
+            0 => .{ .safe_points = .{ .group = 0, .round = 0, .count = 0 } },
             1 => .{ .activated = .{ .group = 0, .epoch = court.epoch } },
             2 => .{ .decisions_seen = .{ .group = 0, .epoch = court.epoch, .count = 0 } },
             3 => .{ .done = court.vote(5, 0) },

@@ -156,23 +156,39 @@ pub fn on_address(s: *Session, entry: *const wire.control.MemberEntry) Allocator
 
 // ---- a lane's life
 
-pub fn accept(s: *Session) ?*Lane {
-    if (s.strangers.items.len >= limits.strangers_max) make_place(s);
+pub fn accept(s: *Session, source: base.Source) ?*Lane {
+    if (!make_place(s, source)) return null;
     s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
     const lane = s.gpa.create(Lane) catch return null;
-    lane.* = .accepted(s.gpa, s.now + greet_ns_max);
+    lane.* = .accepted(s.gpa, source, s.now + greet_ns_max);
     s.strangers.appendAssumeCapacity(lane);
     return lane;
 }
 
-/// The stranger that has said nothing for longest makes room: who silently fills all places must
-/// not keep out those who speak at once.
-fn make_place(s: *Session) void {
-    var oldest = s.strangers.items[0];
-    for (s.strangers.items) |lane| if (lane.deadline < oldest.deadline) {
-        oldest = lane;
+/// As at the coordinator: strangers have few places, and each lane that is to come has one besides
+/// (base/places.zig).
+fn make_place(s: *Session, source: base.Source) bool {
+    const taken = s.strangers.items.len;
+    var door: base.places.Door = .{ .places = limits.strangers_max };
+    var is_known = false;
+    for (s.links.items) |link| for (link.lanes[0..s.settings.lanes]) |place| {
+        const is_expected = place == null and link.wanted and !link.dials;
+        if (is_expected and door.expected < limits.peers_max) door.expected += 1;
+        const lane = place orelse continue;
+        if (lane.state == .open and base.places.same_network(lane.source, source)) is_known = true;
     };
-    fail(s, oldest, "others wait for its place");
+    switch (door.answer(&s.prng, taken, is_known)) {
+        .enter => return true,
+        .turn_away => return false,
+        .make_room => {},
+    }
+    for (s.strangers.items) |lane| lane.is_fresh = lane.deadline == s.now + greet_ns_max;
+    while (s.strangers.items.len >= door.places + door.expected) {
+        const lane = base.places.draw(Lane, s.strangers.items, Lane.guest, &s.prng) orelse
+            return false;
+        fail(s, lane, "others wait for its place");
+    }
+    return true;
 }
 
 pub fn dialed(s: *Session, lane: *Lane) void {

@@ -315,7 +315,7 @@ test "a lane is for the peer and the run that it names" {
     var of_another = right;
     of_another.run_id[0] ^= 1;
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
-        const lane = s.accept_lane(w.now).?;
+        const lane = s.accept_lane(w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
         _ = links.greet(s, lane);
         const is_taken = for (s.links.items) |link| {

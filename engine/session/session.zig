@@ -316,14 +316,22 @@ pub const Session = struct {
     /// Data moves on without the coordinator; only decisions wait.
     fn coordinator_away(s: *Session, why: []const u8) void {
         if (s.control_state == .lost or s.control_state == .away) return;
+        const wanted = s.is_in_groups();
         if (s.control_state == .open) {
-            s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
+            if (wanted) s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
             for (s.groups.items) |group| group.member.disconnected();
         }
         s.control_state = .away;
         const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
-        s.reconnect_at = s.now + back_off / 2 + s.prng.below(back_off / 2 + 1);
+        const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
+        // A peer in no group has nothing to say and is let go after a while: it dials to join.
+        s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
         s.reconnects +|= 1;
+    }
+
+    fn is_in_groups(s: *const Session) bool {
+        for (s.groups.items) |group| if (group.state != .left) return true;
+        return false;
     }
 
     /// There will be no other connection.
@@ -502,8 +510,9 @@ pub const Session = struct {
         s.send(.{ .leave = .{ .group = body.group } });
     }
 
-    /// A coordinator that knows the groups from before never gives the number of one to another: it
-    /// is a new one, of which the other group is not a member. Frames must not be taken for its.
+    /// A coordinator never gives the number of a group to another while a member of the first is in
+    /// it: this peer is a member of that one no more, or the coordinator is a new one. Frames must
+    /// not be taken for its.
     fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
         for (s.groups.items) |group| {
             if (group == now_of or group.state != .joined or group.id != number) continue;
@@ -558,6 +567,8 @@ pub const Session = struct {
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
             group.member.on_expelled();
+            // The last that is said of it: then the number may be that of another group.
+            if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
             s.group_gone(group, .expelled, body.why.data);
         }
     }
@@ -589,6 +600,7 @@ pub const Session = struct {
         };
         s.groups.appendAssumeCapacity(group);
         if (s.control_state == .open) s.present(group);
+        if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
         return group;
     }
 
@@ -1245,10 +1257,10 @@ pub const Session = struct {
 
     // ---- lanes, for the driver
 
-    /// An inbound connection. Null: no memory for it; the driver closes it.
-    pub fn accept_lane(s: *Session, now: Instant) ?*Lane {
+    /// An inbound connection. Null: no memory or place for it; the driver closes it.
+    pub fn accept_lane(s: *Session, now: Instant, source: base.Source) ?*Lane {
         s.reach(now);
-        return links.accept(s);
+        return links.accept(s, source);
     }
 
     /// A dialed connection is up.

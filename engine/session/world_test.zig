@@ -94,7 +94,7 @@ pub const World = struct {
 
     fn connect(w: *World, node: *Node) void {
         node.dials_control = false;
-        node.connection = w.coordinator.accept(w.now).?;
+        node.connection = w.coordinator.accept(w.now, @splat(0)).?;
         node.connection.?.driver = node.index;
         node.s.control_opened(w.now);
     }
@@ -149,7 +149,7 @@ pub const World = struct {
             const to = &w.nodes[dial.to];
             const can_be = to.alive and !w.are_apart(dial.node.index, dial.to);
             w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now) else null;
+            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,
