@@ -79,6 +79,11 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
         .advertise = advertise,
         .journal = journal,
         .trouble = &place.trouble,
+        .disk = net.fault.Disk.from_environment() catch return status.fail(
+            .invalid_argument,
+            "PCCL_FAULT_DISK is \"{s}\"; it must be seconds[:writes], for example 2.5:3",
+            .{std.mem.span(std.c.getenv("PCCL_FAULT_DISK").?)},
+        ),
         .protocol = try protocol_options(&given, run_id),
     }) catch |err| return failure.start_coordinator(err, &place);
     journal = null;

@@ -1,6 +1,7 @@
 //! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its
 //! peers, and the loop that moves bytes between them and protocol.Coordinator, which decides
-//! everything. The other side of each connection: peer_engine.zig.
+//! everything. The other side of each connection: peer_engine.zig. Its journal is written by a
+//! second thread: journal_writer.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,6 +9,7 @@ const wire = @import("wire");
 const protocol = @import("protocol");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const fault = @import("fault.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
 const poller = @import("poller.zig");
@@ -16,6 +18,7 @@ const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
 const JournalFile = journal_file.JournalFile;
+const JournalWriter = @import("journal_writer.zig").JournalWriter;
 const TestDir = @import("test_dir.zig").TestDir;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
@@ -27,7 +30,7 @@ pub const CoordinatorEngine = struct {
     gpa: Allocator,
     coordinator: *Coordinator,
     journal: ?*JournalFile,
-    journal_watched_at: base.Instant = 0,
+    writer: ?*JournalWriter = null,
     links: Links,
     lock: lock.FairLock = .{},
     stopping: bool = false,
@@ -46,6 +49,8 @@ pub const CoordinatorEngine = struct {
         journal: ?*JournalFile = null,
         /// Says more of an error about the journal.
         trouble: ?*journal_file.Trouble = null,
+        /// How slow a test has its disk be.
+        disk: fault.Disk = .{},
         protocol: Coordinator.Options,
         backend: poller.Backend = .default,
     };
@@ -53,9 +58,6 @@ pub const CoordinatorEngine = struct {
     const JournalError = error{ OutOfMemory, JournalFailed, JournalRefused, JournalMoved };
     pub const Error = JournalError || socket.ListenError || address.LookUpError || thread.Error ||
         poller.Error;
-
-    /// How often it looks whether its lock is still there.
-    const journal_watch_ns = std.time.ns_per_s;
 
     /// Reads at one connection before the others get their turn.
     const reads_per_turn = 8;
@@ -82,13 +84,18 @@ pub const CoordinatorEngine = struct {
         var protocol_options = options.protocol;
         protocol_options.address = engine.reached_at();
         protocol_options.port = engine.port;
-        if (options.journal) |file| protocol_options.journal = file.seam();
+        if (options.journal) |file| {
+            engine.writer = try .create(gpa, file, &engine.links.poller.waker, options.disk);
+            protocol_options.journal = engine.writer.?.seam();
+        }
+        errdefer if (engine.writer) |writer| writer.destroy();
         engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
             .ctx = engine,
             .vtable = &.{ .close = host_close, .wake = host_wake, .log = host_log },
         }, random.array(16));
         errdefer engine.coordinator.destroy();
         if (options.journal) |file| try engine.take_up(file, options.trouble);
+        if (engine.writer) |writer| try writer.start();
         engine.thread = try thread.spawn("pccl-coord", engine, run);
         return engine;
     }
@@ -100,6 +107,8 @@ pub const CoordinatorEngine = struct {
         engine.lock.unlock();
         engine.links.poller.wake();
         engine.thread.join();
+        // It waits for the disk: what was recorded is kept, whether or not anybody has heard of it.
+        if (engine.writer) |writer| writer.destroy();
         engine.links.deinit();
         engine.coordinator.destroy();
         if (engine.journal) |file| file.close();
@@ -179,6 +188,7 @@ pub const CoordinatorEngine = struct {
         engine.lock.lock();
         const now = clock.now();
         links.note(events);
+        if (engine.writer) |writer| engine.hear(now, writer.take());
         for (0..links.ready_count) |_| {
             const link = links.next_ready() orelse break;
             engine.serve(now, link);
@@ -188,15 +198,15 @@ pub const CoordinatorEngine = struct {
         if (now < engine.coordinator.next_deadline()) return;
         links.accepting = true; // in case it had stopped for want of descriptors
         engine.coordinator.tick(now);
-        engine.watch_journal(now);
     }
 
-    /// A journal that is not alone any more takes nothing more; the next record says so.
-    fn watch_journal(engine: *CoordinatorEngine, now: base.Instant) void {
-        const file = engine.journal orelse return;
-        if (now < engine.journal_watched_at +| journal_watch_ns) return;
-        engine.journal_watched_at = now;
-        file.keep_lock() catch return;
+    /// What the disk has done, in the order in which it was given.
+    fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
+        const c = engine.coordinator;
+        const fails_last = news.failed > news.written;
+        if (news.failed > 0 and !fails_last) c.journal_failed(now, news.failed);
+        if (news.written > 0) c.journal_written(now, news.written);
+        if (fails_last) c.journal_failed(now, news.failed);
     }
 
     fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {

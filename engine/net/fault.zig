@@ -1,11 +1,17 @@
-//! fault: lets a test end or freeze this process at a named point of the engine:
+//! fault: what a test can have go wrong. It ends or freezes this process at a named point of the
+//! engine:
 //!
 //!     PCCL_FAULT_POINT=[stop=|panic=]<name>[:<sequence>[:<fraction>]]
 //!
 //! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
 //! sequence number 5 are settled; with stop= it is SIGSTOP, with panic= what a bug of the engine
-//! would bring about. An empty sequence is any. It happens once. Without the variable nothing here
-//! does anything. The points are named in session/session.zig.
+//! would bring about. An empty sequence is any. It happens once. The points are named in
+//! session/session.zig. And it has the disk of a coordinator take its time:
+//!
+//!     PCCL_FAULT_DISK=<seconds>[:<writes>]
+//!
+//! for each write of the journal, but for so many of the first and for the one of the start.
+//! Without the variables nothing here does anything.
 
 const std = @import("std");
 const session = @import("session");
@@ -80,6 +86,60 @@ pub const Fault = struct {
         return null;
     }
 };
+
+/// How long the disk takes besides.
+pub const Disk = struct {
+    delay_ns: u64 = 0,
+    /// Writes that take no time yet.
+    prompt: u32 = 0,
+
+    const seconds_max = 3600;
+
+    pub const ParseError = error{BadFaultDisk};
+
+    pub fn parse(text: []const u8) ParseError!Disk {
+        var parts = std.mem.splitScalar(u8, text, ':');
+        const seconds = std.fmt.parseFloat(f64, parts.first()) catch return error.BadFaultDisk;
+        if (!(seconds >= 0 and seconds <= seconds_max)) return error.BadFaultDisk;
+        const prompt = if (parts.next()) |count|
+            std.fmt.parseInt(u32, count, 10) catch return error.BadFaultDisk
+        else
+            0;
+        if (parts.next() != null) return error.BadFaultDisk;
+        return .{
+            .delay_ns = @intFromFloat(seconds * std.time.ns_per_s),
+            .prompt = prompt,
+        };
+    }
+
+    /// Of the environment. An empty value counts as unset.
+    pub fn from_environment() ParseError!Disk {
+        const value = std.mem.span(c.getenv("PCCL_FAULT_DISK") orelse return .{});
+        return if (value.len > 0) try parse(value) else .{};
+    }
+
+    /// Before a write, in the thread that writes.
+    pub fn take_time(disk: *Disk) void {
+        if (disk.prompt > 0) {
+            disk.prompt -= 1;
+            return;
+        }
+        var left: c.timespec = .{
+            .sec = @intCast(disk.delay_ns / std.time.ns_per_s),
+            .nsec = @intCast(disk.delay_ns % std.time.ns_per_s),
+        };
+        while (c.nanosleep(&left, &left) != 0) {}
+    }
+};
+
+test "how slow the disk is is read, and what is mistyped is an error" {
+    const slow = try Disk.parse("2.5:3");
+    try std.testing.expectEqual(Disk{ .delay_ns = 2_500_000_000, .prompt = 3 }, slow);
+    try std.testing.expectEqual(0, (try Disk.parse("5")).prompt);
+    for ([_][]const u8{ "", "x", "-1", "nan", "3601", "1:", "1:-2", "1:2:3" }) |text| {
+        try std.testing.expectError(error.BadFaultDisk, Disk.parse(text));
+    }
+}
 
 test "fault points are read, and a mistyped one is an error" {
     const full = try Fault.parse("all_reduce.settled:5:0.5");

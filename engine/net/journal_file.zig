@@ -3,7 +3,7 @@
 //! cuts off what a crash left unfinished and refuses what does not check out, as
 //! protocol/journal.zig says, and knows nothing else of what it holds. It follows no links and uses
 //! nothing that another user could have put there or can change (private.zig). Calls here wait for
-//! the disk. Who uses it: coordinator_engine.zig.
+//! the disk. Who makes them: journal_writer.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -144,7 +144,6 @@ pub const JournalFile = struct {
     good_bytes: usize = 0,
     /// What went wrong last. Until a `replace` succeeds the file is behind, and takes no more.
     failure: ?Failure = null,
-    why_storage: [128]u8 = undefined,
 
     const file_name = "journal";
     const new_name = "journal.new";
@@ -184,32 +183,6 @@ pub const JournalFile = struct {
         self.gpa.free(self.storage);
         self.storage = &.{};
         self.good_bytes = 0;
-    }
-
-    /// What the coordinator writes to.
-    pub fn seam(self: *JournalFile) journal.Journal {
-        return .{
-            .ctx = self,
-            .vtable = &.{ .append = append_at, .replace = replace_at, .why = why_at },
-        };
-    }
-
-    fn append_at(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
-        const self: *JournalFile = @ptrCast(@alignCast(context));
-        return self.append(bytes);
-    }
-
-    fn replace_at(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
-        const self: *JournalFile = @ptrCast(@alignCast(context));
-        return self.replace(bytes);
-    }
-
-    fn why_at(context: *anyopaque) []const u8 {
-        const self: *JournalFile = @ptrCast(@alignCast(context));
-        const failure = self.failure orelse return "there was no memory for what was to be written";
-        var writer: std.Io.Writer = .fixed(&self.why_storage);
-        writer.print("{f}", .{failure}) catch {}; // cut
-        return writer.buffered();
     }
 
     // ---- writing

@@ -34,6 +34,7 @@ test {
     _ = @import("fault.zig");
     _ = @import("held_port.zig");
     _ = @import("journal_file.zig");
+    _ = @import("journal_writer.zig");
     _ = @import("links.zig");
     _ = @import("lock.zig");
     _ = @import("log.zig");

@@ -4,13 +4,15 @@
 //!
 //! A member whose connection ends has the silence limit to come back, unless another member says
 //! that its lanes to it are closed as well. What a coordinator must know after it was killed is in
-//! its journal (journal.zig) before anybody is told; after a restart all members are away.
+//! its journal (journal.zig) before anybody is told (hold.zig); after a restart all members are
+//! away.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
+const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
 const recovery = @import("recovery.zig");
@@ -31,6 +33,8 @@ pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 /// One TCP connection to the coordinator. The driver owns the socket and moves bytes of `stream`.
 pub const Connection = struct {
     stream: wire.Stream,
+    /// What it will hear when the disk has what that relies on; lost if it ends before.
+    hold: Hold = .{},
     /// The driver's to use.
     driver: usize = 0,
     state: State = .stranger,
@@ -75,6 +79,16 @@ pub const Connection = struct {
         once.send_on(connection);
     }
 
+    /// What waited for this record, or an earlier one, may be heard.
+    pub fn release(connection: *Connection, settled: u64) void {
+        const c = connection.coordinator;
+        const any = connection.hold.release(c.gpa, settled, &connection.stream) catch
+            return connection.doom(no_room);
+        if (any) c.host.vtable.wake(c.host.ctx, connection);
+    }
+
+    const no_room = "its messages do not fit into memory any more";
+
     /// It is closed before the call under way returns, and its peer is out.
     fn doom(connection: *Connection, why: []const u8) void {
         connection.doomed = why;
@@ -85,7 +99,7 @@ pub const Connection = struct {
 /// One message to several peers, encoded for the first of them only.
 pub const Circular = struct {
     message: *const control.Message,
-    /// In the stream of the first, which is told nothing else meanwhile.
+    /// In the stream, or the hold, of the first, which is told nothing else meanwhile.
     encoded: ?[]const u8 = null,
 
     /// A peer that is away is told everything when it comes back.
@@ -95,10 +109,19 @@ pub const Circular = struct {
     }
 
     fn send_on(circular: *Circular, connection: *Connection) void {
-        circular.put(&connection.stream) catch
-            return connection.doom("its messages do not fit into memory any more");
+        if (recovery.held_until(connection, circular.message)) |until|
+            return circular.keep(connection, until) catch connection.doom(Connection.no_room);
+        circular.put(&connection.stream) catch return connection.doom(Connection.no_room);
         const host = connection.coordinator.host;
         host.vtable.wake(host.ctx, connection);
+    }
+
+    fn keep(circular: *Circular, connection: *Connection, until: u64) Allocator.Error!void {
+        const hold = &connection.hold;
+        const waiting = hold.bytes.items.len + connection.stream.send_slice().len;
+        if (waiting > wire.Stream.out_bytes_max) return error.OutOfMemory;
+        const gpa = connection.coordinator.gpa;
+        circular.encoded = try hold.keep(gpa, until, circular.message, circular.encoded);
     }
 
     fn put(circular: *Circular, stream: *wire.Stream) Allocator.Error!void {
@@ -236,6 +259,7 @@ pub const Coordinator = struct {
     /// How often a coordinator has begun to use the journal; rounds are told apart by it.
     incarnation: u32 = 1,
     journal_state: JournalState = .off,
+    journal_progress: recovery.Progress = .{},
     /// Since the journal was last written as a whole.
     journal_bytes: usize = 0,
     /// It is time for that.
@@ -345,12 +369,35 @@ pub const Coordinator = struct {
 
     const epochs_per_start = 1 << 20;
 
-    /// Puts on disk what must be known after a restart, before anybody is told.
-    pub fn record(c: *Coordinator, entry: journal_file.Record) void {
-        recovery.record(c, entry);
+    /// Puts on disk what must be known after a restart. What relies on it waits for the number that
+    /// is returned.
+    pub fn record(c: *Coordinator, entry: journal_file.Record) u64 {
+        return recovery.record(c, entry);
+    }
+
+    /// The last record of a group, or of those that name one of its epochs.
+    pub fn recorded_of(c: *const Coordinator, id: u16, number: ?u64) u64 {
+        if (id >= c.groups.items.len) return c.journal_progress.given; // of all groups
+        const group = c.groups.items[id];
+        const epoch = group.epoch_of(number orelse return group.recorded) orelse
+            return group.recorded;
+        return epoch.recorded;
+    }
+
+    /// The journal has all that it was given up to this number on the disk.
+    pub fn journal_written(c: *Coordinator, now: Instant, number: u64) void {
+        recovery.written(c, number);
+        c.sweep(now);
+    }
+
+    /// It has not, and takes no more before it is written anew.
+    pub fn journal_failed(c: *Coordinator, now: Instant, number: u64) void {
+        recovery.not_written(c, now, number);
+        c.sweep(now);
     }
 
     fn connection_free(c: *Coordinator, connection: *Connection) void {
+        connection.hold.deinit(c.gpa);
         connection.stream.deinit();
         c.gpa.destroy(connection);
     }
@@ -628,15 +675,16 @@ pub const Coordinator = struct {
         c.peer_free(peer);
     }
 
-    /// Takes a peer out of one group. Who is not there and nowhere a member is forgotten.
-    fn remove_from(
-        c: *Coordinator,
-        now: Instant,
-        group: *Group,
-        peer: *Peer,
-        why: []const u8,
-    ) void {
+    /// Takes a peer out of one group and tells it, after that is recorded. Who is not there and
+    /// nowhere a member is forgotten.
+    fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
+        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
+            peer.id.short(),
+            group.name,
+            why,
+        });
         c.take_out(now, group, peer, why);
+        peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
         if (peer.connection == null and !c.is_member(peer)) c.forget_peer(peer);
     }
 
@@ -987,7 +1035,7 @@ pub const Coordinator = struct {
         group.last_epoch = @max(group.last_epoch, c.ended.epoch);
         group.round = @max(group.round, c.ended.round);
         c.groups.appendAssumeCapacity(group);
-        c.record(.{ .group = group.record() });
+        _ = group.note(.{ .group = group.record() });
         return group;
     }
 
@@ -1175,16 +1223,6 @@ pub const Coordinator = struct {
         }
     }
 
-    fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
-        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
-            peer.id.short(),
-            group.name,
-            why,
-        });
-        peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
-        c.remove_from(now, group, peer, why);
-    }
-
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
         const json = c.status.get(c.gpa, c, now) catch {
             connection.doom("out of memory");
@@ -1197,6 +1235,7 @@ pub const Coordinator = struct {
 
     pub fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
+        const since = c.last_tick;
         recovery.tend(c, now);
         // A loop that was late by more than a heartbeat was frozen: it has heard nobody, so it
         // judges nobody. Nor does one that hears nobody at all: its own network may be gone.
@@ -1213,7 +1252,8 @@ pub const Coordinator = struct {
                     c.let_go_idle(now, peer, frozen);
                     continue;
                 }
-                peer.say(.{ .expelled = .{
+                // With a journal it hears so when it comes back and the removal is on the disk.
+                if (c.journal_state != .ok) peer.say(.{ .expelled = .{
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
                 } });
@@ -1232,7 +1272,10 @@ pub const Coordinator = struct {
         c.judge_absent(now, late);
         c.let_go_stranded(now);
         for (c.groups.items) |group| {
-            group.tick(now, c.options.silence_ns, late) catch |err| {
+            // Nobody answers what waits for the disk.
+            const waits = recovery.waits(c, group.recorded);
+            if (waits) group.round_deadline +|= now -| since;
+            group.tick(now, c.options.silence_ns, late or waits) catch |err| {
                 c.log(.err, "group {s}: {t}", .{ group.name, err });
             };
             if (!group.out_of_memory) continue;

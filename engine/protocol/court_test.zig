@@ -45,6 +45,7 @@ pub const Court = struct {
     keeps_rates: bool = false,
     /// Where connections come from.
     source: base.Source = @splat(0),
+    shelf: ?*Shelf = null,
     /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [places_max]u32 = @splat(0),
     commits: [places_max]u32 = @splat(0),
@@ -216,6 +217,12 @@ pub const Court = struct {
             rest = rest[count..];
         }
         court.c.received(court.now, connection);
+        try court.write();
+    }
+
+    fn write(court: *Court) !void {
+        const shelf = court.shelf orelse return;
+        if (!shelf.slow) try shelf.write(court);
     }
 
     pub fn say(court: *Court, index: usize, message: control.Message) !void {
@@ -305,6 +312,7 @@ pub const Court = struct {
             court.now += 500 * ms;
             for (0..places_max) |index| try court.beat(index);
             court.c.tick(court.now);
+            try court.write();
         }
     }
 
@@ -457,32 +465,76 @@ pub const Court = struct {
     }
 };
 
-/// What is left of a coordinator that was killed.
+/// What is left of a coordinator that was killed. A court has it write after each call.
 pub const Shelf = struct {
     bytes: std.ArrayList(u8) = .empty,
     full: bool = false,
+    /// Nothing is written before `write` is called.
+    slow: bool = false,
+    /// What is still to be written, its number, and whether it takes the place of all.
+    given: std.ArrayList(u8) = .empty,
+    number: u64 = 0,
+    replaces: bool = false,
+    /// As the journal asks for it: a failed one fails until all is written anew.
+    behind: bool = false,
     /// An option of the run, which each start is given anew.
     min_world_size: u32 = 1,
 
+    pub fn deinit(shelf: *Shelf) void {
+        shelf.bytes.deinit(gpa);
+        shelf.given.deinit(gpa);
+    }
+
     pub fn journal(shelf: *Shelf) journal_file.Journal {
-        return .{ .ctx = shelf, .vtable = &.{ .append = append, .replace = replace } };
+        return .{ .ctx = shelf, .vtable = &.{
+            .begin = begin,
+            .append = append,
+            .replace = replace,
+        } };
     }
-    fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
-        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
-        if (shelf.full) return error.JournalFailed;
-        shelf.bytes.appendSlice(gpa, bytes) catch return error.JournalFailed;
-    }
-    fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+    fn begin(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const shelf: *Shelf = @ptrCast(@alignCast(ctx));
         if (shelf.full) return error.JournalFailed;
         shelf.bytes.clearRetainingCapacity();
-        return append(ctx, bytes);
+        shelf.bytes.appendSlice(gpa, bytes) catch return error.JournalFailed;
+    }
+    fn append(ctx: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        shelf.given.appendSlice(gpa, bytes) catch return error.JournalFailed;
+        shelf.number = number;
+    }
+    fn replace(ctx: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        const shelf: *Shelf = @ptrCast(@alignCast(ctx));
+        shelf.given.clearRetainingCapacity();
+        shelf.replaces = true;
+        return append(ctx, number, bytes);
+    }
+
+    /// Writes what it was given, if there is room, and says so.
+    pub fn write(shelf: *Shelf, court: *Court) !void {
+        const number = shelf.number;
+        if (number == 0) return;
+        defer shelf.forget();
+        shelf.behind = shelf.full or (shelf.behind and !shelf.replaces);
+        if (shelf.behind) return court.c.journal_failed(court.now, number);
+        if (shelf.replaces) shelf.bytes.clearRetainingCapacity();
+        try shelf.bytes.appendSlice(gpa, shelf.given.items);
+        court.c.journal_written(court.now, number);
+    }
+
+    fn forget(shelf: *Shelf) void {
+        shelf.given.clearRetainingCapacity();
+        shelf.replaces = false;
+        shelf.number = 0;
     }
 
     /// The next coordinator, which has read it.
     pub fn start(shelf: *Shelf, court: *Court) !void {
         try court.init(gpa);
         errdefer court.c.destroy();
+        court.shelf = shelf;
+        shelf.forget();
+        shelf.behind = false;
         court.c.options.journal = shelf.journal();
         court.c.options.min_world_size = shelf.min_world_size;
         const bytes = try gpa.dupe(u8, shelf.bytes.items);

@@ -132,7 +132,7 @@ test "members that are away have places besides those of strangers, also after a
     // Method: silent strangers fill what they can before the members come back, whose hellos are a
     // while on the way.
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
@@ -268,7 +268,7 @@ test "a full run says so to the next peer, and has room when one has gone" {
 test "the id of a member that is away is kept for its process, also after a restart" {
     for ([_]bool{ false, true }) |restarted| {
         var shelf: Shelf = .{};
-        defer shelf.bytes.deinit(gpa);
+        defer shelf.deinit();
         var court: Court = undefined;
         if (restarted) try court_file.restart(&shelf, &court) else try court.init(gpa);
         defer court.c.destroy();
@@ -295,7 +295,7 @@ test "the id of a member that is away is kept for its process, also after a rest
 
 test "the journal keeps which process a member is when it is written anew, lost ones included" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     {
         try shelf.start(&court);
@@ -304,6 +304,7 @@ test "the journal keeps which process a member is when it is written anew, lost 
         try court.say(2, .{ .leave = .{ .group = 0 } });
         court.c.journal_due = true;
         court.c.tick(court.now);
+        try shelf.write(&court);
     }
     for (0..2) |_| {
         try shelf.start(&court);
@@ -397,7 +398,7 @@ test "a group that a removed member has not heard of is not over, and its number
 
 test "no epoch and no round of a name or of a number comes again after its group has ended" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     var last_epoch: u64 = 0;
     for (0..3) |start| {
@@ -428,6 +429,7 @@ test "no epoch and no round of a name or of a number comes again after its group
         }
         court.c.journal_due = true;
         court.c.tick(court.now);
+        try shelf.write(&court);
     }
 }
 

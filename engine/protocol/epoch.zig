@@ -118,6 +118,8 @@ pub const Epoch = struct {
     ranks: Ranks = .empty,
     /// How it began, for members that have not been told.
     began: Began,
+    /// The last record that names it (recovery.zig).
+    recorded: u64 = 0,
     alive: Mask,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,

@@ -70,6 +70,8 @@ pub const Group = struct {
     /// Older epoch first; the last is the one that newcomers are added to.
     epochs: std.ArrayList(*Epoch) = .empty,
     last_epoch: u64 = 0,
+    /// The last record about it (recovery.zig).
+    recorded: u64 = 0,
     newcomers: std.ArrayList(Newcomer) = .empty,
     phase: Phase = .idle,
     /// Never used again, so that late answers are told apart.
@@ -184,6 +186,12 @@ pub const Group = struct {
             .initial_world_size = group.initial_world_size,
             .last_epoch = group.last_epoch,
         };
+    }
+
+    /// Gives the journal a record about it: what is said of the group waits for that.
+    pub fn note(group: *Group, entry: journal.Record) u64 {
+        group.recorded = group.coordinator.record(entry);
+        return group.recorded;
     }
 
     /// It was made from a journal: whoever is a member has to come back first.
@@ -545,7 +553,7 @@ pub const Group = struct {
             .left = left.items,
         });
         var instances: [base.limits.peers_max]u64 = undefined;
-        group.coordinator.record(epoch.record(ids.items, &instances));
+        epoch.recorded = group.note(epoch.record(ids.items, &instances));
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
         group.phase = .activate;
@@ -688,11 +696,12 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.broken.forget(peer.id);
-        group.coordinator.record(.{ .removal = .{
+        const recorded = group.note(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,
             .epochs = .of(from[0..lost_count]),
         } });
+        for (lost[0..lost_count]) |item| item.recorded = recorded;
         const epoch = lost[lost_count - 1];
         const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
         group.coordinator.log(.info, out, .{

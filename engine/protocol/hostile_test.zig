@@ -319,7 +319,7 @@ test "of members that die at once none waits for the word of another" {
 
 test "after a restart the first member that is back cannot have those lost that are still away" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try restart(&shelf, &court);
     defer court.c.destroy();
@@ -413,7 +413,7 @@ test "decisions that a member makes up for a coordinator that starts again are n
     };
     for (0..4) |case| {
         var shelf: Shelf = .{};
-        defer shelf.bytes.deinit(gpa);
+        defer shelf.deinit();
         var court: Court = undefined;
         try restart_after(&shelf, &court, decide_both);
         defer court.c.destroy();
@@ -458,7 +458,7 @@ test "what an honest member knows was decided stays so, whatever others say afte
     // Method: member 1 knows that 5 was committed and 6 aborted. Member 2 says that it has not
     // voted for 5 and has for 6, and gives up 5 before all are back.
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try restart_after(&shelf, &court, decide_both);
     defer court.c.destroy();
@@ -487,7 +487,7 @@ test "what an honest member knows was decided stays so, whatever others say afte
 test "a member may tell as many decisions as it keeps, and those that all have seen cost nobody" {
     const count = limits.decisions_known_max;
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try restart(&shelf, &court);
     defer court.c.destroy();
@@ -505,7 +505,7 @@ test "a member may tell as many decisions as it keeps, and those that all have s
 
 test "who tells decisions that it says it has not seen would have others keep them, and is let go" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try restart(&shelf, &court);
     defer court.c.destroy();
@@ -524,7 +524,7 @@ test "what a coordinator before the last decided is told again to who may have m
     const of_second = (1 << 40) + 1;
     for ([_]u64{ of_second, tenth }) |seen_by_rest| {
         var shelf: Shelf = .{};
-        defer shelf.bytes.deinit(gpa);
+        defer shelf.deinit();
         var court: Court = undefined;
         try restart(&shelf, &court);
         court.c.destroy();
@@ -544,7 +544,7 @@ test "what a coordinator before the last decided is told again to who may have m
 
 test "a journal that could not be written is tried again, and then holds what it had missed" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     {
         try shelf.start(&court);
@@ -574,7 +574,7 @@ test "a journal that could not be written is tried again, and then holds what it
 
 test "attempts beyond those of one start go on behind the last that anybody has seen" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try restart(&shelf, &court);
     defer court.c.destroy();

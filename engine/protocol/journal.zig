@@ -115,27 +115,44 @@ pub const Record = union(enum(u16)) {
 
 // ---- where it is kept
 
-/// The file, as the coordinator sees it: net/journal_file.zig, or a simulated disk.
+/// The file, as the coordinator sees it: net/journal_writer.zig, or a simulated disk. It is given
+/// one thing to write after the other, each under a number one larger, and answers later, in that
+/// order, by Coordinator.journal_written and journal_failed. After a failure it fails whatever it
+/// is given to append, until it is given all of it to write anew.
 pub const Journal = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
 
     pub const VTable = struct {
-        /// Written and synced when it returns. After a failure every later one fails too, until
-        /// a `replace` has succeeded.
-        append: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
-        /// These bytes are all of it from now on, atomically: the beginning, and compaction.
-        replace: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+        /// These bytes are all of it from now on, written and synced when it returns: at the start,
+        /// before anything else.
+        begin: *const fn (ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void,
+        /// To be written behind all the rest. An error says that it has not been taken.
+        append: *const fn (
+            ctx: *anyopaque,
+            number: u64,
+            bytes: []const u8,
+        ) error{JournalFailed}!void,
+        /// These bytes are to be all of it, atomically. What was given before need not be written.
+        replace: *const fn (
+            ctx: *anyopaque,
+            number: u64,
+            bytes: []const u8,
+        ) error{JournalFailed}!void,
         /// After a failure: what failed, for people.
         why: *const fn (ctx: *anyopaque) []const u8 = untold,
     };
 
-    pub fn append(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
-        return journal.vtable.append(journal.ctx, bytes);
+    pub fn begin(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.begin(journal.ctx, bytes);
     }
 
-    pub fn replace(journal: Journal, bytes: []const u8) error{JournalFailed}!void {
-        return journal.vtable.replace(journal.ctx, bytes);
+    pub fn append(journal: Journal, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.append(journal.ctx, number, bytes);
+    }
+
+    pub fn replace(journal: Journal, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        return journal.vtable.replace(journal.ctx, number, bytes);
     }
 
     pub fn why(journal: Journal) []const u8 {

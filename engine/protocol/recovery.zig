@@ -1,15 +1,19 @@
-//! recovery: what a coordinator puts into its journal, and how it begins again with what it finds
-//! there: the settings, the groups, the epochs that were alive and who is in them. Everything else
-//! its members tell when they come back (group.zig: come_back). The format: journal.zig.
+//! recovery: what a coordinator puts into its journal, which of its messages wait until that is on
+//! the disk, and how it begins again with what it finds there: the settings, the groups, the epochs
+//! that were alive and who is in them. Everything else its members tell when they come back
+//! (group.zig: come_back). The format: journal.zig. Where messages wait: hold.zig.
 
 const std = @import("std");
 const base = @import("base");
 const journal = @import("journal.zig");
 const coordinator = @import("coordinator.zig");
+const Connection = coordinator.Connection;
 const Coordinator = coordinator.Coordinator;
 const Peer = coordinator.Peer;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
+const Subject = @import("hold.zig").Subject;
+const control = @import("wire").control;
 const PeerId = base.PeerId;
 const limits = base.limits;
 
@@ -27,22 +31,104 @@ const compact_bytes = limits.MiB;
 
 // ---- writing
 
-/// Puts a record on disk before anybody learns of it. A coordinator that cannot write goes on, and
-/// says so.
-pub fn record(c: *Coordinator, entry: journal.Record) void {
-    if (c.journal_state != .ok) return;
-    const file = c.options.journal.?;
+/// What was given to the journal, by number.
+pub const Progress = struct {
+    /// Given to it.
+    given: u64 = 0,
+    /// On the disk, with all before.
+    settled: u64 = 0,
+    /// The last that was all of it.
+    replaced: u64 = 0,
+    /// The last that is known to have failed.
+    failed: u64 = 0,
+    /// Since when, at a tick, something has been waited for, and whether that was said.
+    waits_since: ?base.Instant = null,
+    said: bool = false,
+};
+
+/// How long the disk may take before it is said.
+const slow_ns = 2 * std.time.ns_per_s;
+
+/// Gives a record to the journal. What relies on it waits until the number that is returned is
+/// settled. A coordinator that cannot write goes on, and says so.
+pub fn record(c: *Coordinator, entry: journal.Record) u64 {
+    const progress = &c.journal_progress;
+    switch (c.journal_state) {
+        .off => return 0,
+        .ok => {},
+        // Behind a whole journal that is being written it has a place, and else in the next one.
+        .failed => if (progress.replaced <= progress.failed) return progress.given,
+    }
     var image: journal.Image = .{};
     defer image.deinit(c.gpa);
-    image.add(c.gpa, entry) catch return failed(c, c.last_tick);
-    file.append(image.bytes()) catch return failed(c, c.last_tick);
+    progress.given += 1;
+    give(c, entry, &image) catch {
+        progress.failed = progress.given;
+        failed(c, c.last_tick);
+    };
+    return progress.given;
+}
+
+fn give(c: *Coordinator, entry: journal.Record, image: *journal.Image) !void {
+    try image.add(c.gpa, entry);
+    try c.options.journal.?.append(c.journal_progress.given, image.bytes());
     c.journal_bytes += image.bytes().len;
     if (c.journal_bytes >= compact_bytes) c.journal_due = true;
+}
+
+/// Whether a peer may not hear yet of what relies on this record. With a journal that has failed
+/// nothing waits.
+pub fn waits(c: *const Coordinator, number: u64) bool {
+    return c.journal_state == .ok and number > c.journal_progress.settled;
+}
+
+/// The record that a message has to wait for on this connection; null if it may leave.
+pub fn held_until(connection: *const Connection, message: *const control.Message) ?u64 {
+    const c = connection.coordinator;
+    const subject: Subject = .of(message);
+    const recorded = switch (subject) {
+        .nothing, .order => 0,
+        .group => |id| c.recorded_of(id, null),
+        .epoch => |epoch| c.recorded_of(epoch.group, epoch.number),
+    };
+    const until = @max(recorded, connection.hold.behind(subject));
+    return if (waits(c, until)) until else null;
+}
+
+/// All up to this number is on the disk.
+pub fn written(c: *Coordinator, number: u64) void {
+    const progress = &c.journal_progress;
+    progress.settled = @max(progress.settled, number);
+    progress.waits_since = null;
+    progress.said = false;
+    if (c.journal_state == .failed) {
+        // Nothing was left out since it was given all of it, and nobody has heard of what is not
+        // on the disk.
+        if (number < progress.given or progress.replaced <= progress.failed) return;
+        c.journal_state = .ok;
+        c.log(.warning, "the journal is written again: from now on " ++
+            "the run survives the end of this coordinator", .{});
+    }
+    release(c);
+}
+
+/// This was not written, nor what is appended until all of it is written anew.
+pub fn not_written(c: *Coordinator, now: base.Instant, number: u64) void {
+    const progress = &c.journal_progress;
+    progress.failed = @max(progress.failed, number);
+    failed(c, now);
+}
+
+fn release(c: *Coordinator) void {
+    const all = c.journal_state != .ok;
+    const settled = if (all) std.math.maxInt(u64) else c.journal_progress.settled;
+    for (c.connections.items) |connection| connection.release(settled);
 }
 
 /// Between two calls, when nothing is half done: writes the whole run as one file when much was
 /// appended, or when a journal that has failed may work again, because there is room on its disk.
 pub fn tend(c: *Coordinator, now: base.Instant) void {
+    say_slow(c, now);
     const due = switch (c.journal_state) {
         .off => false,
         .ok => c.journal_due,
@@ -50,20 +136,38 @@ pub fn tend(c: *Coordinator, now: base.Instant) void {
     };
     if (!due) return;
     c.journal_due = false;
-    replace(c) catch return failed(c, now);
-    if (c.journal_state == .failed) c.log(.warning, "the journal is written again: from now on " ++
-        "the run survives the end of this coordinator", .{});
-    c.journal_state = .ok;
+    c.journal_retry_at = now +| c.options.journal_retry_ns;
+    replace(c) catch {
+        c.journal_progress.failed = c.journal_progress.given;
+        failed(c, now);
+    };
 }
 
 fn replace(c: *Coordinator) !void {
+    const progress = &c.journal_progress;
+    progress.given += 1;
     var image: journal.Image = .{};
     defer image.deinit(c.gpa);
     try write_all(c, &image);
-    try c.options.journal.?.replace(image.bytes());
+    try c.options.journal.?.replace(progress.given, image.bytes());
+    progress.replaced = progress.given;
     c.journal_bytes = 0;
 }
 
+fn say_slow(c: *Coordinator, now: base.Instant) void {
+    const progress = &c.journal_progress;
+    if (c.journal_state != .ok or progress.given == progress.settled) return;
+    const since = progress.waits_since orelse {
+        progress.waits_since = now;
+        return;
+    };
+    if (progress.said or now -| since < slow_ns) return;
+    progress.said = true;
+    c.log(.warning, "the disk of the journal takes more than {d} s: groups that begin, gain or " ++
+        "lose a member wait for it, all else goes on", .{slow_ns / std.time.ns_per_s});
+}
+
+/// The run goes on, and nothing waits for this journal any more.
 fn failed(c: *Coordinator, now: base.Instant) void {
     c.journal_retry_at = now +| c.options.journal_retry_ns;
     if (c.journal_state == .failed) return; // it was said
@@ -73,6 +177,7 @@ fn failed(c: *Coordinator, now: base.Instant) void {
         c.options.journal_retry_ns / std.time.ns_per_s,
         c.options.journal.?.why(),
     });
+    release(c);
 }
 
 fn write_all(c: *Coordinator, image: *journal.Image) !void {
@@ -145,12 +250,20 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
     for (c.groups.items) |group| group.restored();
     c.forget_idle();
     c.end_groups();
-    replace(c) catch |err| return switch (err) {
+    begin(c) catch |err| return switch (err) {
         error.OutOfMemory => error.OutOfMemory,
         error.JournalFailed => error.JournalFailed,
         else => error.BadRecord, // larger than any record may be
     };
     c.journal_state = .ok;
+}
+
+/// Waits for the disk: nobody is connected yet, and a start must be on it.
+fn begin(c: *Coordinator) !void {
+    var image: journal.Image = .{};
+    defer image.deinit(c.gpa);
+    try write_all(c, &image);
+    try c.options.journal.?.begin(image.bytes());
 }
 
 fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {

@@ -28,7 +28,9 @@ test {
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
+    _ = @import("hold.zig");
     _ = @import("seal.zig");
+    _ = @import("disk_test.zig");
     _ = @import("hostile_test.zig");
     _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");

@@ -125,13 +125,13 @@ test "a commit reaches the others when the first member takes no more bytes" {
 
 test "a journal in which an epoch has the same member twice is refused" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     {
         try shelf.start(&court);
         defer court.c.destroy();
         try court.form();
-        court.c.record(.{ .activation = .{
+        _ = court.c.record(.{ .activation = .{
             .told = .{
                 .group = 0,
                 .round = court.round,
@@ -143,6 +143,7 @@ test "a journal in which an epoch has the same member twice is refused" {
             },
             .instances = .of(&.{ 1, 2, 1 }),
         } });
+        try shelf.write(&court);
     }
     try std.testing.expectError(error.BadRecord, shelf.start(&court));
 }
@@ -151,7 +152,7 @@ test "what is given up after a restart, before all have reported, does not undo 
     // Method: the coordinator before has committed 5, which member 0 alone knows. All are back, and
     // none has reported yet, when member 2 gives it up.
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart_after(&shelf, &court, commit_one);
     defer court.c.destroy();
@@ -170,7 +171,7 @@ test "what is given up after a restart, before all have reported, does not undo 
 
 test "what is given up after a restart, and nobody knows to be committed, is aborted for all" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
@@ -187,7 +188,7 @@ test "decisions of the coordinator before are kept until all have seen them told
     // member 0 knows an abort that the others have missed. No message may say that it is known to
     // all before each of them has said so.
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
@@ -281,7 +282,7 @@ test "votes of an attempt with too few members commit nothing after a restart, i
     // votes. Where two are too few, it would not have committed that, and its successor must not.
     for ([_]u32{ 2, 3 }) |least| {
         var shelf: Shelf = .{ .min_world_size = least };
-        defer shelf.bytes.deinit(gpa);
+        defer shelf.deinit();
         var court: Court = undefined;
         try court_file.restart_after(&shelf, &court, lose_third);
         defer court.c.destroy();

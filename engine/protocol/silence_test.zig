@@ -89,7 +89,7 @@ test "after silence from everybody, who is away has twice the silence limit from
 
 test "after a restart members have twice the silence limit to come back" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();

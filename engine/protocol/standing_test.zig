@@ -106,7 +106,7 @@ test "a newcomer that has a new connection is in no epoch before it has asked ag
 
 test "a member that has come back twice before the others is waited for, and answered once" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
@@ -127,7 +127,7 @@ test "a member that has come back twice before the others is waited for, and ans
 
 test "a member of an epoch that the journal has lost is out of the one before" {
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();
@@ -141,7 +141,7 @@ test "a member of an epoch that the journal has lost is out of the one before" {
 test "a member that knows of a removal which the journal has lost is out of the epoch" {
     for ([_]bool{ false, true }) |lost| {
         var shelf: Shelf = .{};
-        defer shelf.bytes.deinit(gpa);
+        defer shelf.deinit();
         var court: Court = undefined;
         try court_file.restart(&shelf, &court);
         defer court.c.destroy();
@@ -157,7 +157,7 @@ test "no epoch has the number of another after a restart, even if there were ver
     // of the group says how many there were when the journal is written anew.
     const last = 1 << 21;
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     {
         try shelf.start(&court);
@@ -167,6 +167,7 @@ test "no epoch has the number of another after a restart, even if there were ver
         court.group().last_epoch = last;
         court.c.journal_due = true;
         court.c.tick(court.now);
+        try shelf.write(&court);
     }
     try shelf.start(&court);
     defer court.c.destroy();
@@ -177,7 +178,7 @@ test "no epoch has the number of another after a restart, even if there were ver
 test "after a restart no round begins before all have entered the epoch that there is" {
     // Method: two are back that have not entered yet, and the third has left and asks to join.
     var shelf: Shelf = .{};
-    defer shelf.bytes.deinit(gpa);
+    defer shelf.deinit();
     var court: Court = undefined;
     try court_file.restart(&shelf, &court);
     defer court.c.destroy();

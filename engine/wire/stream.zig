@@ -84,15 +84,24 @@ pub const Stream = struct {
     pub fn append(stream: *Stream, message: *const control.Message) Allocator.Error![]const u8 {
         stream.compact();
         if (stream.out.items.len > out_bytes_max) return error.OutOfMemory;
+        return encode_into(stream.gpa, &stream.out, message);
+    }
+
+    /// Appends a message to a list; the bytes of the message, valid until the list is used again.
+    pub fn encode_into(
+        gpa: Allocator,
+        list: *std.ArrayList(u8),
+        message: *const control.Message,
+    ) Allocator.Error![]const u8 {
         var room: usize = 1024;
         while (true) : (room *= 4) {
-            try stream.out.ensureUnusedCapacity(stream.gpa, room);
-            const free = stream.out.unusedCapacitySlice();
+            try list.ensureUnusedCapacity(gpa, room);
+            const free = list.unusedCapacitySlice();
             const encoded = control.encode(message.*, free) catch {
                 if (free.len > 2 * base.limits.control_message_bytes_max) return error.OutOfMemory;
                 continue;
             };
-            stream.out.items.len += encoded.len;
+            list.items.len += encoded.len;
             return encoded;
         }
     }

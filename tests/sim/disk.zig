@@ -1,14 +1,18 @@
 //! Disk: what survives the coordinator of a world: the bytes of its journal, written by appending
-//! and by replacing all of them at once. A crash may fall into a write: then a part of what is
-//! appended is there, or either the old or the new of what is replaced. What the coordinator has
-//! said before is heard, and nothing of what it says afterwards. A disk may be full, fail in a
-//! write of which a part, or all, is there, take seconds for it, and change bits of what it has.
-//! Next: world.zig, where the coordinator that writes to it is started.
+//! and by replacing all of them at once, some time after that was asked for. A crash may fall into
+//! a write: then a part of what is appended is there, or either the old or the new of what is
+//! replaced, and of what waits behind it nothing, or the first of it. What the coordinator has said
+//! before is heard, and nothing of what it says afterwards. A disk may be full, fail in a write of
+//! which a part, or all, is there, take seconds for it, and change bits of what it has. What may be
+//! said before it is there: told.zig. Next: world.zig, where the coordinator that writes to it is
+//! started.
 
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const faults = @import("faults.zig");
+const Facts = @import("told.zig").Facts;
+const ms = world_file.ms;
 const world_file = @import("world.zig");
 const World = world_file.World;
 const journal = protocol.journal;
@@ -16,6 +20,13 @@ const journal = protocol.journal;
 pub const Disk = struct {
     world: *World,
     bytes: std.ArrayList(u8) = .empty,
+    /// What is to be written, in this order; the first is under way.
+    given: std.ArrayList(Write) = .empty,
+    /// Something failed that what is appended would follow.
+    behind: bool = false,
+    prng: base.Prng,
+    /// What it has, for whoever asks whether something may be said.
+    facts: Facts = .{},
     /// It takes nothing more until the next start of the coordinator, or until there is room for
     /// what replaces all.
     full: bool = false,
@@ -30,34 +41,134 @@ pub const Disk = struct {
     const Flip = struct { byte: usize, bit: u3 };
     const flips_max = 3;
 
+    const Write = struct { number: u64, bytes: []const u8, replaces: bool };
+
     pub fn journal_of(disk: *Disk) journal.Journal {
-        return .{ .ctx = disk, .vtable = &.{ .append = append, .replace = replace } };
+        return .{ .ctx = disk, .vtable = &.{
+            .begin = begin,
+            .append = append,
+            .replace = replace,
+        } };
     }
 
-    fn append(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+    fn begin(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
-        const written = disk.part_of(bytes.len);
-        const done = (written catch disk.done_all_the_same) orelse bytes.len;
-        disk.bytes.appendSlice(disk.world.gpa, bytes[0..done]) catch @panic("out of memory");
-        _ = try written;
-        disk.take_time();
+        disk.behind = false;
+        disk.facts.forget_journal();
+        try disk.write_whole(bytes);
+        disk.facts.read(disk.world.gpa, disk.bytes.items);
+        const world = disk.world;
+        const node = &world.nodes[world_file.coordinator_index];
+        if (node.dies or node.is_frozen()) return;
+        // It waits for this one.
+        if (disk.draw_slowness()) |ns| faults.freeze_for(world, node, ns);
     }
 
-    fn replace(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
+    fn append(ctx: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
+        disk.give(number, bytes, false);
+    }
+
+    fn replace(ctx: *anyopaque, number: u64, bytes: []const u8) error{JournalFailed}!void {
+        const disk: *Disk = @ptrCast(@alignCast(ctx));
+        disk.give(number, bytes, true);
+    }
+
+    fn give(disk: *Disk, number: u64, bytes: []const u8, replaces: bool) void {
+        const gpa = disk.world.gpa;
+        disk.given.append(gpa, .{
+            .number = number,
+            .bytes = gpa.dupe(u8, bytes) catch @panic("out of memory"),
+            .replaces = replaces,
+        }) catch @panic("out of memory");
+        if (disk.given.items.len == 1) disk.turn();
+    }
+
+    /// One write after the other.
+    fn turn(disk: *Disk) void {
+        const world = disk.world;
+        const prompt = if (world.scripted) 0 else disk.prng.below(3 * ms);
+        world.after(disk.draw_slowness() orelse prompt, .{ .written = world.incarnations });
+    }
+
+    fn draw_slowness(disk: *Disk) ?u64 {
+        const world = disk.world;
+        if (!faults.chance(world, .slow_journal, 4)) return null;
+        world.statistics.fault(.slow_journal);
+        world.note("the disk of the coordinator is slow", .{});
+        return faults.draw_time(world.faults.stream(.slow_journal), 3000);
+    }
+
+    /// The first of what was given is done, or not.
+    pub fn written(disk: *Disk, incarnation: u32) void {
+        const world = disk.world;
+        // Of a coordinator that has died since.
+        if (incarnation != world.incarnations) return;
+        const node = &world.nodes[world_file.coordinator_index];
+        const write = disk.given.orderedRemove(0);
+        defer world.gpa.free(write.bytes);
+        if (disk.given.items.len > 0) disk.turn();
+        disk.perform(&write) catch {
+            disk.behind = true;
+            if (!node.dies) world.coordinator.journal_failed(node.here(), write.number);
+            return world.settle(node);
+        };
+        if (!node.dies) {
+            disk.facts.read(world.gpa, disk.bytes.items);
+            world.coordinator.journal_written(node.here(), write.number);
+        }
+        world.settle(node);
+    }
+
+    fn perform(disk: *Disk, write: *const Write) error{JournalFailed}!void {
+        if (write.replaces) {
+            try disk.write_whole(write.bytes);
+            disk.behind = false;
+            return disk.facts.forget_journal();
+        }
+        if (disk.behind) return error.JournalFailed;
+        const length = write.bytes.len;
+        const part = disk.part_of(length);
+        const done = (part catch disk.done_all_the_same) orelse length;
+        disk.bytes.appendSlice(disk.world.gpa, write.bytes[0..done]) catch @panic("out of memory");
+        _ = try part;
+    }
+
+    fn write_whole(disk: *Disk, bytes: []const u8) error{JournalFailed}!void {
         const world = disk.world;
         if (disk.full and !faults.chance(world, .full_journal, 2) and
             !faults.chance(world, .failing_journal, 2)) disk.full = false;
-        const written = disk.part_of(2);
+        const part = disk.part_of(2);
         // The new one takes the place of the old, or does not.
-        const renamed = (written catch disk.done_all_the_same) orelse 2;
+        const renamed = (part catch disk.done_all_the_same) orelse 2;
         if (renamed > 0) {
             disk.flip_count = 0;
             disk.bytes.clearRetainingCapacity();
             disk.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
         }
-        _ = try written;
-        disk.take_time();
+        _ = try part;
+    }
+
+    /// The coordinator is dead. Of what it has given, the first may be there.
+    pub fn crash(disk: *Disk) void {
+        const world = disk.world;
+        const count = disk.given.items.len;
+        const kept = if (world.scripted) 0 else disk.prng.below(count + 1);
+        for (disk.given.items, 0..) |*write, index| {
+            defer world.gpa.free(write.bytes);
+            if (index >= kept or disk.full or (disk.behind and !write.replaces)) continue;
+            disk.behind = false;
+            if (write.replaces) disk.bytes.clearRetainingCapacity();
+            disk.bytes.appendSlice(world.gpa, write.bytes) catch @panic("out of memory");
+            if (write.replaces) disk.flip_count = 0;
+        }
+        disk.given.clearRetainingCapacity();
+    }
+
+    /// Nothing of it is written.
+    fn forget_given(disk: *Disk) void {
+        for (disk.given.items) |*write| disk.world.gpa.free(write.bytes);
+        disk.given.clearRetainingCapacity();
     }
 
     /// How much of a write is done before the coordinator dies; null: it lives.
@@ -97,21 +208,9 @@ pub const Disk = struct {
 
     /// Whatever was to be on disk before it was said is a lie from now on.
     fn die(disk: *Disk) void {
+        disk.forget_given(); // what was to follow does not
         disk.world.flush_coordinator();
         disk.world.nodes[world_file.coordinator_index].dies = true;
-    }
-
-    /// The coordinator waits for a sync; what it says then leaves afterwards.
-    fn take_time(disk: *Disk) void {
-        const world = disk.world;
-        const node = &world.nodes[world_file.coordinator_index];
-        if (node.dies or node.is_frozen() or !faults.chance(world, .slow_journal, 8)) return;
-        world.statistics.fault(.slow_journal);
-        world.note("the disk of the coordinator is slow", .{});
-        faults.freeze_for(world, node, faults.draw_time(
-            world.faults.stream(.slow_journal),
-            3000,
-        ));
     }
 
     // ---- bits that change

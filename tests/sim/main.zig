@@ -403,6 +403,7 @@ test {
     _ = @import("checkers.zig");
     _ = @import("definition.zig");
     _ = @import("disk.zig");
+    _ = @import("told.zig");
     _ = @import("endurance.zig");
     _ = @import("forgiven.zig");
     _ = @import("fuzz.zig");

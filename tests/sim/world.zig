@@ -17,6 +17,7 @@ const Disk = @import("disk.zig").Disk;
 const Memory = @import("memory.zig").Memory;
 const Trace = @import("trace.zig").Trace;
 const Tap = @import("tap.zig").Tap;
+const Told = @import("told.zig").Told;
 const calls = @import("calls.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
@@ -77,6 +78,8 @@ pub const Connection = struct {
     /// Fate of the dial: the acceptor sees a connection that the dialer believes failed.
     stray: bool = false,
     taps: [2]Tap = .{ .{}, .{} },
+    /// What the coordinator says on it.
+    told: Told = .{},
 };
 
 pub const Node = struct {
@@ -188,6 +191,8 @@ pub const What = union(enum) {
     tick: struct { node: NodeIndex, version: u32 },
     thawed: NodeIndex,
     start_coordinator,
+    /// The disk has done what this start of the coordinator gave it first.
+    written: u32,
     dial_control: NodeIndex,
     start: NodeIndex,
     user: struct { node: NodeIndex, user: u8, version: u32 },
@@ -213,6 +218,7 @@ pub const What = union(enum) {
             .user => |body| body.node,
             .admit_watchdog => |body| body.node,
             .dial_control => |index| index,
+            .written => coordinator_index,
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
         };
@@ -340,7 +346,7 @@ pub const World = struct {
             .prng_network = swarm.stream(config.seed, "network"),
             .prng_users = swarm.stream(config.seed, "users"),
             .faults = .init(&config),
-            .disk = .{ .world = world },
+            .disk = .{ .world = world, .prng = swarm.stream(config.seed, "disk") },
         };
         options.borrowed.reset();
         for (world.nodes, 0..) |*node, index| {
@@ -419,6 +425,7 @@ pub const World = struct {
         };
         node.connections.clearRetainingCapacity();
         world.coordinator.destroy();
+        world.disk.crash();
         node.state = .down;
         node.frozen_until = 0;
         node.woken.clearRetainingCapacity();
@@ -519,6 +526,7 @@ pub const World = struct {
             .thawed => |index| world.settle(&world.nodes[index]),
             .dial_control => |index| world.dial_control(&world.nodes[index]),
             .start_coordinator => world.start_coordinator(),
+            .written => |incarnation| world.disk.written(incarnation),
             .start => |index| world.start_peer(&world.nodes[index]),
             .user => |body| users.woken(
                 &world.nodes[body.node].users[body.user],
@@ -1096,6 +1104,9 @@ pub const World = struct {
         const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
         if (world.trace.text != .off) {
             connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);
+        }
+        if (connection.ends[ref.side].what == .accepted) {
+            connection.told.hear(world, connection.ends[1 - ref.side].node, bytes_given[0..taken]);
         }
         return taken;
     }

@@ -1,0 +1,161 @@
+//! Told: reads along what the coordinator says, and fails the world if that relies on a record
+//! that the disk does not have yet: a group, an epoch, who is out of it (P8). It knows nothing of
+//! how the coordinator finds out; what the disk has, it reads from the bytes that are there. Where
+//! those come from: disk.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const protocol = @import("protocol");
+const world_file = @import("world.zig");
+const World = world_file.World;
+const Allocator = std.mem.Allocator;
+const control = wire.control;
+const journal = protocol.journal;
+
+const Key = struct { group: u16, epoch: u64 };
+
+const Epoch = struct { members: []base.PeerId, out: base.Mask };
+
+/// What the records on the disk say, and those of earlier files: members may be in epochs of which
+/// a journal that was written anew says nothing any more.
+pub const Facts = struct {
+    groups: u64 = 0,
+    epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,
+    /// How much of the file was read.
+    read_bytes: usize = 0,
+
+    /// The file is another one now.
+    pub fn forget_journal(facts: *Facts) void {
+        facts.read_bytes = 0;
+    }
+
+    /// Reads what was added since.
+    pub fn read(facts: *Facts, gpa: Allocator, bytes: []const u8) void {
+        var replay: journal.Replay = .{
+            .bytes = bytes,
+            .good_bytes = facts.read_bytes,
+            .records = @intFromBool(facts.read_bytes > 0),
+        };
+        // A journal with changed bits is read as far as it goes: what was said of the rest before
+        // is known, and what comes behind is not believed.
+        while (replay.next() catch null) |record| facts.take(gpa, &record);
+        facts.read_bytes = replay.good_bytes;
+    }
+
+    fn take(facts: *Facts, gpa: Allocator, record: *const journal.Record) void {
+        switch (record.*) {
+            .settings, .start => {},
+            .group => |body| facts.groups |= @as(u64, 1) << @intCast(body.id),
+            .activation => |*kept| {
+                const body = &kept.told;
+                const key: Key = .{ .group = body.group, .epoch = body.epoch };
+                const entry = facts.epochs.getOrPut(gpa, key) catch @panic("out of memory");
+                if (entry.found_existing) return;
+                const ids = gpa.alloc(base.PeerId, body.members.count) catch
+                    @panic("out of memory");
+                var it = body.members.iterator();
+                for (ids) |*id| id.* = it.next().?;
+                entry.value_ptr.* = .{ .members = ids, .out = .empty };
+            },
+            .removal => |body| {
+                var it = body.epochs.iterator();
+                while (it.next()) |from| {
+                    const key: Key = .{ .group = body.group, .epoch = from.epoch };
+                    const epoch = facts.epochs.getPtr(key) orelse continue;
+                    for (epoch.members, 0..) |id, rank| if (id.eql(body.peer)) epoch.out.set(rank);
+                }
+            },
+        }
+    }
+
+    /// Why a peer may not hear this yet; null if it may.
+    fn forbids(
+        facts: *const Facts,
+        message: *const control.Message,
+        to: base.PeerId,
+    ) ?[]const u8 {
+        switch (message.*) {
+            .joined => |body| if (facts.groups >> @intCast(body.group) & 1 == 0)
+                return "a group that is not on the disk",
+            .activate => |body| if (!facts.epochs.contains(.{
+                .group = body.group,
+                .epoch = body.epoch,
+            })) return "an epoch that is not on the disk",
+            .view => |body| {
+                const key: Key = .{ .group = body.group, .epoch = body.epoch };
+                const epoch = facts.epochs.getPtr(key) orelse
+                    return "a view of an epoch that is not on the disk";
+                const known = base.Mask.full(epoch.members.len).without(&epoch.out);
+                if (!body.alive.covers(&known)) return "a loss that is not on the disk";
+            },
+            .expelled => |body| {
+                if (body.group == std.math.maxInt(u16)) return "a removal from the run";
+                // Whoever is out of the last epoch was out of those before, or went on to it.
+                var last: ?*const Epoch = null;
+                var number: u64 = 0;
+                var it = facts.epochs.iterator();
+                while (it.next()) |entry| {
+                    if (entry.key_ptr.group != body.group or entry.key_ptr.epoch < number) continue;
+                    number = entry.key_ptr.epoch;
+                    last = entry.value_ptr;
+                }
+                const epoch = last orelse return null;
+                for (epoch.members, 0..) |id, rank| {
+                    if (id.eql(to) and !epoch.out.has(rank))
+                        return "its removal, which is not on the disk";
+                }
+            },
+            else => {},
+        }
+        return null;
+    }
+};
+
+pub const Told = struct {
+    bytes: std.ArrayList(u8) = .empty,
+    greeted: bool = false,
+
+    pub fn hear(
+        told: *Told,
+        world: *World,
+        to: world_file.NodeIndex,
+        bytes: []const u8,
+    ) void {
+        told.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
+        var rest = told.bytes.items;
+        while (true) {
+            if (!told.greeted) {
+                if (rest.len < wire.hello.answer_bytes) break;
+                told.greeted = true;
+                rest = rest[wire.hello.answer_bytes..];
+            }
+            if (rest.len < control.header_bytes) break;
+            const length = control.body_length(rest[0..control.header_bytes]) catch unreachable;
+            const total = control.header_bytes + length;
+            if (rest.len < total) break;
+            const message = control.decode(rest[0..total]) catch unreachable; // its own
+            told.judge(world, to, &message);
+            rest = rest[total..];
+        }
+        std.mem.copyForwards(u8, told.bytes.items[0..rest.len], rest);
+        told.bytes.shrinkRetainingCapacity(rest.len);
+    }
+
+    fn judge(
+        _: *const Told,
+        world: *World,
+        to: world_file.NodeIndex,
+        message: *const control.Message,
+    ) void {
+        // With a journal that has failed everything may be said.
+        if (world.coordinator.journal_state != .ok or to == world_file.nobody) return;
+        const node = &world.nodes[to];
+        const why = world.disk.facts.forbids(message, node.id) orelse return;
+        world.checkers.fail(
+            .p8_restart,
+            "peer {d} is told ({t}) {s}",
+            .{ node.digit(), message.*, why },
+        );
+    }
+};
