@@ -275,7 +275,8 @@ def connect(
     first epoch of the group waits for; default: PCCL_INITIAL_WORLD_SIZE, or the coordinator's.
     `bind`: "host:port" to listen on for other peers, ":0" for all interfaces; default: PCCL_BIND,
     or a free port on the interface that leads to the coordinator (on all with `advertise`).
-    `advertise`: the address other peers dial; default: the local one. `deadline`:
+    `advertise`: the address other peers dial, "host" or "host:port"; default: the local one. Where
+    it is not the host that the connection comes from, the coordinator must reach it. `deadline`:
     default of all operations, in seconds (10 minutes). `connect_timeout`: seconds until
     CoordinatorUnreachable (30). `peer_id`: default random.
 

@@ -2,6 +2,7 @@
 //! and looking names up: net/address.zig.
 
 const std = @import("std");
+const ids = @import("ids.zig");
 const limits = @import("limits.zig");
 
 /// What a text like "host:port", "1.2.3.4:port", "[v6]:port" says. `host` refers to the text.
@@ -36,6 +37,18 @@ pub const Endpoint = struct {
         const endpoint = try parse(text);
         if (endpoint.port == 0 or !is_one_host(endpoint.host)) return error.BadAddress;
         return endpoint;
+    }
+
+    /// The host, if it is written as a number; two ways to write one are the same.
+    pub fn source(endpoint: Endpoint) ?ids.Source {
+        const host = endpoint.host;
+        if (std.mem.indexOfScalar(u8, host, ':') != null) {
+            const zone = std.mem.indexOfScalar(u8, host, '%') orelse host.len;
+            const v6 = std.Io.net.Ip6Address.parse(host[0..zone], 0) catch return null;
+            return v6.bytes;
+        }
+        const v4 = std.Io.net.Ip4Address.parse(host, 0) catch return null;
+        return mapped_prefix ++ v4.bytes;
     }
 
     /// The text that `parse` reads back.
@@ -100,13 +113,15 @@ fn is_one_v4(bytes: [4]u8) bool {
     return bytes[0] != 0 and bytes[0] < 224;
 }
 
+/// Of an IPv4 address that is written as an IPv6 address.
+const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+
 fn is_one_v6(host: []const u8) bool {
     const zone = std.mem.indexOfScalar(u8, host, '%');
     if (zone) |at| if (at + 1 == host.len or !is_name(host[at + 1 ..])) return false;
     const parsed = std.Io.net.Ip6Address.parse(host[0 .. zone orelse host.len], 0) catch
         return false;
     const bytes = &parsed.bytes;
-    const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
     if (std.mem.startsWith(u8, bytes, &mapped_prefix)) return is_one_v4(bytes[12..16].*);
     return bytes[0] != 0xff and !std.mem.allEqual(u8, bytes, 0);
 }
@@ -146,6 +161,19 @@ test "endpoints are read and written back" {
     try std.testing.expectEqual(7, (try Endpoint.parse_to_dial("host", 7)).port);
     try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial(":80", 7));
     try std.testing.expectError(error.BadAddress, Endpoint.parse_to_dial("host:0", 7));
+}
+
+test "a host that is a number is one source, however it is written, and a name is none" {
+    const expectEqual = std.testing.expectEqual;
+    const plain = (try Endpoint.parse("10.1.2.3:80")).source().?;
+    try expectEqual(plain, (try Endpoint.parse("[::ffff:10.1.2.3]:81")).source().?);
+    try std.testing.expect(!std.meta.eql(plain, (try Endpoint.parse("10.1.2.4:80")).source().?));
+    const link_local = (try Endpoint.parse("[fe80::7%eth0]:1")).source().?;
+    try expectEqual(0xfe, link_local[0]);
+    try expectEqual(7, link_local[15]);
+    for ([_][]const u8{ "localhost:1", "node-7.example:1", "127.1:1" }) |name| {
+        try expectEqual(null, (try Endpoint.parse(name)).source());
+    }
 }
 
 test "a peer may tell others of one host and a port, and of nothing else" {

@@ -20,6 +20,7 @@ const journal_file = @import("journal_file.zig");
 const JournalFile = journal_file.JournalFile;
 const JournalWriter = @import("journal_writer.zig").JournalWriter;
 const TestDir = @import("test_dir.zig").TestDir;
+const Finder = @import("finder.zig").Finder;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
 const Allocator = std.mem.Allocator;
@@ -32,6 +33,7 @@ pub const CoordinatorEngine = struct {
     journal: ?*JournalFile,
     writer: ?*JournalWriter = null,
     links: Links,
+    finder: Finder,
     lock: lock.FairLock = .{},
     stopping: bool = false,
     thread: std.Thread,
@@ -71,6 +73,7 @@ pub const CoordinatorEngine = struct {
             .coordinator = undefined,
             .journal = options.journal,
             .links = try .init(gpa, options.backend),
+            .finder = .{ .run_id = options.protocol.run_id },
             .thread = undefined,
             .port = undefined,
             .address_storage = undefined,
@@ -91,7 +94,12 @@ pub const CoordinatorEngine = struct {
         errdefer if (engine.writer) |writer| writer.destroy();
         engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
             .ctx = engine,
-            .vtable = &.{ .close = host_close, .wake = host_wake, .log = host_log },
+            .vtable = &.{
+                .close = host_close,
+                .wake = host_wake,
+                .find = host_find,
+                .log = host_log,
+            },
         }, random.array(16));
         errdefer engine.coordinator.destroy();
         if (options.journal) |file| try engine.take_up(file, options.trouble);
@@ -109,6 +117,7 @@ pub const CoordinatorEngine = struct {
         engine.thread.join();
         // It waits for the disk: what was recorded is kept, whether or not anybody has heard of it.
         if (engine.writer) |writer| writer.destroy();
+        engine.finder.deinit();
         engine.links.deinit();
         engine.coordinator.destroy();
         if (engine.journal) |file| file.close();
@@ -193,6 +202,8 @@ pub const CoordinatorEngine = struct {
             const link = links.next_ready() orelse break;
             engine.serve(now, link);
         }
+        while (engine.finder.next(now)) |found|
+            engine.coordinator.answered(now, found.number, found.answer);
         // Those who have said something are heard before others take their places.
         for (0..Links.accepts_per_round) |_| engine.accepted(now, links.accept() orelse break);
         if (now < engine.coordinator.next_deadline()) return;
@@ -210,7 +221,8 @@ pub const CoordinatorEngine = struct {
     }
 
     fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
-        const source = socket.source_of(fd);
+        const remote = socket.remote_address(fd);
+        const source: base.Source = if (remote) |*at| at.source() else @splat(0);
         const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);
         const link = engine.links.add(fd, @intFromPtr(connection)) catch {
             return engine.coordinator.closed(now, connection);
@@ -255,6 +267,15 @@ pub const CoordinatorEngine = struct {
     fn host_wake(context: *anyopaque, connection: *Connection) void {
         const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
         engine.links.queue(@ptrFromInt(connection.driver));
+    }
+
+    fn host_find(
+        context: *anyopaque,
+        question: *const protocol.addresses.Question,
+    ) protocol.addresses.Reply {
+        const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
+        engine.finder.start(question, engine.links.poller.waker.write_fd) catch return .busy;
+        return .later;
     }
 
     fn host_log(_: *anyopaque, level: protocol.LogLevel, message: []const u8) void {

@@ -1,5 +1,6 @@
 //! dial: a socket on its way to another peer, or to the coordinator again (a name to look up, one
-//! address after the other), or connected. Who acts on the result: peer_engine.zig.
+//! address after the other), or connected. Where peers are the coordinator says in numbers. Who
+//! acts on the result: peer_engine.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,6 +40,8 @@ pub const Carrier = struct {
             carrier.addresses = list;
             return carrier.connect_next(now, links);
         }
+        // A coordinator that names another host for a peer has it looked up by nobody here.
+        if (carrier.lane != null) return .failed;
         const wake_fd = links.poller.waker.write_fd;
         carrier.lookup = resolver.Lookup.start(endpoint, wake_fd) catch return .failed;
         return .pending;

@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const descriptors = @import("descriptors.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
 const limits = base.limits;
@@ -132,7 +133,7 @@ pub const Links = struct {
     /// The next connection that came in; null if there is none now.
     pub fn accept(links: *Links) ?Fd {
         while (links.accepting) {
-            return socket.accept(links.listener) catch |err| switch (err) {
+            const fd = socket.accept(links.listener) catch |err| switch (err) {
                 error.WouldBlock => {
                     links.accepting = false;
                     return null;
@@ -143,6 +144,8 @@ pub const Links = struct {
                     continue;
                 },
             };
+            if (descriptors.has_room()) return fd;
+            socket.close(fd);
         }
         return null;
     }
@@ -150,6 +153,8 @@ pub const Links = struct {
     /// Takes over the socket, also when it fails.
     pub fn add(links: *Links, fd: Fd, owner: usize) poller.Error!*Link {
         errdefer socket.close(fd);
+        if (!descriptors.take()) return error.SystemLimit;
+        errdefer descriptors.give_back();
         try links.all.ensureUnusedCapacity(links.gpa, 1);
         const link = try links.gpa.create(Link);
         errdefer links.gpa.destroy(link);
@@ -165,6 +170,7 @@ pub const Links = struct {
         if (link.queued) links.unqueue(link);
         links.poller.remove(link.fd);
         socket.close(link.fd);
+        descriptors.give_back();
         link.closed = true;
         links.all.items[links.all.items.len - 1].index = link.index;
         _ = links.all.swapRemove(link.index);

@@ -13,6 +13,7 @@ const kernels = @import("kernels");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const descriptors = @import("descriptors.zig");
 const dial = @import("dial.zig");
 const lock = @import("lock.zig");
 const log = @import("log.zig");
@@ -135,6 +136,8 @@ pub const PeerEngine = struct {
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
             .run_id = options.run_id,
             .seed = random.seed(),
+            .address_key = random.array(16),
+            .strangers_max = descriptors.strangers_max(),
             .host = .{ .ctx = engine, .vtable = &host },
         });
         errdefer engine.session.destroy();

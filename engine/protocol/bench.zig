@@ -154,6 +154,7 @@ const Run = struct {
         const host: Coordinator.Host = .{ .ctx = run, .vtable = &.{
             .close = on_close,
             .wake = on_wake,
+            .find = on_find,
             .log = on_log,
         } };
         run.* = .{ .peers = peers, .c = try Coordinator.create(gpa, .{
@@ -176,6 +177,12 @@ const Run = struct {
         run.connections[connection.driver] = null;
     }
     fn on_wake(_: *anyopaque, _: *Connection) void {}
+    fn on_find(
+        _: *anyopaque,
+        question: *const protocol.addresses.Question,
+    ) protocol.addresses.Reply {
+        return .{ .answer = .{ .found = question.address } };
+    }
     fn on_log(_: *anyopaque, _: protocol.LogLevel, _: []const u8) void {}
 
     // ---- what peers say
@@ -199,6 +206,7 @@ const Run = struct {
         try run.say(index, .{ .join = .{
             .name = .of("g"),
             .address = .of("192.0.2.255:29400"),
+            .address_key = @splat(0),
             .initial_world_size = 0,
             .round = 0,
             .stop_round = 0,

@@ -10,6 +10,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const addresses = @import("addresses.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
@@ -137,8 +138,10 @@ pub const Peer = struct {
     connection: ?*Connection,
     /// Which process has the id.
     instance: u64,
-    /// Where other peers dial it.
+    /// Where other peers dial it, in numbers; empty while that is not known.
     address: []u8 = &.{},
+    /// Where it says that they do.
+    claim: addresses.Claim = .{},
     last_heard: Instant,
     /// Where it was connected from last.
     source: base.Source = @splat(0),
@@ -201,7 +204,7 @@ pub const Peer = struct {
     }
 
     /// Sends what is not about a group that the peer has named.
-    fn say(peer: *Peer, message: control.Message) void {
+    pub fn say(peer: *Peer, message: control.Message) void {
         if (peer.connection) |connection| connection.send(message);
     }
 
@@ -254,6 +257,8 @@ pub const Coordinator = struct {
     status: Status = .{},
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
+    /// Peers that are looked for where they say they are.
+    questions: addresses.Queue = .{},
     /// Some connection is doomed.
     any_doomed: bool = false,
     /// How often a coordinator has begun to use the journal; rounds are told apart by it.
@@ -309,6 +314,11 @@ pub const Coordinator = struct {
             /// The stream has bytes to send, which stay where they are until the call into the
             /// coordinator returns.
             wake: *const fn (ctx: *anyopaque, connection: *Connection) void,
+            /// Whether the peer is where it says. It may block nobody.
+            find: *const fn (
+                ctx: *anyopaque,
+                question: *const addresses.Question,
+            ) addresses.Reply,
             log: *const fn (ctx: *anyopaque, level: LogLevel, message: []const u8) void,
         };
     };
@@ -404,6 +414,7 @@ pub const Coordinator = struct {
 
     fn peer_free(c: *Coordinator, peer: *Peer) void {
         c.gpa.free(peer.address);
+        peer.claim.deinit(c.gpa);
         c.gpa.destroy(peer);
     }
 
@@ -608,6 +619,7 @@ pub const Coordinator = struct {
         peer.present = 0;
         peer.telling = null;
         peer.refused = false;
+        addresses.disconnected(peer);
     }
 
     /// Its connection ended. A member may come back; who only waited to become one asks again.
@@ -654,7 +666,7 @@ pub const Coordinator = struct {
         return true;
     }
 
-    fn is_member(c: *const Coordinator, peer: *const Peer) bool {
+    pub fn is_member(c: *const Coordinator, peer: *const Peer) bool {
         for (c.groups.items) |group| if (group.contains(peer)) return true;
         return false;
     }
@@ -722,7 +734,7 @@ pub const Coordinator = struct {
         if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, c.options.run_id))
             return c.refuse(connection, .wrong_run);
         switch (hello.purpose) {
-            .lane => return c.refuse(connection, .wrong_peer),
+            .lane, .probe => return c.refuse(connection, .wrong_peer),
             .status => c.ask(now, connection),
             .control => {
                 // It stands for nobody, so nobody can be it.
@@ -970,14 +982,11 @@ pub const Coordinator = struct {
             name,
             "the address of this peer is not that of one host, with a port",
         );
-        if (!std.mem.eql(u8, peer.address, body.address.data)) {
-            const address = try c.gpa.dupe(u8, body.address.data);
-            c.gpa.free(peer.address);
-            peer.address = address;
-        }
+        try addresses.claim_told(c, peer, body.address.data, body.address_key);
         const known = c.group_named(name);
         const own = if (known) |group| Peer.bit(group.id) else 0;
-        if (@popCount(peer.present & ~own) >= limits.groups_per_peer_max)
+        const others = @popCount(peer.present & ~own) + peer.claim.waiting.items.len;
+        if (others >= limits.groups_per_peer_max)
             return refuse_group(peer, name, "this peer is in 8 groups already; leave one first");
         const group = known orelse try c.make_group(name) orelse
             return refuse_group(peer, name, "the run has 64 groups already; use one of them");
@@ -1056,6 +1065,7 @@ pub const Coordinator = struct {
         for (c.peers.items) |peer| {
             if (peer.is_present(group.id)) return false;
             if (peer.telling) |*telling| if (telling.group == group) return false;
+            for (peer.claim.waiting.items) |*item| if (item.group == group) return false;
         }
         return true;
     }
@@ -1126,19 +1136,51 @@ pub const Coordinator = struct {
         const telling = peer.telling orelse return error.Unexpected;
         const group = telling.group;
         peer.telling = null;
-        peer.present |= Peer.bit(group.id);
-        peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
         const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
         if (!knows) c.take_out(now, group, peer, "it left while it was away");
         // The journal could not be written then, and the coordinator has died since.
         if (telling.beyond) c.take_out(now, group, peer, "it knows what the journal has lost");
-        if (group.contains(peer)) return group.come_back(now, peer, telling.rounds);
-        if (telling.named) return peer.send(group.id, .{ .expelled = .{
+        const is_member_here = group.contains(peer);
+        if (!is_member_here and !telling.named)
+            return addresses.admit(c, now, group, peer, telling.initial_world_size);
+        welcome_to(group, peer);
+        if (is_member_here) {
+            try addresses.settle(c, now, peer);
+            return group.come_back(now, peer, telling.rounds);
+        }
+        peer.send(group.id, .{ .expelled = .{
             .group = group.id,
             .why = .of("it was away for longer than the silence limit, or unreachable"),
         } });
+    }
+
+    fn welcome_to(group: *const Group, peer: *Peer) void {
+        peer.present |= @as(u64, 1) << @intCast(group.id);
+        peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
+    }
+
+    /// A newcomer that may be told to others.
+    pub fn add(
+        c: *Coordinator,
+        now: Instant,
+        group: *Group,
+        peer: *Peer,
+        initial_world_size: u32,
+    ) Allocator.Error!void {
+        welcome_to(group, peer);
         c.log(.info, "peer {s} asks to join group {s}", .{ peer.id.short(), group.name });
-        try group.add(now, peer, telling.initial_world_size);
+        try group.add(now, peer, initial_world_size);
+    }
+
+    /// What `Host.find` was to find out. The driver may be late, or not know that nobody waits.
+    pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: addresses.Answer) void {
+        addresses.answered(c, now, number, answer) catch |err| c.not_asked(err);
+        c.sweep(now);
+    }
+
+    /// Who waits is asked about again at the next tick.
+    fn not_asked(c: *Coordinator, err: Allocator.Error) void {
+        c.log(.err, "{t} while peers were looked for where they say they are", .{err});
     }
 
     /// Lanes between two members broke: a new attempt with the same members, unless one of the two
@@ -1269,6 +1311,7 @@ pub const Coordinator = struct {
             }
         }
         c.sweep(now);
+        addresses.ask(c, now) catch |err| c.not_asked(err);
         c.judge_absent(now, late);
         c.let_go_stranded(now);
         for (c.groups.items) |group| {
@@ -1289,7 +1332,7 @@ pub const Coordinator = struct {
 
     /// One that joins nothing takes up a place that others may wait for.
     fn let_go_idle(c: *Coordinator, now: Instant, peer: *Peer, frozen: bool) void {
-        if (peer.present != 0 or c.is_member(peer)) return;
+        if (peer.present != 0 or peer.claim.waiting.items.len > 0 or c.is_member(peer)) return;
         if (frozen) peer.idle_since = now;
         // One that tells what it is a member of may take as long as a member that is silent.
         const tells = peer.telling != null or peer.refused;
@@ -1352,6 +1395,6 @@ pub const Coordinator = struct {
     pub fn next_deadline(c: *const Coordinator) Instant {
         var next = @min(c.due_at, c.last_tick +| c.options.heartbeat_ns);
         for (c.groups.items) |group| next = @min(next, group.next_deadline(c.last_tick));
-        return next;
+        return @min(next, addresses.next_deadline(c, c.last_tick));
     }
 };

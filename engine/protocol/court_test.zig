@@ -6,6 +6,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const addresses = @import("addresses.zig");
 const coordinator = @import("coordinator.zig");
 const journal_file = @import("journal.zig");
 const seal = @import("seal.zig");
@@ -64,6 +65,11 @@ pub const Court = struct {
     expelled: [peers_max]bool = @splat(false),
     /// The answer to the last hello whose connection was closed with it.
     verdict: ?wire.hello.Verdict = null,
+    /// What is said of addresses; null: each is found as it was said. For so many questions.
+    reply: ?addresses.Reply = null,
+    room: usize = std.math.maxInt(usize),
+    asked: usize = 0,
+    last_question: u64 = 0,
     /// The last round that was released for each peer.
     released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -73,7 +79,7 @@ pub const Court = struct {
     pub fn init(court: *Court, allocator: std.mem.Allocator) !void {
         const host: Coordinator.Host = .{
             .ctx = court,
-            .vtable = &.{ .close = close, .wake = wake, .log = log },
+            .vtable = &.{ .close = close, .wake = wake, .find = find, .log = log },
         };
         court.* = .{ .c = try Coordinator.create(allocator, .{
             .run_id = @splat(1),
@@ -91,6 +97,14 @@ pub const Court = struct {
         if (place.* == connection) place.* = null; // else its peer has another one
     }
     fn wake(_: *anyopaque, _: *Connection) void {}
+    fn find(ctx: *anyopaque, question: *const addresses.Question) addresses.Reply {
+        const court: *Court = @ptrCast(@alignCast(ctx));
+        if (court.room == 0) return .busy;
+        court.room -|= 1;
+        court.asked += 1;
+        court.last_question = question.number;
+        return court.reply orelse .{ .answer = .{ .found = question.address } };
+    }
     fn log(ctx: *anyopaque, level: coordinator.LogLevel, message: []const u8) void {
         const court: *Court = @ptrCast(@alignCast(ctx));
         const room = court.said[court.said_bytes..];
@@ -130,6 +144,7 @@ pub const Court = struct {
         try court.say(index, .{ .join = .{
             .name = .of("g"),
             .address = .of("a:1"),
+            .address_key = @splat(0),
             .initial_world_size = 0,
             .round = 0,
             .stop_round = 0,

@@ -35,6 +35,7 @@ fn join(court: *Court, index: usize, name: []const u8) !void {
         .initial_world_size = 1,
         .round = 0,
         .stop_round = 0,
+        .address_key = @splat(0),
     } });
     try court.say(index, .{ .join_end = .{} });
 }

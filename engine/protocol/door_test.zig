@@ -86,6 +86,7 @@ fn join_of(name: []const u8) control.Message {
         .initial_world_size = 100,
         .round = 0,
         .stop_round = 0,
+        .address_key = @splat(0),
     } };
 }
 

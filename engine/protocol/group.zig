@@ -13,6 +13,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const addresses = @import("addresses.zig");
 const journal = @import("journal.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
@@ -227,7 +228,7 @@ pub const Group = struct {
 
     /// Starts a round if one is due, and moves it on. Each step first has all its memory: without
     /// it nothing has changed, and the next tick tries again.
-    fn advance(group: *Group, now: base.Instant) void {
+    pub fn advance(group: *Group, now: base.Instant) void {
         group.step(now) catch {
             group.out_of_memory = true; // the coordinator says so at its tick
         };
@@ -241,6 +242,7 @@ pub const Group = struct {
     /// Starts a round if nothing is under way and somebody waits, or a rank is empty.
     fn start_round(group: *Group, now: base.Instant) Allocator.Error!void {
         if (group.phase != .idle or group.epochs.items.len > 1 or group.recovering) return;
+        if (group.awaits_address()) return;
         if (now < group.round_due() or !group.take_newcomers(now)) return;
         errdefer group.take_nobody();
         const peers = try group.future_members();
@@ -341,6 +343,15 @@ pub const Group = struct {
     fn least(group: *const Group) u32 {
         if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
         return @max(group.initial_world_size, group.min_world_size);
+    }
+
+    /// Newcomers could not dial some member yet.
+    fn awaits_address(group: *const Group) bool {
+        const epoch = group.current() orelse return false;
+        for (epoch.members) |*member| if (member.peer) |peer| {
+            if (addresses.is_awaited(peer)) return true;
+        };
+        return false;
     }
 
     /// A rank is empty, and somebody is left.

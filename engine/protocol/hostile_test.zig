@@ -734,6 +734,7 @@ test "a name that no terminal should get, and an address of no host, are refused
         try court.say(2, .{ .join = .{
             .name = .of(pair[0]),
             .address = .of(pair[1]),
+            .address_key = @splat(0),
             .initial_world_size = 1,
             .round = 0,
             .stop_round = 0,

@@ -10,12 +10,15 @@ pub const Member = @import("member.zig").Member;
 pub const Op = @import("member.zig").Op;
 pub const Failure = @import("member.zig").Failure;
 pub const Status = @import("member.zig").Status;
+pub const addresses = @import("addresses.zig");
 pub const LogLevel = @import("coordinator.zig").LogLevel;
 pub const History = @import("history.zig").History;
 pub const journal = @import("journal.zig");
 pub const plan = @import("plan.zig");
 
 test {
+    _ = @import("addresses.zig");
+    _ = @import("addresses_test.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");

@@ -319,6 +319,7 @@ test "a member that asks for a group too many keeps those that it has" {
         try court.say(0, .{ .join = .{
             .name = .of(text),
             .address = .of("a:1"),
+            .address_key = @splat(0),
             .initial_world_size = 2,
             .round = 0,
             .stop_round = 0,

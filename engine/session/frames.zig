@@ -322,6 +322,7 @@ fn on_head(s: *Session, lane: *Lane) bool {
     return switch (lane.state) {
         .dialing => reject(s, lane, "it speaks before it is connected"),
         .refusing => reject(s, lane, "it goes on after it was refused"),
+        .waiting => reject(s, lane, "it goes on before it is answered"),
         .stranger => links.greet(s, lane),
         .greeting => links.answered(s, lane),
         .open => on_frame(s, lane),

@@ -77,6 +77,8 @@ pub const Lane = struct {
         greeting,
         /// Accepted; its hello is awaited.
         stranger,
+        /// Its hello is here, in the name of a peer that nobody has named yet.
+        waiting,
         /// A refusal is being sent; then it is closed.
         refusing,
         open,

@@ -169,7 +169,7 @@ pub fn accept(s: *Session, source: base.Source) ?*Lane {
 /// (base/places.zig).
 fn make_place(s: *Session, source: base.Source) bool {
     const taken = s.strangers.items.len;
-    var door: base.places.Door = .{ .places = limits.strangers_max };
+    var door: base.places.Door = .{ .places = s.strangers_max };
     var is_known = false;
     for (s.links.items) |link| for (link.lanes[0..s.settings.lanes]) |place| {
         const is_expected = place == null and link.wanted and !link.dials;
@@ -213,6 +213,7 @@ pub fn greet(s: *Session, lane: *Lane) bool {
             return false;
         },
     };
+    if (hello.purpose == .probe) return show(s, lane, &hello);
     // In a time that does not tell how much of it was right.
     if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, s.run_id))
         return refuse(s, lane, .wrong_run);
@@ -220,8 +221,12 @@ pub fn greet(s: *Session, lane: *Lane) bool {
         s.self.less_than(hello.from) and is_in_run(s) and
         hello.lane < s.settings.lanes;
     if (!expected) return refuse(s, lane, .wrong_peer);
-    const room = s.links.items.len < 2 * limits.peers_max;
-    if (!room and find(s, hello.from) == null) return refuse(s, lane, .refused);
+    if (!is_named(s, hello.from)) {
+        // The other side may have been told of a round first.
+        lane.state = .waiting;
+        lane.head_need = 1;
+        return true;
+    }
     const link = obtain(s, hello.from) catch return refuse(s, lane, .refused);
     // The other side knows that its old connection is gone before this one does.
     if (link.lanes[hello.lane]) |old| fail(s, old, "the peer opened it again");
@@ -233,6 +238,40 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     lane.put_head(&wire.hello.encode_answer(.welcome));
     opened(s, lane);
     return true;
+}
+
+/// Whether the coordinator has named this peer as one to have lanes to, or did so lately.
+fn is_named(s: *const Session, id: PeerId) bool {
+    if (find(s, id) != null) return true;
+    for (s.groups.items) |group| {
+        if (group.state == .joined and group.knows(id)) return true;
+    }
+    return false;
+}
+
+/// Those whose ids were not named when they came, and now are. Lanes may end by it, so it is not
+/// for the midst of what one brings.
+pub fn greet_named(s: *Session) void {
+    var index: usize = 0;
+    while (index < s.strangers.items.len) {
+        const lane = s.strangers.items[index];
+        const is_due = lane.state == .waiting and
+            is_named(s, (wire.hello.decode(&lane.head) catch unreachable).from);
+        if (!is_due) {
+            index += 1;
+            continue;
+        }
+        lane.state = .stranger;
+        _ = greet(s, lane);
+        index = 0; // it is in the list no more, or being refused
+    }
+}
+
+/// The coordinator looks whether this peer is where it says. Then it closes the lane.
+fn show(s: *Session, lane: *Lane, hello: *const wire.hello.Hello) bool {
+    if (!hello.to.eql(s.self)) return refuse(s, lane, .wrong_peer);
+    const proof = wire.hello.proof(&s.address_key, s.run_id, s.self, hello.nonce);
+    return say_last(s, lane, &wire.hello.encode_proof(proof));
 }
 
 /// The answer to our hello. False when the lane is gone.
@@ -260,10 +299,14 @@ fn opened(s: *Session, lane: *Lane) void {
 
 /// The answer is sent, then the lane is closed; nothing more is read from it.
 fn refuse(s: *Session, lane: *Lane, verdict: wire.hello.Verdict) bool {
+    return say_last(s, lane, &wire.hello.encode_answer(verdict));
+}
+
+fn say_last(s: *Session, lane: *Lane, answer: *const [wire.hello.answer_bytes]u8) bool {
     lane.state = .refusing;
     lane.head_need = 1;
     lane.out_busy = true;
-    lane.put_head(&wire.hello.encode_answer(verdict));
+    lane.put_head(answer);
     s.host.vtable.lane_wake(s.host.ctx, lane);
     return true;
 }

@@ -325,6 +325,75 @@ test "a lane is for the peer and the run that it names" {
     }
 }
 
+/// A connection that says this comes in.
+fn knock(s: *session.Session, now: u64, hello: wire.hello.Hello) !*session.Lane {
+    const lane = s.accept_lane(now, @splat(0)).?;
+    var slices: [2][]u8 = undefined;
+    const count = s.lane_recv_slices(lane, &slices);
+    @memcpy(slices[count - 1][0..wire.hello.hello_bytes], &wire.hello.encode(hello));
+    s.lane_received(now, lane, wire.hello.hello_bytes);
+    return lane;
+}
+
+test "a lane in the name of a peer that nobody has named stays a stranger until somebody does" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const s = node.s;
+    s.strangers_max = 8;
+    const links_before = s.links.items.len;
+    const first: base.PeerId = .from_int(100);
+    var last: *session.Lane = undefined;
+    for (0..20) |index| last = try knock(s, w.now + index, .{
+        .purpose = .lane,
+        .run_id = s.run_id,
+        .from = .from_int(100 + index),
+        .to = s.self,
+    });
+    // No more of them than of those who say nothing, and nothing is kept for them.
+    try expectEqual(8, s.strangers.items.len);
+    try expectEqual(links_before, s.links.items.len);
+    try expectEqual(.waiting, last.state);
+    try expectEqual(0, last.out_head_left.len);
+    const named: base.PeerId = .from_int(119);
+    try node.group.round_members.append(gpa, named);
+    s.control_received(w.now + 20);
+    try expectEqual(7, s.strangers.items.len);
+    try expectEqual(.open, last.state);
+    try expectEqual(last, links.find(s, named).?.lanes[0].?);
+    try expectEqual(null, links.find(s, first));
+    // Who is not patient has lost its place, and so has who is not named in time.
+    const waiting = s.strangers.items[0];
+    s.lane_received(w.now + 20, waiting, 1);
+    try expectEqual(6, s.strangers.items.len);
+    s.tick(w.now + 20 + base.limits.stranger_ns_max);
+    try expectEqual(0, s.strangers.items.len);
+}
+
+test "a peer shows who it is to whom asks for it, and to nobody who asks for another" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const s = w.nodes[1].s;
+    for ([_]base.PeerId{ s.self, .from_int(7) }, 0..) |id, turn| {
+        const lane = try knock(s, w.now, .{
+            .purpose = .probe,
+            .run_id = @splat(0),
+            .from = .none,
+            .to = id,
+            .nonce = @splat(5),
+        });
+        const proof = wire.hello.proof(&@splat(1), s.run_id, s.self, @splat(5));
+        const answer = lane.out_head_left[0..wire.hello.answer_bytes];
+        try expectEqual(turn == 0, wire.hello.is_proof(answer, proof));
+        // It says that, and no more.
+        try expectEqual(.refusing, lane.state);
+        s.lane_sent(w.now, lane, wire.hello.answer_bytes);
+        try expectEqual(0, s.strangers.items.len);
+    }
+}
+
 test "a link that was never open is not told of as one that closed" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);

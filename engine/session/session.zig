@@ -124,8 +124,10 @@ pub const Session = struct {
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
-    /// Where other peers dial this one.
+    /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
+    address_key: wire.hello.Key,
+    strangers_max: u32,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
     not_pccl: bool = false,
@@ -174,6 +176,10 @@ pub const Session = struct {
         peer_id: PeerId,
         run_id: base.RunId,
         seed: u64,
+        /// Random: it shows that this peer is where it says.
+        address_key: wire.hello.Key,
+        /// Connections that have not shown that they are of this peer's groups.
+        strangers_max: u32 = limits.strangers_max,
         host: Host,
     };
 
@@ -188,6 +194,8 @@ pub const Session = struct {
             .pool = .init(gpa),
             .control = .init(gpa),
             .instance = undefined,
+            .address_key = options.address_key,
+            .strangers_max = options.strangers_max,
         };
         s.instance = s.prng.next() | 1;
         return s;
@@ -267,6 +275,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator broke the protocol");
             };
         }
+        links.greet_named(s);
         s.run_deferred();
     }
 
@@ -551,6 +560,8 @@ pub const Session = struct {
     }
 
     pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
+        // The coordinator does not know it; perhaps it is known here from before.
+        if (address.len == 0) return;
         const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
         if (!entry.found_existing) entry.value_ptr.* = &.{};
         if (std.mem.eql(u8, entry.value_ptr.*, address)) return;
@@ -611,6 +622,7 @@ pub const Session = struct {
         s.send(.{ .join = .{
             .name = .of(group.name),
             .address = .of(s.address),
+            .address_key = s.address_key,
             .initial_world_size = group.initial_world_size,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,

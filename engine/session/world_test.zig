@@ -69,6 +69,7 @@ pub const World = struct {
         }, .{ .ctx = w, .vtable = &.{
             .close = coordinator_close,
             .wake = coordinator_wake,
+            .find = coordinator_find,
             .log = coordinator_log,
         } }, @splat(0));
         w.coordinator.tick(w.now);
@@ -83,6 +84,7 @@ pub const World = struct {
             .peer_id = .from_int(node.index + 1),
             .run_id = @splat(1),
             .seed = node.index,
+            .address_key = @splat(@intCast(node.index)),
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
@@ -251,6 +253,12 @@ pub const World = struct {
         w.nodes[connection.driver].connection = null;
     }
     fn coordinator_wake(_: *anyopaque, _: *protocol.Connection) void {}
+    fn coordinator_find(
+        _: *anyopaque,
+        question: *const protocol.addresses.Question,
+    ) protocol.addresses.Reply {
+        return .{ .answer = .{ .found = question.address } };
+    }
     fn coordinator_log(ctx: *anyopaque, _: protocol.LogLevel, _: []const u8) void {
         const w: *World = @ptrCast(@alignCast(ctx));
         w.log_lines += 1;

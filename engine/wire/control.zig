@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
+const hello = @import("hello.zig");
 const Bytes = codec.Bytes;
 const List = codec.List;
 const PeerId = base.PeerId;
@@ -257,6 +258,8 @@ pub const StateTensor = struct {
 pub const Join = struct {
     name: Bytes,
     address: Bytes,
+    /// By which the coordinator finds this very peer there (hello.zig: proof).
+    address_key: hello.Key,
     initial_world_size: u32,
     /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
     /// none. Who names no epoch and not the round that made it a member is none any more.

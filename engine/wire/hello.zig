@@ -16,6 +16,8 @@ pub const Purpose = enum(u8) {
     lane = 2,
     /// Anyone with the token to the coordinator: one status_request, one status_reply.
     status = 3,
+    /// The coordinator to a peer: show that it is you (`proof`). Nobody learns the run id by it.
+    probe = 4,
 };
 
 pub const Hello = struct {
@@ -28,7 +30,23 @@ pub const Hello = struct {
     /// Tells one process from another under the same id, for control: a connection made again from
     /// a second process. Drawn at its start.
     instance: u64 = 0,
+    /// What the proof is of, for probe.
+    nonce: Nonce = @splat(0),
 };
+
+pub const Nonce = [16]u8;
+/// Drawn by a peer at its start; only its coordinator is told.
+pub const Key = [SipHash.key_length]u8;
+pub const Proof = [SipHash.mac_length]u8;
+const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
+
+/// What shows that this very peer of the run has answered. Of the run, because the peer of another
+/// one may have the id, and its coordinator knows the key.
+pub fn proof(key: *const Key, run_id: base.RunId, peer: base.PeerId, nonce: Nonce) Proof {
+    var result: Proof = undefined;
+    SipHash.create(&result, &(run_id ++ peer.bytes ++ nonce), key);
+    return result;
+}
 
 pub const Verdict = enum(u8) {
     welcome = 1,
@@ -63,6 +81,7 @@ pub fn encode(hello: Hello) [hello_bytes]u8 {
     bytes[32..48].* = hello.from.bytes;
     bytes[48..64].* = hello.to.bytes;
     std.mem.writeInt(u64, bytes[64..72], hello.instance, .little);
+    bytes[72..88].* = hello.nonce;
     return bytes;
 }
 
@@ -70,14 +89,18 @@ pub fn decode(bytes: *const [hello_bytes]u8) Error!Hello {
     if (!std.mem.eql(u8, bytes[0..8], magic)) return error.NotPccl;
     if (std.mem.readInt(u16, bytes[8..10], .little) != wire.version) return error.VersionMismatch;
     for (bytes[12..16]) |byte| if (byte != 0) return error.BadValue;
-    for (bytes[72..96]) |byte| if (byte != 0) return error.BadValue;
+    const purpose = std.enums.fromInt(Purpose, bytes[10]) orelse return error.BadValue;
+    const nonce: Nonce = bytes[72..88].*;
+    if (purpose != .probe and !std.mem.allEqual(u8, &nonce, 0)) return error.BadValue;
+    for (bytes[88..96]) |byte| if (byte != 0) return error.BadValue;
     return .{
-        .purpose = std.enums.fromInt(Purpose, bytes[10]) orelse return error.BadValue,
+        .purpose = purpose,
         .lane = bytes[11],
         .run_id = bytes[16..32].*,
         .from = .{ .bytes = bytes[32..48].* },
         .to = .{ .bytes = bytes[48..64].* },
         .instance = std.mem.readInt(u64, bytes[64..72], .little),
+        .nonce = nonce,
     };
 }
 
@@ -87,6 +110,18 @@ pub fn encode_answer(verdict: Verdict) [answer_bytes]u8 {
     std.mem.writeInt(u16, bytes[8..10], wire.version, .little);
     bytes[10] = @intFromEnum(verdict);
     return bytes;
+}
+
+/// The answer to a probe.
+pub fn encode_proof(value: Proof) [answer_bytes]u8 {
+    var bytes = encode_answer(.welcome);
+    bytes[16..32].* = value;
+    return bytes;
+}
+
+/// Whether the answer is the proof that was expected.
+pub fn is_proof(bytes: *const [answer_bytes]u8, expected: Proof) bool {
+    return std.crypto.timing_safe.eql([answer_bytes]u8, bytes.*, encode_proof(expected));
 }
 
 pub fn decode_answer(bytes: *const [answer_bytes]u8) Error!Verdict {
@@ -115,4 +150,30 @@ test "a hello survives the round trip, and a stranger's bytes are named errors" 
     try std.testing.expectError(error.VersionMismatch, decode(&old));
     const answer = encode_answer(.wrong_run);
     try std.testing.expectEqual(.wrong_run, try decode_answer(&answer));
+}
+
+test "a proof is of one key, run, peer and question, and an echo is none" {
+    const peer: base.PeerId = .from_int(5);
+    const key: Key = @splat(1);
+    const mine = proof(&key, @splat(2), peer, @splat(3));
+    const others = [_]Proof{
+        proof(&@as(Key, @splat(9)), @splat(2), peer, @splat(3)),
+        proof(&key, @splat(9), peer, @splat(3)),
+        proof(&key, @splat(2), .from_int(9), @splat(3)),
+        proof(&key, @splat(2), peer, @splat(9)),
+    };
+    try std.testing.expect(is_proof(&encode_proof(mine), mine));
+    for (others) |other| try std.testing.expect(!is_proof(&encode_proof(other), mine));
+    const probe = encode(.{
+        .purpose = .probe,
+        .run_id = @splat(0),
+        .from = .none,
+        .to = peer,
+        .nonce = @splat(3),
+    });
+    try std.testing.expectEqual(@as(Nonce, @splat(3)), (try decode(&probe)).nonce);
+    try std.testing.expect(!is_proof(probe[0..answer_bytes], mine));
+    var lane = probe;
+    lane[10] = @intFromEnum(Purpose.lane);
+    try std.testing.expectError(error.BadValue, decode(&lane));
 }

@@ -21,6 +21,7 @@ const Told = @import("told.zig").Told;
 const calls = @import("calls.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
+const finder = @import("finder.zig");
 const fuzz = @import("fuzz.zig");
 const network = @import("network.zig");
 const rules = @import("rules.zig");
@@ -205,6 +206,7 @@ pub const What = union(enum) {
     check_progress,
     ending,
     over,
+    searched: finder.Search,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -220,6 +222,7 @@ pub const What = union(enum) {
             .dial_control => |index| index,
             .written => coordinator_index,
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
+            .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
         };
     }
@@ -544,6 +547,7 @@ pub const World = struct {
             .check_progress => ending.check_progress(world),
             .ending => ending.step(world),
             .over => world.phase = .over,
+            .searched => |search| finder.found(world, search),
         }
     }
 
@@ -588,10 +592,11 @@ pub const World = struct {
             .peer_id = node.id,
             .run_id = run_id,
             .seed = prng.next(),
+            .address_key = @splat(@truncate(prng.next())),
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
-        var address: [16]u8 = undefined;
-        const here = std.fmt.bufPrint(&address, "p-{d}:10", .{node.index}) catch unreachable;
+        var address: [finder.text_bytes_max]u8 = undefined;
+        const here = finder.name_of(node.index, &address);
         node.session.?.set_address(here) catch @panic("out of memory");
         if (node.generation == 0) {
             node.users = world.gpa.alloc(users.User, world.config.groups) catch
@@ -758,15 +763,8 @@ pub const World = struct {
         faults.fate_of_dial(world, connection);
     }
 
-    fn address_node(world: *const World, address: []const u8) ?NodeIndex {
-        const host = (base.Endpoint.parse_told(address) catch return null).host;
-        if (!std.mem.startsWith(u8, host, "p-")) return null;
-        const index = std.fmt.parseInt(NodeIndex, host[2..], 10) catch return null;
-        return if (index == coordinator_index or index >= world.nodes.len) null else index;
-    }
-
     fn dial_lane(world: *World, node: *Node, lane: *Lane, address: []const u8) void {
-        const to = world.address_node(address) orelse nobody;
+        const to = finder.told_of(world, address) orelse nobody;
         if (to == nobody) {
             world.checkers.lives(.interface, "a dial to \"{s}\"", .{address});
         }
@@ -1148,6 +1146,7 @@ const session_host: session_layer.Host.VTable = .{
 const coordinator_host: Coordinator.Host.VTable = .{
     .close = host_connection_close,
     .wake = host_connection_wake,
+    .find = host_find,
     .log = host_coordinator_log,
 };
 
@@ -1277,6 +1276,13 @@ fn host_connection_wake(ctx: *anyopaque, connection: *protocol.Connection) void 
     const node = node_of(ctx);
     if (node.dying) return;
     node.world.wake(node, ref_of(connection.driver));
+}
+
+fn host_find(
+    ctx: *anyopaque,
+    question: *const protocol.addresses.Question,
+) protocol.addresses.Reply {
+    return finder.find(node_of(ctx).world, question);
 }
 
 fn host_coordinator_log(ctx: *anyopaque, level: protocol.LogLevel, message: []const u8) void {

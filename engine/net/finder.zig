@@ -1,0 +1,395 @@
+//! Finder: whether a peer is where it says that others dial it. It looks the name up, and unless
+//! the peer's connection comes from there, it dials and asks for a proof (wire/hello.zig): what
+//! answers must be this very peer, not somebody whom it has named. Each question has a thread of
+//! its own, because looking a name up may block for many seconds; there are few, so that peers who
+//! name what does not answer cost little. When it is asked: protocol/addresses.zig. The peer's
+//! half: session/links.zig.
+
+const std = @import("std");
+const base = @import("base");
+const protocol = @import("protocol");
+const wire = @import("wire");
+const address = @import("address.zig");
+const clock = @import("clock.zig");
+const lock = @import("lock.zig");
+const random = @import("random.zig");
+const reach = @import("reach.zig");
+const socket = @import("socket.zig");
+const thread = @import("thread.zig");
+const HeldPort = @import("held_port.zig").HeldPort;
+const Address = address.Address;
+const Instant = base.Instant;
+const Question = protocol.addresses.Question;
+const Answer = protocol.addresses.Answer;
+const hello = wire.hello;
+
+pub const Finder = struct {
+    run_id: base.RunId,
+    searches: [searches_max]?*Search = @splat(null),
+    text: [base.limits.address_bytes_max]u8 = undefined,
+
+    pub const searches_max = 4;
+    /// Who names what does not answer must not hold up those who come from elsewhere.
+    const per_source_max = 2;
+
+    pub const Found = struct { number: u64, answer: Answer };
+
+    /// Forgets what is under way.
+    pub fn deinit(finder: *Finder) void {
+        for (finder.searches) |place| if (place) |search| search.release();
+    }
+
+    /// `wake_fd` is written to when there is an answer; -1: none.
+    pub fn start(
+        finder: *Finder,
+        question: *const Question,
+        wake_fd: socket.Fd,
+    ) error{Busy}!void {
+        var of_source: usize = 0;
+        var free: ?*?*Search = null;
+        for (&finder.searches) |*place| if (place.*) |search| {
+            of_source += @intFromBool(std.mem.eql(u8, &search.source, &question.source));
+        } else {
+            free = place;
+        };
+        const place = free orelse return error.Busy;
+        if (of_source >= per_source_max) return error.Busy;
+        place.* = Search.start(finder.run_id, question, wake_fd) catch return error.Busy;
+    }
+
+    /// An answer that is there, or will not come in time; null: none. Valid until the next call.
+    pub fn next(finder: *Finder, now: Instant) ?Found {
+        for (&finder.searches) |*place| {
+            const search = place.* orelse continue;
+            const done = search.done.is_set();
+            if (!done and (search.is_late or now < search.deadline)) continue;
+            const was_late = search.is_late;
+            const number = search.number;
+            var answer: Answer = .not_found;
+            if (done) {
+                if (search.found) |*at| {
+                    if (told_as(at, &finder.text)) |text| answer = .{ .found = text };
+                }
+                search.release();
+                place.* = null;
+            } else search.is_late = true; // its thread is still there, and so is its place
+            if (!was_late) return .{ .number = number, .answer = answer };
+        }
+        return null;
+    }
+};
+
+/// It outlives both sides: the last to release frees it. Allocated from libc, which has no owner.
+const Search = struct {
+    references: std.atomic.Value(u32) = .init(2),
+    number: u64,
+    run_id: base.RunId,
+    peer: base.PeerId,
+    source: base.Source,
+    key: hello.Key,
+    endpoint_storage: [base.limits.address_bytes_max]u8 = undefined,
+    endpoint_length: usize,
+    deadline: Instant,
+    /// Nobody waits for the answer any more.
+    is_late: bool = false,
+    /// A copy of the descriptor that wakes who asked, or -1.
+    wake_fd: socket.Fd,
+    done: lock.Signal = .{},
+    /// Valid once `done` is set.
+    found: ?Address = null,
+
+    /// From the question to the answer, and for one connection.
+    const answer_ns_max = 5 * std.time.ns_per_s;
+    const dial_ns_max = 2 * std.time.ns_per_s;
+
+    fn start(run_id: base.RunId, question: *const Question, wake_fd: socket.Fd) !*Search {
+        const search = try std.heap.c_allocator.create(Search);
+        errdefer std.heap.c_allocator.destroy(search);
+        search.* = .{
+            .number = question.number,
+            .run_id = run_id,
+            .peer = question.peer,
+            .source = question.source,
+            .key = question.key,
+            .endpoint_length = question.address.len,
+            .deadline = clock.after(answer_ns_max),
+            .wake_fd = if (wake_fd < 0) -1 else socket.duplicate(wake_fd),
+        };
+        errdefer search.close_wake();
+        @memcpy(search.endpoint_storage[0..question.address.len], question.address);
+        (try thread.spawn("pccl-finder", search, run)).detach();
+        return search;
+    }
+
+    fn release(search: *Search) void {
+        if (search.references.fetchSub(1, .acq_rel) > 1) return;
+        search.close_wake();
+        std.heap.c_allocator.destroy(search);
+    }
+
+    fn close_wake(search: *Search) void {
+        if (search.wake_fd >= 0) socket.close(search.wake_fd);
+        search.wake_fd = -1;
+    }
+
+    fn run(search: *Search) void {
+        search.found = search.find();
+        search.done.set();
+        if (search.wake_fd >= 0) {
+            const one: u64 = 1;
+            _ = std.c.write(search.wake_fd, std.mem.asBytes(&one), @sizeOf(u64));
+        }
+        search.release();
+    }
+
+    fn find(search: *const Search) ?Address {
+        const text = search.endpoint_storage[0..search.endpoint_length];
+        const endpoint = address.Endpoint.parse(text) catch return null;
+        const list = address.look_up(endpoint, .{}) catch return null;
+        for (list.slice()) |*at| {
+            if (std.mem.eql(u8, &at.source(), &search.source)) return at.*;
+        }
+        // A name may lead to many others: one of each kind is dialed.
+        for ([_]c_uint{ std.c.AF.INET, std.c.AF.INET6 }) |family| {
+            const at = for (list.slice()) |*at| {
+                if (at.family() == family) break at;
+            } else continue;
+            if (search.may_dial(at) and search.answers(at)) return at.*;
+        }
+        return null;
+    }
+
+    fn may_dial(search: *const Search, at: *const Address) bool {
+        // What listens on this machine for itself alone is not for peers of other machines to ask.
+        if (is_loopback(at.source()) and !is_loopback(search.source)) return false;
+        var text: [base.limits.address_bytes_max]u8 = undefined;
+        return told_as(at, &text) != null;
+    }
+
+    /// Whether this very peer is there.
+    fn answers(search: *const Search, at: *const Address) bool {
+        const fd = socket.connect_start(at) catch return false;
+        defer socket.close(fd);
+        const deadline = @min(search.deadline, clock.after(dial_ns_max));
+        const connected = reach.wait_socket(fd, .write, deadline, .{}) catch return false;
+        if (!connected) return false;
+        socket.connect_finish(fd) catch return false;
+        const nonce: hello.Nonce = random.array(16);
+        // Whoever is there learns nothing of the run.
+        const probe = hello.encode(.{
+            .purpose = .probe,
+            .run_id = @splat(0),
+            .from = .none,
+            .to = search.peer,
+            .nonce = nonce,
+        });
+        const sent = socket.send(fd, &.{&probe}) catch return false;
+        if (sent < probe.len) return false;
+        var answer: [hello.answer_bytes]u8 = undefined;
+        var got: usize = 0;
+        while (got < answer.len) {
+            const readable = reach.wait_socket(fd, .read, deadline, .{}) catch return false;
+            if (!readable) return false;
+            const count = socket.receive(fd, &.{answer[got..]}) catch |err| switch (err) {
+                error.WouldBlock => continue,
+                error.Broken => return false,
+            };
+            if (count == 0) return false;
+            got += count;
+        }
+        const proof = hello.proof(&search.key, search.run_id, search.peer, nonce);
+        return hello.is_proof(&answer, proof);
+    }
+};
+
+fn is_loopback(source: base.Source) bool {
+    const in_v4: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
+    const in_v6: Address = .v6_from([_]u8{0} ** 15 ++ [_]u8{1}, 0);
+    // 127/8 behind the prefix of addresses that are mapped.
+    return std.mem.eql(u8, source[0..13], in_v4.source()[0..13]) or
+        std.mem.eql(u8, &source, &in_v6.source());
+}
+
+/// As members are told it; null if it is no address of one host.
+fn told_as(at: *const Address, text: *[base.limits.address_bytes_max]u8) ?[]const u8 {
+    var host: [Address.text_bytes_max]u8 = undefined;
+    const endpoint: address.Endpoint = .{ .host = at.host(&host), .port = at.port() };
+    const whole = std.fmt.bufPrint(text, "{f}", .{endpoint}) catch return null;
+    _ = address.Endpoint.parse_told(whole) catch return null;
+    return whole;
+}
+
+// ---- tests
+
+const testing = std.testing;
+
+const test_peer: base.PeerId = .from_int(7);
+const test_key: hello.Key = @splat(3);
+const test_run: base.RunId = @splat(1);
+
+fn question_of(number: u64, text: []const u8, source: []const u8) !Question {
+    return .{
+        .number = number,
+        .peer = test_peer,
+        .source = (try address.Endpoint.parse(source)).source().?,
+        .address = text,
+        .key = test_key,
+    };
+}
+
+fn wait(finder: *Finder) !Finder.Found {
+    const deadline = clock.after(30 * std.time.ns_per_s);
+    while (clock.now() < deadline) {
+        for (finder.searches) |place| if (place) |search| {
+            _ = search.done.wait(@min(search.deadline, deadline));
+        };
+        if (finder.next(clock.now())) |found| return found;
+    }
+    return error.NoAnswer;
+}
+
+fn found_at(finder: *Finder, text: []const u8, source: []const u8) !?[]const u8 {
+    try finder.start(&try question_of(9, text, source), -1);
+    const found = try wait(finder);
+    try testing.expectEqual(9, found.number);
+    return switch (found.answer) {
+        .found => |at| at,
+        .not_found => null,
+    };
+}
+
+/// What takes one connection, and answers one hello: as the peer does, or as something else.
+const Somebody = struct {
+    held: HeldPort,
+    says: Says,
+    heard_bytes: usize = 0,
+    heard: [512]u8 = undefined,
+    thread: std.Thread = undefined,
+
+    const Says = enum { proof, proof_of_another_run, proof_of_another_key, echo, welcome, nothing };
+
+    fn start(somebody: *Somebody, says: Says) !void {
+        somebody.* = .{ .held = try .init(), .says = says };
+        try somebody.held.listen();
+        somebody.thread = try std.Thread.spawn(.{}, run, .{somebody});
+    }
+
+    fn run(somebody: *Somebody) void {
+        const fd = std.c.accept(somebody.held.fd, null, null);
+        if (fd < 0) return;
+        defer _ = std.c.close(fd);
+        somebody.serve(fd) catch return;
+    }
+
+    fn serve(somebody: *Somebody, fd: socket.Fd) !void {
+        while (somebody.heard_bytes < hello.hello_bytes) {
+            const room = somebody.heard[somebody.heard_bytes..];
+            const count = std.c.read(fd, room.ptr, room.len);
+            if (count <= 0) return;
+            somebody.heard_bytes += @intCast(count);
+        }
+        const probe = try hello.decode(somebody.heard[0..hello.hello_bytes]);
+        const other_key: hello.Key = @splat(4);
+        const answer = switch (somebody.says) {
+            .proof => hello.encode_proof(hello.proof(&test_key, test_run, probe.to, probe.nonce)),
+            .proof_of_another_run => hello.encode_proof(
+                hello.proof(&test_key, @splat(2), probe.to, probe.nonce),
+            ),
+            .proof_of_another_key => hello.encode_proof(
+                hello.proof(&other_key, test_run, probe.to, probe.nonce),
+            ),
+            .echo => somebody.heard[0..hello.answer_bytes].*,
+            .welcome => hello.encode_answer(.welcome),
+            .nothing => return,
+        };
+        _ = std.c.write(fd, &answer, answer.len);
+        // Until the other side has gone: no byte more comes.
+        const count = std.c.read(fd, somebody.heard[somebody.heard_bytes..].ptr, 1);
+        if (count > 0) somebody.heard_bytes += @intCast(count);
+    }
+
+    fn end(somebody: *Somebody) void {
+        somebody.thread.join();
+        somebody.held.deinit();
+    }
+
+    fn text(somebody: *const Somebody, host: []const u8, into: []u8) ![]const u8 {
+        return std.fmt.bufPrint(into, "{s}:{d}", .{ host, somebody.held.at.port() });
+    }
+};
+
+test "who proves to be the peer is found, and nobody else that answers" {
+    for (std.enums.values(Somebody.Says)) |says| {
+        var finder: Finder = .{ .run_id = test_run };
+        defer finder.deinit();
+        var somebody: Somebody = undefined;
+        try somebody.start(says);
+        var room: [64]u8 = undefined;
+        const text = try somebody.text("127.0.0.1", &room);
+        const found = try found_at(&finder, text, "127.0.0.9:1");
+        somebody.end();
+        if (says == .proof)
+            try testing.expectEqualStrings(text, found.?)
+        else
+            try testing.expectEqual(null, found);
+        // It was asked one question, and was not told which run.
+        try testing.expectEqual(hello.hello_bytes, somebody.heard_bytes);
+        try testing.expect(std.mem.allEqual(u8, somebody.heard[16..48], 0));
+    }
+}
+
+test "a name is found where its connection comes from, without a dial, and told as a number" {
+    var finder: Finder = .{ .run_id = test_run };
+    defer finder.deinit();
+    const held = try HeldPort.init(); // refuses
+    defer held.deinit();
+    var room: [64]u8 = undefined;
+    const text = try std.fmt.bufPrint(&room, "localhost:{d}", .{held.at.port()});
+    const found = (try found_at(&finder, text, "127.0.0.1:1")).?;
+    var number: [64]u8 = undefined;
+    const expected = try std.fmt.bufPrint(&number, "127.0.0.1:{d}", .{held.at.port()});
+    try testing.expectEqualStrings(expected, found);
+}
+
+test "a name that nobody knows, a port that refuses and this machine's own are not found" {
+    var finder: Finder = .{ .run_id = test_run };
+    defer finder.deinit();
+    try testing.expectEqual(null, try found_at(&finder, "no-such-host.invalid:1", "127.0.0.1:1"));
+    const held = try HeldPort.init();
+    defer held.deinit();
+    var room: [64]u8 = undefined;
+    const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
+    try testing.expectEqual(null, try found_at(&finder, text, "127.0.0.9:1"));
+    // A peer of another machine names a port of this one.
+    var somebody: Somebody = undefined;
+    try somebody.start(.proof);
+    const own = try somebody.text("127.0.0.1", &room);
+    try testing.expectEqual(null, try found_at(&finder, own, "192.0.2.1:1"));
+    // Nobody has dialed it; this ends it.
+    socket.close(try socket.connect_start(&somebody.held.at));
+    somebody.end();
+    try testing.expectEqual(0, somebody.heard_bytes);
+}
+
+test "there are at most four searches, and two for one source" {
+    var finder: Finder = .{ .run_id = test_run };
+    defer finder.deinit();
+    const sources = [_][]const u8{ "127.0.0.2:1", "127.0.0.3:1" };
+    var ports: [2]HeldPort = undefined;
+    for (&ports) |*held| held.* = try .init();
+    defer for (ports) |held| held.deinit();
+    // They listen, and never answer.
+    for (&ports) |*held| try held.listen();
+    var room: [64]u8 = undefined;
+    for (sources, &ports) |source, *held| {
+        const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
+        for (0..2) |index| try finder.start(&try question_of(index, text, source), -1);
+        try testing.expectError(error.Busy, finder.start(&try question_of(3, text, source), -1));
+    }
+    try testing.expectError(
+        error.Busy,
+        finder.start(&try question_of(4, "127.0.0.1:1", "127.0.0.4:1"), -1),
+    );
+    for (0..4) |_| try testing.expect((try wait(&finder)).answer == .not_found);
+    try finder.start(&try question_of(5, "127.0.0.1:1", "127.0.0.4:1"), -1);
+}

@@ -1,0 +1,299 @@
+//! Addresses: where peers say that others dial them, and what is found of that. Others are told an
+//! address only if the connection of the peer comes from its host, or if the driver has found this
+//! very peer there (net/finder.zig). So no peer has all others dial somebody who has no part in the
+//! run, or ask a name server: names are looked up by the driver, once, and members get numbers.
+//!
+//! A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
+//! Free functions on Coordinator, so that coordinator.zig stays readable.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Coordinator = @import("coordinator.zig").Coordinator;
+const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+
+/// What one peer says.
+pub const Claim = struct {
+    /// As the peer says it.
+    text: []u8 = &.{},
+    /// By which it is found.
+    key: wire.hello.Key = @splat(0),
+    state: State = .unknown,
+    /// In the order in which they wait; another one each time.
+    number: u64 = 0,
+    /// Not asked about before.
+    not_before: Instant = 0,
+    /// A member was not found: nobody waits for the next answer.
+    failed: bool = false,
+    /// Groups that it enters when the answer is there.
+    waiting: std.ArrayList(Waiting) = .empty,
+
+    const Waiting = struct { group: *Group, initial_world_size: u32 };
+
+    pub const State = enum {
+        unknown,
+        /// The driver is to be asked, and was asked.
+        queued,
+        asked,
+        /// Peer.address is where it is dialed.
+        known,
+    };
+
+    pub fn deinit(claim: *Claim, gpa: Allocator) void {
+        gpa.free(claim.text);
+        claim.waiting.deinit(gpa);
+    }
+
+    fn is_open(claim: *const Claim) bool {
+        return claim.state == .queued or claim.state == .asked;
+    }
+};
+
+/// What the driver is asked.
+pub const Question = struct {
+    number: u64,
+    peer: base.PeerId,
+    /// Where its connection comes from.
+    source: base.Source,
+    /// Read with Endpoint.parse_told already. Valid during the call.
+    address: []const u8,
+    key: wire.hello.Key,
+};
+
+pub const Answer = union(enum) {
+    /// Where the peer is, in numbers. Valid during the call.
+    found: []const u8,
+    not_found,
+};
+
+pub const Reply = union(enum) {
+    answer: Answer,
+    /// `Coordinator.answered` will be called.
+    later,
+    /// There is no room for a question from this source: it is asked again.
+    busy,
+};
+
+/// Between two questions that take time: whoever is named for many newcomers is not flooded.
+const pace_ns = std.time.ns_per_s / 20;
+/// A member that was not found is looked for again.
+const again_ns = 10 * std.time.ns_per_s;
+
+/// What all peers together wait for.
+pub const Queue = struct {
+    last_number: u64 = 0,
+    next_at: Instant = 0,
+    /// Some claim is queued.
+    any: bool = false,
+};
+
+/// A peer says where it is dialed. What it has said before holds until this is found, too.
+pub fn claim_told(
+    c: *Coordinator,
+    peer: *Peer,
+    text: []const u8,
+    key: wire.hello.Key,
+) Allocator.Error!void {
+    const claim = &peer.claim;
+    claim.key = key;
+    if (std.mem.eql(u8, claim.text, text)) return;
+    const copy = try c.gpa.dupe(u8, text);
+    c.gpa.free(claim.text);
+    claim.text = copy;
+    // An answer to what was asked before is not one to this.
+    claim.state = if (claim.waiting.items.len > 0) .queued else .unknown;
+    if (claim.state == .queued) queue(c, peer, 0);
+    claim.failed = false;
+}
+
+/// The peer has told everything: it is looked for, unless that is known.
+pub fn settle(c: *Coordinator, now: Instant, peer: *Peer) Allocator.Error!void {
+    const claim = &peer.claim;
+    if (claim.state != .unknown) return;
+    const connection = peer.connection orelse return;
+    const endpoint = base.Endpoint.parse(claim.text) catch unreachable; // read at `join`
+    const from_there = if (endpoint.source()) |source|
+        std.mem.eql(u8, &source, &connection.source)
+    else
+        false;
+    if (from_there) return known(c, peer, claim.text);
+    c.log(.debug, "peer {s} is looked for at {s}", .{ peer.id.short(), claim.text });
+    queue(c, peer, 0);
+    try ask(c, now);
+}
+
+/// A newcomer enters the group, now or when it is found.
+pub fn admit(
+    c: *Coordinator,
+    now: Instant,
+    group: *Group,
+    peer: *Peer,
+    initial_world_size: u32,
+) Allocator.Error!void {
+    const waiting = &peer.claim.waiting;
+    // One whose user has given up and tries again has one answer.
+    for (waiting.items) |*item| if (item.group == group) {
+        item.initial_world_size = initial_world_size;
+        return;
+    };
+    // First, because the answer may come at once.
+    try waiting.append(c.gpa, .{ .group = group, .initial_world_size = initial_world_size });
+    try settle(c, now, peer);
+    if (peer.claim.state == .known) enter(c, now, peer);
+}
+
+fn enter(c: *Coordinator, now: Instant, peer: *Peer) void {
+    var waiting = peer.claim.waiting;
+    peer.claim.waiting = .empty;
+    defer waiting.deinit(c.gpa);
+    for (waiting.items) |item| {
+        c.add(now, item.group, peer, item.initial_world_size) catch
+            return peer.doom("the coordinator has no memory to let it in");
+    }
+}
+
+/// Its connection is gone: who waits asks anew, and answers under way are not for it any more.
+pub fn disconnected(peer: *Peer) void {
+    peer.claim.waiting.clearRetainingCapacity();
+    if (peer.claim.is_open()) peer.claim.state = .unknown;
+}
+
+/// A member whose address is being looked for since a restart: newcomers could not dial it yet.
+pub fn is_awaited(peer: *const Peer) bool {
+    return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
+}
+
+fn known(c: *Coordinator, peer: *Peer, address: []const u8) Allocator.Error!void {
+    const copy = try c.gpa.dupe(u8, address);
+    c.gpa.free(peer.address);
+    peer.address = copy;
+    peer.claim.state = .known;
+    peer.claim.failed = false;
+}
+
+fn queue(c: *Coordinator, peer: *Peer, not_before: Instant) void {
+    c.questions.last_number += 1;
+    c.questions.any = true;
+    peer.claim.state = .queued;
+    peer.claim.number = c.questions.last_number;
+    peer.claim.not_before = not_before;
+}
+
+// ---- questions and answers
+
+/// Asks about those who wait, in their order, members first: newcomers wait for them, too.
+pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
+    if (!c.questions.any) return;
+    var after: Turn = .{ .is_newcomer = false, .number = 0 };
+    while (now >= c.questions.next_at) {
+        const peer = next(c, now, &after) orelse break;
+        const claim = &peer.claim;
+        const reply = c.host.vtable.find(c.host.ctx, &.{
+            .number = claim.number,
+            .peer = peer.id,
+            .source = peer.connection.?.source,
+            .address = claim.text,
+            .key = claim.key,
+        });
+        if (reply == .busy) continue; // others may come from elsewhere
+        claim.state = .asked;
+        if (reply == .answer) try take(c, now, peer, reply.answer) else c.questions.next_at =
+            now +| pace_ns;
+    }
+    c.questions.any = for (c.peers.items) |peer| {
+        if (peer.claim.state == .queued) break true;
+    } else false;
+}
+
+const Turn = struct {
+    is_newcomer: bool,
+    number: u64,
+
+    fn less_than(a: Turn, b: Turn) bool {
+        if (a.is_newcomer != b.is_newcomer) return b.is_newcomer;
+        return a.number < b.number;
+    }
+};
+
+/// The first behind this one.
+fn next(c: *const Coordinator, now: Instant, after: *Turn) ?*Peer {
+    var best: ?Turn = null;
+    var found: ?*Peer = null;
+    for (c.peers.items) |peer| {
+        const claim = &peer.claim;
+        if (claim.state != .queued or claim.not_before > now) continue;
+        if (peer.connection == null) continue;
+        const turn: Turn = .{ .is_newcomer = !c.is_member(peer), .number = claim.number };
+        if (!after.less_than(turn)) continue;
+        if (best == null or turn.less_than(best.?)) {
+            best = turn;
+            found = peer;
+        }
+    }
+    after.* = best orelse return null;
+    return found;
+}
+
+/// The driver has an answer. One to who is gone, or has said something else since, is for nobody.
+pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: Answer) Allocator.Error!void {
+    const peer = for (c.peers.items) |peer| {
+        if (peer.claim.state == .asked and peer.claim.number == number) break peer;
+    } else null;
+    if (peer) |item| try take(c, now, item, answer);
+    try ask(c, now);
+}
+
+fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Error!void {
+    const claim = &peer.claim;
+    switch (answer) {
+        .found => |address| {
+            known(c, peer, address) catch |err| {
+                queue(c, peer, now +| again_ns);
+                return err;
+            };
+            enter(c, now, peer);
+        },
+        .not_found => {
+            claim.state = .unknown;
+            refuse(c, peer);
+            if (c.is_member(peer)) {
+                const why = "peer {s} is not found at {s}: newcomers are not told where it is";
+                if (!claim.failed) c.log(.warning, why, .{ peer.id.short(), claim.text });
+                claim.failed = true;
+                queue(c, peer, now +| again_ns);
+            }
+        },
+    }
+    // Rounds wait for a member's.
+    for (c.groups.items) |group| if (group.contains(peer)) group.advance(now);
+}
+
+/// It is told what to do, and loses nothing else.
+fn refuse(c: *Coordinator, peer: *Peer) void {
+    var waiting = peer.claim.waiting;
+    peer.claim.waiting = .empty;
+    defer waiting.deinit(c.gpa);
+    var room: [why_bytes_max]u8 = undefined;
+    const why = std.fmt.bufPrint(&room, why_format, .{peer.claim.text}) catch unreachable;
+    for (waiting.items) |item| {
+        c.log(.info, "peer {s} may not join group {s}: it is not found at {s}", .{
+            peer.id.short(),
+            item.group.name,
+            peer.claim.text,
+        });
+        peer.say(.{ .refused = .{ .name = .of(item.group.name), .why = .of(why) } });
+    }
+}
+
+const why_format = "the coordinator cannot reach this peer at {s}, and its connection comes " ++
+    "from another host: advertise an address that leads here";
+const why_bytes_max = why_format.len + base.limits.address_bytes_max;
+
+pub fn next_deadline(c: *const Coordinator, now: Instant) Instant {
+    if (!c.questions.any) return base.never;
+    // Those for whom there was no room wait for an answer, or for the next tick.
+    return if (c.questions.next_at > now) c.questions.next_at else base.never;
+}

@@ -1,0 +1,219 @@
+//! Addresses, seen from outside: nobody is told one that is not known to be the peer's, and who
+//! waits for the answer. The rules: addresses.zig. The harness: court_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const control = wire.control;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const expectEqualStrings = std.testing.expectEqualStrings;
+
+const ms = court_file.ms;
+const id_of = court_file.id_of;
+const Court = court_file.Court;
+
+fn init(court: *Court) !void {
+    try court.init(gpa);
+    court.c.options.initial_world_size = 1;
+}
+
+fn knock(court: *Court, index: usize) !void {
+    try court.knock(index, .{
+        .purpose = .control,
+        .run_id = @splat(1),
+        .from = id_of(index),
+        .instance = 1 + index,
+    });
+}
+
+fn join(court: *Court, index: usize, address: []const u8) !void {
+    try court.say(index, .{ .join = .{
+        .name = .of("g"),
+        .address = .of(address),
+        .address_key = @splat(7),
+        .initial_world_size = 0,
+        .round = 0,
+        .stop_round = 0,
+    } });
+    try court.say(index, .{ .join_end = .{} });
+}
+
+fn address_of(court: *const Court, index: usize) []const u8 {
+    return court.c.peer_of(id_of(index)).?.address;
+}
+
+/// What a peer was told, and not read yet, has this text in it.
+fn was_told(court: *const Court, index: usize, text: []const u8) bool {
+    return std.mem.indexOf(u8, court.peers[index].?.stream.send_slice(), text) != null;
+}
+
+test "an address that is not known to be the peer's is told to nobody, and then in numbers" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.c.options.initial_world_size = 2;
+    try knock(&court, 1);
+    try join(&court, 1, "192.0.2.8:80");
+    court.reply = .later;
+    try knock(&court, 0);
+    try join(&court, 0, "a.third.party:80");
+    try expectEqual(2, court.asked);
+    try court.listen();
+    try expectEqual(0, court.round); // not even a round of its own
+    try expect(!court.c.is_member(court.c.peer_of(id_of(0)).?));
+    // It is there as long as it says that it lives.
+    for (0..40) |_| {
+        court.now += 500 * ms;
+        for (0..2) |index| try court.beat(index);
+        court.c.tick(court.now);
+    }
+    try expect(court.peers[0] != null);
+    try expectEqual(2, court.asked);
+    court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.7:80" });
+    try expect(was_told(&court, 1, "192.0.2.7:80"));
+    try expect(!was_told(&court, 1, "a.third.party"));
+    try court.listen();
+    try expectEqual(.prepare, court.group().phase);
+}
+
+test "where a connection comes from is believed, and nothing else" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.reply = .later;
+    court.source = (try base.Endpoint.parse("10.0.0.1:1")).source().?;
+    try knock(&court, 0);
+    try join(&court, 0, "[::ffff:10.0.0.1]:80");
+    try expectEqual(0, court.asked);
+    try expectEqualStrings("[::ffff:10.0.0.1]:80", address_of(&court, 0));
+    for ([_][]const u8{ "10.0.0.2:80", "localhost:80" }, 1..) |address, index| {
+        try knock(&court, index);
+        try join(&court, index, address);
+        court.now += 50 * ms;
+        court.c.tick(court.now);
+        try expectEqual(index, court.asked);
+        try expectEqualStrings("", address_of(&court, index));
+    }
+}
+
+test "a peer that is not found hears why, and keeps its connection" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.reply = .later;
+    try knock(&court, 0);
+    try join(&court, 0, "192.0.2.1:80");
+    court.c.answered(court.now, court.last_question, .not_found);
+    try expect(was_told(&court, 0, "192.0.2.1:80"));
+    try expect(was_told(&court, 0, "advertise"));
+    try court.listen();
+    try expect(court.refused and court.peers[0] != null);
+    try expectEqual(0, court.group().newcomers.items.len);
+    // With another address it is let in.
+    court.now += 50 * ms;
+    try join(&court, 0, "192.0.2.2:80");
+    court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.2:80" });
+    try expectEqual(1, court.group().newcomers.items.len);
+}
+
+test "the answer about a peer that has gone, or says something else by now, is for nobody" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.reply = .later;
+    try knock(&court, 0);
+    try join(&court, 0, "192.0.2.1:80");
+    const first = court.last_question;
+    court.hang_up(0);
+    court.c.answered(court.now, first, .{ .found = "192.0.2.1:80" });
+    try knock(&court, 0);
+    court.now += 50 * ms;
+    try join(&court, 0, "192.0.2.1:80");
+    const second = court.last_question;
+    try expect(second != first);
+    court.c.answered(court.now, first, .{ .found = "192.0.2.1:80" });
+    try expectEqualStrings("", address_of(&court, 0));
+    // Another address, while the first is being looked for.
+    court.now += 50 * ms;
+    try join(&court, 0, "192.0.2.99:80");
+    court.c.answered(court.now, second, .{ .found = "192.0.2.1:80" });
+    try expectEqualStrings("", address_of(&court, 0));
+    court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.99:80" });
+    try expectEqualStrings("192.0.2.99:80", address_of(&court, 0));
+    // It asked three times for one group, and is in it once.
+    try expectEqual(1, court.group().newcomers.items.len);
+}
+
+test "questions for which there is no room are asked later, and not one upon the other" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.reply = .later;
+    court.room = 0;
+    for (0..3) |index| {
+        try knock(&court, index);
+        try join(&court, index, "192.0.2.1:80");
+    }
+    try expectEqual(0, court.asked);
+    court.room = 3;
+    court.c.tick(court.now);
+    try expectEqual(1, court.asked); // and the next not at once
+    const pace = court.c.next_deadline() - court.now;
+    try expect(pace > 0 and pace <= 50 * ms);
+    court.c.answered(court.now, court.last_question, .not_found);
+    try expectEqual(1, court.asked);
+    for (2..4) |count| {
+        court.now += 50 * ms;
+        court.c.tick(court.now);
+        try expectEqual(count, court.asked);
+    }
+}
+
+test "members are looked for again after a restart, and stay whatever comes of it" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    // As after a restart: it is a member, and where it is dialed is not known.
+    const peer = court.c.peer_of(id_of(2)).?;
+    gpa.free(peer.address);
+    peer.address = &.{};
+    gpa.free(peer.claim.text);
+    peer.claim.text = &.{};
+    court.hang_up(2);
+    court.reply = .later;
+    try court.come_back(2, court.attempt);
+    try court.say(2, .{ .join_end = .{} });
+    try court.listen();
+    try expectEqual(1, court.asked - 3);
+    try expectEqual(0b111, court.members_alive());
+    // No round begins before newcomers can be told where it is.
+    try court.say(1, .{ .leave = .{ .group = 0 } });
+    try court.next_round();
+    try expectEqual(.idle, court.group().phase);
+    court.c.answered(court.now, court.last_question, .not_found);
+    try expectEqual(.prepare, court.group().phase);
+    try expectEqual(0b101, court.members_alive());
+    // It is looked for again later.
+    court.now += 10_000 * ms;
+    court.c.tick(court.now);
+    try expectEqual(2, court.asked - 3);
+    court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.3:80" });
+    try expectEqualStrings("192.0.2.3:80", peer.address);
+}
+
+test "a member that comes back with its address is not looked for again" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.hang_up(2);
+    court.reply = .later;
+    try court.come_back(2, court.attempt);
+    try court.say(2, .{ .join_end = .{} });
+    try expectEqual(3, court.asked);
+    try expectEqualStrings("a:1", address_of(&court, 2));
+}
