@@ -6,6 +6,10 @@ const assert = std.debug.assert;
 
 pub const RunId = [16]u8;
 
+/// The host that a connection comes from: an IPv6 address, or an IPv4 address mapped to one. All
+/// zeros where it is unknown.
+pub const Source = [16]u8;
+
 /// A peer is a process in the run; the id is drawn at random when it connects.
 pub const PeerId = struct {
     bytes: [16]u8,

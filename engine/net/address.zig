@@ -79,8 +79,15 @@ pub const Address = extern union {
         return std.mem.eql(u8, &one.v6.addr, &other.v6.addr);
     }
 
+    /// Its host as one that connections come from.
+    pub fn source(a: *const Address) base.Source {
+        if (a.family() != c.AF.INET) return a.v6.addr;
+        return mapped_prefix ++ @as([4]u8, @bitCast(a.v4.addr));
+    }
+
+    const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+
     fn unmapped(a: *const Address) Address {
-        const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
         if (a.family() != c.AF.INET6) return a.*;
         if (!std.mem.startsWith(u8, &a.v6.addr, &mapped_prefix)) return a.*;
         return v4_from(a.v6.addr[12..16].*, a.port());
@@ -168,4 +175,7 @@ test "numeric addresses need no lookup, and names are told apart" {
     try std.testing.expect(mapped.slice()[0].same_host(&plain.slice()[0]));
     const other = numeric(.{ .host = "10.1.2.4", .port = 1 }).?;
     try std.testing.expect(!mapped.slice()[0].same_host(&other.slice()[0]));
+    // One host is one source, whichever socket it comes through.
+    try std.testing.expectEqual(mapped.slice()[0].source(), plain.slice()[0].source());
+    try std.testing.expectEqual(@as(u8, 1), v6.slice()[0].source()[15]);
 }

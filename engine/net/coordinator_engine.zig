@@ -200,7 +200,9 @@ pub const CoordinatorEngine = struct {
     }
 
     fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
-        const connection = engine.coordinator.accept(now) orelse return socket.close(fd);
+        const remote = socket.remote_address(fd);
+        const source: base.Source = if (remote) |*at| at.source() else @splat(0);
+        const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);
         const link = engine.links.add(fd, @intFromPtr(connection)) catch {
             return engine.coordinator.closed(now, connection);
         };

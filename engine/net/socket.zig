@@ -295,7 +295,8 @@ pub fn local_address(fd: Fd) ?Address {
     return address_by(c.getsockname, fd);
 }
 
-fn remote_address(fd: Fd) ?Address {
+/// The address of the other side.
+pub fn remote_address(fd: Fd) ?Address {
     return address_by(c.getpeername, fd);
 }
 

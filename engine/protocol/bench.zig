@@ -186,7 +186,7 @@ const Run = struct {
 
     fn connect(run: *Run, index: usize) !void {
         const begin = processor_ns();
-        const connection = run.c.accept(run.now) orelse return error.NotAccepted;
+        const connection = run.c.accept(run.now, @splat(0)) orelse return error.NotAccepted;
         run.sample.ns += processor_ns() - begin;
         connection.driver = index;
         run.connections[index] = connection;

@@ -33,6 +33,8 @@ pub const Connection = struct {
     driver: usize = 0,
     state: State = .stranger,
     accepted_at: Instant,
+    /// Where it comes from.
+    source: base.Source,
     peer: ?*Peer = null,
     /// It said something after the answer to its hello, so it hears us.
     has_answered: bool = false,
@@ -311,11 +313,16 @@ pub const Coordinator = struct {
     // ---- connections
 
     /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
-    pub fn accept(c: *Coordinator, now: Instant) ?*Connection {
+    pub fn accept(c: *Coordinator, now: Instant, source: base.Source) ?*Connection {
         if (!c.make_place(now)) return null;
         c.connections.ensureUnusedCapacity(c.gpa, 1) catch return null;
         const connection = c.gpa.create(Connection) catch return null;
-        connection.* = .{ .stream = .init(c.gpa), .accepted_at = now, .coordinator = c };
+        connection.* = .{
+            .stream = .init(c.gpa),
+            .accepted_at = now,
+            .source = source,
+            .coordinator = c,
+        };
         c.connections.appendAssumeCapacity(connection);
         return connection;
     }

@@ -38,6 +38,8 @@ pub fn id_of(index: usize) base.PeerId {
 pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
+    /// Where connections come from.
+    source: base.Source = @splat(0),
     peers: [peers_max]?*Connection = @splat(null),
     /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [peers_max]u32 = @splat(0),
@@ -119,7 +121,8 @@ pub const Court = struct {
 
     /// A new connection in this place; the hello says whose.
     pub fn knock(court: *Court, place: usize, hello: wire.hello.Hello) !void {
-        const connection = court.c.accept(court.now) orelse return error.OutOfMemory;
+        const connection = court.c.accept(court.now, court.source) orelse
+            return error.OutOfMemory;
         connection.driver = place;
         court.peers[place] = connection;
         try court.put(place, &wire.hello.encode(hello));

@@ -94,7 +94,7 @@ pub const World = struct {
 
     fn connect(w: *World, node: *Node) void {
         node.dials_control = false;
-        node.connection = w.coordinator.accept(w.now).?;
+        node.connection = w.coordinator.accept(w.now, @splat(0)).?;
         node.connection.?.driver = node.index;
         node.s.control_opened(w.now);
     }

@@ -788,6 +788,14 @@ pub const World = struct {
         world.settle(node);
     }
 
+    /// Every node is a host of its own.
+    fn source_of(node: NodeIndex) base.Source {
+        var source: base.Source = @splat(0);
+        source[0] = 0xfd;
+        std.mem.writeInt(u32, source[4..8], node, .big);
+        return source;
+    }
+
     fn accepted(world: *World, index: u32) void {
         const connection = world.connections.items[index];
         const e = &connection.ends[1];
@@ -795,7 +803,8 @@ pub const World = struct {
         const node = &world.nodes[e.node];
         const ref: Ref = .{ .connection = index, .side = 1 };
         if (node.index == coordinator_index) {
-            if (world.coordinator.accept(node.here())) |accepted_connection| {
+            const source = source_of(connection.ends[0].node);
+            if (world.coordinator.accept(node.here(), source)) |accepted_connection| {
                 accepted_connection.driver = index * 2 + 1;
                 e.what = .{ .accepted = accepted_connection };
             }
