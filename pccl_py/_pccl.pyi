@@ -84,6 +84,7 @@ class Coordinator:
         silence_ns: int,
         prepare_ns: int,
         state_dir: str | None,
+        memory_bytes: int,
     ) -> None: ...
     @property
     def token(self) -> str: ...

@@ -29,7 +29,9 @@ class Coordinator(Closing):
     and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
     silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
     lanes (30). Each of the three is at most seven days. `state`: directory for the journal of the
-    run, made if its parent exists; default: the run ends with its coordinator.
+    run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
+    that all its queues may hold, 16 MiB or more; beyond, the peer with the longest queue is let go
+    (512 MiB).
 
     With a `state` that holds a run, it goes on with that run: run id, port and whatever is None
     come from there, and the token is the same as before.
@@ -56,6 +58,7 @@ class Coordinator(Closing):
         silence: float | None = None,
         prepare: float | None = None,
         state: str | os.PathLike[str] | None = None,
+        memory: int | None = None,
     ) -> None:
         self._native = _pccl.Coordinator(
             bind=None if bind is None else text(bind, "bind"),
@@ -70,6 +73,7 @@ class Coordinator(Closing):
             silence_ns=nanoseconds(silence, "silence"),
             prepare_ns=nanoseconds(prepare, "prepare"),
             state_dir=None if state is None else text(os.fspath(state), "state"),
+            memory_bytes=at_least_one(memory, "memory", bits=64),
         )
         self._forked = False
         _lifecycle.register(self)

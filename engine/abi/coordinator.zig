@@ -30,6 +30,7 @@ pub const CoordinatorOptions = extern struct {
     silence_ns: u64,
     prepare_ns: u64,
     state_dir: ?[*:0]const u8,
+    memory_bytes: u64,
 };
 
 /// pccl_coordinator_t
@@ -111,6 +112,12 @@ fn protocol_options(
     if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
     if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
+    if (given.memory_bytes != 0) options.memory = given.memory_bytes;
+    if (options.memory < limits.queues_bytes_min) return status.fail(
+        .invalid_argument,
+        "memory_bytes is {d}, which is less than {d} MiB",
+        .{ options.memory, limits.queues_bytes_min / limits.MiB },
+    );
     inline for (.{ "heartbeat_ns", "silence_ns", "prepare_ns" }) |name| {
         if (@field(options, name) > limits.interval_ns_max) return status.fail(
             .invalid_argument,
@@ -232,6 +239,7 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "silence_ns", .value = 1 },
         .{ .field = "window_bytes", .value = 1 << 40 },
         .{ .field = "prepare_ns", .value = 8 * std.time.ns_per_day },
+        .{ .field = "memory_bytes", .value = limits.queues_bytes_min - 1 },
         .{ .field = "size", .value = 3 },
     }) |case| {
         var bad = options;

@@ -213,9 +213,9 @@ pub const CoordinatorEngine = struct {
         const connection: *Connection = @ptrFromInt(link.owner);
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
-            const any = link.receive_stream(&connection.stream) catch
+            const count = link.receive_stream(&connection.stream) catch
                 return engine.ended(now, link);
-            if (!any) break;
+            if (count == 0) break;
             engine.coordinator.received(now, connection);
             if (link.closed) return;
         }

@@ -13,9 +13,11 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
+const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
 const Status = @import("status.zig").Status;
+const StatusRates = @import("status_rates.zig").StatusRates;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Allocator = std.mem.Allocator;
 const assert = std.debug.assert;
@@ -51,7 +53,7 @@ pub const Connection = struct {
     }
 
     /// It is closed before the call under way returns, and its peer is out.
-    fn doom(connection: *Connection, why: []const u8) void {
+    pub fn doom(connection: *Connection, why: []const u8) void {
         connection.doomed = why;
         connection.coordinator.any_doomed = true;
     }
@@ -60,8 +62,9 @@ pub const Connection = struct {
 /// One message to several peers, encoded for the first of them only.
 pub const Circular = struct {
     message: *const control.Message,
+    load: wire.Stream.Load = .usual,
     /// In the stream of the first, which is told nothing else meanwhile.
-    encoded: ?[]const u8 = null,
+    encoded: ?wire.Queue.Encoded = null,
 
     /// A peer that is away is told everything when it comes back.
     pub fn send(circular: *Circular, group: u16, peer: *const Peer) void {
@@ -70,15 +73,20 @@ pub const Circular = struct {
     }
 
     fn send_on(circular: *Circular, connection: *Connection) void {
+        if (connection.doomed != null) return; // it would hear the end of something
         circular.put(&connection.stream) catch
-            return connection.doom("its messages do not fit into memory any more");
-        const host = connection.coordinator.host;
-        host.vtable.wake(host.ctx, connection);
+            return connection.doom(if (connection.stream.is_full(circular.load))
+                "it does not read what it is told, and more does not wait for it"
+            else
+                "its messages do not fit into memory any more");
+        const c = connection.coordinator;
+        c.host.vtable.wake(c.host.ctx, connection);
+        queues.keep_budget(c);
     }
 
     fn put(circular: *Circular, stream: *wire.Stream) Allocator.Error!void {
-        if (circular.encoded) |bytes| return stream.append_encoded(bytes);
-        circular.encoded = try stream.append(circular.message);
+        if (circular.encoded) |*encoded| return stream.append_encoded(encoded, circular.load);
+        circular.encoded = try stream.append(circular.message, circular.load);
     }
 };
 
@@ -183,7 +191,10 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
     deaf: bool = false,
+    /// Of all connections.
+    memory: wire.Budget,
     status: Status = .{},
+    status_rates: StatusRates = .{},
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// Some connection is doomed.
@@ -219,6 +230,8 @@ pub const Coordinator = struct {
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
+        /// What all its queues may hold, bytes. Beyond, the longest goes.
+        memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
         /// How long a journal that could not be written is left alone.
@@ -254,7 +267,13 @@ pub const Coordinator = struct {
         seal_key: seal.Key,
     ) Allocator.Error!*Coordinator {
         const coordinator = try gpa.create(Coordinator);
-        coordinator.* = .{ .gpa = gpa, .options = options, .host = host, .seal_key = seal_key };
+        coordinator.* = .{
+            .gpa = gpa,
+            .options = options,
+            .host = host,
+            .seal_key = seal_key,
+            .memory = .{ .bytes_max = options.memory },
+        };
         return coordinator;
     }
 
@@ -318,7 +337,7 @@ pub const Coordinator = struct {
         c.connections.ensureUnusedCapacity(c.gpa, 1) catch return null;
         const connection = c.gpa.create(Connection) catch return null;
         connection.* = .{
-            .stream = .init(c.gpa),
+            .stream = .init_bounded(c.gpa, &c.memory),
             .accepted_at = now,
             .source = source,
             .coordinator = c,
@@ -357,6 +376,7 @@ pub const Coordinator = struct {
             (connection.state == .peer or connection.state == .status))
         {
             const message = connection.stream.take() catch |err| {
+                if (err == error.TooLong and c.hears_more_of(connection)) continue;
                 connection.doom(fault_of(err));
                 break;
             } orelse break;
@@ -365,7 +385,17 @@ pub const Coordinator = struct {
                 connection.doom(fault_of(err));
             };
         }
+        queues.keep_budget(c);
         c.sweep(now);
+    }
+
+    /// A member may say more at once than somebody who only wants to become one.
+    fn hears_more_of(c: *const Coordinator, connection: *Connection) bool {
+        const peer = connection.peer orelse return false;
+        const known = connection.stream.in_bytes_max == limits.control_message_bytes_max;
+        if (known or !c.is_member(peer)) return false;
+        connection.stream.in_bytes_max = limits.control_message_bytes_max;
+        return true;
     }
 
     const Fault = control.Error || ProtocolError;
@@ -930,10 +960,15 @@ pub const Coordinator = struct {
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
+        if (!c.status_rates.may_ask(connection.source, now)) return connection.send(.{ .refused = .{
+            .name = .of(""),
+            .why = .of("its host has asked too often; the next answer is ready in a second"),
+        } });
         const json = c.status.get(c.gpa, c, now) catch {
             connection.doom("out of memory");
             return;
         };
+        c.status_rates.charge(connection.source, now, json.len);
         connection.send(.{ .status_reply = .{ .json = .of(json) } });
     }
 

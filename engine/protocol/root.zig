@@ -27,6 +27,8 @@ test {
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("seal.zig");
+    _ = @import("status_rates.zig");
+    _ = @import("queues_test.zig");
     _ = @import("hostile_test.zig");
     _ = @import("rounds_test.zig");
     _ = @import("rules_test.zig");

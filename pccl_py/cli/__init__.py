@@ -84,6 +84,14 @@ WindowBytes = Annotated[
         min=1, help="Bytes of partial sums in flight per operation and link. " + _default("16 MiB")
     ),
 ]
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        min=16 << 20,
+        help="Bytes that all queues of the coordinator may hold; beyond, the peer with the longest "
+        "is let go. " + _default("512 MiB"),
+    ),
+]
 Heartbeat = Annotated[
     float | None, typer.Option(help="Seconds between heartbeats. " + _default("0.5"))
 ]
@@ -143,6 +151,7 @@ def coordinator(
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    memory: Memory = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator until SIGINT or SIGTERM. Prints its token, and nothing else, on stdout.
@@ -165,6 +174,7 @@ def coordinator(
         window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        memory=memory,
         state=state,
     ) as running:
         if token_file is not None:
