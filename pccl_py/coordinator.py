@@ -130,7 +130,8 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
     """How a run is, from its coordinator: see docs/STATUS.md.
 
     Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument,
-    CoordinatorUnreachable, AuthenticationFailed, VersionMismatch.
+    CoordinatorUnreachable (also if this host asks for large answers more than once a second),
+    AuthenticationFailed, VersionMismatch.
     """
     answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
     try:

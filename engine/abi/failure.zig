@@ -84,8 +84,8 @@ pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
         ),
         error.AskedTooOften => fail(
             .coordinator_unreachable,
-            "the coordinator at {s} has answered this host too often, a large answer comes once a " ++
-                "second: ask again later",
+            "the coordinator at {s} has answered this host too often: a large answer comes once " ++
+                "a second, so ask again later",
             .{at},
         ),
         error.TimedOut => fail(

@@ -25,8 +25,8 @@ pub fn keep_budget(c: *Coordinator) void {
         }
         if (c.memory.bytes -| leaving <= c.memory.bytes_max) return;
         const victim = longest orelse return;
-        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {s} must go, whose " ++
-            "queue is the longest, {d} KiB", .{
+        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {s} must go, " ++
+            "whose queue is the longest, {d} KiB", .{
             c.memory.bytes >> 20,
             &name_of(victim),
             longest_bytes >> 10,

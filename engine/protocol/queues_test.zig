@@ -139,8 +139,8 @@ test "one peer that reads nothing is let go at its own limit" {
     try expect(most >= limits.control_queue_bytes_max);
     try expect(most < limits.control_queue_bytes_max + limits.control_queue_bytes_max / 4);
     try expect(court.peers[1] != null and court.peers[2] != null);
-    try court.expect_said("info peer 01000000 is gone: it does not read what it is told, and more " ++
-        "does not wait for it");
+    try court.expect_said("info peer 01000000 is gone: it does not read what it is told, and " ++
+        "more does not wait for it");
 }
 
 test "a newcomer cannot have a coordinator hold what a member may" {
