@@ -192,16 +192,19 @@ typedef struct pccl_coordinator_options {
   uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: 2 */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
   uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
-  uint64_t heartbeat_ns;       /* 0: 0.5 s. Like the two that follow at most seven days */
+  uint64_t heartbeat_ns;       /* 0: 0.5 s. Like all times here at most seven days */
   uint64_t silence_ns;         /* a peer silent for this long is lost; 0: 5 s. At least 3 heartbeats */
-  uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 30 s */
+  uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 10 s */
   const char *state_dir;       /* directory of the journal, made if its parent exists; NULL: the run ends with the
                                   coordinator. See below */
+  uint64_t stall_warning_ns;   /* a member that has not called what over half have called is named in the log, the
+                                  status and PCCL_DEADLINE_EXCEEDED after this time; 0: 10 s. At least a heartbeat */
+  uint64_t stall_ns;           /* and is removed from the group after this time; 0: never. At least stall_warning_ns */
   uint64_t memory_bytes;       /* what all its queues may hold, 16 MiB or more; beyond, the peer with the longest
                                   queue is let go; 0: 512 MiB */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
-  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0 }
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come

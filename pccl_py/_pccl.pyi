@@ -83,6 +83,8 @@ class Coordinator:
         heartbeat_ns: int,
         silence_ns: int,
         prepare_ns: int,
+        stall_warning_ns: int,
+        stall_ns: int,
         state_dir: str | None,
         memory_bytes: int,
     ) -> None: ...

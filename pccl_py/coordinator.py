@@ -28,7 +28,10 @@ class Coordinator(Closing):
     1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
     and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
     silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
-    lanes (30). Each of the three is at most seven days. `state`: directory for the journal of the
+    lanes (10). `stall_warning`: after so many seconds a member that has not called what over half
+    of the members have called is named in the log, the status and DeadlineExceeded (10; at least a
+    heartbeat). `stall`: after so many it is removed from the group (default: never; at least
+    `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
     run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
     that all its queues may hold, 16 MiB or more; beyond, the peer with the longest queue is let go
     (512 MiB).
@@ -57,6 +60,8 @@ class Coordinator(Closing):
         heartbeat: float | None = None,
         silence: float | None = None,
         prepare: float | None = None,
+        stall_warning: float | None = None,
+        stall: float | None = None,
         state: str | os.PathLike[str] | None = None,
         memory: int | None = None,
     ) -> None:
@@ -72,6 +77,8 @@ class Coordinator(Closing):
             heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
             silence_ns=nanoseconds(silence, "silence"),
             prepare_ns=nanoseconds(prepare, "prepare"),
+            stall_warning_ns=nanoseconds(stall_warning, "stall_warning"),
+            stall_ns=nanoseconds(stall, "stall"),
             state_dir=None if state is None else text(os.fspath(state), "state"),
             memory_bytes=at_least_one(memory, "memory", bits=64),
         )

@@ -837,7 +837,8 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         call.plan = .auto;
     }
     work.begin(comm.membership, call) catch |err| {
-        if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
+        if (err == error.Left) if (comm.membership.lost()) |why|
+            return failure.membership(why, comm.membership.why_removed());
         return failure.begin(err, &call);
     };
 }

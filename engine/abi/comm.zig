@@ -253,7 +253,7 @@ fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!
         return failure.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
-        .failed => |why| return failure.membership(why),
+        .failed => |why| return failure.membership(why, comm.membership.why_removed()),
     };
     if (admission) |to| sized.write(Admission, to, .{
         .size = undefined,

@@ -30,6 +30,8 @@ pub const CoordinatorOptions = extern struct {
     silence_ns: u64,
     prepare_ns: u64,
     state_dir: ?[*:0]const u8,
+    stall_warning_ns: u64,
+    stall_ns: u64,
     memory_bytes: u64,
 };
 
@@ -112,13 +114,23 @@ fn protocol_options(
     if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
     if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
+    // No shorter than the coordinator can tell.
+    options.stall_warning_ns = @max(options.stall_warning_ns, options.heartbeat_ns);
+    if (given.stall_warning_ns != 0) options.stall_warning_ns = given.stall_warning_ns;
+    options.stall_ns = given.stall_ns;
     if (given.memory_bytes != 0) options.memory = given.memory_bytes;
     if (options.memory < limits.queues_bytes_min) return status.fail(
         .invalid_argument,
         "memory_bytes is {d}, which is less than {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
-    inline for (.{ "heartbeat_ns", "silence_ns", "prepare_ns" }) |name| {
+    inline for (.{
+        "heartbeat_ns",
+        "silence_ns",
+        "prepare_ns",
+        "stall_warning_ns",
+        "stall_ns",
+    }) |name| {
         if (@field(options, name) > limits.interval_ns_max) return status.fail(
             .invalid_argument,
             name ++ " is {d}, which is more than seven days, {d}",
@@ -134,6 +146,16 @@ fn protocol_options(
         .invalid_argument,
         "silence ({d} s) must be at least three times heartbeat ({d} s)",
         .{ seconds(options.silence_ns), seconds(options.heartbeat_ns) },
+    );
+    if (options.stall_warning_ns < options.heartbeat_ns) return status.fail(
+        .invalid_argument,
+        "stall_warning ({d} s) must be at least a heartbeat ({d} s)",
+        .{ seconds(options.stall_warning_ns), seconds(options.heartbeat_ns) },
+    );
+    if (options.stall_ns != 0 and options.stall_ns < options.stall_warning_ns) return status.fail(
+        .invalid_argument,
+        "stall ({d} s) must be at least stall_warning ({d} s), so that nobody is let go unnamed",
+        .{ seconds(options.stall_ns), seconds(options.stall_warning_ns) },
     );
     return options;
 }
@@ -240,6 +262,9 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "window_bytes", .value = 1 << 40 },
         .{ .field = "prepare_ns", .value = 8 * std.time.ns_per_day },
         .{ .field = "memory_bytes", .value = limits.queues_bytes_min - 1 },
+        .{ .field = "stall_warning_ns", .value = 1 },
+        .{ .field = "stall_ns", .value = 1 },
+        .{ .field = "stall_ns", .value = 8 * std.time.ns_per_day },
         .{ .field = "size", .value = 3 },
     }) |case| {
         var bad = options;

@@ -56,9 +56,20 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         => |greet_error| greet(greet_error, at),
         error.TurnedAway => fail(
             .invalid_usage,
-            "the coordinator at {s} turned this peer away: it has a live peer with the same " ++
-                "peer_id, or its run is full ({d} peers)",
+            "the coordinator at {s} turned this peer away: a live peer has the same peer_id",
+            .{at},
+        ),
+        error.RunFull => fail(
+            .deadline_exceeded,
+            "the coordinator at {s} had no room for another peer until the timeout: its run is " ++
+                "full ({d} peers), or too many came from this address at once",
             .{ at, base.limits.peers_max },
+        ),
+        error.IdHeld => fail(
+            .deadline_exceeded,
+            "the coordinator at {s} keeps this peer_id for a member that is away and may come " ++
+                "back, and kept it until the timeout: use another peer_id, or wait for longer",
+            .{at},
         ),
     };
 }
@@ -415,7 +426,7 @@ pub fn join(
             .too_few_peers,
             .coordinator_unreachable,
             .state_unavailable,
-            => membership(failure.status),
+            => membership(failure.status, failure.why()),
         },
     };
 }
@@ -445,17 +456,17 @@ pub fn forked() Error {
     );
 }
 
-/// All reasons why a coordinator does that.
-const removed = "the coordinator removed this peer from the group, because it said nothing, or " ++
-    "another member could not reach it, for longer than the silence limit";
+/// The coordinator's words follow.
+const removed = "the coordinator removed this peer from the group: ";
 
 /// A coordinator with its state is the one that was there; any other begins another run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
     "--state DIR` goes on with the run) and call again; for another run, close this " ++
     "communicator and create a new one";
 
-/// Why a peer is not a member any more, or did not pass a safe point.
-pub fn membership(why: session.Status) Error {
+/// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator,
+/// if it has removed this peer.
+pub fn membership(why: session.Status, said: []const u8) Error {
     return switch (why) {
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
@@ -464,8 +475,8 @@ pub fn membership(why: session.Status) Error {
         ),
         .expelled => fail(
             .expelled,
-            removed ++ ": close this communicator and create a new one",
-            .{},
+            removed ++ "{s}. Close this communicator and create a new one",
+            .{said},
         ),
         .deadline_exceeded => fail(
             .deadline_exceeded,
@@ -750,8 +761,8 @@ pub fn operation(op: *const session.Operation) Error {
         .aborted => aborted(op, name),
         .expelled => fail(
             .expelled,
-            "{s}: " ++ removed ++ ". {s}. Close this communicator and create a new one",
-            .{ name, kept(op) },
+            "{s}: " ++ removed ++ "{s}. {s}. Close this communicator and create a new one",
+            .{ name, op.group.why_removed(), kept(op) },
         ),
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
@@ -761,34 +772,26 @@ pub fn operation(op: *const session.Operation) Error {
             .{name},
         ) else fail(
             .in_doubt,
-            "{s}: {s} after this peer had voted, so the others may have committed it; resolve " ++
-                "its work to know. {s}",
+            "{s}: {s}{f} after this peer had voted, so the others may have committed it; " ++
+                "resolve its work to know. {s}",
             .{
                 name,
                 if (op.failure.reason) |reason| switch (reason) {
-                    .deadline => "the deadline passed (probably another member has not called " ++
-                        "it, or is stuck)",
+                    .deadline => "the deadline passed",
                     else => "it was withdrawn here",
                 } else "the connection to the coordinator was lost",
+                WaitedFor{ .op = op },
                 kept(op),
             },
         ),
         .deadline_exceeded => if (op.op.descriptor.kind == .send_recv) fail(
             .deadline_exceeded,
-            "{s}: the deadline passed; probably that rank has not called {s}, or is stuck. {s}",
-            .{
-                name,
-                switch (part_of(op)) {
-                    .send => "recv",
-                    .recv => "send",
-                },
-                kept(op),
-            },
+            "{s}: the deadline passed{f}. {s}",
+            .{ name, WaitedFor{ .op = op }, kept(op) },
         ) else fail(
             .deadline_exceeded,
-            "{s}: the deadline passed; probably another member has not called it, or is stuck. " ++
-                "The operation is aborted on every member. {s}",
-            .{ name, kept(op) },
+            "{s}: the deadline passed{f}. The operation is aborted on every member. {s}",
+            .{ name, WaitedFor{ .op = op }, kept(op) },
         ),
         .too_few_peers => fail(
             .too_few_peers,
@@ -841,6 +844,42 @@ fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
     try writer.print("number {d} of epoch {d})", .{ id.sequence, op.op.epoch });
 }
 
+/// Of one whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
+const WaitedFor = struct {
+    op: *const session.Operation,
+
+    /// More are counted.
+    const shown_max = 4;
+
+    pub fn format(waited: WaitedFor, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const op = waited.op;
+        if (op.failure.reason != .deadline) return;
+        const missing = &op.failure.missing;
+        const count = missing.count();
+        if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
+            if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
+            called(op),
+        });
+        try writer.writeAll(" (waiting for ");
+        for (0..@min(count, shown_max)) |index| {
+            if (index > 0) try writer.writeAll(" and ");
+            const rank = missing.at(index);
+            try writer.print("rank {d}, {s}", .{ rank, op.ids[rank].short() });
+        }
+        if (count > shown_max) try writer.print(" and {d} more", .{count - shown_max});
+        const verb = if (count == 1) "has" else "have";
+        try writer.print(", which {s} not called {s})", .{ verb, called(op) });
+    }
+
+    fn called(op: *const session.Operation) []const u8 {
+        if (op.op.descriptor.kind != .send_recv) return "it";
+        return switch (part_of(op)) {
+            .send => "recv",
+            .recv => "send",
+        };
+    }
+};
+
 /// Of a message.
 fn part_of(op: *const session.Operation) Part {
     return if (op.executor.roles.rank == op.executor.roles.pair.src) .send else .recv;
@@ -862,9 +901,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
     return switch (reason) {
         .deadline => fail(
             .aborted,
-            "{s} was aborted, because the deadline of peer {s} passed; it may be called again. " ++
-                "{s}",
-            .{ name, peer, kept(op) },
+            "{s} was aborted, because the deadline of peer {s} passed{f}; it may be called " ++
+                "again. {s}",
+            .{ name, peer, WaitedFor{ .op = op }, kept(op) },
         ),
         .cancelled => fail(
             .aborted,
@@ -1071,8 +1110,10 @@ const no_arrays: @FieldType(@FieldType(session.Operation, "executor"), "arrays")
 };
 
 test "no sentence about a group or an operation has a word that only C knows" {
+    var group: session.Group = undefined;
+    group.removed("it was away");
     for (std.enums.values(session.Status)) |value| {
-        try expect_words_of_both_languages(membership(value));
+        try expect_words_of_both_languages(membership(value, "it was away"));
         if (value == .ok) continue;
         var op: session.Operation = undefined;
         op.sync = null;
@@ -1081,6 +1122,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         op.op.descriptor.kind = .barrier;
         op.status = value;
         op.failure = .{ .status = value };
+        op.group = &group;
         try expect_words_of_both_languages(operation(&op));
     }
     try expect_words_of_both_languages(admit(error.Busy));
@@ -1091,17 +1133,57 @@ test "no sentence about a group or an operation has a word that only C knows" {
 }
 
 test "an operation and a safe point say the same of why the coordinator removed this peer" {
+    const why = "it was away\x1b";
+    var group: session.Group = undefined;
+    group.removed(why);
     var op: session.Operation = undefined;
+    op.group = &group;
     op.sync = null;
     op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
     op.status = .expelled;
     for ([_]bool{ true, false }) |is_operation| {
-        const err = if (is_operation) operation(&op) else membership(.expelled);
+        const err = if (is_operation) operation(&op) else //
+            membership(.expelled, group.why_removed());
         try std.testing.expectEqual(.expelled, status.code(err));
         const sentence = std.mem.span(status.pccl_last_error());
-        try std.testing.expect(std.mem.indexOf(u8, sentence, removed) != null);
+        const wanted = removed ++ "it was away\\x1b. ";
+        try std.testing.expect(std.mem.indexOf(u8, sentence, wanted) != null);
+    }
+}
+
+test "a call whose deadline passed names those it waited for, or says what is probable" {
+    var ids: [6]base.PeerId = undefined;
+    for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
+    var op: session.Operation = undefined;
+    op.ids = &ids;
+    op.sync = null;
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .barrier;
+    const Case = struct { missing: base.Mask, wanted: []const u8 };
+    var one: base.Mask = .empty;
+    one.set(3);
+    for ([_]Case{
+        .{
+            .missing = .empty,
+            .wanted = "(probably another member has not called it, or is stuck)",
+        },
+        .{ .missing = one, .wanted = "(waiting for rank 3, 7f3a0103, which has not called it)" },
+        .{
+            .missing = .full(6),
+            .wanted = "(waiting for rank 0, 7f3a0100 and rank 1, 7f3a0101 and rank 2, 7f3a0102 " ++
+                "and rank 3, 7f3a0103 and 2 more, which have not called it)",
+        },
+    }) |case| {
+        for ([_]session.Status{ .deadline_exceeded, .aborted, .in_doubt }) |value| {
+            op.status = value;
+            op.failure = .{ .status = value, .reason = .deadline, .missing = case.missing };
+            try std.testing.expect(status.code(operation(&op)) != .ok);
+            const sentence = std.mem.span(status.pccl_last_error());
+            try std.testing.expect(std.mem.indexOf(u8, sentence, case.wanted) != null);
+        }
     }
 }
 

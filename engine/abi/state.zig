@@ -114,7 +114,8 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
         .prefetch = given.flags & StateOptions.prefetch != 0,
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
-        if (err == error.Closed) if (comm.membership.lost()) |why| return failure.membership(why);
+        if (err == error.Closed) if (comm.membership.lost()) |why|
+            return failure.membership(why, comm.membership.why_removed());
         return failure.state(err, if (err == error.NameInUse) name else about, tensors.len);
     };
     state.* = .{ .comm = comm, .shared = shared };
@@ -221,7 +222,8 @@ fn sync(
         .deadline = comm.deadline(given.deadline_ns),
         .interrupt = comm.interrupt,
     }, tell) catch |err| {
-        if (err == error.Left) if (comm.membership.lost()) |why| return failure.membership(why);
+        if (err == error.Left) if (comm.membership.lost()) |why|
+            return failure.membership(why, comm.membership.why_removed());
         return failure.sync(err);
     };
     if (outcome) |to| sized.write(SyncOutcome, to, .{

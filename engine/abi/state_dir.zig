@@ -51,6 +51,8 @@ pub const StateDir = struct {
             .{ "heartbeat_ns", "heartbeat_ns" },
             .{ "silence_ns", "silence_ns" },
             .{ "prepare_ns", "prepare_ns" },
+            .{ "stall_warning_ns", "stall_warning_ns" },
+            .{ "stall_ns", "stall_ns" },
         }) |pair| {
             const option = &@field(given, pair[0]);
             const decided = @field(settings, pair[1]);

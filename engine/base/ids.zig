@@ -76,6 +76,11 @@ pub const Mask = struct {
         return left;
     }
 
+    pub fn meets(mask: *const Mask, other: *const Mask) bool {
+        for (mask.words, other.words) |a, b| if (a & b != 0) return true;
+        return false;
+    }
+
     pub fn count(mask: *const Mask) u32 {
         var total: u32 = 0;
         for (mask.words) |word| total += @popCount(word);

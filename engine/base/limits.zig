@@ -47,6 +47,8 @@ pub const interval_ns_max = 7 * std.time.ns_per_day;
 /// A shorter heartbeat keeps a peer busy with nothing else. Enforced by the coordinator's options,
 /// and by peers, whose coordinator may lie.
 pub const heartbeat_ns_min = std.time.ns_per_ms;
+/// A member says that it has called an operation when this part of `stall_warning_ns` has passed.
+pub const stall_tells = 10;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.
@@ -121,6 +123,35 @@ pub const state_differs_bytes_max = 700;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;
+
+/// Connections that ask the coordinator for the status, and how long each may take.
+pub const statuses_max = 8;
+pub const status_ns_max = std.time.ns_per_s;
+/// A peer that has joined nothing for so long is let go.
+pub const idle_ns_max = 5 * std.time.ns_per_s;
+/// Groups of one peer. Enforced by the coordinator at join.
+pub const groups_per_peer_max = 8;
+
+/// What one peer may say to the coordinator, but for what each call says, and in how many bytes,
+/// that included. The bursts are what an honest one says at once: what it knows when it comes back,
+/// and what is settled of all it has in flight. Enforced by the coordinator, which reads nothing
+/// from the peer for a while (protocol/rates.zig), as are the next.
+pub const peer_messages_per_s_max = 2000;
+pub const peer_messages_burst = 8192;
+pub const peer_bytes_per_s_max = 4 * MiB;
+pub const peer_bytes_burst = 16 * MiB;
+/// Joins of one peer, all of whose groups are told again when its connection breaks; and those of
+/// newcomers from one address, behind which a whole run may be.
+pub const joins_per_s_max = 4;
+pub const peer_joins_burst = 2 * groups_per_peer_max;
+pub const source_joins_burst = 4 * peers_max;
+/// Attempts that one peer may cause by saying that links are broken; more come later.
+pub const peer_attempts_per_s_max = 2;
+pub const peer_attempts_burst = 8;
+/// The longest time for which nothing is read from a peer, or an attempt is put off.
+pub const pause_ns_max = std.time.ns_per_s;
+/// Addresses whose joins are counted apart.
+pub const sources_kept_max = 1024;
 
 /// Data sent ahead of time that is kept for one link: what the sender may send by the limits above,
 /// and twice as much for what keeping small pieces costs and for operations that it has given up

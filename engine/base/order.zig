@@ -50,6 +50,15 @@ pub const Order = struct {
     }
 };
 
+/// Whether those at positions a and b of `count` keep a link. `world_size` is that of the epoch,
+/// lost members included: few who are left of a large one go on in a ring (Paths).
+pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
+    if (a == b) return false;
+    if (world_size <= limits.full_mesh_max) return true;
+    const distance = if (a > b) a - b else b - a;
+    return @min(distance, count - distance) <= limits.ring_reach;
+}
+
 /// How the data of an operation should move. Broken links may leave no choice.
 pub const Plan = enum(u8) {
     /// By world size and codec.
@@ -103,4 +112,14 @@ test "an order counts round the ring, and knows whether it is that of the ranks"
     for ([_]u16{ 1, 200, 4 }) |rank| other.append(rank);
     try std.testing.expect(!other.is_rank_order());
     try std.testing.expect(!other.eql(&order));
+}
+
+test "those who are left of a large world keep links to neighbours only, as they move in a ring" {
+    const expect = std.testing.expect;
+    try expect(reaches(0, 16, 32, 32));
+    try expect(!reaches(0, 16, 32, 33));
+    try expect(reaches(0, limits.ring_reach, 32, 33) and reaches(31, 1, 32, 33));
+    try expect(!reaches(0, limits.ring_reach + 1, 32, 33));
+    // So few that their neighbours are all.
+    for (0..7) |a| for (0..7) |b| try expect(reaches(a, b, 7, 40) == (a != b));
 }

@@ -11,9 +11,11 @@ pub const BitSet = @import("bit_set.zig").BitSet;
 pub const Order = @import("order.zig").Order;
 pub const Paths = @import("order.zig").Paths;
 pub const Plan = @import("order.zig").Plan;
+pub const reaches = @import("order.zig").reaches;
 pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
+pub const places = @import("places.zig");
 pub const text = @import("text.zig");
 
 pub const PeerId = ids.PeerId;

@@ -568,11 +568,14 @@ fn sample(image: *journal.Image, starts: u32) !void {
         .heartbeat_ns = 1,
         .silence_ns = 1,
         .prepare_ns = 1,
+        .stall_warning_ns = 1,
+        .stall_ns = 0,
         .min_world_size = 1,
         .initial_world_size = 1,
     } });
     for (0..starts) |index| try image.add(gpa_of_tests, .{ .start = .{
         .incarnation = @intCast(index + 1),
+        .ended_epoch = 0,
     } });
 }
 
@@ -662,7 +665,7 @@ test "what does not check out is refused with the place, and left as it is" {
     try testing.expectEqual(error.NotAJournal, bench.trouble.refused.why);
     // Whole records, and no settings before them, or twice.
     try image.begin_file(gpa_of_tests);
-    try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1 } });
+    try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } });
     try bench.plant_beside(JournalFile.file_name, image.bytes());
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(error.BadRecord, bench.trouble.refused.why);
@@ -739,7 +742,7 @@ test "a write that fails half way leaves the records before it" {
     {
         const file = try bench.open();
         defer file.close();
-        _ = c.setrlimit(.FSIZE, &.{ .cur = whole + 25, .max = limit.max });
+        _ = c.setrlimit(.FSIZE, &.{ .cur = whole + 33, .max = limit.max });
         try testing.expectError(error.JournalFailed, file.append(image.bytes()[whole..]));
         try testing.expectEqual(Failure{ .step = .write, .code = .FBIG }, file.failure.?);
         try testing.expectError(error.JournalFailed, file.replace(image.bytes()));

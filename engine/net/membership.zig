@@ -226,6 +226,11 @@ pub const Membership = struct {
         return if (membership.failure) |failure| failure.status else null;
     }
 
+    /// What the coordinator said when it let this peer go, if it has.
+    pub fn why_removed(membership: *const Membership) []const u8 {
+        return membership.group.why_removed();
+    }
+
     pub const Info = struct {
         epoch: u64,
         attempt: u32,

@@ -99,8 +99,12 @@ pub const PeerEngine = struct {
         Closed,
         VersionMismatch,
         WrongRun,
-        /// It has a peer of this id already, or no room.
+        /// It has a peer of this id already.
         TurnedAway,
+        /// There was no room in the run until the deadline.
+        RunFull,
+        /// The id was that of a member that might come back, until the deadline.
+        IdHeld,
     };
 
     pub const ListenError = socket.ListenError || poller.Error || error{ListenNameNotFound};
@@ -146,12 +150,15 @@ pub const PeerEngine = struct {
     // ---- the coordinator's greeting, on the thread of the user
 
     /// A coordinator that closes without an answer may have too many strangers at its door, or
-    /// be down behind a tunnel that is up; one that does not answer may be frozen. Both may pass,
-    /// as a closed port may open.
+    /// be down behind a tunnel that is up; one that does not answer may be frozen; a full run may
+    /// get room. All of that may pass, as a closed port may open.
     fn greet_patiently(engine: *PeerEngine, options: Options) Error!void {
         while (true) {
             return engine.greet(options) catch |err| {
-                if (err != error.Closed and err != error.NoAnswer) return err;
+                switch (err) {
+                    error.Closed, error.NoAnswer, error.RunFull, error.IdHeld => {},
+                    else => return err,
+                }
                 const pause_ms = engine.session.prng.between(10, greeting_pause_ms_max);
                 const until = clock.after(pause_ms * std.time.ns_per_ms);
                 if (until >= options.connect_deadline) return err;
@@ -223,6 +230,8 @@ pub const PeerEngine = struct {
             .wrong_run => error.WrongRun,
             .refused, .wrong_peer => error.TurnedAway,
             .version_mismatch => error.VersionMismatch,
+            .full => error.RunFull,
+            .held => error.IdHeld,
             .welcome => unreachable, // then control_state is open
         };
     }
@@ -425,7 +434,7 @@ pub const PeerEngine = struct {
 
     fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
         const carrier = engine.gpa.create(Carrier) catch return socket.close(fd);
-        const lane = engine.session.accept_lane(now) orelse {
+        const lane = engine.session.accept_lane(now, socket.source_of(fd)) orelse {
             engine.gpa.destroy(carrier);
             return socket.close(fd);
         };

@@ -43,8 +43,12 @@ pub const Poller = struct {
     epoll_fd: Fd = -1,
     poll: PollTable,
     events: [events_max]Event = undefined,
+    /// As epoll tells them; here, because a build with safety checks fills what is not yet set.
+    raw: if (on_linux) [events_max]linux.epoll_event else void = undefined,
 
-    const events_max = 128;
+    /// All that is ready is seen at once: whoever has said something must be heard before others
+    /// take places (coordinator_engine.zig: round).
+    const events_max = 2048;
     /// The context of the waker's own descriptor.
     const waker_context = 0;
 
@@ -92,6 +96,11 @@ pub const Poller = struct {
         if (!on_linux or poller.backend == .poll) poller.poll.want_write(fd, wanted);
     }
 
+    /// Whether to report what can be read. epoll does so anyway, once per change.
+    pub fn want_read(poller: *Poller, fd: Fd, wanted: bool) void {
+        if (!on_linux or poller.backend == .poll) poller.poll.want_read(fd, wanted);
+    }
+
     /// What changed after this is seen by the wait after the next. Who changes something in
     /// between calls `wake`.
     pub fn prepare(poller: *Poller) Error!void {
@@ -124,8 +133,8 @@ pub const Poller = struct {
     }
 
     fn wait_epoll(poller: *Poller, timeout_ms: c_int) usize {
-        var raw: [events_max]linux.epoll_event = undefined;
-        const result = linux.epoll_wait(poller.epoll_fd, &raw, raw.len, timeout_ms);
+        const raw = &poller.raw;
+        const result = linux.epoll_wait(poller.epoll_fd, raw, raw.len, timeout_ms);
         if (linux.errno(result) != .SUCCESS) return 0; // EINTR: an early return does no harm
         for (raw[0..result], poller.events[0..result]) |*from, *to| {
             const flags = from.events;
@@ -159,7 +168,7 @@ const PollTable = struct {
     /// Where the last scan for events ended, so that the last sockets are not starved by the first.
     next: usize = 0,
 
-    const Entry = struct { fd: Fd, context: usize, write: bool };
+    const Entry = struct { fd: Fd, context: usize, read: bool = true, write: bool };
 
     fn deinit(table: *PollTable) void {
         table.entries.deinit(table.gpa);
@@ -180,6 +189,10 @@ const PollTable = struct {
         table.entries.items[table.find(fd)].write = wanted;
     }
 
+    fn want_read(table: *PollTable, fd: Fd, wanted: bool) void {
+        table.entries.items[table.find(fd)].read = wanted;
+    }
+
     fn find(table: *const PollTable, fd: Fd) usize {
         for (table.entries.items, 0..) |entry, index| if (entry.fd == fd) return index;
         unreachable; // a socket is added before anything else is done with it
@@ -194,7 +207,8 @@ const PollTable = struct {
         for (table.entries.items, 0..) |entry, index| {
             const is_waker = entry.context == Poller.waker_context;
             const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;
-            const events = c.POLL.IN | write;
+            const read: i16 = if (entry.read) c.POLL.IN else 0;
+            const events = read | write;
             table.waiting.items[index] = .{ .fd = entry.fd, .events = events, .revents = 0 };
             table.contexts.items[index] = entry.context;
         }
@@ -270,4 +284,20 @@ test "epoll reports readiness, hangup, wakes and deadlines" {
 
 test "poll reports the same" {
     try test_backend(.poll);
+}
+
+test "what is not to be read is not reported by poll, until it is" {
+    var poller = try Poller.init(std.testing.allocator, .poll);
+    defer poller.deinit();
+    var fds: [2]Fd = undefined;
+    try std.testing.expectEqual(0, c.socketpair(c.AF.UNIX, c.SOCK.STREAM, 0, &fds));
+    defer for (fds) |fd| socket.close(fd);
+    try poller.add(fds[0], 7);
+    poller.want_write(fds[0], false);
+    _ = c.write(fds[1], "x", 1);
+    for ([_]bool{ false, true }) |wanted| {
+        poller.want_read(fds[0], wanted);
+        try poller.prepare();
+        try std.testing.expectEqual(@intFromBool(wanted), poller.wait(0).len);
+    }
 }

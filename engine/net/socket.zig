@@ -3,6 +3,7 @@
 //! opens is noted here, so that a forked child lets go of them at once.
 
 const std = @import("std");
+const base = @import("base");
 const builtin = @import("builtin");
 const address = @import("address.zig");
 const log = @import("log.zig");
@@ -293,6 +294,12 @@ fn connect_error(code: c.E) ConnectError {
 /// Our address on a connection, or that of a listener.
 pub fn local_address(fd: Fd) ?Address {
     return address_by(c.getsockname, fd);
+}
+
+/// The host of the other side.
+pub fn source_of(fd: Fd) base.Source {
+    const remote = remote_address(fd) orelse return @splat(0);
+    return remote.source();
 }
 
 /// The address of the other side.

@@ -118,7 +118,7 @@ fn judge(bytes: *const [wire.hello.answer_bytes]u8) Error!void {
         .welcome => {},
         .version_mismatch => error.VersionMismatch,
         .wrong_run => error.WrongRun,
-        .wrong_peer, .refused => error.TurnedAway,
+        .wrong_peer, .refused, .full, .held => error.TurnedAway,
     };
 }
 

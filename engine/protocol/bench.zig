@@ -197,6 +197,7 @@ const Run = struct {
             .purpose = .control,
             .run_id = run_id,
             .from = id_of(index),
+            .instance = 1,
         }));
         try run.say(index, .{ .join = .{
             .name = .of("g"),
@@ -218,6 +219,7 @@ const Run = struct {
             .group = 0,
             .round = run.round,
             .entering = true,
+            .missing = .of(&.{}),
         } });
         try run.receive();
         for (0..run.peers) |index| if (run.told[index].ask == 1) {
@@ -399,6 +401,8 @@ const Run = struct {
 
     fn put(run: *Run, index: usize, bytes: []const u8) !void {
         const stream = &run.connections[index].?.stream;
+        // No time passes here: what a message costs is measured, not how many there may be.
+        if (run.connections[index].?.peer) |peer| peer.rates = .{};
         // Bytes that wait already are received together with these.
         const waits = for (run.queue.items) |other| {
             if (other == index) break true;
@@ -417,7 +421,7 @@ const Run = struct {
     /// The coordinator takes in what was said, one connection after the other, as its driver has it
     /// do; then the peers read what it answered.
     fn receive(run: *Run) !void {
-        run.now += ms;
+        run.now += 100 * ms; // so that a round may begin whenever there is a reason
         const begin = processor_ns();
         for (run.queue.items) |index| {
             run.c.received(run.now, run.connections[index] orelse return error.LetGo);

@@ -16,9 +16,11 @@ const Journal = journal_file.Journal;
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
+const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
 const ProtocolError = @import("epoch.zig").ProtocolError;
+const rates = @import("rates.zig");
 const Allocator = std.mem.Allocator;
 const assert = std.debug.assert;
 const Instant = base.Instant;
@@ -34,18 +36,41 @@ pub const Connection = struct {
     /// The driver's to use.
     driver: usize = 0,
     state: State = .stranger,
-    accepted_at: Instant,
+    /// When it came in, or said that it asks for the status.
+    since: Instant,
     /// Where it comes from.
     source: base.Source,
     peer: ?*Peer = null,
     /// It said something after the answer to its hello, so it hears us.
     has_answered: bool = false,
+    /// The driver reads nothing from it before that: it has said too much.
+    paused_until: Instant = 0,
     /// Something went wrong with it inside a call; it is closed before that call returns, and its
     /// peer is out.
     doomed: ?[]const u8 = null,
     coordinator: *Coordinator,
 
     pub const State = enum { stranger, peer, status, answered, refused };
+
+    /// Whether it has a place at the door.
+    fn stranger(connection: *const Connection) ?base.places.Guest {
+        if (connection.state != .stranger or connection.doomed != null) return null;
+        return .{
+            .source = connection.source,
+            .silent = connection.stream.in.items.len == 0,
+            .fresh = connection.since == connection.coordinator.door_at,
+        };
+    }
+
+    fn asker(connection: *const Connection) ?base.places.Guest {
+        const asks = connection.state == .status or connection.state == .answered;
+        if (!asks or connection.doomed != null) return null;
+        return .{ .source = connection.source, .silent = connection.state == .status };
+    }
+
+    pub fn is_paused(connection: *const Connection, now: Instant) bool {
+        return connection.paused_until > now;
+    }
 
     fn send(connection: *Connection, message: control.Message) void {
         var once: Circular = .{ .message = &message };
@@ -95,11 +120,13 @@ pub const Peer = struct {
     id: PeerId,
     /// Null while it is away.
     connection: ?*Connection,
-    /// Which process has the id; 0: not known since a restart.
+    /// Which process has the id.
     instance: u64,
     /// Where other peers dial it.
     address: []u8 = &.{},
     last_heard: Instant,
+    /// Where it was connected from last.
+    source: base.Source = @splat(0),
     /// When its last connection ended on which it had answered, or will have, as far as the peer
     /// knows. Another one on which it answers nothing is no return: it may not hear us.
     away_since: Instant = 0,
@@ -111,6 +138,9 @@ pub const Peer = struct {
     telling: ?Telling = null,
     /// The group that it asks for was refused: what it still tells of that one is passed over.
     refused: bool = false,
+    /// Since when it is connected, or has left the last group that it left.
+    idle_since: Instant = 0,
+    rates: rates.Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
 
@@ -161,7 +191,11 @@ pub const Peer = struct {
     }
 
     pub fn is_present(peer: *const Peer, group: u16) bool {
-        return peer.present >> @intCast(group) & 1 == 1;
+        return group < limits.groups_max and peer.present & bit(group) != 0;
+    }
+
+    fn bit(group: u16) u64 {
+        return @as(u64, 1) << @intCast(group);
     }
 
     /// It is out of the run before the call under way returns.
@@ -187,6 +221,17 @@ pub const Coordinator = struct {
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
     groups: std.ArrayList(*Group) = .empty,
+    /// The largest numbers of groups that have ended: none of them is used again.
+    ended: struct { epoch: u64 = 0, round: u64 = 0 } = .{},
+    /// Where the search for a free number of a group begins: those freed last come last.
+    next_group: u16 = 0,
+    arrivals: rates.Arrivals = .{},
+    /// Who is let in at the door, and who must go.
+    prng: base.Prng,
+    /// When somebody last came to it.
+    door_at: Instant = 0,
+    /// When something is due before the next heartbeat.
+    due_at: Instant = base.never,
     started_at: Instant = 0,
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
@@ -226,7 +271,11 @@ pub const Coordinator = struct {
         window_bytes: u64 = 16 * limits.MiB,
         heartbeat_ns: u64 = std.time.ns_per_s / 2,
         silence_ns: u64 = 5 * std.time.ns_per_s,
-        prepare_ns: u64 = 30 * std.time.ns_per_s,
+        prepare_ns: u64 = 10 * std.time.ns_per_s,
+        /// How long others may have waited for a member's call before it is named.
+        stall_warning_ns: u64 = 10 * std.time.ns_per_s,
+        /// And before it is let go; 0: it never is.
+        stall_ns: u64 = 0,
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
@@ -273,6 +322,7 @@ pub const Coordinator = struct {
             .host = host,
             .seal_key = seal_key,
             .memory = .{ .bytes_max = options.memory },
+            .prng = .init(seal.seed(&seal_key)),
         };
         return coordinator;
     }
@@ -285,6 +335,7 @@ pub const Coordinator = struct {
         c.peers.deinit(c.gpa);
         for (c.connections.items) |connection| c.connection_free(connection);
         c.connections.deinit(c.gpa);
+        c.arrivals.deinit(c.gpa);
         c.status.deinit(c.gpa);
         c.gpa.destroy(c);
     }
@@ -333,12 +384,15 @@ pub const Coordinator = struct {
 
     /// A connection came in. Null: no memory, or no place that could be made; the driver closes it.
     pub fn accept(c: *Coordinator, now: Instant, source: base.Source) ?*Connection {
-        if (!c.make_place(now)) return null;
+        if (!c.make_place(now, source)) {
+            c.strangers_refused += 1;
+            return null;
+        }
         c.connections.ensureUnusedCapacity(c.gpa, 1) catch return null;
         const connection = c.gpa.create(Connection) catch return null;
         connection.* = .{
             .stream = .init_bounded(c.gpa, &c.memory),
-            .accepted_at = now,
+            .since = now,
             .source = source,
             .coordinator = c,
         };
@@ -346,47 +400,130 @@ pub const Coordinator = struct {
         return connection;
     }
 
-    /// When there are too many strangers, the one that has said nothing for longest makes room: who
-    /// silently fills all places must not keep out those who speak at once.
-    fn make_place(c: *Coordinator, now: Instant) bool {
-        var strangers: usize = 0;
-        var oldest: ?*Connection = null;
-        for (c.connections.items) |connection| {
-            if (connection.state == .peer) continue;
-            strangers += 1;
-            if (connection.state != .stranger or connection.doomed != null) continue;
-            const older = oldest == null or connection.accepted_at < oldest.?.accepted_at;
-            if (older) oldest = connection;
+    /// Strangers have few places, and each member that is away has one besides: that of a member is
+    /// never a stranger's (base/places.zig).
+    fn make_place(c: *Coordinator, now: Instant, source: base.Source) bool {
+        c.door_at = now;
+        c.due_at = @min(c.due_at, now +| limits.stranger_ns_max);
+        var taken: usize = 0;
+        for (c.connections.items) |item| taken += @intFromBool(item.stranger() != null);
+        var door: base.places.Door = .{ .places = limits.strangers_max };
+        for (c.peers.items) |peer| door.expected += @intFromBool(peer.connection == null);
+        const is_known = for (c.peers.items) |peer| {
+            if (base.places.same_network(peer.source, source)) break true;
+        } else false;
+        switch (door.answer(&c.prng, taken, is_known)) {
+            .enter => return true,
+            .turn_away => return false,
+            .make_room => {},
         }
-        if (strangers < limits.strangers_max) return true;
-        c.strangers_refused += 1;
-        const silent = oldest orelse return false;
-        silent.doom("others wait for its place");
+        while (taken >= door.places + door.expected) : (taken -= 1) {
+            const items = c.connections.items;
+            const guest = base.places.draw(Connection, items, Connection.stranger, &c.prng) orelse
+                return false;
+            c.strangers_refused += 1;
+            guest.doom("others wait for its place");
+        }
         c.sweep(now);
         return true;
+    }
+
+    /// The answer to a question is worth a place for a moment.
+    fn ask(c: *Coordinator, now: Instant, connection: *Connection) void {
+        var taken: usize = 0;
+        for (c.connections.items) |item| taken += @intFromBool(item.asker() != null);
+        if (taken >= limits.statuses_max) {
+            const items = c.connections.items;
+            const guest = base.places.draw(Connection, items, Connection.asker, &c.prng).?;
+            c.strangers_refused += 1;
+            guest.doom("others ask for the status");
+        }
+        connection.state = .status;
+        connection.since = now;
+        c.due_at = @min(c.due_at, now +| limits.status_ns_max);
     }
 
     /// Bytes were appended to connection.stream.
     pub fn received(c: *Coordinator, now: Instant, connection: *Connection) void {
         if (connection.state == .stranger) c.greet(now, connection);
-        if (connection.peer) |peer| peer.last_heard = now;
+        if (connection.peer) |peer| peer.last_heard = @max(peer.last_heard, now);
         // One question each: answers cost more than questions.
         if (connection.state == .answered) connection.doom("it goes on after its answer");
-        while (connection.doomed == null and
+        c.hear(now, connection);
+        c.sweep(now);
+    }
+
+    /// Takes the messages that are there, as far as its rates go.
+    fn hear(c: *Coordinator, now: Instant, connection: *Connection) void {
+        while (connection.doomed == null and !connection.is_paused(now) and
             (connection.state == .peer or connection.state == .status))
         {
-            const message = connection.stream.take() catch |err| {
+            const stream = &connection.stream;
+            const at = stream.in_start;
+            const message = stream.take() catch |err| {
                 if (err == error.TooLong and c.hears_more_of(connection)) continue;
                 connection.doom(fault_of(err));
                 break;
             } orelse break;
+            const size = stream.in_start - at;
             connection.has_answered = true;
+            if (c.must_wait(now, connection, &message)) |wait_ns| {
+                stream.in_start = at;
+                c.pause(now, connection, wait_ns);
+                break;
+            }
             c.dispatch(now, connection, &message) catch |err| {
                 connection.doom(fault_of(err));
             };
+            const peer = connection.peer orelse continue;
+            const wait_ns = peer.rates.heard(now, &message, size);
+            if (wait_ns > 0) c.pause(now, connection, wait_ns);
         }
         queues.keep_budget(c);
-        c.sweep(now);
+    }
+
+    /// Nothing is read from it for a while, and that is no silence of its.
+    pub fn pause(c: *Coordinator, now: Instant, connection: *Connection, wait_ns: u64) void {
+        connection.paused_until = now +| wait_ns;
+        c.due_at = @min(c.due_at, connection.paused_until);
+        const peer = connection.peer orelse return;
+        peer.last_heard = @max(peer.last_heard, connection.paused_until);
+    }
+
+    /// How long a join is left where it is, because there were too many.
+    fn must_wait(
+        c: *Coordinator,
+        now: Instant,
+        connection: *const Connection,
+        message: *const control.Message,
+    ) ?u64 {
+        const peer = connection.peer orelse return null;
+        if (message.* != .join) return null;
+        const own = &peer.rates.joins;
+        var wait_ns = own.wait_ns(now, rates.joins);
+        // A member that comes back does not wait for newcomers.
+        const known = c.group_named(message.join.name.data);
+        const is_new = known == null or !known.?.contains(peer);
+        const shared = c.arrivals.of(c.gpa, now, connection.source);
+        if (is_new) wait_ns = @max(wait_ns, shared.wait_ns(now, rates.joins_of_source));
+        if (wait_ns > 0) return @min(wait_ns, limits.pause_ns_max);
+        own.take(now, rates.joins, 1);
+        if (is_new) shared.take(now, rates.joins_of_source, 1);
+        return null;
+    }
+
+    /// Those who have waited for long enough are read again.
+    fn resume_reading(c: *Coordinator, now: Instant) void {
+        for (c.connections.items) |connection| {
+            const until = connection.paused_until;
+            if (until == 0 or until > now) {
+                if (until > now) c.due_at = @min(c.due_at, until);
+                continue;
+            }
+            connection.paused_until = 0;
+            c.hear(now, connection);
+            c.host.vtable.wake(c.host.ctx, connection);
+        }
     }
 
     /// A member may say more at once than somebody who only wants to become one.
@@ -563,25 +700,25 @@ pub const Coordinator = struct {
             return c.refuse(connection, .wrong_run);
         switch (hello.purpose) {
             .lane => return c.refuse(connection, .wrong_peer),
-            .status => connection.state = .status,
+            .status => c.ask(now, connection),
             .control => {
                 // It stands for nobody, so nobody can be it.
                 if (hello.from.eql(.none)) return c.refuse(connection, .refused);
+                // The same of processes; a journal relies on it, too.
+                if (hello.instance == 0) return c.refuse(connection, .refused);
                 const known = c.peer_of(hello.from);
                 if (known) |peer| {
-                    const same = peer.instance == 0 or peer.instance == hello.instance;
-                    if (!same and peer.connection != null) return c.refuse(connection, .refused);
-                    if (same)
-                        c.come_back(now, peer, connection, hello.instance)
-                    else
-                        c.lose(now, peer, "another process has its id now");
-                }
-                if (connection.peer == null) {
+                    // Of those who are away only members are known, and only their processes
+                    // come back as them.
+                    if (peer.instance != hello.instance) {
+                        const taken = peer.connection != null;
+                        return c.refuse(connection, if (taken) .refused else .held);
+                    }
+                    c.come_back(now, peer, connection);
+                } else {
                     const room = c.peers.items.len < limits.peers_max;
-                    if (!room) return c.refuse(connection, .refused);
-                    c.peer_add(now, connection, &hello) catch {
-                        return c.refuse(connection, .refused);
-                    };
+                    if (!room) return c.refuse(connection, .full);
+                    c.peer_add(now, connection, &hello) catch return c.refuse(connection, .full);
                 }
             },
         }
@@ -595,6 +732,7 @@ pub const Coordinator = struct {
             .window_bytes = c.options.window_bytes,
             .chunk_bytes = c.options.chunk_bytes,
             .lanes = c.options.lanes,
+            .stall_warning_ns = c.options.stall_warning_ns,
         } });
     }
 
@@ -604,13 +742,21 @@ pub const Coordinator = struct {
     }
 
     /// A member that a journal names.
-    pub fn away_peer(c: *Coordinator, now: Instant, id: PeerId) Allocator.Error!*Peer {
-        if (c.peer_of(id)) |peer| return peer;
+    pub fn away_peer(
+        c: *Coordinator,
+        now: Instant,
+        id: PeerId,
+        instance: u64,
+    ) Allocator.Error!*Peer {
+        if (c.peer_of(id)) |peer| {
+            peer.instance = instance; // another one has been lost before
+            return peer;
+        }
         try c.peers.ensureUnusedCapacity(c.gpa, 1);
         const peer = try c.gpa.create(Peer);
         peer.* = .{
             .id = id,
-            .instance = 0,
+            .instance = instance,
             .connection = null,
             .last_heard = now,
             .away_since = now +| c.options.silence_ns,
@@ -641,11 +787,14 @@ pub const Coordinator = struct {
             .id = hello.from,
             .instance = hello.instance,
             .connection = connection,
+            .source = connection.source,
             .last_heard = now,
+            .idle_since = now,
         };
         c.peers.appendAssumeCapacity(peer);
         connection.peer = peer;
         connection.state = .peer;
+        c.due_at = @min(c.due_at, now +| limits.idle_ns_max);
         c.log(.info, "peer {s} is connected", .{hello.from.short()});
     }
 
@@ -655,7 +804,6 @@ pub const Coordinator = struct {
         now: Instant,
         peer: *Peer,
         connection: *Connection,
-        instance: u64,
     ) void {
         if (peer.connection) |old| {
             const why = "its peer has another one";
@@ -664,9 +812,10 @@ pub const Coordinator = struct {
             for (c.groups.items) |group| group.gone_away(now, peer, why);
             old.doom(why);
         }
-        peer.instance = instance;
         peer.connection = connection;
+        peer.source = connection.source;
         peer.last_heard = now;
+        peer.idle_since = now;
         peer.forget_witnesses(std.math.maxInt(Instant));
         connection.peer = peer;
         connection.state = .peer;
@@ -704,19 +853,16 @@ pub const Coordinator = struct {
             .knows_abort => |*body| try c.on_known(peer, .{ .abort = body }),
             .gave_up => |*body| try c.on_gave_up(peer, body),
             .join_end => try c.on_join_end(now, peer),
-            .leave => |body| {
-                const group = try c.group_of(peer, body.group);
-                c.take_out(now, group, peer, "it left");
-            },
+            .leave => |body| c.on_leave(now, peer, body.group),
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
                 peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
-            .prepared => |body| {
-                const group = try c.group_of(peer, body.group);
-                try group.on_prepared(now, peer, body.round, body.entering);
+            .prepared => |*body| {
+                (try c.group_of(peer, body.group)).on_prepared(now, peer, body);
             },
+            .ask_address => |body| try c.on_ask_address(peer, body),
             .safe_points => |body| {
                 const group = try c.group_of(peer, body.group);
                 try group.on_safe_points(now, peer, body.round, body.count);
@@ -736,6 +882,7 @@ pub const Coordinator = struct {
             .decisions_seen,
             .state_offer,
             .state_tensors,
+            .called,
             => |*body, tag| {
                 const group = try c.group_of(peer, body.group);
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
@@ -748,6 +895,7 @@ pub const Coordinator = struct {
                     .decisions_seen => try epoch.acknowledge(rank, body.count),
                     .state_offer => try epoch.on_state_offer(rank, body),
                     .state_tensors => try epoch.on_state_tensors(rank, body),
+                    .called => try stall.on_called(epoch, rank, body),
                     else => comptime unreachable,
                 }
             },
@@ -771,14 +919,16 @@ pub const Coordinator = struct {
             .state_elected,
             .state_ask,
             .state_differs,
+            .address_told,
+            .stalled,
             => return error.Unexpected,
         }
     }
 
     /// A group that the peer has named on this connection.
     fn group_of(c: *const Coordinator, peer: *const Peer, id: u16) ProtocolError!*Group {
-        if (id >= c.groups.items.len or !peer.is_present(id)) return error.Unexpected;
-        return c.groups.items[id];
+        if (!peer.is_present(id)) return error.Unexpected;
+        return c.group_at(id).?; // it does not end while a peer is present
     }
 
     fn on_join(c: *Coordinator, peer: *Peer, body: *const control.Join) !void {
@@ -802,27 +952,15 @@ pub const Coordinator = struct {
             c.gpa.free(peer.address);
             peer.address = address;
         }
-        const group = for (c.groups.items) |group| {
-            if (std.mem.eql(u8, group.name, name)) break group;
-        } else new: {
-            if (c.groups.items.len >= limits.groups_max)
-                return refuse_group(peer, name, "the run has 64 groups already; use one of them");
-            try c.groups.ensureUnusedCapacity(c.gpa, 1);
-            const group = try Group.create(c.gpa, .{
-                .coordinator = c,
-                .id = @intCast(c.groups.items.len),
-                .name = name,
-                .initial_world_size = c.options.initial_world_size,
-                .min_world_size = c.options.min_world_size,
-                .prepare_ns = c.options.prepare_ns,
-            });
-            c.groups.appendAssumeCapacity(group);
-            c.record(.{ .group = group.record() });
-            break :new group;
-        };
+        const known = c.group_named(name);
+        const own = if (known) |group| Peer.bit(group.id) else 0;
+        if (@popCount(peer.present & ~own) >= limits.groups_per_peer_max)
+            return refuse_group(peer, name, "this peer is in 8 groups already; leave one first");
+        const group = known orelse try c.make_group(name) orelse
+            return refuse_group(peer, name, "the run has 64 groups already; use one of them");
         if (group.contains(peer) and peer.is_present(group.id))
             return refuse_group(peer, name, "this peer is in the group already");
-        peer.present &= ~(@as(u64, 1) << @intCast(group.id));
+        peer.present &= ~own;
         peer.telling = .{
             .group = group,
             .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
@@ -830,6 +968,86 @@ pub const Coordinator = struct {
         };
         group.begin_report(peer);
     }
+
+    /// The last that the peer says of the group, after an `expelled` as well; whatever it says of
+    /// the number from now on is of another group.
+    fn on_leave(c: *Coordinator, now: Instant, peer: *Peer, id: u16) void {
+        // Of a group whose number it did not know yet it may say so twice.
+        if (!peer.is_present(id)) return;
+        c.take_out(now, c.group_at(id).?, peer, "it left");
+        peer.present &= ~Peer.bit(id);
+        peer.idle_since = now;
+        c.due_at = @min(c.due_at, now +| limits.idle_ns_max);
+    }
+
+    // ---- groups
+
+    pub fn group_at(c: *const Coordinator, id: u16) ?*Group {
+        for (c.groups.items) |group| if (group.id == id) return group;
+        return null;
+    }
+
+    fn group_named(c: *const Coordinator, name: []const u8) ?*Group {
+        for (c.groups.items) |group| if (std.mem.eql(u8, group.name, name)) return group;
+        return null;
+    }
+
+    /// Null: there are too many.
+    fn make_group(c: *Coordinator, name: []const u8) Allocator.Error!?*Group {
+        if (c.groups.items.len >= limits.groups_max) c.end_groups();
+        if (c.groups.items.len >= limits.groups_max) return null;
+        try c.groups.ensureUnusedCapacity(c.gpa, 1);
+        var id = c.next_group;
+        while (c.group_at(id) != null) id = (id + 1) % limits.groups_max;
+        const group = try Group.create(c.gpa, .{
+            .coordinator = c,
+            .id = id,
+            .name = name,
+            .initial_world_size = c.options.initial_world_size,
+            .min_world_size = c.options.min_world_size,
+            .prepare_ns = c.options.prepare_ns,
+        });
+        c.next_group = (id + 1) % limits.groups_max;
+        // A group of this name, or of this number, may have been there before.
+        group.last_epoch = @max(group.last_epoch, c.ended.epoch);
+        group.round = @max(group.round, c.ended.round);
+        c.groups.appendAssumeCapacity(group);
+        c.record(.{ .group = group.record() });
+        return group;
+    }
+
+    /// Groups that nobody is in, waits for or speaks of any more are over.
+    pub fn end_groups(c: *Coordinator) void {
+        var index = c.groups.items.len;
+        while (index > 0) {
+            index -= 1;
+            const group = c.groups.items[index];
+            if (!c.is_over(group)) continue;
+            c.log(.info, "group {s} has ended: nobody is in it", .{group.name});
+            c.end_group(group);
+        }
+    }
+
+    fn is_over(c: *const Coordinator, group: *const Group) bool {
+        if (group.epochs.items.len > 0 or group.newcomers.items.len > 0) return false;
+        for (c.peers.items) |peer| {
+            if (peer.is_present(group.id)) return false;
+            if (peer.telling) |*telling| if (telling.group == group) return false;
+        }
+        return true;
+    }
+
+    pub fn end_group(c: *Coordinator, group: *Group) void {
+        c.ended.epoch = @max(c.ended.epoch, group.last_epoch);
+        c.ended.round = @max(c.ended.round, group.round);
+        for (c.groups.items, 0..) |item, index| if (item == group) {
+            _ = c.groups.orderedRemove(index);
+            break;
+        };
+        group.destroy();
+    }
+
+    // ---- members
 
     fn refuse_group(peer: *Peer, name: []const u8, why: []const u8) void {
         peer.refused = true;
@@ -885,7 +1103,7 @@ pub const Coordinator = struct {
         const telling = peer.telling orelse return error.Unexpected;
         const group = telling.group;
         peer.telling = null;
-        peer.present |= @as(u64, 1) << @intCast(group.id);
+        peer.present |= Peer.bit(group.id);
         peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
         const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
         if (!knows) c.take_out(now, group, peer, "it left while it was away");
@@ -915,10 +1133,26 @@ pub const Coordinator = struct {
         const other = epoch.members[rank].peer orelse return;
         if (other == peer) return error.Unexpected;
         const is_news = body.attempt == epoch.attempt and epoch.running;
-        if (is_news and epoch.replan_at == base.never) epoch.replan_at = now + replan_ns;
+        // Whoever says so all the time does not make others wait who have reason to say so.
+        const at = now + replan_ns + peer.rates.attempt_wait_ns(now);
+        const is_put_off = epoch.replan_at > now + second_witness_ns;
+        if (is_news and is_put_off and at < epoch.replan_at) {
+            epoch.replan_at = at;
+            peer.rates.cost_attempt(now);
+        }
         if (body.state != .closed) return;
         other.witness(peer.id, now);
         c.hear_witnesses(now, other);
+    }
+
+    /// Rounds tell only what is new in them: whoever needs another address asks.
+    fn on_ask_address(c: *Coordinator, peer: *Peer, body: control.AskAddress) ProtocolError!void {
+        const group = try c.group_of(peer, body.group);
+        const other = c.peer_of(body.peer) orelse return;
+        if (!group.contains(peer) or !group.contains(other) or other.address.len == 0) return;
+        peer.send(group.id, .{ .address_told = .{
+            .peer = .{ .id = other.id, .address = .of(other.address) },
+        } });
     }
 
     /// How a link of this peer is: the ring goes around those that are broken, and who is left with
@@ -941,7 +1175,8 @@ pub const Coordinator = struct {
             other.id.short(),
             body.health,
         });
-        group.go_around(now + replan_ns);
+        if (group.go_around(now + replan_ns + peer.rates.attempt_wait_ns(now)))
+            peer.rates.cost_attempt(now);
     }
 
     /// At a tick, so that it is known by then what others say of the same links.
@@ -949,14 +1184,30 @@ pub const Coordinator = struct {
         for (c.groups.items) |group| while (group.stranded()) |peer| {
             const why = "other members could not reach it for longer than the silence limit, " ++
                 "and nothing goes around that";
-            c.log(.warning, "peer {s} must leave group {s}: {s}", .{
-                peer.id.short(),
-                group.name,
-                why,
-            });
-            peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
-            c.remove_from(now, group, peer, why);
+            c.expel(now, group, peer, why);
         };
+    }
+
+    /// Members without whose calls the others have waited for too long.
+    fn let_go_overdue(c: *Coordinator, now: Instant) void {
+        if (c.options.stall_ns == 0) return;
+        var overdue: stall.Overdue = .{};
+        for (c.groups.items) |group| {
+            while (stall.find_overdue(group, now, c.options.stall_ns, &overdue)) {
+                for (overdue.peers[0..overdue.count]) |peer|
+                    c.expel(now, group, peer, overdue.why());
+            }
+        }
+    }
+
+    fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
+        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
+            peer.id.short(),
+            group.name,
+            why,
+        });
+        peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
+        c.remove_from(now, group, peer, why);
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
@@ -983,17 +1234,28 @@ pub const Coordinator = struct {
         const deaf = c.hears_nobody(now);
         const late = frozen or deaf;
         c.last_tick = now;
+        c.due_at = base.never;
+        c.resume_reading(now);
         for (c.connections.items) |connection| {
             if (connection.peer) |peer| {
-                if (frozen) peer.last_heard = now;
-                if (deaf or now -| peer.last_heard < c.options.silence_ns) continue;
+                if (frozen) peer.last_heard = @max(peer.last_heard, now);
+                if (deaf or now -| peer.last_heard < c.options.silence_ns) {
+                    c.let_go_idle(now, peer, frozen);
+                    continue;
+                }
                 peer.say(.{ .expelled = .{
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
                 } });
                 connection.doom("it was silent for too long");
-            } else if (now -| connection.accepted_at >= limits.stranger_ns_max) {
-                connection.doom("it did not say who it is in time");
+            } else {
+                const stays_ns: u64 = if (connection.asker() == null)
+                    limits.stranger_ns_max
+                else
+                    limits.status_ns_max;
+                const until = connection.since +| stays_ns;
+                if (now >= until) connection.doom("it did not say who it is, or ask, in time");
+                c.due_at = @min(c.due_at, @max(until, now + 1));
             }
         }
         c.sweep(now);
@@ -1007,7 +1269,21 @@ pub const Coordinator = struct {
             group.out_of_memory = false;
             c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
         }
+        c.let_go_overdue(now);
         c.sweep(now);
+        c.end_groups();
+    }
+
+    /// One that joins nothing takes up a place that others may wait for.
+    fn let_go_idle(c: *Coordinator, now: Instant, peer: *Peer, frozen: bool) void {
+        if (peer.present != 0 or c.is_member(peer)) return;
+        if (frozen) peer.idle_since = now;
+        // One that tells what it is a member of may take as long as a member that is silent.
+        const tells = peer.telling != null or peer.refused;
+        const more_ns = if (tells) c.options.silence_ns else 0;
+        const until = peer.idle_since +| limits.idle_ns_max +| more_ns;
+        if (now >= until) return peer.doom("it has joined nothing for too long");
+        c.due_at = @min(c.due_at, until);
     }
 
     /// Peers were connected, and none of them has been heard for half of what they may be silent.
@@ -1061,7 +1337,7 @@ pub const Coordinator = struct {
 
     /// Never later than a heartbeat from the last tick, so that lateness means something.
     pub fn next_deadline(c: *const Coordinator) Instant {
-        var next = c.last_tick +| c.options.heartbeat_ns;
+        var next = @min(c.due_at, c.last_tick +| c.options.heartbeat_ns);
         for (c.groups.items) |group| next = @min(next, group.next_deadline(c.last_tick));
         return next;
     }

@@ -1,7 +1,7 @@
 //! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
 //! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
 //! its journal, and how it starts again. Used by hostile_test.zig, rounds_test.zig, rules_test.zig,
-//! silence_test.zig and standing_test.zig.
+//! silence_test.zig, stall_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,6 +19,8 @@ const expectEqual = std.testing.expectEqual;
 
 pub const ms = std.time.ns_per_ms;
 pub const peers_max = 3;
+/// With newcomers.
+pub const places_max = 64;
 
 pub const descriptor: control.Descriptor = .{
     .kind = .all_reduce,
@@ -38,12 +40,17 @@ pub fn id_of(index: usize) base.PeerId {
 pub const Court = struct {
     c: *Coordinator,
     now: u64 = 1000 * ms,
+    peers: [places_max]?*Connection = @splat(null),
+    /// Time stands still in most tests, so peers may say as much as they like.
+    keeps_rates: bool = false,
     /// Where connections come from.
     source: base.Source = @splat(0),
-    peers: [peers_max]?*Connection = @splat(null),
     /// Messages of the coordinator to each peer, counted as they are read.
-    aborts: [peers_max]u32 = @splat(0),
-    commits: [peers_max]u32 = @splat(0),
+    aborts: [places_max]u32 = @splat(0),
+    commits: [places_max]u32 = @splat(0),
+    prepares: [places_max]u32 = @splat(0),
+    /// All that it has said.
+    told_bytes: usize = 0,
     last_abort: ?control.Abort = null,
     last_commit: ?control.Commit = null,
     attempt: u32 = 1,
@@ -51,8 +58,13 @@ pub const Court = struct {
     safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
+    /// What each peer was told last of calls that others wait for.
+    stalled: [peers_max]?control.Stalled = @splat(null),
+    expelled: [peers_max]bool = @splat(false),
+    /// The answer to the last hello whose connection was closed with it.
+    verdict: ?wire.hello.Verdict = null,
     /// The last round that was released for each peer.
-    released: [peers_max]u64 = @splat(0),
+    released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
     said_bytes: usize = 0,
@@ -71,6 +83,9 @@ pub const Court = struct {
 
     fn close(ctx: *anyopaque, connection: *Connection) void {
         const court: *Court = @ptrCast(@alignCast(ctx));
+        const said = connection.stream.send_slice();
+        if (said.len == wire.hello.answer_bytes)
+            court.verdict = wire.hello.decode_answer(said[0..wire.hello.answer_bytes]) catch null;
         const place = &court.peers[connection.driver];
         if (place.* == connection) place.* = null; // else its peer has another one
     }
@@ -109,6 +124,7 @@ pub const Court = struct {
             .purpose = .control,
             .run_id = @splat(1),
             .from = id_of(index),
+            .instance = 1 + index,
         });
         try court.say(index, .{ .join = .{
             .name = .of("g"),
@@ -134,6 +150,17 @@ pub const Court = struct {
             .group = 0,
             .round = round,
             .entering = entering,
+            .missing = .of(&.{}),
+        } });
+    }
+
+    /// It has no lanes to these yet.
+    pub fn lack(court: *Court, index: usize, missing: []const base.PeerId) !void {
+        try court.say(index, .{ .prepared = .{
+            .group = 0,
+            .round = court.round,
+            .entering = index < peers_max,
+            .missing = .of(missing),
         } });
     }
 
@@ -177,6 +204,9 @@ pub const Court = struct {
 
     pub fn put(court: *Court, index: usize, bytes: []const u8) !void {
         const connection = court.peers[index].?;
+        if (!court.keeps_rates) if (connection.peer) |peer| {
+            peer.rates = .{};
+        };
         var rest = bytes;
         while (rest.len > 0) {
             const room = try connection.stream.recv_slice();
@@ -208,10 +238,11 @@ pub const Court = struct {
 
     /// Reads what every peer was told.
     pub fn listen(court: *Court) !void {
-        for (0..peers_max) |index| {
+        for (0..court.peers.len) |index| {
             const bytes = try court.told(index);
             defer gpa.free(bytes);
             var rest = bytes;
+            court.told_bytes += bytes.len;
             while (rest.len > 0) {
                 if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
                     rest = rest[wire.hello.answer_bytes..];
@@ -227,7 +258,10 @@ pub const Court = struct {
 
     pub fn hear(court: *Court, index: usize, message: control.Message) void {
         switch (message) {
-            .prepare => |body| court.round = body.round,
+            .prepare => |body| {
+                court.round = body.round;
+                court.prepares[index] += 1;
+            },
             .activate => |body| {
                 court.epoch = body.epoch;
                 court.safe_point = body.safe_point;
@@ -243,6 +277,8 @@ pub const Court = struct {
             },
             .release => |body| court.released[index] = body.round,
             .refused => court.refused = true,
+            .stalled => |body| court.stalled[index] = body,
+            .expelled => court.expelled[index] = true,
             else => {},
         }
     }
@@ -279,9 +315,16 @@ pub const Court = struct {
         const until = court.now + duration_ns;
         while (court.now < until) {
             court.now += 500 * ms;
-            for (0..peers_max) |index| try court.beat(index);
+            for (0..places_max) |index| try court.beat(index);
             court.c.tick(court.now);
         }
+    }
+
+    /// A round that is due soon begins, and is listened to.
+    pub fn next_round(court: *Court) !void {
+        court.now = @max(court.now, court.group().round_due());
+        court.c.tick(court.now);
+        try court.listen();
     }
 
     pub fn beat(court: *Court, index: usize) !void {
@@ -332,6 +375,18 @@ pub const Court = struct {
             .digest = 7,
             .decisions_seen = seen,
         };
+    }
+
+    /// A member says that it has called, without a vote.
+    pub fn called(court: *Court, index: usize, tag: u64) !void {
+        const said = court.running(tag, 1);
+        try court.say(index, .{ .called = .{
+            .group = 0,
+            .epoch = said.epoch,
+            .attempt = said.attempt,
+            .op = said.op,
+            .descriptor = said.descriptor,
+        } });
     }
 
     pub fn give_up(court: *Court, index: usize, tag: u64) !void {
@@ -496,6 +551,6 @@ pub fn sealed_abort(court: *const Court, number: u64) control.Abort {
 pub fn report_nothing(court: *Court) !void {
     court.attempt = court.c.groups.items[0].current().?.attempt;
     for (0..peers_max) |index| try court.report_end(index);
-    for (court.peers) |peer| try expect(peer != null);
+    for (court.peers[0..peers_max]) |peer| try expect(peer != null);
     try expect(court.c.groups.items[0].current().?.running);
 }

@@ -1,7 +1,7 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
 //! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! What a sync ends up with is election.zig's. Joining is group.zig's; connections are
-//! coordinator.zig's; the member's half is member.zig.
+//! What a sync ends up with is election.zig's; whose calls are missing is stall.zig's. Joining is
+//! group.zig's; connections are coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,7 +9,9 @@ const wire = @import("wire");
 const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const journal = @import("journal.zig");
 const seal = @import("seal.zig");
+const Stall = @import("stall.zig").Stall;
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
@@ -29,6 +31,8 @@ pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
+    /// Which process it is.
+    instance: u64,
     /// Its report of the connection under way names this epoch.
     named: bool = false,
     decisions_seen: u64 = 0,
@@ -42,6 +46,8 @@ pub const MemberState = struct {
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
+    /// Others have waited for its call for long, and the log says so (stall.zig).
+    waited_for: bool = false,
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
 };
@@ -67,6 +73,8 @@ pub const Record = struct {
     chunks: []Chunk = &.{},
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
+    /// Who has called it, and since when the others are waited for.
+    stall: Stall = .{},
     /// Of a sync, from the first offer on.
     election: ?*Election = null,
 
@@ -120,7 +128,6 @@ pub const Epoch = struct {
     /// Have reported in the current attempt.
     reported: Mask = .empty,
     /// In the round under way (group.zig): have their lanes, have told their safe points.
-    prepared: Mask = .empty,
     stopping: Mask = .empty,
     /// Of the ring in the current attempt (plan.zig).
     paths: base.Paths,
@@ -183,7 +190,9 @@ pub const Epoch = struct {
         errdefer gpa.destroy(epoch);
         const members = try gpa.alloc(MemberState, peers.len);
         errdefer gpa.free(members);
-        for (members, peers) |*member, peer| member.* = .{ .id = peer.id, .peer = peer };
+        for (members, peers) |*member, peer| {
+            member.* = .{ .id = peer.id, .peer = peer, .instance = peer.instance };
+        }
         var ranks: Ranks = try ranks_of(gpa, peers);
         errdefer ranks.deinit(gpa);
         const left = try gpa.dupe(PeerId, began.left);
@@ -258,6 +267,34 @@ pub const Epoch = struct {
         };
     }
 
+    /// Tells all that the epoch has begun. Members of the one `before` hear what differs; 0: none.
+    pub fn announce_to_all(epoch: *Epoch, ids: []const PeerId, before: u64) void {
+        const message = epoch.activation(ids);
+        const first = ids.len - message.joined;
+        var difference = message;
+        difference.base = before;
+        difference.members = .of(ids[first..]);
+        var to_members: Circular = .{ .message = &.{ .activate = difference } };
+        var to_newcomers: Circular = .{ .message = &.{ .activate = message } };
+        for (epoch.members, 0..) |*member, rank| {
+            const circular = if (rank < first) &to_members else &to_newcomers;
+            circular.send(epoch.group, member.peer.?);
+        }
+    }
+
+    /// What the journal keeps of it.
+    pub fn record(
+        epoch: *const Epoch,
+        ids: []const PeerId,
+        buffer: *[base.limits.peers_max]u64,
+    ) journal.Record {
+        for (buffer[0..ids.len], epoch.members) |*to, *member| to.* = member.instance;
+        return .{ .activation = .{
+            .told = epoch.activation(ids),
+            .instances = .of(buffer[0..ids.len]),
+        } };
+    }
+
     /// Tells a member that the epoch has begun.
     pub fn announce(epoch: *Epoch, rank: u16) void {
         var buffer: [base.limits.peers_max]PeerId = undefined;
@@ -282,7 +319,7 @@ pub const Epoch = struct {
         return null;
     }
 
-    fn is_decided(epoch: *const Epoch, id: OpId) bool {
+    pub fn is_decided(epoch: *const Epoch, id: OpId) bool {
         return epoch.decided_ids.contains(id);
     }
 
@@ -292,7 +329,7 @@ pub const Epoch = struct {
 
     /// Whose votes decide on an operation: of all who are alive, and of a message between two of
     /// those of them who are.
-    fn voters(epoch: *const Epoch, id: OpId) Mask {
+    pub fn voters(epoch: *const Epoch, id: OpId) Mask {
         const pair = Pair.of(id.tag) orelse return epoch.alive;
         var both: Mask = .empty;
         for (pair.ranks()) |rank| if (epoch.alive.has(rank)) both.set(rank);
@@ -308,7 +345,7 @@ pub const Epoch = struct {
 
     /// The record of an operation, new if need be; null if the descriptors differ, and then it is
     /// aborted.
-    fn record_of(
+    pub fn record_of(
         epoch: *Epoch,
         id: OpId,
         descriptor: *const Descriptor,
@@ -355,6 +392,7 @@ pub const Epoch = struct {
         if (message.attempt < epoch.attempt or !epoch.running) return;
         if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
+        known.stall.called.set(rank);
         if (known.done.is_empty()) {
             known.digest = message.digest;
             known.digest_from = rank;
@@ -750,6 +788,7 @@ pub const Epoch = struct {
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         const election = known.election orelse try Election.create(epoch.gpa, epoch.members.len);
         known.election = election;
+        known.stall.called.set(rank);
         if (!election.take(rank, .{
             .digest = message.digest,
             .revision = message.revision,
@@ -894,6 +933,7 @@ pub const Epoch = struct {
             known.done = .empty;
             known.reported = .empty;
             known.done_reported = .empty;
+            known.stall.begin_attempt();
             if (known.election) |election| election.reset();
             known.begun_attempt = std.math.maxInt(u32);
             known.vote = null;
@@ -947,6 +987,7 @@ pub const Epoch = struct {
             }, epoch.spendthrift(rank));
         }
         known.reported.set(rank);
+        known.stall.called.set(rank);
         known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
         if (message.state == .done) {
             known.done_reported.set(rank);

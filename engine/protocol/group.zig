@@ -2,22 +2,27 @@
 //! in.
 //!
 //! A round has four phases. prepare: members and newcomers open lanes to each other while they
-//! work. ask: members tell how many safe points they have passed, and stop at their next one.
-//! activate: the epoch begins at the largest count plus one, as far as that can be believed
-//! (epoch.zig: last_safe_point). Then every member says that it has entered, and the next round may
-//! start. A loss is followed by such a round too, without newcomers: ranks are dense again from the
-//! next safe point on. What happens inside an epoch is epoch.zig's.
+//! work; when the first can go on, the others have a little time, and then the round begins again
+//! without them (roster.zig, patience.zig). ask: members tell how many safe points they have
+//! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
+//! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
+//! entered, and the next round may start. A loss is followed by such a round too, without
+//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
+//! epoch.zig's.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const journal = @import("journal.zig");
 const plan = @import("plan.zig");
+const stall = @import("stall.zig");
 const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
+const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
+const Roster = @import("roster.zig").Roster;
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
 const control = wire.control;
@@ -32,20 +37,8 @@ pub const Newcomer = struct {
     entering: bool = false,
     /// Others would not wait for it any more: it is left out until its user comes, or it is alone.
     dawdles: bool = false,
-    /// After a preparation that failed because of it, it waits before the next one.
-    not_before: base.Instant = 0,
-    failures: u6 = 0,
-
-    /// It is tried again after a while, twice as long each time.
-    fn wait(newcomer: *Newcomer, now: base.Instant) void {
-        newcomer.not_before = now + (Group.back_off_ns << @min(newcomer.failures, 5));
-        newcomer.failures +|= 1;
-    }
-
-    /// `prompt`: dawdlers do not count.
-    fn is_ready(newcomer: *const Newcomer, now: base.Instant, prompt: bool) bool {
-        return newcomer.not_before <= now and !(prompt and newcomer.dawdles);
-    }
+    /// The next round is for those who could go on when this one ended.
+    chosen: bool = false,
 };
 
 /// Some peers in a line of the log.
@@ -82,8 +75,18 @@ pub const Group = struct {
     /// Never used again, so that late answers are told apart.
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
-    /// Its deadline is that of users who dawdle.
-    hurries: bool = false,
+    round_began: base.Instant = 0,
+    /// No other round begins earlier.
+    next_round_at: base.Instant = 0,
+    /// Rounds since the last that made an epoch: the more, the longer until the next.
+    fruitless: u6 = 0,
+    /// Whom the round under way waits for; its deadline is theirs.
+    waits_for: WaitsFor = .lanes,
+    roster: Roster = .{},
+    patience: Patience = .{},
+    /// The next round is for the chosen newcomers only, so that those who come meanwhile hold
+    /// nobody up.
+    narrow: bool = false,
     /// A step of the round waits for memory.
     out_of_memory: bool = false,
     /// From a restart until all members are back or lost.
@@ -94,9 +97,21 @@ pub const Group = struct {
     broken: Broken = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
-    const back_off_ns: u64 = std.time.ns_per_s;
-    /// How long those who could enter wait for newcomers whose users are not ready.
-    const dawdle_ns: u64 = std.time.ns_per_s;
+    const WaitsFor = enum {
+        /// All lanes; nobody could enter without the others.
+        lanes,
+        /// Lanes of the rest: some newcomers could enter without them.
+        rest,
+        /// Users: all lanes are open, and some wait to enter.
+        users,
+        /// Any user: all lanes are open.
+        any_user,
+    };
+
+    /// Newcomers of one round, where members must open lanes to them.
+    const newcomers_per_round = 32;
+    const interval_ns: u64 = 100 * std.time.ns_per_ms;
+    const doublings_max = 4;
 
     /// Rounds whose end a member waits for; 0: none.
     pub const Rounds = struct { preparing: u64, stopping: u64 };
@@ -131,6 +146,8 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| epoch.destroy();
         group.epochs.deinit(group.gpa);
         group.newcomers.deinit(group.gpa);
+        group.roster.deinit(group.gpa);
+        group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
         group.gpa.free(group.name);
@@ -182,9 +199,22 @@ pub const Group = struct {
     pub fn add(group: *Group, now: base.Instant, peer: *Peer, initial: u32) Allocator.Error!void {
         if (initial > 0) group.initial_world_size = initial;
         try group.newcomers.append(group.gpa, .{ .peer = peer });
-        // A round that only waits for users lets it in.
-        if (group.is_linked()) group.release(now, false);
+        if (group.phase == .prepare) switch (group.waits_for) {
+            .rest, .users => {},
+            // It waits for nobody in particular, so it lets this one in.
+            .any_user => group.release(),
+            // Nobody can enter yet: the next round has this one, so it must not be long in coming.
+            .lanes => group.round_deadline = @min(
+                group.round_deadline,
+                @max(now, group.round_began +| group.patience_ns()),
+            ),
+        };
         group.advance(now);
+    }
+
+    /// How long those who can enter wait for those who can not yet.
+    fn patience_ns(group: *const Group) u64 {
+        return group.prepare_ns / 5;
     }
 
     /// Starts a round if one is due, and moves it on. Each step first has all its memory: without
@@ -203,63 +233,112 @@ pub const Group = struct {
     /// Starts a round if nothing is under way and somebody waits, or a rank is empty.
     fn start_round(group: *Group, now: base.Instant) Allocator.Error!void {
         if (group.phase != .idle or group.epochs.items.len > 1 or group.recovering) return;
-        const all = group.ready(now, false);
-        const prompt = group.ready(now, true);
-        const incumbents = if (group.current()) |epoch| epoch.alive.count() else 0;
-        const gaps = group.has_gaps();
-        const least = if (incumbents > 0) 1 else @max(
-            group.initial_world_size,
-            group.min_world_size,
-        );
-        // Dawdlers come along only where there is nothing else to do.
-        const with_dawdlers = prompt < least and !gaps;
-        if (with_dawdlers and all < least) return;
-
+        if (now < group.round_due() or !group.take_newcomers(now)) return;
+        errdefer group.take_nobody();
+        const peers = try group.future_members();
+        defer group.gpa.free(peers);
+        const epoch = group.current();
+        try group.roster.begin(group.gpa, peers, .{
+            .members = if (epoch) |it| it.alive.count() else 0,
+            .members_meet = epoch == null or
+                epoch.?.members.len <= base.limits.full_mesh_max,
+        });
         group.round += 1;
-        const room = base.limits.peers_max - incumbents;
-        var taken: u32 = 0;
-        for (group.newcomers.items) |*newcomer| {
-            newcomer.in_round = newcomer.is_ready(now, !with_dawdlers) and taken < room;
-            newcomer.prepared = false;
-            newcomer.entering = false;
-            taken += @intFromBool(newcomer.in_round);
-        }
-        if (group.current()) |epoch| {
-            epoch.prepared = .empty;
-            epoch.stopping = .empty;
-        }
-        try group.send_prepare();
+        group.send_prepare(peers);
+        if (epoch) |it| it.stopping = .empty;
         // They open lanes anew, and what comes of that is said then.
         for (group.newcomers.items) |*newcomer| {
             if (newcomer.in_round) group.broken.forget(newcomer.peer.id);
         }
         group.phase = .prepare;
-        group.round_deadline = now +| group.prepare_ns;
-        group.hurries = false;
+        group.waits_for = .lanes;
+        group.round_began = now;
+        const doublings = @min(group.fruitless, doublings_max);
+        // Where it was too short for the first epoch, it is longer the next time: nobody waits who
+        // could do without.
+        const is_first = group.roster.members == 0;
+        group.round_deadline = now +| (group.prepare_ns <<| if (is_first) doublings else 0);
+        group.next_round_at = now +| (interval_ns << doublings);
+        group.fruitless +|= 1;
+    }
+
+    /// When the next round may begin, if there is one to begin.
+    pub fn round_due(group: *const Group) base.Instant {
+        return if (group.narrow) group.round_began +| interval_ns else group.next_round_at;
+    }
+
+    /// Marks the newcomers of the next round. False: there is none to begin.
+    fn take_newcomers(group: *Group, now: base.Instant) bool {
+        const members = if (group.current()) |epoch| epoch.alive.count() else 0;
+        const gaps = group.has_gaps();
+        const needed = group.least();
+        if (group.narrow) {
+            const chosen = group.mark(now, .chosen, base.limits.peers_max);
+            if (chosen >= needed or gaps) return true;
+            group.forget_chosen();
+        }
+        // In the first round of a large world nobody has an epoch that its size could hold up.
+        const most: u32 = if (members == 0) base.limits.peers_max else @min(
+            newcomers_per_round,
+            base.limits.peers_max - members,
+        );
+        if (group.mark(now, .prompt, most) >= needed or gaps) return true;
+        // Dawdlers come along only where there is nothing else to do.
+        if (group.mark(now, .all, most) >= needed) return true;
+        // Nothing can begin without those who have failed: only they have to wait for it.
+        if (members == 0 and group.mark(now, .waiting, most) >= needed) return true;
+        group.take_nobody();
+        return false;
+    }
+
+    fn take_nobody(group: *Group) void {
+        for (group.newcomers.items) |*newcomer| newcomer.in_round = false;
+    }
+
+    const Which = enum { chosen, prompt, all, waiting };
+
+    fn mark(group: *Group, now: base.Instant, which: Which, most: u32) u32 {
+        var taken: u32 = 0;
+        for (group.newcomers.items) |*newcomer| {
+            newcomer.prepared = false;
+            newcomer.entering = false;
+            newcomer.in_round = taken < most and switch (which) {
+                .chosen => newcomer.chosen,
+                .prompt => !newcomer.dawdles and group.is_due(newcomer, now),
+                .all => group.is_due(newcomer, now),
+                .waiting => true,
+            };
+            taken += @intFromBool(newcomer.in_round);
+        }
+        return taken;
+    }
+
+    fn is_due(group: *const Group, newcomer: *const Newcomer, now: base.Instant) bool {
+        return group.patience.until(newcomer.peer.id) <= now;
+    }
+
+    /// The next round is for all who have come by then, and soon.
+    fn open_to_all(group: *Group) void {
+        group.fruitless = 0;
+        group.next_round_at = group.round_began +| interval_ns;
+        group.forget_chosen();
+    }
+
+    fn forget_chosen(group: *Group) void {
+        group.narrow = false;
+        for (group.newcomers.items) |*newcomer| newcomer.chosen = false;
+    }
+
+    /// Newcomers that a round needs, unless it closes gaps.
+    fn least(group: *const Group) u32 {
+        if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
+        return @max(group.initial_world_size, group.min_world_size);
     }
 
     /// A rank is empty, and somebody is left.
     fn has_gaps(group: *const Group) bool {
         const epoch = group.current() orelse return false;
         return !epoch.alive.is_empty() and epoch.alive.count() < epoch.members.len;
-    }
-
-    fn ready(group: *const Group, now: base.Instant, prompt: bool) u32 {
-        var count: u32 = 0;
-        for (group.newcomers.items) |*newcomer| {
-            count += @intFromBool(newcomer.is_ready(now, prompt));
-        }
-        return count;
-    }
-
-    /// All lanes of the round are open, and it waits for users.
-    fn is_linked(group: *const Group) bool {
-        if (group.phase != .prepare) return false;
-        for (group.newcomers.items) |*newcomer| {
-            if (newcomer.in_round and !newcomer.prepared) return false;
-        }
-        const epoch = group.current() orelse return true;
-        return epoch.prepared.covers(&epoch.alive);
     }
 
     fn entering(group: *const Group) u32 {
@@ -270,20 +349,27 @@ pub const Group = struct {
         return count;
     }
 
-    fn send_prepare(group: *Group) Allocator.Error!void {
-        var entries: std.ArrayList(control.MemberEntry) = .empty;
-        defer entries.deinit(group.gpa);
-        const peers = try group.future_members();
-        defer group.gpa.free(peers);
-        for (peers) |peer| {
-            try entries.append(group.gpa, .{ .id = peer.id, .address = .of(peer.address) });
+    /// Members hear who is new, newcomers who all are, and each the addresses of those to which it
+    /// is to have lanes.
+    fn send_prepare(group: *Group, peers: []const *Peer) void {
+        var places: [base.limits.full_mesh_max]usize = undefined;
+        var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        for (peers, 0..) |peer, index| {
+            const linked = group.roster.linked(index, &places);
+            for (linked, entries[0..linked.len]) |place, *entry| {
+                const other = peers[place];
+                entry.* = .{ .id = other.id, .address = .of(other.address) };
+            }
+            const is_member = index < group.roster.members;
+            const known = if (is_member) group.roster.members else 0;
+            peer.send(group.id, .{ .prepare = .{
+                .group = group.id,
+                .round = group.round,
+                .members = .of(group.roster.ids_from(known, &buffer)),
+                .links = .of(entries[0..linked.len]),
+            } });
         }
-        var circular: Circular = .{ .message = &.{ .prepare = .{
-            .group = group.id,
-            .round = group.round,
-            .members = .of(entries.items),
-        } } };
-        for (peers) |peer| circular.send(group.id, peer);
     }
 
     /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
@@ -312,21 +398,18 @@ pub const Group = struct {
         group: *Group,
         now: base.Instant,
         peer: *Peer,
-        round: u64,
-        enters: bool,
-    ) !void {
+        body: *const control.Prepared,
+    ) void {
         const newcomer = group.newcomer_of(peer);
-        if (newcomer) |item| if (enters) {
+        if (newcomer) |item| if (body.entering) {
             item.dawdles = false;
         };
-        if (round != group.round or group.phase != .prepare) return;
+        if (body.round != group.round or group.phase != .prepare) return;
+        group.roster.hear(peer.id, &body.missing);
         if (newcomer) |item| {
-            item.prepared = true;
-            item.entering = enters;
+            item.prepared = body.missing.count == 0;
+            item.entering = body.entering;
         }
-        if (group.current()) |epoch| if (epoch.rank_of(peer)) |rank| {
-            epoch.prepared.set(rank);
-        };
         group.advance(now);
     }
 
@@ -348,22 +431,15 @@ pub const Group = struct {
     /// Moves the round on if everybody it waits for has answered.
     fn evaluate(group: *Group, now: base.Instant) Allocator.Error!void {
         if (group.phase == .prepare) {
-            if (!group.is_linked()) return;
+            if (group.roster.waits()) return group.hurry(now);
+            // Only those who have gone since are missed.
+            if (!group.roster.is_whole()) return group.begin_again(now, .lanes);
             if (try group.leave_out_unreachable(now)) return group.start_round(now);
-            var taken: u32 = 0;
-            for (group.newcomers.items) |*newcomer| taken += @intFromBool(newcomer.in_round);
             const some = group.entering();
-            if (some < taken) {
-                // Lanes are open: from here on it is their users who take their time. Others wait
-                // a little for them.
-                const waiting = some > 0 or group.has_gaps();
-                if (!waiting) {
-                    group.round_deadline = base.never;
-                } else if (!group.hurries) {
-                    group.hurries = true;
-                    group.round_deadline = now +| dawdle_ns;
-                }
-                return;
+            if (some < group.roster.newcomers()) {
+                // Lanes are open: from here on it is their users who take their time.
+                const others_wait = some > 0 or group.has_gaps();
+                return group.wait_for(now, if (others_wait) .users else .any_user);
             }
             group.phase = .ask;
             group.round_deadline = now +| group.coordinator.options.silence_ns;
@@ -384,6 +460,69 @@ pub const Group = struct {
         }
     }
 
+    /// Lanes are missing. Once some newcomers could enter without the others, or members go on by
+    /// themselves, the rest has little time.
+    fn hurry(group: *Group, now: base.Instant) void {
+        if (group.roster.silent_members > 0) return;
+        const found = group.fit();
+        const all_fit = found.count == group.roster.newcomers();
+        if (all_fit or (found.count < group.least() and !group.has_gaps())) return;
+        group.wait_for(now, .rest);
+    }
+
+    fn wait_for(group: *Group, now: base.Instant, whom: WaitsFor) void {
+        if (group.waits_for == whom) return;
+        group.waits_for = whom;
+        if (whom == .any_user) group.open_to_all();
+        group.round_deadline = switch (whom) {
+            .lanes => unreachable, // that is how a round begins
+            .rest => @min(group.round_deadline, now +| group.patience_ns()),
+            .users => now +| group.patience_ns(),
+            .any_user => base.never,
+        };
+    }
+
+    fn fit(group: *const Group) Roster.Fit {
+        var buffer: [base.limits.peers_max]PeerId = undefined;
+        var count: usize = 0;
+        for (group.newcomers.items) |*newcomer| if (newcomer.in_round) {
+            buffer[count] = newcomer.peer.id;
+            count += 1;
+        };
+        return group.roster.fit(buffer[0..count]);
+    }
+
+    /// The round begins again with those who are ready. By their lanes alone, or by their users as
+    /// well: those whose lanes are not open wait before they are tried again.
+    fn begin_again(
+        group: *Group,
+        now: base.Instant,
+        by: enum { lanes, users },
+    ) Allocator.Error!void {
+        const found = group.fit();
+        for (group.newcomers.items) |*newcomer| {
+            if (!newcomer.in_round) continue;
+            newcomer.chosen = group.roster.has(&found, newcomer.peer.id);
+            if (!newcomer.chosen) {
+                group.patience.lose(group.gpa, newcomer.peer.id, now);
+            } else if (by == .users and !newcomer.entering) {
+                newcomer.chosen = false;
+                newcomer.dawdles = true;
+            }
+        }
+        group.narrow = true;
+        group.release();
+        try group.start_round(now);
+    }
+
+    /// The time of a preparation is over. If nobody can be left out, it goes on: members have to
+    /// find out what has become of their own links.
+    fn end_preparation(group: *Group, now: base.Instant) Allocator.Error!void {
+        if (group.waits_for == .users) return group.begin_again(now, .users);
+        if (group.fit().count < group.roster.newcomers()) return group.begin_again(now, .lanes);
+        group.round_deadline = now +| group.prepare_ns;
+    }
+
     fn activate(group: *Group, now: base.Instant, safe_point: u64) Allocator.Error!void {
         const peers = try group.future_members();
         defer group.gpa.free(peers);
@@ -393,7 +532,8 @@ pub const Group = struct {
         var left: std.ArrayList(PeerId) = .empty;
         defer left.deinit(group.gpa);
         var incumbents: u32 = 0;
-        if (group.current()) |epoch| for (epoch.members) |*member| {
+        const before = group.current();
+        if (before) |epoch| for (epoch.members) |*member| {
             if (member.peer == null) try left.append(group.gpa, member.id) else incumbents += 1;
         };
         try group.epochs.ensureUnusedCapacity(group.gpa, 1);
@@ -404,19 +544,24 @@ pub const Group = struct {
             .joined = @intCast(peers.len - incumbents),
             .left = left.items,
         });
-        group.coordinator.record(.{ .activation = epoch.activation(ids.items) });
+        var instances: [base.limits.peers_max]u64 = undefined;
+        group.coordinator.record(epoch.record(ids.items, &instances));
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
         group.phase = .activate;
         group.round_deadline = base.never;
+        group.open_to_all();
         var kept: usize = 0;
         for (group.newcomers.items) |newcomer| {
-            if (newcomer.in_round) continue;
+            if (newcomer.in_round) {
+                group.patience.forget(newcomer.peer.id);
+                continue;
+            }
             group.newcomers.items[kept] = newcomer;
             kept += 1;
         }
         group.newcomers.shrinkRetainingCapacity(kept);
-        epoch.broadcast(.{ .activate = epoch.activation(ids.items) });
+        epoch.announce_to_all(ids.items, if (before) |old| old.number else 0);
         // The name comes last: it may be long, and the end of a long line is cut.
         const begins = "epoch {d} begins with world size {d} (joined: {f}; left: {f}) in group {s}";
         group.coordinator.log(.info, begins, .{
@@ -427,7 +572,7 @@ pub const Group = struct {
             group.name,
         });
         group.drop_empty();
-        group.go_around(now);
+        _ = group.go_around(now);
     }
 
     pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
@@ -447,7 +592,7 @@ pub const Group = struct {
     }
 
     /// Epochs that nobody is in any more are over. The newest stays while it has members.
-    fn drop_empty(group: *Group) void {
+    pub fn drop_empty(group: *Group) void {
         var index = group.epochs.items.len;
         while (index > 0) {
             index -= 1;
@@ -466,8 +611,8 @@ pub const Group = struct {
         }
     }
 
-    /// Ends a preparation; `blamed` newcomers wait before they are tried again.
-    fn release(group: *Group, now: base.Instant, blame: bool) void {
+    /// Ends a preparation.
+    fn release(group: *Group) void {
         if (group.phase != .prepare and group.phase != .ask) return;
         const message: control.Message = .{ .release = .{
             .group = group.id,
@@ -478,12 +623,6 @@ pub const Group = struct {
             if (!newcomer.in_round) continue;
             newcomer.peer.send(group.id, message);
             newcomer.in_round = false;
-            if (!blame) continue;
-            if (newcomer.prepared) {
-                newcomer.dawdles = !newcomer.entering;
-                continue;
-            }
-            newcomer.wait(now);
         }
         group.phase = .idle;
         group.round_deadline = base.never;
@@ -517,8 +656,21 @@ pub const Group = struct {
         });
         group.broken.forget(peer.id);
         const gone = group.newcomers.orderedRemove(index);
-        if (gone.in_round) group.release(now, false);
+        if (gone.in_round) {
+            group.patience.lose(group.gpa, peer.id, now);
+            group.roster.leave(peer.id);
+            if (!group.can_go_on()) group.release();
+        }
         group.advance(now);
+    }
+
+    /// A newcomer has gone from the round under way. Whoever comes and goes must not have the
+    /// others begin anew each time: they go on, if enough are left, and none has stopped for an
+    /// epoch in which it would have other neighbours.
+    fn can_go_on(group: *const Group) bool {
+        const places = group.roster.places.items.len;
+        if (group.phase == .ask and places > base.limits.full_mesh_max) return false;
+        return group.roster.newcomers() >= group.least() or group.has_gaps();
     }
 
     /// The peer is gone from this group: lost, or it left. `why`, for the log.
@@ -552,7 +704,7 @@ pub const Group = struct {
             group.name,
         });
         // Nobody can open lanes to who is gone: the round begins again, without it.
-        if (group.phase == .prepare) group.release(now, false);
+        if (group.phase == .prepare) group.release();
         for (lost[0..lost_count]) |item| {
             try item.commit_voted();
             try group.new_attempt(item);
@@ -585,16 +737,20 @@ pub const Group = struct {
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
-    pub fn go_around(group: *Group, at: base.Instant) void {
-        if (group.broken.claims.items.len == 0) return;
+    /// True: there is one that would have gone on as it is.
+    pub fn go_around(group: *Group, at: base.Instant) bool {
+        var any = false;
+        if (group.broken.claims.items.len == 0) return any;
         for (group.epochs.items) |epoch| {
             if (epoch.alive.is_empty() or epoch.recovering) continue;
             if (epoch.replan_at <= at) continue; // not later, whatever is broken
             const edges = group.broken.edges(&epoch.ranks, false);
             if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
             if (group.paths_for(epoch).eql(&epoch.paths)) continue;
-            epoch.replan_at = @min(epoch.replan_at, at);
+            epoch.replan_at = at;
+            any = true;
         }
+        return any;
     }
 
     /// Who must leave because no ring goes around the links that have been broken for long, and
@@ -650,8 +806,8 @@ pub const Group = struct {
         const index = edges.worst(&all, &newcomers) orelse return false;
         group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
             "cannot reach each other", .{ peers[index].id.short(), group.name });
-        group.newcomer_of(peers[index]).?.wait(now);
-        group.release(now, false);
+        group.patience.lose(group.gpa, peers[index].id, now);
+        group.release();
         return true;
     }
 
@@ -686,7 +842,7 @@ pub const Group = struct {
             return group.check_recovered(now);
         }
         // The round under way asked it on a connection that is gone.
-        group.release(now, false);
+        group.release();
         try group.answer(peer, rounds);
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
@@ -751,14 +907,21 @@ pub const Group = struct {
     /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
     pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
         if (late and group.phase == .ask) group.round_deadline = now +| silence_ns;
-        if (group.round_deadline <= now) {
-            if (group.phase == .ask) group.let_go_mute();
-            group.release(now, true);
-        }
-        group.go_around(now);
+        if (group.round_deadline <= now) switch (group.phase) {
+            .prepare => group.end_preparation(now) catch {
+                group.out_of_memory = true;
+            },
+            .ask => {
+                group.let_go_mute();
+                group.release();
+            },
+            .idle, .activate => unreachable, // they have no deadline
+        };
+        _ = group.go_around(now);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
+            stall.review(group, epoch, now, late);
         }
         group.advance(now);
     }
@@ -768,10 +931,13 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| if (epoch.running) {
             next = @min(next, epoch.replan_at);
         };
+        if (group.phase != .idle) return next;
+        // Those whose time has come wait for company, and company is an event.
         for (group.newcomers.items) |*newcomer| {
-            // Those whose time has come wait for company, and company is an event.
-            if (newcomer.not_before > now) next = @min(next, newcomer.not_before);
+            const until = group.patience.until(newcomer.peer.id);
+            if (until > now) next = @min(next, until);
         }
+        if (group.round_due() > now) next = @min(next, group.round_due());
         return next;
     }
 };

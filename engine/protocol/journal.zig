@@ -28,6 +28,9 @@ pub const Settings = struct {
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
+    stall_warning_ns: u64,
+    /// 0: nobody is let go for it.
+    stall_ns: u64,
     min_world_size: u32,
     initial_world_size: u32,
     /// "host:port" as in the token.
@@ -41,6 +44,8 @@ pub const Settings = struct {
         .heartbeat_ns = limits.interval_ns_max,
         .silence_ns = limits.interval_ns_max,
         .prepare_ns = limits.interval_ns_max,
+        .stall_warning_ns = limits.interval_ns_max,
+        .stall_ns = limits.interval_ns_max,
         .min_world_size = limits.peers_max,
         .initial_world_size = limits.peers_max,
         .address = limits.address_bytes_max,
@@ -50,10 +55,16 @@ pub const Settings = struct {
 /// A coordinator began to use this journal; the first one is 1.
 pub const Start = struct {
     incarnation: u32,
+    /// No epoch of a group that has ended has a larger number.
+    ended_epoch: u64,
 
-    pub const bounds = .{ .incarnation = limits.incarnations_max };
+    pub const bounds = .{
+        .incarnation = limits.incarnations_max,
+        .ended_epoch = limits.epochs_max,
+    };
 };
 
+/// A group of the same number before it has ended.
 pub const GroupMade = struct {
     id: u16,
     name: Bytes,
@@ -69,8 +80,14 @@ pub const GroupMade = struct {
     };
 };
 
-/// What the members are told, before they are told.
-pub const Activation = wire.control.Activate;
+/// What the members are told, before they are told; and which process each of them is, so that
+/// nobody else comes back as it.
+pub const Activation = struct {
+    told: wire.control.Activate,
+    instances: List(u64),
+
+    pub const bounds = .{ .instances = limits.peers_max };
+};
 
 /// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
 /// write may end anywhere.
@@ -132,7 +149,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 2;
+pub const version: u32 = 3;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 
@@ -148,10 +165,11 @@ const head_bytes = 11;
 const head_sum_at = head_bytes - 4;
 /// CRC-32 of head and body, mark.
 const tail_bytes = 5;
-const activation_bytes_max = 2 + 3 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId));
+const activation_bytes_max = 2 + 4 * 8 + 4 + 2 * (4 + limits.peers_max * @sizeOf(PeerId)) +
+    4 + limits.peers_max * @sizeOf(u64);
 pub const record_bytes_max = head_bytes + activation_bytes_max + tail_bytes;
 /// A disk writes this much or nothing of it. In no record are so many bytes zero in a row: those
-/// with a name or an address are shorter, and no two members have one id.
+/// with a name or an address are shorter, no two members have one id, and no process is 0.
 const sector_bytes = 512;
 
 comptime {
@@ -379,8 +397,10 @@ fn is_sensible(record: *const Record) bool {
     return switch (record.*) {
         .settings, .start, .removal => true,
         .group => |*group| group.name.data.len > 0,
-        .activation => |*it| it.members.count > 0 and it.joined <= it.members.count and
-            it.epoch <= limits.epochs_max,
+        .activation => |*it| it.told.members.count > 0 and
+            it.told.joined <= it.told.members.count and
+            it.instances.count == it.told.members.count and
+            it.told.epoch <= limits.epochs_max,
     };
 }
 
@@ -402,6 +422,8 @@ const test_settings: Settings = .{
     .heartbeat_ns = 500,
     .silence_ns = 5000,
     .prepare_ns = 30_000,
+    .stall_warning_ns = 10_000,
+    .stall_ns = 120_000,
     .min_world_size = 1,
     .initial_world_size = 3,
     .address = .of("localhost:4711"),
@@ -422,7 +444,7 @@ const Sample = struct {
         try sample.image.begin_file(testing.allocator);
         sample.mark();
         try sample.add(.{ .settings = test_settings });
-        try sample.add(.{ .start = .{ .incarnation = 1 } });
+        try sample.add(.{ .start = .{ .incarnation = 1, .ended_epoch = 3 } });
         const long_name: Bytes = .of("train" ** 50);
         for ([_]u16{ 0, 1 }) |id| try sample.add(.{ .group = .{
             .id = id,
@@ -480,15 +502,20 @@ const Sample = struct {
 
 fn activation(members: []const PeerId, left: []const PeerId) Activation {
     return .{
-        .group = 0,
-        .round = 2,
-        .epoch = 1,
-        .safe_point = 0,
-        .members = .of(members),
-        .joined = 1,
-        .left = .of(left),
+        .told = .{
+            .group = 0,
+            .round = 2,
+            .epoch = 1,
+            .safe_point = 0,
+            .members = .of(members),
+            .joined = 1,
+            .left = .of(left),
+        },
+        .instances = .of(test_instances[0..members.len]),
     };
 }
+
+const test_instances: [limits.peers_max]u64 = @splat(1 << 63);
 
 test "a journal is read back, and its settings are found" {
     var sample: Sample = undefined;
@@ -645,7 +672,7 @@ test "a record that was lost before whole ones is refused, not cut" {
     file[sample.ends[sample.count - 2]] = 0;
     try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
     // As it ends after the whole one behind it, it looks unfinished.
-    try sample.add(.{ .start = .{ .incarnation = 2 } });
+    try sample.add(.{ .start = .{ .incarnation = 2, .ended_epoch = 0 } });
     const longer = sample.image.bytes();
     const last = sample.ends[sample.count - 2];
     const end = sample.ends[sample.count - 3] + 100;
@@ -662,7 +689,7 @@ test "a record that was lost before whole ones is refused, not cut" {
 }
 
 test "what another version wrote is named, and a stranger's file is none" {
-    var file: [256]u8 = undefined;
+    var file: [512]u8 = undefined;
     file[0..header_bytes].* = header_of(version + 1);
     var replay: Replay = .init(file[0..header_bytes]);
     try testing.expectError(error.UnknownVersion, replay.next());
@@ -678,7 +705,7 @@ test "what another version wrote is named, and a stranger's file is none" {
     try image.add(testing.allocator, .{ .settings = test_settings });
     const at = image.bytes().len;
     @memcpy(file[0..at], image.bytes());
-    const start: Record = .{ .start = .{ .incarnation = 1 } };
+    const start: Record = .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } };
     const removal: Record = .{ .removal = .{ .group = 1, .peer = .none, .epochs = .{} } };
     const outside: Record = .{ .removal = .{
         .group = limits.groups_max,

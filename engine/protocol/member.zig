@@ -47,6 +47,8 @@ pub const Failure = struct {
     /// For a mismatch: what `peer` and `other` called.
     descriptor: ?Descriptor = null,
     other_descriptor: ?Descriptor = null,
+    /// Ranks whose calls it waited for, as far as the coordinator has said so.
+    missing: Mask = .empty,
 };
 
 /// What the protocol knows of one operation; the session's Operation contains it.
@@ -66,6 +68,10 @@ pub const Op = struct {
     attempts: u32 = 0,
     /// A sync that was given up after its vote: why the coordinator was asked to abort it.
     abort_asked: ?control.AbortReason = null,
+    /// The coordinator was told of the call, because it takes long.
+    is_told: bool = false,
+    /// Ranks that have not called it, as the coordinator says.
+    missing: Mask = .empty,
 
     pub const State = enum {
         new,
@@ -127,6 +133,8 @@ pub const Epoch = struct {
     aborts: std.ArrayList(Stored) = .empty,
     /// What the current attempt's resume said of operations that were not called yet.
     resumes: std.ArrayList(StoredResume) = .empty,
+    /// Operations that others have called, and that the coordinator has asked for in this attempt.
+    asked: std.AutoHashMapUnmanaged(OpId, void) = .empty,
     decisions_seen: u64 = 0,
     /// What of that the coordinator knows.
     decisions_told: u64 = 0,
@@ -176,6 +184,7 @@ pub const Epoch = struct {
         epoch.ops.deinit(gpa);
         epoch.sequences.deinit(gpa);
         epoch.aborts.deinit(gpa);
+        epoch.asked.deinit(gpa);
     }
 
     fn resumes_clear(epoch: *Epoch, gpa: Allocator) void {
@@ -391,13 +400,23 @@ pub const Member = struct {
         m.send_prepared();
     }
 
+    /// Not all lanes of the round are open after a while: the others need not wait for these.
+    pub fn links_missing(m: *Member, missing: []const PeerId) void {
+        m.say_prepared(m.round, missing);
+    }
+
     /// A newcomer says it again when its user comes to enter: until then the others need not wait.
     fn send_prepared(m: *Member) void {
-        if (m.linked_round == 0) return;
+        m.say_prepared(m.linked_round, &.{});
+    }
+
+    fn say_prepared(m: *Member, round: u64, missing: []const PeerId) void {
+        if (round == 0) return;
         m.send(.{ .prepared = .{
             .group = m.group,
-            .round = m.linked_round,
+            .round = round,
             .entering = m.current != null or m.admitting,
+            .missing = .of(missing),
         } });
     }
 
@@ -435,10 +454,9 @@ pub const Member = struct {
 
     fn epoch_create(m: *Member, message: *const control.Activate) EpochError!*Epoch {
         const gpa = m.gpa;
-        if (message.members.count == 0 or message.joined > message.members.count)
-            return error.Unexpected;
-        const ids = try ids_copy(gpa, &message.members);
+        const ids = try m.members_of(message);
         errdefer gpa.free(ids);
+        if (ids.len == 0 or message.joined > ids.len) return error.Unexpected;
         const rank = for (ids, 0..) |id, index| {
             if (id.eql(m.self)) break index;
         } else return error.Unexpected;
@@ -474,6 +492,26 @@ pub const Member = struct {
             kept += 1;
         };
         m.withdrawn.shrinkRetainingCapacity(kept);
+    }
+
+    /// All members of a new epoch, in rank order.
+    fn members_of(m: *const Member, message: *const control.Activate) EpochError![]PeerId {
+        if (message.base == 0) return ids_copy(m.gpa, &message.members);
+        const before = m.epoch_of(message.base) orelse return error.Unexpected;
+        var ids: std.ArrayList(PeerId) = .empty;
+        errdefer ids.deinit(m.gpa);
+        for (before.ids) |id| {
+            var left = message.left.iterator();
+            const has_left = while (left.next()) |other| {
+                if (other.eql(id)) break true;
+            } else false;
+            if (!has_left) try ids.append(m.gpa, id);
+        }
+        if (ids.items.len + message.members.count > base.limits.peers_max)
+            return error.Unexpected;
+        var new = message.members.iterator();
+        while (new.next()) |id| try ids.append(m.gpa, id);
+        return ids.toOwnedSlice(m.gpa);
     }
 
     fn ids_copy(gpa: Allocator, list: *const wire.codec.List(PeerId)) ![]PeerId {
@@ -598,6 +636,7 @@ pub const Member = struct {
         }
         epoch.ops.appendAssumeCapacity(op);
         if (epoch.running) m.begin(epoch, op);
+        if (epoch.asked.remove(op.id) and op.state == .running) m.say_called(epoch, op);
     }
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
@@ -668,7 +707,54 @@ pub const Member = struct {
             .status = status,
             .reason = reason,
             .peer = peer,
+            .missing = m.missing_of(op),
         });
+    }
+
+    // ---- calls that others wait for
+
+    /// A call takes long, perhaps because others have not made it: the coordinator is told, once. A
+    /// vote says it, too, and so does the report after a view.
+    pub fn takes_long(m: *Member, op: *Op) void {
+        if (op.is_told or op.state != .running or !m.connected) return;
+        const epoch = m.epoch_of(op.epoch) orelse return;
+        if (epoch.running) m.say_called(epoch, op);
+    }
+
+    fn say_called(m: *Member, epoch: *const Epoch, op: *Op) void {
+        op.is_told = true;
+        m.send(.{ .called = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .descriptor = op.descriptor,
+        } });
+    }
+
+    /// Most have called an operation, and some have not.
+    pub fn on_stalled(m: *Member, message: *const control.Stalled) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        if (message.attempt != epoch.attempt or !epoch.running) return;
+        if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
+        const is_missing = message.missing.has(epoch.rank);
+        if (epoch.find(message.op)) |op| {
+            // It has called meanwhile.
+            if (is_missing) return m.say_called(epoch, op);
+            op.missing = message.missing;
+            return;
+        }
+        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        if (!is_missing or message.op.sequence < next) return; // it is over here
+        if (epoch.asked.count() >= base.limits.operations_in_flight_max * base.limits.peers_max)
+            return error.Unexpected;
+        try epoch.asked.put(m.gpa, message.op, {});
+    }
+
+    /// Whom a call that fails has waited for in the end.
+    fn missing_of(m: *const Member, op: *const Op) Mask {
+        const epoch = m.epoch_of(op.epoch) orelse return .empty;
+        return epoch.alive.without(&epoch.alive.without(&op.missing));
     }
 
     /// All chunks of the operation are settled in the current attempt: vote.
@@ -821,7 +907,11 @@ pub const Member = struct {
 
     fn doubt(m: *Member, op: *Op, reason: control.AbortReason) void {
         op.state = .in_doubt;
-        m.actions.vtable.finished(m.actions.ctx, op, .{ .status = .in_doubt, .reason = reason });
+        m.actions.vtable.finished(m.actions.ctx, op, .{
+            .status = .in_doubt,
+            .reason = reason,
+            .missing = m.missing_of(op),
+        });
     }
 
     /// A neighbour called the same operation differently.
@@ -876,7 +966,9 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         m.saw(epoch, message.decision);
         var failure = failure_from(message);
+        _ = epoch.asked.remove(message.op);
         if (epoch.find(message.op)) |op| {
+            failure.missing = m.missing_of(op);
             const was = op.state;
             const own = message.reason == .deadline and message.peer.eql(m.self);
             if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked
@@ -963,8 +1055,12 @@ pub const Member = struct {
         epoch.alive = message.alive;
         epoch.paths = paths;
         epoch.running = false;
+        epoch.asked.clearRetainingCapacity();
         epoch.resumes_clear(m.gpa);
-        for (epoch.ops.items) |op| try m.report(epoch, op);
+        for (epoch.ops.items) |op| {
+            op.missing = .empty;
+            try m.report(epoch, op);
+        }
         m.send(.{ .report_end = .{
             .group = m.group,
             .epoch = epoch.number,

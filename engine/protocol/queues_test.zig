@@ -40,6 +40,7 @@ const Idlers = struct {
 
     fn put(idlers: *Idlers, index: usize, bytes: []const u8) !void {
         const connection = idlers.connections[index].?;
+        if (connection.peer) |peer| peer.rates = .{}; // how much it says is another matter
         var rest = bytes;
         while (rest.len > 0) {
             const room = try connection.stream.recv_slice();

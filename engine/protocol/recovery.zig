@@ -89,17 +89,22 @@ fn write_all(c: *Coordinator, image: *journal.Image) !void {
         .heartbeat_ns = options.heartbeat_ns,
         .silence_ns = options.silence_ns,
         .prepare_ns = options.prepare_ns,
+        .stall_warning_ns = options.stall_warning_ns,
+        .stall_ns = options.stall_ns,
         .min_world_size = options.min_world_size,
         .initial_world_size = options.initial_world_size,
         .address = .of(options.address),
     } });
-    try image.add(gpa, .{ .start = .{ .incarnation = c.incarnation } });
+    try image.add(gpa, .{ .start = .{
+        .incarnation = c.incarnation,
+        .ended_epoch = c.ended.epoch,
+    } });
     for (c.groups.items) |group| {
         try image.add(gpa, .{ .group = group.record() });
         for (group.epochs.items) |epoch| {
             var buffer: [limits.peers_max]PeerId = undefined;
-            const ids = epoch.member_ids(&buffer);
-            try image.add(gpa, .{ .activation = epoch.activation(ids) });
+            var instances: [limits.peers_max]u64 = undefined;
+            try image.add(gpa, epoch.record(epoch.member_ids(&buffer), &instances));
             // In the order in which it happened.
             for (epoch.history.entries.items[1..], 1..) |*entry, index| {
                 const before = &epoch.history.entries.items[index - 1].members;
@@ -124,18 +129,22 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
     while (try replay.next()) |entry| switch (entry) {
         // The driver has read the others: they are the options.
         .settings => |*body| c.seal_key = body.seal_key,
-        .start => |body| last_incarnation = @max(last_incarnation, body.incarnation),
+        .start => |body| {
+            last_incarnation = @max(last_incarnation, body.incarnation);
+            c.ended.epoch = @max(c.ended.epoch, body.ended_epoch);
+        },
         .group => |*body| try restore_group(c, body),
         .activation => |*body| try restore_epoch(c, now, body),
         .removal => |*body| {
-            if (body.group >= c.groups.items.len) return error.BadRecord;
-            try restore_removal(c, c.groups.items[body.group], body);
+            const group = c.group_at(body.group) orelse return error.BadRecord;
+            try restore_removal(c, group, body);
         },
     };
     if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     c.incarnation = last_incarnation + 1;
     for (c.groups.items) |group| group.restored();
     c.forget_idle();
+    c.end_groups();
     replace(c) catch |err| return switch (err) {
         error.OutOfMemory => error.OutOfMemory,
         error.JournalFailed => error.JournalFailed,
@@ -145,7 +154,12 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
 }
 
 fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {
-    if (body.id != c.groups.items.len or body.id >= limits.groups_max) return error.BadRecord;
+    // Of two with one number the first has ended.
+    if (c.group_at(body.id)) |before| {
+        before.drop_empty();
+        if (before.epochs.items.len > 0) return error.BadRecord;
+        c.end_group(before);
+    }
     try c.groups.ensureUnusedCapacity(c.gpa, 1);
     const group = try Group.create(c.gpa, .{
         .coordinator = c,
@@ -159,9 +173,9 @@ fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {
     c.groups.appendAssumeCapacity(group);
 }
 
-fn restore_epoch(c: *Coordinator, now: base.Instant, body: *const journal.Activation) Error!void {
-    if (body.group >= c.groups.items.len) return error.BadRecord;
-    const group = c.groups.items[body.group];
+fn restore_epoch(c: *Coordinator, now: base.Instant, entry: *const journal.Activation) Error!void {
+    const body = &entry.told;
+    const group = c.group_at(body.group) orelse return error.BadRecord;
     if (group.epoch_of(body.epoch) != null) return error.BadRecord;
     if (body.members.count == 0 or body.members.count > limits.peers_max) return error.BadRecord;
     // With a third epoch the first one was over.
@@ -170,7 +184,12 @@ fn restore_epoch(c: *Coordinator, now: base.Instant, body: *const journal.Activa
     const peers = try c.gpa.alloc(*Peer, body.members.count);
     defer c.gpa.free(peers);
     var it = body.members.iterator();
-    for (peers) |*peer| peer.* = try c.away_peer(now, it.next().?);
+    var instances = entry.instances.iterator();
+    for (peers) |*peer| {
+        const instance = instances.next().?;
+        if (instance == 0) return error.BadRecord;
+        peer.* = try c.away_peer(now, it.next().?, instance);
+    }
     const left = try c.gpa.alloc(PeerId, body.left.count);
     defer c.gpa.free(left);
     var gone = body.left.iterator();

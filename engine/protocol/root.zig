@@ -22,6 +22,8 @@ test {
     _ = @import("election.zig");
     _ = @import("plan.zig");
     _ = @import("broken.zig");
+    _ = @import("patience.zig");
+    _ = @import("roster.zig");
     _ = @import("structure.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
@@ -30,8 +32,12 @@ test {
     _ = @import("status_rates.zig");
     _ = @import("queues_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");
+    _ = @import("door_test.zig");
+    _ = @import("rates.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
+    _ = @import("stall_test.zig");
     _ = @import("standing_test.zig");
 }

@@ -27,7 +27,7 @@ fn stopped(court: *Court, index: usize, round: u64) !void {
 
 fn leave(court: *Court, index: usize) !void {
     try court.say(index, .{ .leave = .{ .group = 0 } });
-    try court.listen();
+    try court.next_round();
 }
 
 /// The third has left, and the first two answer until they are alone.
@@ -54,7 +54,7 @@ fn form_with_newcomer(court: *Court) !void {
 
 fn come_anew(court: *Court) !void {
     try court.connect(2);
-    try court.listen();
+    try court.next_round();
     try expectEqual(.prepare, court.group().phase);
 }
 
@@ -90,6 +90,7 @@ test "members tell their safe points in each round anew" {
     court.hang_up(2);
     try court.listen();
     try expectEqual(.idle, group.phase);
+    try court.pass(1000 * ms); // it has left a round
     try come_anew(&court);
     for (0..3) |index| try prepared(&court, index, court.round, true);
     try stopped(&court, 1, court.round);
@@ -109,8 +110,8 @@ test "a preparation begins again without a member that is lost, and newcomers pr
     try expectEqual(first, court.released[2]);
     try expect(court.round > first);
     try prepared(&court, 0, court.round, true);
-    // Only users that take their time are not waited for; this one may still open its lanes.
-    try court.pass(3000 * ms);
+    // It has some time to open its lanes.
+    try court.pass(1500 * ms);
     try court.listen();
     try expectEqual(first, court.released[2]);
     try expect(group.newcomers.items[0].in_round);

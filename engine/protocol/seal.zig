@@ -25,6 +25,11 @@ pub fn of_abort(key: *const Key, message: *const control.Abort) u128 {
     return of(key, .{ .abort = sealed });
 }
 
+/// For draws that others see and that must tell nothing of the key.
+pub fn seed(key: *const Key) u64 {
+    return @truncate(SipHash.toInt("draws", key));
+}
+
 fn of(key: *const Key, message: control.Message) u128 {
     var bytes: [512]u8 = undefined;
     const encoded = control.encode(message, &bytes) catch unreachable; // their size is a constant

@@ -7,6 +7,8 @@ const base = @import("base");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Epoch = @import("epoch.zig").Epoch;
+const Record = @import("epoch.zig").Record;
+const stall = @import("stall.zig");
 const limits = base.limits;
 
 pub const schema = 1;
@@ -46,6 +48,8 @@ const Page = struct {
     text: std.Io.Writer.Allocating,
     json: std.json.Stringify,
     is_cut: bool = false,
+    /// How long others have waited for a member's call before it is named.
+    stall_warning_ns: u64,
 
     const bytes_max = limits.control_message_bytes_max - 64 * 1024;
 
@@ -61,7 +65,11 @@ fn render(
     c: *const Coordinator,
     now: base.Instant,
 ) error{OutOfMemory}![]u8 {
-    var page: Page = .{ .text = .init(gpa), .json = undefined };
+    var page: Page = .{
+        .text = .init(gpa),
+        .json = undefined,
+        .stall_warning_ns = c.options.stall_warning_ns,
+    };
     defer page.text.deinit();
     page.json = .{ .writer = &page.text.writer };
     // The writer grows in memory, so running out of it is the only way to fail.
@@ -166,10 +174,21 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "op", @tagName(record.descriptor.op));
         try field(json, "count", record.descriptor.count);
         try field(json, "done", record.done.count());
+        try field(json, "called", record.stall.called.count());
+        try write_stall(page, epoch, record, now);
         try json.endObject();
     };
     try json.endArray();
     try json.endObject();
+}
+
+/// Whom the others wait for, since it is so long that it is worth a word.
+fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: base.Instant) !void {
+    const stalled_ns = now -| record.stall.since;
+    const is_named = stalled_ns >= page.stall_warning_ns;
+    const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
+    try field(&page.json, "waits_for", ranks.slice());
+    if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
 }
 
 fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {

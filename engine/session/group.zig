@@ -24,13 +24,31 @@ pub const Group = struct {
     round_members: std.ArrayList(PeerId) = .empty,
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
+    /// Those of them whose lanes are not open, as the coordinator was told; room for all.
+    missing_told: std.ArrayList(PeerId) = .empty,
+    /// When it is told next, if anything is missing then.
+    report_at: base.Instant = base.never,
     ready_told: bool = false,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).
     admit_waits: bool = false,
+    /// Why the coordinator has let this peer go; see `why_removed`.
+    removed_storage: [removed_bytes_max]u8 = undefined,
+    removed_length: usize = 0,
     /// Of the user, who destroys them before the group is released.
     states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };
+    const removed_bytes_max = 280;
+
+    /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
+    /// membership is over.
+    pub fn removed(group: *Group, why: []const u8) void {
+        group.removed_length = base.text.show(why, &group.removed_storage).len;
+    }
+
+    pub fn why_removed(group: *const Group) []const u8 {
+        return group.removed_storage[0..group.removed_length];
+    }
 
     /// Whether a peer is in an epoch of this one or in the round under way.
     pub fn knows(group: *const Group, id: PeerId) bool {

@@ -22,6 +22,9 @@ pub const Lane = struct {
     /// Null until a stranger has said who it is.
     link: ?*Link,
     number: u8 = 0,
+    /// Where one that was accepted comes from, and whether that was just now.
+    source: base.Source = @splat(0),
+    is_fresh: bool = false,
     /// When a connection that is not open yet is given up.
     deadline: base.Instant,
     /// When bytes last came in, and went out: an open lane that is silent for too long is dead.
@@ -90,14 +93,21 @@ pub const Lane = struct {
         };
     }
 
-    pub fn accepted(gpa: Allocator, deadline: base.Instant) Lane {
+    pub fn accepted(gpa: Allocator, source: base.Source, deadline: base.Instant) Lane {
         return .{
             .gpa = gpa,
+            .source = source,
             .state = .stranger,
             .link = null,
             .deadline = deadline,
             .head_need = hello.hello_bytes,
         };
+    }
+
+    /// One that has not said who it is.
+    pub fn guest(lane: *const Lane) ?base.places.Guest {
+        const spoke = lane.state == .stranger and lane.head_got > 0;
+        return .{ .source = lane.source, .silent = !spoke, .fresh = lane.is_fresh };
     }
 
     pub fn deinit(lane: *Lane) void {

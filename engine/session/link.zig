@@ -31,6 +31,8 @@ pub const Link = struct {
     expires_at: base.Instant,
     retry_at: base.Instant = 0,
     retries: u6 = 0,
+    /// When the coordinator was last asked where the peer is dialed.
+    asked_at: ?base.Instant = null,
     /// Since when no lane is open.
     down_since: base.Instant,
     /// What coordinators were told of it, or will be when one is there.

@@ -10,6 +10,7 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const frames = @import("frames.zig");
 const prefetch = @import("prefetch.zig");
+const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
@@ -21,15 +22,9 @@ const greet_ns_max = limits.stranger_ns_max;
 pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
-
-/// Whether those at positions a and b of `count` keep a link. `world_size` is that of the epoch,
-/// lost members included: few who are left of a large one go on in a ring (base/order.zig: Paths).
-pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
-    if (a == b) return false;
-    if (world_size <= limits.full_mesh_max) return true;
-    const distance = if (a > b) a - b else b - a;
-    return @min(distance, count - distance) <= limits.ring_reach;
-}
+/// Where a peer is dialed is asked for no more often.
+const ask_ns: u64 = std.time.ns_per_s;
+const retries_before_asking = 6;
 
 pub fn find(s: *const Session, id: PeerId) ?*Link {
     for (s.links.items) |link| if (link.peer.eql(id)) return link;
@@ -72,7 +67,7 @@ pub fn review(s: *Session) void {
             for ([_]base.Order{ epoch.paths.order, .of(&epoch.alive) }) |order| {
                 const own = order.position(epoch.rank);
                 for (order.slice(), 0..) |rank, position| {
-                    if (reaches(own, position, order.count, epoch.world_size()))
+                    if (base.reaches(own, position, order.count, epoch.world_size()))
                         want(s, epoch.ids[rank]);
                 }
             }
@@ -124,7 +119,12 @@ fn dial_missing(s: *Session) void {
     if (!is_in_run(s)) return;
     for (s.links.items) |link| {
         if (!link.wanted or !link.dials or link.retry_at > s.now) continue;
-        const address = s.addresses.get(link.peer.bytes) orelse continue;
+        const address = s.addresses.get(link.peer.bytes) orelse {
+            ask_address(s, link);
+            continue;
+        };
+        // It may have another one by now.
+        if (link.retries >= retries_before_asking) ask_address(s, link);
         link.set_address(address) catch continue; // tried again at the next review
         for (link.lanes[0..s.settings.lanes], 0..) |*place, number| {
             if (place.* != null) continue;
@@ -136,25 +136,59 @@ fn dial_missing(s: *Session) void {
     }
 }
 
+/// A round tells the addresses of those to whom lanes are opened for it, and no others.
+fn ask_address(s: *Session, link: *Link) void {
+    if (link.asked_at) |at| if (s.now < at +| ask_ns) return;
+    for (s.groups.items) |group| {
+        const id = group.id orelse continue;
+        if (group.state != .joined or !group.member.connected or !group.knows(link.peer)) continue;
+        link.asked_at = s.now;
+        return s.send(.{ .ask_address = .{ .group = id, .peer = link.peer } });
+    }
+}
+
+pub fn on_address(s: *Session, entry: *const wire.control.MemberEntry) Allocator.Error!void {
+    const link = find(s, entry.id) orelse return; // it has expired since
+    if (link.asked_at == null) return; // nor has it asked
+    try s.remember_address(entry.id, entry.address.data);
+    dial_missing(s);
+}
+
 // ---- a lane's life
 
-pub fn accept(s: *Session) ?*Lane {
-    if (s.strangers.items.len >= limits.strangers_max) make_place(s);
+pub fn accept(s: *Session, source: base.Source) ?*Lane {
+    if (!make_place(s, source)) return null;
     s.strangers.ensureUnusedCapacity(s.gpa, 1) catch return null;
     const lane = s.gpa.create(Lane) catch return null;
-    lane.* = .accepted(s.gpa, s.now + greet_ns_max);
+    lane.* = .accepted(s.gpa, source, s.now + greet_ns_max);
     s.strangers.appendAssumeCapacity(lane);
     return lane;
 }
 
-/// The stranger that has said nothing for longest makes room: who silently fills all places must
-/// not keep out those who speak at once.
-fn make_place(s: *Session) void {
-    var oldest = s.strangers.items[0];
-    for (s.strangers.items) |lane| if (lane.deadline < oldest.deadline) {
-        oldest = lane;
+/// As at the coordinator: strangers have few places, and each lane that is to come has one besides
+/// (base/places.zig).
+fn make_place(s: *Session, source: base.Source) bool {
+    const taken = s.strangers.items.len;
+    var door: base.places.Door = .{ .places = limits.strangers_max };
+    var is_known = false;
+    for (s.links.items) |link| for (link.lanes[0..s.settings.lanes]) |place| {
+        const is_expected = place == null and link.wanted and !link.dials;
+        if (is_expected and door.expected < limits.peers_max) door.expected += 1;
+        const lane = place orelse continue;
+        if (lane.state == .open and base.places.same_network(lane.source, source)) is_known = true;
     };
-    fail(s, oldest, "others wait for its place");
+    switch (door.answer(&s.prng, taken, is_known)) {
+        .enter => return true,
+        .turn_away => return false,
+        .make_room => {},
+    }
+    for (s.strangers.items) |lane| lane.is_fresh = lane.deadline == s.now + greet_ns_max;
+    while (s.strangers.items.len >= door.places + door.expected) {
+        const lane = base.places.draw(Lane, s.strangers.items, Lane.guest, &s.prng) orelse
+            return false;
+        fail(s, lane, "others wait for its place");
+    }
+    return true;
 }
 
 pub fn dialed(s: *Session, lane: *Lane) void {
@@ -221,7 +255,7 @@ fn opened(s: *Session, lane: *Lane) void {
     link.retries = 0;
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);
-    check_ready(s);
+    rounds.check_ready(s);
 }
 
 /// The answer is sent, then the lane is closed; nothing more is read from it.
@@ -319,7 +353,7 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     if (!news) return;
     for (s.groups.items) |group| say(s, group, link);
     if (health == .down) frames.link_down(s, link);
-    check_ready(s);
+    rounds.check_ready(s);
 }
 
 fn say(s: *Session, group: *const Group, link: *const Link) void {
@@ -353,24 +387,6 @@ pub fn free(s: *Session, link: *Link) void {
     for (link.lanes) |place| if (place) |lane| lane_free(s, lane);
     link.deinit();
     s.gpa.destroy(link);
-}
-
-/// Tells groups whose round has all its lanes.
-pub fn check_ready(s: *Session) void {
-    for (s.groups.items) |group| {
-        if (group.state != .joined or group.member.round == 0) continue;
-        const ready = for (group.round_peers.items) |id| {
-            if (id.eql(s.self)) continue;
-            const link = find(s, id) orelse break false;
-            // One that is down may stay so: the ring goes around it.
-            if (link.open_count < s.settings.lanes and link.told != .down) break false;
-        } else true;
-        if (!ready) continue;
-        group.member.links_ready();
-        if (group.ready_told) continue;
-        group.ready_told = true;
-        s.host.vtable.group_event(s.host.ctx, group, .ready);
-    }
 }
 
 // ---- time
@@ -462,14 +478,4 @@ pub fn next_deadline(s: *const Session) base.Instant {
         }
     }
     return next;
-}
-
-test "those who are left of a large world keep links to neighbours only, as they move in a ring" {
-    const expect = std.testing.expect;
-    try expect(reaches(0, 16, 32, 32));
-    try expect(!reaches(0, 16, 32, 33));
-    try expect(reaches(0, limits.ring_reach, 32, 33) and reaches(31, 1, 32, 33));
-    try expect(!reaches(0, limits.ring_reach + 1, 32, 33));
-    // So few that their neighbours are all.
-    for (0..7) |a| for (0..7) |b| try expect(reaches(a, b, 7, 40) == (a != b));
 }

@@ -113,8 +113,25 @@ test "a coordinator whose silence or heartbeat no honest one has is given up" {
     // Method: one that an honest peer joins, and each lie of its welcome alone. What is above its
     // bound is no message at all (wire/control.zig).
     const ns_per_ms = std.time.ns_per_ms;
-    const Case = struct { heartbeat_ns: u64, silence_ns: u64, welcome: bool };
+    const Case = struct {
+        heartbeat_ns: u64,
+        silence_ns: u64,
+        stall_warning_ns: u64 = std.time.ns_per_s,
+        welcome: bool,
+    };
     for ([_]Case{
+        .{
+            .heartbeat_ns = ns_per_ms,
+            .silence_ns = 3 * ns_per_ms,
+            .stall_warning_ns = ns_per_ms,
+            .welcome = true,
+        },
+        .{
+            .heartbeat_ns = ns_per_ms,
+            .silence_ns = 3 * ns_per_ms,
+            .stall_warning_ns = ns_per_ms - 1,
+            .welcome = false,
+        },
         .{ .heartbeat_ns = ns_per_ms, .silence_ns = 3 * ns_per_ms, .welcome = true },
         .{ .heartbeat_ns = ns_per_ms - 1, .silence_ns = 9 * ns_per_ms, .welcome = false },
         .{ .heartbeat_ns = ns_per_ms, .silence_ns = 3 * ns_per_ms - 1, .welcome = false },
@@ -133,6 +150,7 @@ test "a coordinator whose silence or heartbeat no honest one has is given up" {
         defer w.deinit();
         w.coordinator.options.heartbeat_ns = case.heartbeat_ns;
         w.coordinator.options.silence_ns = case.silence_ns;
+        w.coordinator.options.stall_warning_ns = case.stall_warning_ns;
         try w.settle();
         try expectEqual(case.welcome, w.nodes[0].s.knows_settings());
     }
@@ -297,7 +315,7 @@ test "a lane is for the peer and the run that it names" {
     var of_another = right;
     of_another.run_id[0] ^= 1;
     for ([_]wire.hello.Hello{ for_another, of_another, right }, 0..) |hello, turn| {
-        const lane = s.accept_lane(w.now).?;
+        const lane = s.accept_lane(w.now, @splat(0)).?;
         lane.head[0..wire.hello.hello_bytes].* = wire.hello.encode(hello);
         _ = links.greet(s, lane);
         const is_taken = for (s.links.items) |link| {

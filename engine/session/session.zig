@@ -25,6 +25,7 @@ const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const links = @import("links.zig");
+const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const Allocator = std.mem.Allocator;
@@ -315,14 +316,22 @@ pub const Session = struct {
     /// Data moves on without the coordinator; only decisions wait.
     fn coordinator_away(s: *Session, why: []const u8) void {
         if (s.control_state == .lost or s.control_state == .away) return;
+        const wanted = s.is_in_groups();
         if (s.control_state == .open) {
-            s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
+            if (wanted) s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
             for (s.groups.items) |group| group.member.disconnected();
         }
         s.control_state = .away;
         const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
-        s.reconnect_at = s.now + back_off / 2 + s.prng.below(back_off / 2 + 1);
+        const pause_ns = back_off / 2 + s.prng.below(back_off / 2 + 1);
+        // A peer in no group has nothing to say and is let go after a while: it dials to join.
+        s.reconnect_at = if (wanted) s.now + pause_ns else base.never;
         s.reconnects +|= 1;
+    }
+
+    fn is_in_groups(s: *const Session) bool {
+        for (s.groups.items) |group| if (group.state != .left) return true;
+        return false;
     }
 
     /// There will be no other connection.
@@ -376,11 +385,11 @@ pub const Session = struct {
             .joined => |*body| try s.on_joined(body),
             .refused => |*body| s.on_refused(body),
             .heartbeat_ack => {},
-            .prepare => |*body| try s.on_prepare(body),
+            .prepare => |*body| try rounds.on_prepare(s, body),
             .release => |body| {
                 const group = s.group_of(body.group) orelse return;
                 group.member.on_release(body.round);
-                s.round_over(group);
+                rounds.over(s, group);
             },
             .ask_safe_points => |body| {
                 if (s.group_of(body.group)) |group| group.member.on_ask(body.round);
@@ -388,7 +397,7 @@ pub const Session = struct {
             .activate => |*body| {
                 const group = s.group_of(body.group) orelse return;
                 try group.member.on_activate(body);
-                s.round_over(group);
+                rounds.over(s, group);
             },
             .view => |*body| {
                 const group = s.group_of(body.group) orelse return;
@@ -412,6 +421,7 @@ pub const Session = struct {
                 }
             },
             .expelled => |*body| s.on_expelled(body),
+            .address_told => |*body| try links.on_address(s, &body.peer),
             .state_elected => |*body| if (s.group_of(body.group)) |group| {
                 const op = try group.member.on_elected(body) orelse return;
                 sync.elected(s, operation_from(op), body);
@@ -423,6 +433,9 @@ pub const Session = struct {
             .state_differs => |*body| if (s.group_of(body.group)) |group| {
                 const op = group.member.find_sync(body.epoch, body.op) orelse return;
                 operation_from(op).sync.?.note_differs(body.text.data);
+            },
+            .stalled => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_stalled(body);
             },
             // What only a peer says.
             .join,
@@ -448,6 +461,8 @@ pub const Session = struct {
             .status_reply,
             .state_offer,
             .state_tensors,
+            .ask_address,
+            .called,
             => return error.Unexpected,
         }
     }
@@ -456,7 +471,7 @@ pub const Session = struct {
 
     /// The group that the coordinator has given this number on this connection. One from before
     /// means nothing: another coordinator may number them anew.
-    fn group_of(s: *Session, id: u16) ?*Group {
+    pub fn group_of(s: *Session, id: u16) ?*Group {
         for (s.groups.items) |group| {
             if (group.state != .joined or !group.member.connected) continue;
             if (group.id == id) return group;
@@ -468,7 +483,8 @@ pub const Session = struct {
         // Decoding has bounded them from above.
         const sane = body.lanes >= 1 and body.chunk_bytes >= 1 and body.window_bytes >= 1 and
             body.heartbeat_ns >= limits.heartbeat_ns_min and
-            body.silence_ns / 3 >= body.heartbeat_ns;
+            body.silence_ns / 3 >= body.heartbeat_ns and
+            body.stall_warning_ns >= body.heartbeat_ns;
         if (!sane) return error.Unexpected;
         s.welcomed = true;
         if (s.knows_settings() and !std.meta.eql(s.settings, body))
@@ -494,14 +510,17 @@ pub const Session = struct {
         s.send(.{ .leave = .{ .group = body.group } });
     }
 
-    /// A coordinator that knows the groups from before never gives the number of one to another: it
-    /// is a new one, of which the other group is not a member. Frames must not be taken for its.
+    /// A coordinator never gives the number of a group to another while a member of the first is in
+    /// it: this peer is a member of that one no more, or the coordinator is a new one. Frames must
+    /// not be taken for its.
     fn renumbered(s: *Session, number: u16, now_of: *const Group) void {
         for (s.groups.items) |group| {
             if (group == now_of or group.state != .joined or group.id != number) continue;
             s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
+            const why = "the coordinator has started without its journal";
+            group.removed(why);
             group.member.on_expelled();
-            s.group_gone(group, .expelled, "the coordinator has started without its journal");
+            s.group_gone(group, .expelled, why);
         }
     }
 
@@ -516,48 +535,8 @@ pub const Session = struct {
         }
     }
 
-    fn on_prepare(s: *Session, body: *const control.Prepare) protocol_error!void {
-        const group = s.group_of(body.group) orelse return;
-        try group.round_peers.ensureTotalCapacity(s.gpa, body.members.count);
-        try group.round_members.ensureTotalCapacity(s.gpa, body.members.count);
-        group.round_peers.clearRetainingCapacity();
-        group.round_members.clearRetainingCapacity();
-        var own: ?usize = null;
-        var it = body.members.iterator();
-        while (it.next()) |entry| {
-            if (entry.id.eql(s.self)) own = group.round_peers.items.len;
-            group.round_peers.appendAssumeCapacity(entry.id);
-            group.round_members.appendAssumeCapacity(entry.id);
-            try s.remember_address(entry.id, entry.address.data);
-        }
-        s.prune_addresses();
-        const position = own orelse return error.Unexpected;
-        const known = if (group.member.current) |current| current.alive.count() else 0;
-        group.member.on_prepare(body.round, body.members.count -| known);
-        // Only those this peer will talk to.
-        const count = group.round_peers.items.len;
-        var kept: usize = 0;
-        for (0..count) |index| {
-            if (!links.reaches(position, index, count, count)) continue;
-            group.round_peers.items[kept] = group.round_peers.items[index];
-            kept += 1;
-        }
-        group.round_peers.shrinkRetainingCapacity(kept);
-        links.review(s);
-        links.say_broken(s, group);
-        links.check_ready(s);
-    }
-
-    /// The epoch that a round was for has begun, or never will.
-    fn round_over(s: *Session, group: *Group) void {
-        group.round_peers.clearRetainingCapacity();
-        group.round_members.clearRetainingCapacity();
-        s.prune_addresses();
-        links.review(s);
-    }
-
     /// Forgets where peers are dialed that are in no epoch and no round of this one any more.
-    fn prune_addresses(s: *Session) void {
+    pub fn prune_addresses(s: *Session) void {
         var index = s.addresses.count();
         while (index > 0) {
             index -= 1;
@@ -571,7 +550,7 @@ pub const Session = struct {
         }
     }
 
-    fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
+    pub fn remember_address(s: *Session, id: PeerId, address: []const u8) Allocator.Error!void {
         const entry = try s.addresses.getOrPut(s.gpa, id.bytes);
         if (!entry.found_existing) entry.value_ptr.* = &.{};
         if (std.mem.eql(u8, entry.value_ptr.*, address)) return;
@@ -586,7 +565,10 @@ pub const Session = struct {
         for (s.groups.items) |group| {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
+            group.removed(body.why.data);
             group.member.on_expelled();
+            // The last that is said of it: then the number may be that of another group.
+            if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
             s.group_gone(group, .expelled, body.why.data);
         }
     }
@@ -618,6 +600,7 @@ pub const Session = struct {
         };
         s.groups.appendAssumeCapacity(group);
         if (s.control_state == .open) s.present(group);
+        if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
         return group;
     }
 
@@ -659,6 +642,7 @@ pub const Session = struct {
         group.member.deinit();
         group.round_members.deinit(s.gpa);
         group.round_peers.deinit(s.gpa);
+        group.missing_told.deinit(s.gpa);
         for (group.states.items) |state| prefetch.forget(state);
         group.states.deinit(s.gpa);
         s.gpa.free(group.name);
@@ -1273,10 +1257,10 @@ pub const Session = struct {
 
     // ---- lanes, for the driver
 
-    /// An inbound connection. Null: no memory for it; the driver closes it.
-    pub fn accept_lane(s: *Session, now: Instant) ?*Lane {
+    /// An inbound connection. Null: no memory or place for it; the driver closes it.
+    pub fn accept_lane(s: *Session, now: Instant, source: base.Source) ?*Lane {
         s.reach(now);
-        return links.accept(s);
+        return links.accept(s, source);
     }
 
     /// A dialed connection is up.
@@ -1347,9 +1331,12 @@ pub const Session = struct {
             s.admit_withdraw(group);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
+        const long_ns = s.settings.stall_warning_ns / limits.stall_tells;
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
+            if (!operation.finished and now -| operation.started_at >= long_ns)
+                operation.group.member.takes_long(&operation.op);
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
@@ -1363,6 +1350,7 @@ pub const Session = struct {
         }
         prefetch.tick(s, late);
         links.tick(s, late);
+        rounds.tick(s);
         s.run_deferred();
     }
 
@@ -1410,6 +1398,6 @@ pub const Session = struct {
             if (!operation.finished) next = @min(next, operation.deadline);
             if (operation.executor.has_work()) next = @min(next, s.now);
         }
-        return @min(next, links.next_deadline(s));
+        return @min(next, links.next_deadline(s), rounds.next_deadline(s));
     }
 };

@@ -106,10 +106,21 @@ pub const World = struct {
         w.dials.deinit(w.gpa);
     }
 
-    /// Moves bytes until nothing moves.
+    /// Moves bytes until nothing moves, and no round is due soon.
     pub fn settle(w: *World) !void {
-        for (0..100_000) |_| if (!try w.step()) return;
+        for (0..100_000) |_| if (!try w.step() and !w.begin_round()) return;
         return error.Endless;
+    }
+
+    fn begin_round(w: *World) bool {
+        for (w.coordinator.groups.items) |group| {
+            const due = group.round_due();
+            if (group.phase != .idle or due <= w.now) continue;
+            w.now = due;
+            w.coordinator.tick(due);
+            return true;
+        }
+        return false;
     }
 
     pub fn step(w: *World) !bool {
@@ -138,7 +149,7 @@ pub const World = struct {
             const to = &w.nodes[dial.to];
             const can_be = to.alive and !w.are_apart(dial.node.index, dial.to);
             w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now) else null;
+            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
             if (lane) |accepted| {
                 try w.pipes.append(w.gpa, .{
                     .a = dial.lane,

@@ -311,8 +311,11 @@ pub const Prepared = struct {
     round: u64,
     /// The user waits to enter; of a newcomer it may come later than the lanes.
     entering: bool,
+    /// Those whose lanes are not open yet, of the ones that the round asked for: with these, it is
+    /// said before all are open, so that nobody waits for them alone.
+    missing: List(PeerId),
 
-    pub const bounds = .{ .group = group_last, .round = .any };
+    pub const bounds = .{ .group = group_last, .round = .any, .missing = limits.peers_max };
 };
 pub const SafePoints = struct {
     group: u16,
@@ -431,6 +434,17 @@ pub const LinkTold = struct {
     pub const bounds = .{ .group = group_last };
 };
 pub const StatusRequest = struct {};
+/// It has called an operation that takes long, or of which the coordinator has said that others
+/// have called it. A vote, an offer and a report say so too.
+pub const Called = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    descriptor: Descriptor,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
 /// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
 pub const StateOffer = struct {
     group: u16,
@@ -484,10 +498,13 @@ pub const Welcome = struct {
     window_bytes: u64,
     chunk_bytes: u32,
     lanes: u8,
+    /// A tenth of it after a call, the coordinator is told of it.
+    stall_warning_ns: u64,
 
     pub const bounds = .{
         .heartbeat_ns = limits.interval_ns_max,
         .silence_ns = limits.interval_ns_max,
+        .stall_warning_ns = limits.interval_ns_max,
         .window_bytes = limits.window_bytes_max,
         .chunk_bytes = limits.frame_payload_bytes_max,
         .lanes = limits.lanes_per_link_max,
@@ -505,12 +522,21 @@ pub const Refused = struct {
 
     pub const bounds = .{ .name = limits.name_bytes_max, .why = .any };
 };
+/// A round costs what is new in it: nobody is told again what it knows.
 pub const Prepare = struct {
     group: u16,
     round: u64,
-    members: List(MemberEntry),
+    /// Who may be in the next epoch: to a newcomer all; to a member those who are new.
+    members: List(PeerId),
+    /// Those that the receiver is to have lanes to, without members between which all links are.
+    links: List(MemberEntry),
 
-    pub const bounds = .{ .group = group_last, .round = .any, .members = limits.peers_max };
+    pub const bounds = .{
+        .group = group_last,
+        .round = .any,
+        .members = limits.peers_max,
+        .links = limits.peers_max,
+    };
 };
 pub const Release = struct {
     group: u16,
@@ -530,6 +556,9 @@ pub const Activate = struct {
     epoch: u64,
     /// The safe point at which the epoch begins.
     safe_point: u64,
+    /// The epoch before, where the receiver is in it: those of it that have not left come first,
+    /// in their order. 0: all members are named.
+    base: u64 = 0,
     /// In rank order; the last `joined` of them are new.
     members: List(PeerId),
     joined: u32,
@@ -540,6 +569,7 @@ pub const Activate = struct {
         .round = .any,
         .epoch = .any,
         .safe_point = limits.safe_points_max,
+        .base = .any,
         .members = limits.peers_max,
         .joined = limits.peers_max,
         .left = limits.peers_max,
@@ -678,6 +708,27 @@ pub const StateDiffers = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .text = .any };
 };
+/// Where a peer of the group is dialed; nothing follows if it is not known.
+pub const AskAddress = struct {
+    group: u16,
+    peer: PeerId,
+
+    pub const bounds = .{ .group = group_last };
+};
+pub const AddressTold = struct {
+    peer: MemberEntry,
+};
+/// Over half of the members, or one of the two of a message, have called an operation, and the
+/// missing have not: one of those says `called` when it calls; the others know whom they wait for.
+pub const Stalled = struct {
+    group: u16,
+    epoch: u64,
+    attempt: u32,
+    op: OpId,
+    missing: Mask,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -725,6 +776,10 @@ pub const Message = union(enum(u16)) {
     state_elected: StateElected,
     state_ask: StateAsk,
     state_differs: StateDiffers,
+    ask_address: AskAddress,
+    address_told: AddressTold,
+    called: Called,
+    stalled: Stalled,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

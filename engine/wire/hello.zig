@@ -35,8 +35,20 @@ pub const Verdict = enum(u8) {
     version_mismatch = 2,
     wrong_run = 3,
     wrong_peer = 4,
-    /// The id is in use, or the run or the table of strangers is full.
+    /// Another process that is connected has the id, or nobody may have it.
     refused = 5,
+    /// No room for another peer now: whoever waits may get in.
+    full = 6,
+    /// The id is that of a member that is away and may come back: whoever waits may get it.
+    held = 7,
+
+    /// The same question may have another answer soon.
+    pub fn may_pass(verdict: Verdict) bool {
+        return switch (verdict) {
+            .full, .held => true,
+            .welcome, .version_mismatch, .wrong_run, .wrong_peer, .refused => false,
+        };
+    }
 };
 
 pub const Error = error{ NotPccl, VersionMismatch, BadValue };

@@ -98,6 +98,17 @@ Heartbeat = Annotated[
 Silence = Annotated[
     float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
 ]
+StallWarning = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds until a member that has not called what over half have called is named. "
+        + _default("10")
+    ),
+]
+Stall = Annotated[
+    float | None,
+    typer.Option(help="Seconds until it is removed from its group. " + _default("never")),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunIdFile = Annotated[
     Path | None,
@@ -151,6 +162,8 @@ def coordinator(
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    stall_warning: StallWarning = None,
+    stall: Stall = None,
     memory: Memory = None,
     verbose: Verbose = False,
 ) -> None:
@@ -174,6 +187,8 @@ def coordinator(
         window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        stall_warning=stall_warning,
+        stall=stall,
         memory=memory,
         state=state,
     ) as running:
@@ -226,6 +241,8 @@ def run_command(
     chunk_bytes: ChunkBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    stall_warning: StallWarning = None,
+    stall: Stall = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine.
@@ -249,6 +266,8 @@ exit with 0 (with --on-failure stop: if all do).
         chunk_bytes=chunk_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        stall_warning=stall_warning,
+        stall=stall,
     ) as running:
         if token_file is not None:
             secret.write(token_file, running.token)

@@ -134,7 +134,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch)]
             if epoch["operations"]:
-                parts.append(_operations(epoch))
+                parts += [_operations(epoch), *_waits(epoch)]
         parts += [_newcomer(newcomer) for newcomer in group["pending"]]
     return Group(*parts)
 
@@ -197,6 +197,20 @@ def _operations(epoch: dict[str, Any]) -> Table:
             f"{operation['done']} of {alive}",
         )
     return table
+
+
+def _waits(epoch: dict[str, Any]) -> list[Text]:
+    """Who is waited for; a coordinator of an earlier release does not say."""
+    lines = []
+    for operation in epoch["operations"]:
+        for rank in operation.get("waits_for", []):
+            peer, tag = epoch["members"][rank]["peer_id"][:8], operation["tag"]
+            says = (
+                f"waiting for rank {rank}, {peer}: it has not called {operation['kind']} (tag "
+                f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
+            )
+            lines.append(Text(shown(says), style="yellow"))
+    return lines
 
 
 def _add_row(table: Table, *values: object, style: str | None = None) -> None:

@@ -40,7 +40,7 @@ def hello(
     version: int = WIRE_VERSION,
 ) -> bytes:
     head = MAGIC + struct.pack("<HBBI", version, purpose, 0, 0)
-    return head + run_id + sender + meant + bytes(32)
+    return head + run_id + sender + meant + struct.pack("<Q", 1) + bytes(24)
 
 
 def messages(run_id: bytes, seed: int) -> list[bytes]:

@@ -102,6 +102,9 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
         ["coordinator", "--bind", "nonsense"],
         ["coordinator", "--chunk-bytes", "1000"],
         ["coordinator", "--silence", "0.1", "--heartbeat", "0.1"],
+        ["coordinator", "--stall", "5"],  # before anybody is named
+        ["coordinator", "--stall-warning", "0.1"],  # less than a heartbeat
+        ["run", "-n", "1", "--stall", "5", "--", "true"],
         ["token", "no-port"],
         ["token"],
         ["token", "--show"],
@@ -153,7 +156,7 @@ def test_a_token_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> 
 
 def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
     answer = pccl_command("coordinator", "--help", COLUMNS="200")
-    for value in ("127.0.0.1:0", "2", "262144", "16 MiB", "0.5", "5"):
+    for value in ("127.0.0.1:0", "2", "262144", "16 MiB", "0.5", "5", "10", "never"):
         assert f"[default: {value}]" in answer.stdout, value
 
 
@@ -245,6 +248,8 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     example["groups"][0]["pending"] = [
         {"peer_id": "77" * 16, "address": "10.0.0.7:1", "prepared": True}
     ]
+    (operation,) = example["groups"][0]["epochs"][0]["operations"]
+    operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
     from rich.console import Console
 
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -252,7 +257,8 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "77777777", "waits for the next safe point",
+        "77777777", "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
+        "called all_reduce (tag 0, number 12) for 1 min 05 s",
     ):  # fmt: skip
         assert word in text, text
     assert "longer than a message" not in text

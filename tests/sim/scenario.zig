@@ -80,6 +80,8 @@ pub const all = .{
     "newcomer_behind_a_broken_link",
     "newcomer_never_prepared",
     "one_never_calls",
+    "one_never_calls_and_is_let_go",
+    "two_wait_for_each_other",
     "opposite_order",
     "peer_dies",
     "raise",
@@ -229,6 +231,10 @@ fn settings(
             config.window_bytes = amount;
         } else if (std.mem.eql(u8, name, "min_world_size")) {
             config.min_world_size = @intCast(amount);
+        } else if (std.mem.eql(u8, name, "stall_warning_ms")) {
+            config.stall_warning_ns = @as(u64, amount) * std.time.ns_per_ms;
+        } else if (std.mem.eql(u8, name, "stall_ms")) {
+            config.stall_ns = @as(u64, amount) * std.time.ns_per_ms;
         } else if (std.mem.eql(u8, name, "peers_max")) {
             if (amount < 1 or amount > base.limits.peers_max) return error.Syntax;
             config.peers_max = @intCast(amount);

@@ -121,6 +121,8 @@ pub const small_max = 16;
 /// One seed in so many has 17 to 64 peers, and one in so many 3 to 8 groups.
 const large_one_in = 600;
 const groups_one_in = 40;
+/// In one of so many, those who do not call are let go.
+const stall_one_in = 6;
 /// Peers that a world may start with.
 pub const peers_start_max = 128;
 
@@ -142,6 +144,9 @@ pub const Config = struct {
     heartbeat_ns: u64,
     silence_ns: u64,
     prepare_ns: u64,
+    stall_warning_ns: u64 = 10 * std.time.ns_per_s,
+    /// 0: nobody is let go because others wait for its call.
+    stall_ns: u64 = 0,
     /// Elements of the largest operation.
     count_max: u32,
     /// The safety phase ends after this many finished calls, or after this much time.
@@ -201,6 +206,9 @@ pub const Config = struct {
         var least = stream(seed, "min_world_size");
         if (least.chance(12))
             config.min_world_size = @intCast(least.between(1, @min(4, config.initial_world_size)));
+        var stall = stream(seed, "stall");
+        const is_cut_off = config.only_cuts or config.only_resets;
+        if (!is_cut_off and stall.chance(stall_one_in)) config.let_go_idle();
         var large = stream(seed, "large");
         const is_special = config.only_cuts or config.only_resets;
         if (!is_special and large.chance(large_one_in)) config.draw_large(&large);
@@ -208,6 +216,12 @@ pub const Config = struct {
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));
         return config;
+    }
+
+    /// Users that think for long are let go. In a calm world nobody does.
+    fn let_go_idle(config: *Config) void {
+        config.stall_warning_ns = 2 * config.heartbeat_ns;
+        config.stall_ns = 2 * config.silence_ns;
     }
 
     /// More often few than many, for what many take.

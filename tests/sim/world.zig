@@ -391,6 +391,8 @@ pub const World = struct {
             .heartbeat_ns = config.heartbeat_ns,
             .silence_ns = config.silence_ns,
             .prepare_ns = config.prepare_ns,
+            .stall_warning_ns = config.stall_warning_ns,
+            .stall_ns = config.stall_ns,
             .journal = world.disk.journal_of(),
             .journal_retry_ns = config.silence_ns / 2,
         }, host, seal_key) catch @panic("out of memory");
@@ -802,13 +804,13 @@ pub const World = struct {
         if (e.state != .pending) return;
         const node = &world.nodes[e.node];
         const ref: Ref = .{ .connection = index, .side = 1 };
+        const source = source_of(connection.ends[0].node);
         if (node.index == coordinator_index) {
-            const source = source_of(connection.ends[0].node);
             if (world.coordinator.accept(node.here(), source)) |accepted_connection| {
                 accepted_connection.driver = index * 2 + 1;
                 e.what = .{ .accepted = accepted_connection };
             }
-        } else if (node.session.?.accept_lane(node.here())) |lane| {
+        } else if (node.session.?.accept_lane(node.here(), source)) |lane| {
             lane.driver = index * 2 + 1;
             e.what = .{ .lane = lane };
         }

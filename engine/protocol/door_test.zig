@@ -1,0 +1,574 @@
+//! Door: who gets in and who stays: places of strangers, of those who ask for the status and of
+//! members; peers that join nothing, a full run, ids of members that are away, groups that end, and
+//! peers that say too much. The rules: coordinator.zig, rates.zig, base/places.zig. The harness:
+//! court_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const Connection = @import("coordinator.zig").Connection;
+const control = wire.control;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const peers_max = court_file.peers_max;
+const id_of = court_file.id_of;
+const Court = court_file.Court;
+const Shelf = court_file.Shelf;
+
+/// Hosts of the documentation network.
+fn host(number: u8) base.Source {
+    return [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff, 192, 0, 2, number };
+}
+
+const crowd = host(1);
+const elsewhere = host(2);
+
+fn give(connection: *Connection, bytes: []const u8) !void {
+    const room = try connection.stream.recv_slice();
+    @memcpy(room[0..bytes.len], bytes);
+    connection.stream.received(bytes.len);
+}
+
+fn hello_of(purpose: wire.hello.Purpose, id: base.PeerId, instance: u64) [96]u8 {
+    return wire.hello.encode(.{
+        .purpose = purpose,
+        .run_id = @splat(1),
+        .from = id,
+        .instance = instance,
+    });
+}
+
+/// Peers beyond those of the court.
+fn other_id(index: usize) base.PeerId {
+    return .from_int(index + 1);
+}
+
+fn is_there(court: *const Court, connection: *const Connection) bool {
+    for (court.c.connections.items) |item| if (item == connection) return true;
+    return false;
+}
+
+/// Another peer; false if it is not greeted with a welcome.
+fn greet(court: *Court, id: base.PeerId, instance: u64) !bool {
+    const connection = try knock(court);
+    try give(connection, &hello_of(.control, id, instance));
+    court.c.received(court.now, connection);
+    return court.c.peer_of(id) != null and court.c.peer_of(id).?.connection != null;
+}
+
+/// Comes again until it has a place.
+fn knock(court: *Court) !*Connection {
+    for (0..100) |_| {
+        court.now += 1;
+        if (court.c.accept(court.now, court.source)) |connection| {
+            connection.driver = peers_max - 1; // no place of the court is its
+            return connection;
+        }
+    }
+    return error.NeverLetIn;
+}
+
+fn say(court: *Court, connection: *Connection, message: control.Message) !void {
+    var bytes: [1024]u8 = undefined;
+    try give(connection, try control.encode(message, &bytes));
+    court.c.received(court.now, connection);
+}
+
+fn join_of(name: []const u8) control.Message {
+    return .{ .join = .{
+        .name = .of(name),
+        .address = .of("a:1"),
+        .initial_world_size = 100,
+        .round = 0,
+        .stop_round = 0,
+    } };
+}
+
+// ---- places
+
+test "a crowd from one network takes places from nobody else, whoever speaks in it" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    court.source = elsewhere;
+    const silent = try knock(&court);
+    court.source = crowd;
+    var most: usize = 0;
+    for (0..2000) |index| {
+        court.now += 1;
+        const connection = court.c.accept(court.now, crowd) orelse continue;
+        if (index % 2 == 0) try give(connection, "PCCL"); // the rest of the hello never comes
+        most = @max(most, court.c.connections.items.len);
+    }
+    try expectEqual(limits.strangers_max, most);
+    try expect(is_there(&court, silent));
+    // None of those that are half-way is pushed out for a silent one of its kind.
+    var spoken: usize = 0;
+    for (court.c.connections.items) |item| spoken += @intFromBool(item.stream.in.items.len > 0);
+    try expect(spoken > limits.strangers_max / 2);
+}
+
+test "those who have come just now are heard before any of them must go" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    court.source = crowd;
+    // A peer from there: nobody is turned away at random.
+    try expect(try greet(&court, id_of(0), 1));
+    court.now += 1;
+    for (0..limits.strangers_max) |_| try expect(court.c.accept(court.now, crowd) != null);
+    try expectEqual(null, court.c.accept(court.now, crowd));
+    court.now += 1;
+    try expect(court.c.accept(court.now, crowd) != null);
+    try expectEqual(limits.strangers_max + 1, court.c.connections.items.len);
+}
+
+test "members that are away have places besides those of strangers, also after a restart" {
+    // Method: silent strangers fill what they can before the members come back, whose hellos are a
+    // while on the way.
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    try court_file.restart(&shelf, &court);
+    defer court.c.destroy();
+    for (0..1000) |_| {
+        court.now += 1;
+        _ = court.c.accept(court.now, crowd);
+    }
+    try expectEqual(limits.strangers_max + peers_max, court.c.connections.items.len);
+    var members: [peers_max]*Connection = undefined;
+    court.source = elsewhere;
+    for (&members) |*member| member.* = try knock(&court);
+    for (0..1000) |_| {
+        court.now += 1;
+        _ = court.c.accept(court.now, crowd);
+    }
+    for (members, 0..) |member, index| {
+        try expect(is_there(&court, member));
+        try give(member, &hello_of(.control, id_of(index), 1 + index));
+        court.c.received(court.now, member);
+        try expectEqual(member, court.c.peer_of(id_of(index)).?.connection);
+    }
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "who asks for the status has a place of another kind, for a second" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    court.source = crowd;
+    for (0..200) |_| {
+        const connection = try knock(&court);
+        try give(connection, &hello_of(.status, .none, 0));
+        court.c.received(court.now, connection);
+        try expect(is_there(&court, connection));
+    }
+    try expectEqual(limits.statuses_max, court.c.connections.items.len);
+    // An answer that is not read holds one of these, too.
+    court.source = elsewhere;
+    const asked = try knock(&court);
+    try give(asked, &hello_of(.status, .none, 0));
+    try say(&court, asked, .{ .status_request = .{} });
+    try expectEqual(limits.statuses_max, court.c.connections.items.len);
+    try expect(is_there(&court, asked));
+    try expect(try greet(&court, id_of(0), 1));
+    try expect(court.c.next_deadline() <= court.now + limits.status_ns_max);
+    court.now += limits.status_ns_max - 200;
+    court.c.tick(court.now);
+    try expectEqual(limits.statuses_max + 1, court.c.connections.items.len);
+    court.now += 200;
+    court.c.tick(court.now);
+    try expectEqual(1, court.c.connections.items.len);
+}
+
+test "a stranger has five seconds, however long the heartbeat is" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    court.c.options.heartbeat_ns = 1000 * std.time.ns_per_s;
+    court.c.options.silence_ns = 3000 * std.time.ns_per_s;
+    court.c.tick(court.now);
+    _ = try knock(&court);
+    const until = court.now + limits.stranger_ns_max;
+    try expectEqual(until, court.c.next_deadline());
+    court.now = until - 1;
+    court.c.tick(court.now);
+    try expectEqual(1, court.c.connections.items.len);
+    court.now = until;
+    court.c.tick(court.now);
+    try expectEqual(0, court.c.connections.items.len);
+}
+
+// ---- those who join nothing, and the full run
+
+/// Time passes, and the peer beats.
+fn beat_for(court: *Court, connection: *Connection, duration_ns: u64) !void {
+    const until = court.now + duration_ns;
+    while (court.now < until and is_there(court, connection)) {
+        court.now += 500 * ms;
+        try say(court, connection, .{ .heartbeat = .{
+            .number = 1,
+            .bytes_sent = 0,
+            .bytes_received = 0,
+        } });
+        court.c.tick(court.now);
+    }
+}
+
+test "a peer that joins nothing is let go after five seconds, and one that waits to enter stays" {
+    const Case = enum { joins_nothing, waits, leaves, tells_for_ever };
+    for (std.enums.values(Case)) |case| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try expect(try greet(&court, id_of(0), 1));
+        const connection = court.c.peer_of(id_of(0)).?.connection.?;
+        if (case != .joins_nothing) try say(&court, connection, join_of("g"));
+        if (case == .waits or case == .leaves) try say(&court, connection, .{ .join_end = .{} });
+        try beat_for(&court, connection, limits.idle_ns_max - 500 * ms);
+        try expect(is_there(&court, connection));
+        if (case == .leaves) {
+            try say(&court, connection, .{ .leave = .{ .group = 0 } });
+            try beat_for(&court, connection, limits.idle_ns_max - 500 * ms);
+            try expect(is_there(&court, connection));
+        }
+        if (case == .tells_for_ever) {
+            try beat_for(&court, connection, court.c.options.silence_ns);
+            try expect(is_there(&court, connection));
+        }
+        try beat_for(&court, connection, 500 * ms);
+        try expectEqual(case == .waits, is_there(&court, connection));
+    }
+}
+
+test "a full run says so to the next peer, and has room when one has gone" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..limits.peers_max) |index| try expect(try greet(&court, other_id(index), 1));
+    try court.knock(0, .{
+        .purpose = .control,
+        .run_id = @splat(1),
+        .from = id_of(0),
+        .instance = 1,
+    });
+    try expectEqual(null, court.peers[0]);
+    try expectEqual(.full, court.verdict.?);
+    try expect(court.verdict.?.may_pass());
+    const gone = court.c.peer_of(other_id(7)).?.connection.?;
+    court.c.closed(court.now, gone);
+    try expect(try greet(&court, id_of(0), 1));
+}
+
+test "the id of a member that is away is kept for its process, also after a restart" {
+    for ([_]bool{ false, true }) |restarted| {
+        var shelf: Shelf = .{};
+        defer shelf.bytes.deinit(gpa);
+        var court: Court = undefined;
+        if (restarted) try court_file.restart(&shelf, &court) else try court.init(gpa);
+        defer court.c.destroy();
+        if (!restarted) {
+            try court.form();
+            court.hang_up(0);
+        }
+        for ([_]u64{ 2, 0, 1 << 63 }) |instance| {
+            try court.knock(0, .{
+                .purpose = .control,
+                .run_id = @splat(1),
+                .from = id_of(0),
+                .instance = instance,
+            });
+            try expectEqual(null, court.peers[0]);
+            const verdict: wire.hello.Verdict = if (instance == 0) .refused else .held;
+            try expectEqual(verdict, court.verdict.?);
+            try expectEqual(0b111, court.members_alive());
+        }
+        try court.come_back(0, court.attempt);
+        try expect(court.peers[0] != null);
+    }
+}
+
+test "the journal keeps which process a member is when it is written anew, lost ones included" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        try court.form();
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        court.c.journal_due = true;
+        court.c.tick(court.now);
+    }
+    for (0..2) |_| {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        try expectEqual(0b011, court.members_alive());
+        for (0..2) |index| try expectEqual(1 + index, court.c.peer_of(id_of(index)).?.instance);
+        try expectEqual(null, court.c.peer_of(id_of(2)));
+    }
+}
+
+// ---- groups that end
+
+test "groups that nobody is in end, so that there is room for any number of names" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try expect(try greet(&court, other_id(0), 1));
+    const connection = court.c.peer_of(other_id(0)).?.connection.?;
+    var numbers: std.StaticBitSet(limits.groups_max) = .initEmpty();
+    for (0..300) |index| {
+        connection.peer.?.rates = .{};
+        var name: [16]u8 = undefined;
+        try say(&court, connection, join_of(try std.fmt.bufPrint(&name, "g{d}", .{index})));
+        try say(&court, connection, .{ .join_end = .{} });
+        const id = court.c.groups.getLast().id;
+        numbers.set(id);
+        try say(&court, connection, .{ .leave = .{ .group = id } });
+        try expect(is_there(&court, connection));
+        if (index % 10 == 0) court.c.tick(court.now);
+    }
+    court.c.tick(court.now);
+    try expectEqual(1, court.c.groups.items.len);
+    try expectEqual(0b111, court.members_alive());
+    try expectEqual(limits.groups_max - 1, numbers.count()); // one is of a group that goes on
+    try court.expect_said("info group g1 has ended: nobody is in it");
+}
+
+test "64 groups are all there are while somebody is in each" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    const each = limits.groups_per_peer_max;
+    for (0..limits.groups_max / each) |index| try expect(try greet(&court, other_id(index), 1));
+    var left: ?*Connection = null;
+    for (0..limits.groups_max) |number| {
+        const connection = court.c.peer_of(other_id(number / each)).?.connection.?;
+        var name: [16]u8 = undefined;
+        try say(&court, connection, join_of(try std.fmt.bufPrint(&name, "g{d}", .{number})));
+        try say(&court, connection, .{ .join_end = .{} });
+        left = connection;
+    }
+    try expectEqual(limits.groups_max, court.c.groups.items.len);
+    for ([_]bool{ true, false }) |refused| {
+        try court.connect(0);
+        court.refused = false;
+        try court.listen();
+        try expectEqual(refused, court.refused);
+        court.hang_up(0);
+        // All that this peer was in end with it.
+        if (refused) court.c.closed(court.now, left.?);
+    }
+}
+
+test "a group that a removed member has not heard of is not over, and its number is not another's" {
+    // Method: a member comes back too late to a group that has none left. Until it says that it
+    // has heard so, what it says of the number is of the group that it means.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for (0..peers_max) |index| court.hang_up(index);
+    try court.pass(court.c.options.silence_ns);
+    try expectEqual(0, court.c.groups.items.len);
+    try court.come_back(0, court.attempt);
+    try court.say(0, .{ .join_end = .{} });
+    court.c.tick(court.now);
+    const group = court.group();
+    try expectEqual(0, group.epochs.items.len);
+    try court.say(0, .{ .decisions_seen = .{
+        .group = group.id,
+        .epoch = court.epoch,
+        .count = 0,
+    } });
+    try expect(court.peers[0] != null);
+    try court.say(0, .{ .leave = .{ .group = group.id } });
+    court.c.tick(court.now);
+    try expectEqual(0, court.c.groups.items.len);
+    try expect(court.peers[0] != null);
+}
+
+test "no epoch and no round of a name or of a number comes again after its group has ended" {
+    var shelf: Shelf = .{};
+    defer shelf.bytes.deinit(gpa);
+    var court: Court = undefined;
+    var last_epoch: u64 = 0;
+    for (0..3) |start| {
+        try shelf.start(&court);
+        defer court.c.destroy();
+        if (start == 2) try expectEqual(last_epoch, court.c.ended.epoch);
+        var last_round: u64 = 0;
+        for (0..3) |again| {
+            court.peers = @splat(null);
+            court.c.next_group = 0;
+            court.safe_point = 0;
+            try court.form();
+            try expect(court.epoch > last_epoch and court.round > last_round);
+            last_epoch = court.epoch;
+            last_round = court.round;
+            for (0..peers_max) |index| {
+                try court.say(index, .{ .leave = .{ .group = 0 } });
+                court.hang_up(index);
+            }
+            // Numbers beyond those of a start; in the last one nothing but the journal's start says
+            // so, because it is written anew without the group.
+            if (start == 0 and again == 2) {
+                court.group().last_epoch = 1 << 22;
+                last_epoch = 1 << 22;
+            }
+            court.c.tick(court.now);
+            try expectEqual(0, court.c.groups.items.len);
+        }
+        court.c.journal_due = true;
+        court.c.tick(court.now);
+    }
+}
+
+// ---- those who say too much
+
+test "a peer that says too much is not read for a while, loses nothing and is not lost" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.keeps_rates = true;
+    const connection = court.peers[0].?;
+    const beats = limits.peer_messages_burst + 3 * limits.peer_messages_per_s_max;
+    for (0..beats) |number| try court.say(0, .{ .heartbeat = .{
+        .number = number,
+        .bytes_sent = 0,
+        .bytes_received = number,
+    } });
+    try expect(connection.is_paused(court.now));
+    try expect(connection.paused_until <= court.now + limits.pause_ns_max);
+    try expect(connection.peer.?.bytes_received < limits.peer_messages_burst + 10);
+    try expectEqual(connection.paused_until, court.c.next_deadline());
+    const began = court.now;
+    var pauses: usize = 0;
+    while (court.peers[0] != null and connection.peer.?.bytes_received < beats - 1) {
+        court.now = court.c.next_deadline();
+        for (1..peers_max) |index| try court.beat(index);
+        court.c.tick(court.now);
+        pauses += 1;
+        try expect(pauses < 10_000);
+    }
+    try expect(court.peers[0] != null);
+    const took_ns = court.now - began;
+    try expect(took_ns > 2 * std.time.ns_per_s and took_ns < 4 * std.time.ns_per_s);
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "a pause is no silence, and what follows it is" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const connection = court.peers[0].?;
+    connection.paused_until = court.now + 1;
+    court.c.pause(court.now, connection, limits.pause_ns_max);
+    const silence_ns = court.c.options.silence_ns;
+    const until = court.now + limits.pause_ns_max + silence_ns;
+    while (court.now + 500 * ms < until) {
+        court.now += 500 * ms;
+        for (1..peers_max) |index| try court.beat(index);
+        court.c.tick(court.now);
+        try expect(court.peers[0] != null);
+    }
+    court.now = until;
+    court.c.tick(court.now);
+    try expectEqual(null, court.peers[0]);
+}
+
+test "joins and leaves without end come four a second, from one peer and from one network" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try expect(try greet(&court, id_of(0), 1));
+    const connection = court.c.peer_of(id_of(0)).?.connection.?;
+    // Its program says all of it at once.
+    const rounds = limits.peer_joins_burst + 12;
+    for (0..rounds) |_| for ([_]control.Message{
+        join_of("g"),
+        .{ .join_end = .{} },
+        .{ .leave = .{ .group = 0 } },
+    }) |message| try say(&court, connection, message);
+    const began = court.now;
+    while (connection.stream.in.items.len > connection.stream.in_start) {
+        court.now = court.c.next_deadline();
+        court.c.tick(court.now);
+        try expect(is_there(&court, connection));
+    }
+    const seconds = (court.now - began) / std.time.ns_per_s;
+    try expect(seconds >= 2 and seconds <= 3);
+    // Another one from there finds that others have joined too often; from elsewhere it does not.
+    const shared = court.c.arrivals.of(gpa, court.now, connection.source);
+    shared.paid_at = court.now + 3600 * std.time.ns_per_s;
+    for ([_]base.Source{ connection.source, elsewhere }, 1..) |source, index| {
+        court.source = source;
+        try expect(try greet(&court, id_of(index), 1));
+        const other = court.c.peer_of(id_of(index)).?.connection.?;
+        try say(&court, other, join_of("h"));
+        try expectEqual(index == 1, other.is_paused(court.now));
+        try expectEqual(index == 1, other.peer.?.telling == null);
+    }
+}
+
+test "a member that comes back does not wait for the joins of its network" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.c.arrivals.of(gpa, court.now, court.source).paid_at = base.never;
+    court.hang_up(0);
+    try court.come_back(0, court.attempt);
+    try expect(!court.peers[0].?.is_paused(court.now));
+    try expect(court.c.peer_of(id_of(0)).?.telling != null);
+}
+
+test "attempts that one member causes come two a second after a burst, and others do not wait" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.keeps_rates = true;
+    const first = court.attempt;
+    var now = court.now;
+    const ends = court.now + 10 * std.time.ns_per_s;
+    while (court.now < ends) {
+        now += 50 * ms;
+        court.now = now;
+        for (1..peers_max) |index| try court.beat(index);
+        try court.say(0, .{ .link_lost = .{
+            .other = id_of(1),
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .state = .broken,
+        } });
+        court.now += 25 * ms;
+        court.c.tick(court.now);
+        const before = court.attempt;
+        try court.listen();
+        if (court.attempt > before) for (0..peers_max) |index| try court.report_end(index);
+    }
+    const caused = court.attempt - first;
+    try expect(caused >= 20 and caused <= limits.peer_attempts_burst + 22);
+    // One of another member is not put off by it.
+    const epoch = court.group().current().?;
+    for (0..10) |_| court.c.peer_of(id_of(0)).?.rates.cost_attempt(court.now);
+    for ([_]usize{ 0, 1 }) |index| try court.say(index, .{ .link_lost = .{
+        .other = id_of(2),
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .state = .broken,
+    } });
+    try expect(epoch.replan_at <= court.now + 100 * ms);
+}

@@ -1,0 +1,225 @@
+//! Stall: operations that over half of the members have called, and some have not. The coordinator
+//! finds out who those are, tells the others, the log and the status, and lets them go where the
+//! run says so. What it goes by: a vote, an offer, a report, or `called`, which members say of
+//! operations that take long. It blames nobody who has called, however slow it is, and believes
+//! nobody but the member itself that it has. The member's half: member.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
+const ProtocolError = @import("epoch.zig").ProtocolError;
+const Record = @import("epoch.zig").Record;
+const Instant = base.Instant;
+const Mask = base.Mask;
+const Pair = base.Pair;
+const control = wire.control;
+
+/// What is known of one operation.
+pub const Stall = struct {
+    /// They have said that they have called it, whatever the attempt.
+    called: Mask = .empty,
+    /// Since when it stands still; `never` while it does not.
+    since: Instant = base.never,
+    /// In the current attempt: those who were told that others wait for their call.
+    asked: Mask = .empty,
+    /// In the current attempt: whom the callers were told that they wait for.
+    told: Mask = .empty,
+
+    /// All say anew what they have called, so they are told anew.
+    pub fn begin_attempt(stall: *Stall) void {
+        stall.asked = .empty;
+        stall.told = .empty;
+    }
+};
+
+/// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
+fn stands_still(needed: u32, missing: u32) bool {
+    if (missing == 0) return false;
+    return 2 * missing < needed or (needed == 2 and missing == 1);
+}
+
+/// Those who have a part in an operation, are alive, and have not called it.
+pub fn missing_of(epoch: *const Epoch, known: *const Record) Mask {
+    return epoch.voters(known.id).without(&known.stall.called);
+}
+
+pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) ProtocolError!void {
+    if (message.attempt > epoch.attempt) return error.Unexpected;
+    // Of a passed attempt the report says it, too.
+    if (message.attempt < epoch.attempt or !epoch.running) return;
+    if (epoch.is_decided(message.op)) return;
+    const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
+    known.stall.called.set(rank);
+}
+
+/// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
+pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
+    const warning_ns = group.coordinator.options.stall_warning_ns;
+    var waited_for: Mask = .empty;
+    for (epoch.records.items) |known| {
+        const stall = &known.stall;
+        const needed = epoch.voters(known.id);
+        const missing = missing_of(epoch, known);
+        if (!stands_still(needed.count(), missing.count())) {
+            stall.since = base.never;
+        } else if (late or stall.since == base.never) stall.since = now;
+        const is_due = now -| stall.since >= warning_ns;
+        if (epoch.running) {
+            if (stall.since != base.never) ask(epoch, known, &missing);
+            tell(epoch, known, if (is_due) &missing else &.empty);
+        }
+        if (!is_due) continue;
+        warn(group, epoch, known, &missing, now);
+        waited_for.merge(&missing);
+    }
+    for (epoch.members, 0..) |*member, rank| {
+        if (!member.waited_for or waited_for.has(rank)) continue;
+        member.waited_for = false;
+        // That it is lost is a line of its own.
+        if (epoch.alive.has(rank)) group.coordinator.log(
+            .warning,
+            "peer {s} (rank {d} of epoch {d}) is not waited for any more; group {s}",
+            .{ member.id.short(), rank, epoch.number, group.name },
+        );
+    }
+}
+
+/// Whoever has called it answers at once, and another one as soon as it calls.
+fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
+    const asked = missing.without(&known.stall.asked);
+    if (asked.is_empty()) return;
+    known.stall.asked.merge(&asked);
+    send(epoch, known, &asked, missing);
+}
+
+/// Those who have called it learn whom they wait for.
+fn tell(epoch: *Epoch, known: *Record, missing: *const Mask) void {
+    if (known.stall.told.eql(missing)) return;
+    known.stall.told = missing.*;
+    send(epoch, known, &known.stall.called, missing);
+}
+
+fn send(epoch: *Epoch, known: *const Record, to: *const Mask, missing: *const Mask) void {
+    const message: control.Message = .{ .stalled = .{
+        .group = epoch.group,
+        .epoch = epoch.number,
+        .attempt = epoch.attempt,
+        .op = known.id,
+        .missing = missing.*,
+    } };
+    for (epoch.members, 0..) |*member, rank| {
+        if (!to.has(rank)) continue;
+        if (member.peer) |peer| peer.send(epoch.group, message);
+    }
+}
+
+/// A line for each member, not for each operation: who calls many must not push other lines out of
+/// the log.
+fn warn(
+    group: *Group,
+    epoch: *Epoch,
+    known: *const Record,
+    missing: *const Mask,
+    now: Instant,
+) void {
+    for (epoch.members, 0..) |*member, rank| {
+        if (!missing.has(rank) or member.waited_for) continue;
+        member.waited_for = true;
+        group.coordinator.log(.warning, "peer {s} (rank {d}) {f}; group {s}", .{
+            member.id.short(),
+            rank,
+            Waits{ .epoch = epoch, .known = known, .now = now },
+            group.name,
+        });
+    }
+}
+
+/// "has not called all_reduce (tag 0, number 12 of epoch 3), for which 2 of 3 have waited 10 s"
+const Waits = struct {
+    epoch: *const Epoch,
+    known: *const Record,
+    now: Instant,
+
+    pub fn format(waits: Waits, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const known = waits.known;
+        const needed = waits.epoch.voters(known.id).count();
+        if (Pair.of(known.id.tag)) |pair| {
+            try writer.print("has not called its part of a message from rank {d} to rank {d} (", .{
+                pair.src,
+                pair.dst,
+            });
+        } else try writer.print("has not called {t} (", .{known.descriptor.kind});
+        // That of a sync says nothing to a person.
+        if (known.descriptor.kind != .sync)
+            try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});
+        try writer.print("number {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{
+            known.id.sequence,
+            waits.epoch.number,
+            needed - missing_of(waits.epoch, known).count(),
+            needed,
+            (waits.now -| known.stall.since) / std.time.ns_per_s,
+        });
+    }
+};
+
+// ---- letting go
+
+/// Members that must leave a group, and why.
+pub const Overdue = struct {
+    peers: [base.limits.peers_max]*Peer = undefined,
+    count: usize = 0,
+    why_storage: [why_bytes_max]u8 = undefined,
+    why_length: usize = 0,
+
+    const why_bytes_max = 240;
+
+    pub fn why(overdue: *const Overdue) []const u8 {
+        return overdue.why_storage[0..overdue.why_length];
+    }
+};
+
+/// Those without whom an operation has stood still for `stall_ns`, if over half of all members say
+/// so: of a message, or in a group of two, it is one against one. One operation at a time: what
+/// others wait for may come once these are gone, so their time begins again.
+pub fn find_overdue(group: *const Group, now: Instant, stall_ns: u64, overdue: *Overdue) bool {
+    for (group.epochs.items) |epoch| {
+        if (!epoch.running) continue; // some may be about to report that they have called
+        for (epoch.records.items) |known| {
+            if (now -| known.stall.since < stall_ns) continue;
+            const missing = missing_of(epoch, known);
+            const callers = epoch.alive.without(&epoch.alive.without(&known.stall.called)).count();
+            if (missing.is_empty() or 2 * callers <= epoch.alive.count()) continue;
+            take(epoch, known, &missing, now, overdue);
+            if (overdue.count == 0) continue;
+            for (epoch.records.items) |other| {
+                if (other.stall.since != base.never) other.stall.since = now;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+/// A member that is away cannot say that it has called; that it is away has a limit of its own.
+fn take(
+    epoch: *const Epoch,
+    known: *const Record,
+    missing: *const Mask,
+    now: Instant,
+    overdue: *Overdue,
+) void {
+    overdue.count = 0;
+    for (epoch.members, 0..) |*member, rank| {
+        const peer = member.peer orelse continue;
+        if (!missing.has(rank) or !peer.is_present(epoch.group)) continue;
+        overdue.peers[overdue.count] = peer;
+        overdue.count += 1;
+    }
+    const text = std.fmt.bufPrint(&overdue.why_storage, "it {f}", .{
+        Waits{ .epoch = epoch, .known = known, .now = now },
+    }) catch &overdue.why_storage;
+    overdue.why_length = text.len;
+}

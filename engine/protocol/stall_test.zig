@@ -1,0 +1,393 @@
+//! Calls that others wait for: who is named, who is let go, and whose word counts for what. The
+//! rules: stall.zig, and member.zig for what a member says. The harness: court_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const Member = @import("member.zig").Member;
+const Op = @import("member.zig").Op;
+const Witness = @import("hostile_test.zig").Witness;
+const control = wire.control;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const second = 1000 * ms;
+const peers_max = court_file.peers_max;
+const Court = court_file.Court;
+
+const tag = 5;
+/// One tick more than the warning takes.
+const warning_ns = 10 * second + 500 * ms;
+
+fn form(court: *Court, stall_ns: u64) !void {
+    try court.init(gpa);
+    errdefer court.c.destroy();
+    court.c.options.stall_ns = stall_ns;
+    try court.form();
+}
+
+/// Whom the coordinator has named to a member; the ranks as bits.
+fn named_to(court: *Court, index: usize) u64 {
+    return if (court.stalled[index]) |said| said.missing.words[0] else 0;
+}
+
+fn waited_for(court: *const Court) u64 {
+    var ranks: u64 = 0;
+    for (court.group().current().?.members, 0..) |*member, rank| {
+        if (member.waited_for) ranks |= @as(u64, 1) << @intCast(rank);
+    }
+    return ranks;
+}
+
+/// A message from the first to the second.
+const message_tag = (base.Pair{ .src = 0, .dst = 1 }).tag(7);
+
+fn called_message(court: *Court, index: usize) !void {
+    var said = court.running(message_tag, 1);
+    said.descriptor.kind = .send_recv;
+    try court.say(index, .{ .called = .{
+        .group = 0,
+        .epoch = said.epoch,
+        .attempt = said.attempt,
+        .op = said.op,
+        .descriptor = said.descriptor,
+    } });
+}
+
+// ---- who is named
+
+test "a member that has not called what most have is named after the warning time, once" {
+    // Method: one has voted, as the root of a broadcast does, one says that it waits.
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.done(0, tag, 0);
+    try court.called(1, tag);
+    try court.pass(warning_ns - 500 * ms);
+    try court.listen();
+    try expectEqual(0, waited_for(&court));
+    try expectEqual(0, named_to(&court, 0));
+    try expectEqual(0b100, named_to(&court, 2)); // it is asked long before
+    const before = court.said_bytes;
+    try court.pass(30 * second);
+    try court.listen();
+    try expectEqual(0b100, waited_for(&court));
+    for (0..2) |index| try expectEqual(0b100, named_to(&court, index));
+    try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
+        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
+    const lines = std.mem.count(u8, court.said[before..court.said_bytes], "\n");
+    try expectEqual(1, lines);
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "a member that calls in the end is not named any more, and the log says so" {
+    var court: Court = undefined;
+    try form(&court, 60 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(30 * second);
+    try court.called(2, tag);
+    try court.pass(300 * second);
+    try court.listen();
+    try expectEqual(0, waited_for(&court));
+    for (0..2) |index| try expectEqual(0, named_to(&court, index));
+    try court.expect_said("warning peer 03000000 (rank 2 of epoch 1) is not waited for any " ++
+        "more; group g");
+    // However slow it is from here on.
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "what a single one of three waits for is nobody's fault" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    try court.called(0, tag);
+    try court.pass(60 * second);
+    try court.listen();
+    try expectEqual(0, waited_for(&court));
+    for (0..peers_max) |index| try expectEqual(null, court.stalled[index]);
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "of a message only the two count: the one is named, and is not let go on the other's word" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    try called_message(&court, 0);
+    try court.pass(60 * second);
+    try court.listen();
+    try expectEqual(0b010, waited_for(&court));
+    try expectEqual(0b010, named_to(&court, 0));
+    try expectEqual(null, court.stalled[2]);
+    try court.expect_said("warning peer 02000000 (rank 1) has not called its part of a message " ++
+        "from rank 0 to rank 1 (tag 7, number 0 of epoch 1), for which 1 of 2 have waited 10 s; " ++
+        "group g");
+    try expectEqual(0b111, court.members_alive());
+    try called_message(&court, 1);
+    try court.pass(second);
+    try expectEqual(0, waited_for(&court));
+}
+
+test "who says that it has called what nobody else has a part in is let go" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try called_message(&court, 2);
+    try expectEqual(0b011, court.members_alive());
+}
+
+test "calls in the log are one line for each member that is waited for, not for each call" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    const before = court.said_bytes;
+    for (0..20) |other| for (0..2) |index| try court.called(index, other);
+    try court.pass(60 * second);
+    const lines = std.mem.count(u8, court.said[before..court.said_bytes], "\n");
+    try expectEqual(1, lines);
+}
+
+test "what a member calls in a report after a view is called" {
+    // Method: the third has never said it in so many words.
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.stumble();
+    for (0..peers_max) |index| {
+        try court.report(index, tag, 1);
+        try court.report_end(index);
+    }
+    try court.pass(60 * second);
+    try expectEqual(0, waited_for(&court));
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "in each attempt members are asked anew, and told anew whom they wait for" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(warning_ns);
+    try court.stumble();
+    court.stalled = @splat(null);
+    for (0..peers_max) |index| {
+        if (index < 2) try court.report(index, tag, 1);
+        try court.report_end(index);
+    }
+    try court.pass(500 * ms);
+    try court.listen();
+    for (0..peers_max) |index| {
+        try expectEqual(0b100, named_to(&court, index));
+        try expectEqual(2, court.stalled[index].?.attempt);
+    }
+}
+
+test "time in which the coordinator was frozen is no time that others have waited" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(5 * second);
+    court.now += 100 * second;
+    for (0..peers_max) |index| try court.beat(index);
+    court.c.tick(court.now);
+    try court.pass(9 * second);
+    try expectEqual(0, waited_for(&court));
+    try court.pass(2 * second);
+    try expectEqual(0b100, waited_for(&court));
+}
+
+// ---- who is let go
+
+test "who does not call is let go with the true reason, and the others' operation commits" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    try court.done(0, tag, 0);
+    try court.called(1, tag);
+    try court.pass(20 * second);
+    try expectEqual(0b111, court.members_alive());
+    try court.pass(second);
+    try expectEqual(0b011, court.members_alive());
+    const why = "it has not called all_reduce (tag 5, number 0 of epoch 1), for which 2 of 3 " ++
+        "have waited 20 s";
+    try court.expect_said("warning peer 03000000 must leave group g: " ++ why);
+    try court.expect_said("info peer 03000000 is out of epoch 1: " ++ why ++
+        "; 2 of 3 members remain in group g");
+    try court.listen();
+    try expect(court.expelled[2] and court.peers[2] != null); // it may ask to join again
+    for (0..2) |index| {
+        try court.report_vote(index, tag, 1, 1 - @as(u32, @intCast(index)));
+        try court.report_end(index);
+    }
+    for (0..2) |index| try court.done(index, tag, 0);
+    try court.listen();
+    for (0..2) |index| try expectEqual(1, court.commits[index]);
+}
+
+test "one that stays away or begins attempts gains no time by it" {
+    // Method: two have called; the third never does, and breaks a lane every few seconds.
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    for (0..5) |_| {
+        try court.pass(4 * second);
+        if (court.members_alive() != 0b111) break;
+        try court.stumble();
+        for (0..peers_max) |index| {
+            if (index < 2) try court.report(index, tag, 1);
+            try court.report_end(index);
+        }
+    }
+    try court.pass(second);
+    try expectEqual(0b011, court.members_alive());
+}
+
+test "whose turn it was is judged anew when one of those who are missing has been let go" {
+    // Method: the first waits for the second in one call and for the third in another, and each of
+    // those for the other: only one of them is let go at once.
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    for ([_]usize{ 0, 1 }) |index| try court.called(index, tag);
+    for ([_]usize{ 0, 2 }) |index| try court.called(index, tag + 1);
+    try court.pass(21 * second);
+    try expectEqual(2, court.group().current().?.alive.count());
+    try court.pass(10 * second);
+    try expectEqual(2, court.group().current().?.alive.count());
+}
+
+test "in a group of two nobody is let go on the word of the other" {
+    var court: Court = undefined;
+    try form(&court, 20 * second);
+    defer court.c.destroy();
+    try court.say(2, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for (0..2) |index| try court.report_end(index);
+    try court.called(0, tag);
+    try court.pass(60 * second);
+    try expectEqual(0b010, waited_for(&court));
+    try expectEqual(0b011, court.members_alive());
+}
+
+// ---- what a member says
+
+fn stalled(attempt: u32, missing: base.Mask) control.Stalled {
+    return .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = attempt,
+        .op = .{ .tag = tag, .sequence = 0 },
+        .missing = missing,
+    };
+}
+
+fn only(rank: usize) base.Mask {
+    var mask: base.Mask = .empty;
+    mask.set(rank);
+    return mask;
+}
+
+test "a member says once that a call takes long, and at once if it was asked" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.welcomed(0);
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, tag));
+    try expectEqual(0, w.called);
+    for (0..2) |_| w.member.takes_long(&op);
+    try expectEqual(1, w.called);
+    // The coordinator has not heard it yet.
+    try w.member.on_stalled(&stalled(1, only(0)));
+    try expectEqual(2, w.called);
+    try expect(op.missing.is_empty());
+    // It is asked before its user calls.
+    var asked = stalled(1, only(0));
+    asked.op.tag = tag + 1;
+    try w.member.on_stalled(&asked);
+    try expectEqual(2, w.called);
+    var late: Op = undefined;
+    try expectEqual(null, try w.call(&late, tag + 1));
+    try expectEqual(3, w.called);
+    try expectEqual(0, w.member.current.?.asked.count());
+}
+
+test "a vote says that a member has called, and nothing is said while nobody hears it" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.welcomed(0);
+    var voted: Op = undefined;
+    try expectEqual(null, try w.call(&voted, tag));
+    w.member.completed(&voted, 9);
+    w.member.takes_long(&voted);
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, tag + 1));
+    w.member.disconnected();
+    w.member.takes_long(&op);
+    w.member.welcomed(0);
+    try w.view(2, .full(3));
+    w.member.takes_long(&op);
+    try expectEqual(0, w.called);
+    try w.resume_op(2, voted.id);
+    try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = 2 });
+    w.member.takes_long(&op);
+    try expectEqual(1, w.called);
+}
+
+test "a call that fails at its deadline says whom it waited for, as far as they are alive" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.welcomed(0);
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, tag));
+    var both = only(1);
+    both.set(2);
+    try w.member.on_stalled(&stalled(2, both)); // of no attempt that it knows
+    try expect(op.missing.is_empty());
+    try w.member.on_stalled(&stalled(1, both));
+    w.member.current.?.alive.unset(2);
+    w.member.give_up(&op, .deadline);
+    try expectEqual(only(1), w.failure.?.missing);
+}
+
+test "a new attempt forgets whom calls have waited for, and what was asked for" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    w.member.welcomed(0);
+    var op: Op = undefined;
+    try expectEqual(null, try w.call(&op, tag));
+    try w.member.on_stalled(&stalled(1, only(1)));
+    var asked = stalled(1, only(0));
+    asked.op.tag = tag + 1;
+    try w.member.on_stalled(&asked);
+    try w.view(2, .full(3));
+    try expect(op.missing.is_empty());
+    try expectEqual(0, w.member.current.?.asked.count());
+}
+
+test "a coordinator that names ranks of nobody, or asks for too many calls, is refused" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    try std.testing.expectError(error.Unexpected, w.member.on_stalled(&stalled(1, only(3))));
+    const most = base.limits.operations_in_flight_max * base.limits.peers_max;
+    var asked = stalled(1, only(0));
+    for (0..most) |index| {
+        asked.op.tag = index;
+        try w.member.on_stalled(&asked);
+    }
+    asked.op.tag = most;
+    try std.testing.expectError(error.Unexpected, w.member.on_stalled(&asked));
+    // What was decided meanwhile nobody waits for.
+    try w.abort(2, 0, 0, 1);
+    try w.member.on_stalled(&asked);
+}
