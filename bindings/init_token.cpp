@@ -27,22 +27,17 @@ nb::tuple token_parse(const std::string &token) {
 }
 
 std::string run_status(const std::string &token, uint64_t timeout_ns) {
-  std::string json(64 * 1024, '\0');
+  // The longest answer there is: asked again, a coordinator answers again.
+  size_t length = 0;
+  std::string json(PCCL_RUN_STATUS_BYTES_MAX, '\0');
   pccl_status_t status;
   {
     Unlocked unlocked;
-    for (;;) {
-      size_t length = 0;
-      status = pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(), &length);
-      bool too_small = status == PCCL_INVALID_ARGUMENT && length + 1 > json.size();
-      if (!too_small) {
-        if (status == PCCL_OK) json.resize(length);
-        break;
-      }
-      json.resize(length + 1);
-    }
+    status = pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(), &length);
   }
   check(status);
+  json.resize(length);
+  json.shrink_to_fit();
   return json;
 }
 

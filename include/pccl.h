@@ -152,6 +152,8 @@ typedef enum pccl_rounding {
 
 #define PCCL_PEER_ID_BYTES 16
 #define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
+#define PCCL_RUN_STATUS_BYTES_MAX 2097153 /* the longest status and the terminating zero: asked again, a coordinator
+                                             answers again */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
 typedef struct pccl_peer_id {
@@ -198,9 +200,11 @@ typedef struct pccl_coordinator_options {
   uint64_t stall_warning_ns;   /* a member that has not called what over half have called is named in the log, the
                                   status and PCCL_DEADLINE_EXCEEDED after this time; 0: 10 s. At least a heartbeat */
   uint64_t stall_ns;           /* and is removed from the group after this time; 0: never. At least stall_warning_ns */
+  uint64_t memory_bytes;       /* what all its queues may hold, 16 MiB or more; beyond, the peer with the longest
+                                  queue is let go; 0: 512 MiB */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
-  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0 }
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
 
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
@@ -217,8 +221,10 @@ PCCL_API uint16_t pccl_coordinator_port(const pccl_coordinator_t *coordinator);
 PCCL_API void pccl_coordinator_destroy(pccl_coordinator_t *coordinator);
 
 /* Asks the coordinator of a token how the run is: JSON, schema in docs/STATUS.md. Writes at most capacity bytes with
- * the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too small (ask
- * again with *length + 1). Blocks for timeout_ns at most (0: 5 s). */
+ * the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too small: ask
+ * again with *length + 1, or at once with PCCL_RUN_STATUS_BYTES_MAX, which is always enough. A host gets few large
+ * answers a second: over that this waits a second, asks once more, and fails with PCCL_COORDINATOR_UNREACHABLE.
+ * Blocks for timeout_ns at most (0: 5 s). */
 PCCL_API pccl_status_t pccl_run_status(const char *token, uint64_t timeout_ns, char *json, size_t capacity,
                                        size_t *length);
 

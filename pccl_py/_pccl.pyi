@@ -86,6 +86,7 @@ class Coordinator:
         stall_warning_ns: int,
         stall_ns: int,
         state_dir: str | None,
+        memory_bytes: int,
     ) -> None: ...
     @property
     def token(self) -> str: ...

@@ -32,7 +32,9 @@ class Coordinator(Closing):
     of the members have called is named in the log, the status and DeadlineExceeded (10; at least a
     heartbeat). `stall`: after so many it is removed from the group (default: never; at least
     `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
-    run, made if its parent exists; default: the run ends with its coordinator.
+    run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
+    that all its queues may hold, 16 MiB or more; beyond, the peer with the longest queue is let go
+    (512 MiB).
 
     With a `state` that holds a run, it goes on with that run: run id, port and whatever is None
     come from there, and the token is the same as before.
@@ -61,6 +63,7 @@ class Coordinator(Closing):
         stall_warning: float | None = None,
         stall: float | None = None,
         state: str | os.PathLike[str] | None = None,
+        memory: int | None = None,
     ) -> None:
         self._native = _pccl.Coordinator(
             bind=None if bind is None else text(bind, "bind"),
@@ -77,6 +80,7 @@ class Coordinator(Closing):
             stall_warning_ns=nanoseconds(stall_warning, "stall_warning"),
             stall_ns=nanoseconds(stall, "stall"),
             state_dir=None if state is None else text(os.fspath(state), "state"),
+            memory_bytes=at_least_one(memory, "memory", bits=64),
         )
         self._forked = False
         _lifecycle.register(self)
@@ -133,7 +137,8 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
     """How a run is, from its coordinator: see docs/STATUS.md.
 
     Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument,
-    CoordinatorUnreachable, AuthenticationFailed, VersionMismatch.
+    CoordinatorUnreachable (also if this host asks for large answers more than once a second),
+    AuthenticationFailed, VersionMismatch.
     """
     answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
     try:

@@ -32,6 +32,7 @@ pub const CoordinatorOptions = extern struct {
     state_dir: ?[*:0]const u8,
     stall_warning_ns: u64,
     stall_ns: u64,
+    memory_bytes: u64,
 };
 
 /// pccl_coordinator_t
@@ -122,6 +123,12 @@ fn protocol_options(
     options.stall_warning_ns = @max(options.stall_warning_ns, options.heartbeat_ns);
     if (given.stall_warning_ns != 0) options.stall_warning_ns = given.stall_warning_ns;
     options.stall_ns = given.stall_ns;
+    if (given.memory_bytes != 0) options.memory = given.memory_bytes;
+    if (options.memory < limits.queues_bytes_min) return status.fail(
+        .invalid_argument,
+        "memory_bytes is {d}, which is less than {d} MiB",
+        .{ options.memory, limits.queues_bytes_min / limits.MiB },
+    );
     inline for (.{
         "heartbeat_ns",
         "silence_ns",
@@ -259,6 +266,7 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "silence_ns", .value = 1 },
         .{ .field = "window_bytes", .value = 1 << 40 },
         .{ .field = "prepare_ns", .value = 8 * std.time.ns_per_day },
+        .{ .field = "memory_bytes", .value = limits.queues_bytes_min - 1 },
         .{ .field = "stall_warning_ns", .value = 1 },
         .{ .field = "stall_ns", .value = 1 },
         .{ .field = "stall_ns", .value = 8 * std.time.ns_per_day },

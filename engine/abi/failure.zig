@@ -93,6 +93,12 @@ pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
             "the coordinator at {s} has no room for another connection just now; ask again later",
             .{at},
         ),
+        error.AskedTooOften => fail(
+            .coordinator_unreachable,
+            "the coordinator at {s} has answered this host too often: a large answer comes once " ++
+                "a second, so ask again later",
+            .{at},
+        ),
         error.TimedOut => fail(
             .coordinator_unreachable,
             "the coordinator at {s} accepted the connection but did not answer in time",

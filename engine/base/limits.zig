@@ -59,6 +59,21 @@ pub const name_bytes_max = 256;
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
 pub const control_message_bytes_max = 2 * MiB;
+/// The same of somebody who is no member of any group; a hello and a join fit many times. Enforced
+/// by the coordinator.
+pub const newcomer_message_bytes_max = 64 * KiB;
+/// What waits for one peer that does not read. Enforced by the coordinator (wire/stream.zig), as
+/// are the next two.
+pub const control_queue_bytes_max = 4 * MiB;
+/// What waits on top of that because a member must be told it at once: how each operation in
+/// flight goes on after a loss, or what was decided while it was away. Members that are told the
+/// same share it in memory.
+pub const control_bulk_bytes_max = 80 * MiB;
+/// All queues of a coordinator, unless its options say otherwise, and what they may say.
+pub const queues_bytes_default = 512 * MiB;
+pub const queues_bytes_min = 16 * MiB;
+/// What a peer has to tell its coordinator: reports of all that is in flight in many groups.
+pub const report_queue_bytes_max = 64 * MiB;
 /// Name of a directory that an option gives.
 pub const path_bytes_max = 4095;
 /// A journal that is read back. The coordinator writes it anew long before (journal_file.zig).
@@ -147,7 +162,13 @@ pub const early_operations_max = 2 * groups_max * operations_in_flight_max;
 
 comptime {
     // One resume of a full-size operation fits one control message (wire/control.zig, KeptRange).
-    assert(chunks_max * (12 + peers_max / 8) + 256 <= control_message_bytes_max);
+    const resume_bytes_max = chunks_max * (12 + peers_max / 8) + 256;
+    assert(resume_bytes_max <= control_message_bytes_max);
+    // It fits what waits for a peer, and those of all that a group may have in flight fit the bulk.
+    assert(resume_bytes_max <= control_queue_bytes_max);
+    assert(operations_in_flight_max * resume_bytes_max <= control_bulk_bytes_max);
+    // Not even the coordinator with the least memory must let members go for a resume.
+    assert(control_message_bytes_max + control_queue_bytes_max < queues_bytes_min);
     assert(state_leaf_bytes <= frame_payload_bytes_max);
     // Chunk indices travel as u32, ranks as u16.
     assert(chunks_max <= std.math.maxInt(u32) and peers_max <= std.math.maxInt(u16));

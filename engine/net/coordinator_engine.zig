@@ -235,9 +235,9 @@ pub const CoordinatorEngine = struct {
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
             if (connection.is_paused(now)) break;
-            const any = link.receive_stream(&connection.stream) catch
+            const count = link.receive_stream(&connection.stream) catch
                 return engine.ended(now, link);
-            if (!any) break;
+            if (count == 0) break;
             engine.coordinator.received(now, connection);
             if (link.closed) return;
         }

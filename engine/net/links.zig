@@ -64,17 +64,17 @@ pub const Link = struct {
         }
     }
 
-    /// One read into a control stream. False: nothing was there.
-    pub fn receive_stream(link: *Link, stream: *wire.Stream) error{Ended}!bool {
+    /// One read into a control stream, and its bytes. 0: nothing was there.
+    pub fn receive_stream(link: *Link, stream: *wire.Stream) error{Ended}!usize {
         // Without memory for its bytes the connection cannot go on.
         const room = stream.recv_slice() catch return error.Ended;
         const count = link.receive(&.{room}) catch |err| switch (err) {
-            error.WouldBlock => return false,
+            error.WouldBlock => return 0,
             error.Broken => return error.Ended,
         };
         if (count == 0) return error.Ended;
         stream.received(count);
-        return true;
+        return count;
     }
 };
 

@@ -392,11 +392,10 @@ pub const PeerEngine = struct {
         const link = engine.control.?;
         var left: usize = turn_bytes;
         while (link.readable and left > 0) {
-            const before = engine.session.control.in.items.len;
-            const any = link.receive_stream(&engine.session.control) catch
+            const count = link.receive_stream(&engine.session.control) catch
                 return engine.control_ended();
-            if (!any) break;
-            left -|= engine.session.control.in.items.len -| before;
+            if (count == 0) break;
+            left -|= count;
             engine.session.control_received(now);
             if (link.closed) return;
         }

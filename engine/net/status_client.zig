@@ -6,6 +6,7 @@ const base = @import("base");
 const wire = @import("wire");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
+const lock = @import("lock.zig");
 const reach = @import("reach.zig");
 const socket = @import("socket.zig");
 const Allocator = std.mem.Allocator;
@@ -21,6 +22,8 @@ pub const Error = reach.Error || error{
     VersionMismatch,
     WrongRun,
     TurnedAway,
+    /// This host has had too many answers, a second later too.
+    AskedTooOften,
 };
 
 pub const Options = struct {
@@ -30,8 +33,19 @@ pub const Options = struct {
     seed: u64,
 };
 
-/// The JSON text; the caller frees it.
+/// The JSON text; the caller frees it. A coordinator that has answered too often is asked once
+/// more when it may answer again.
 pub fn ask(gpa: Allocator, options: Options) Error![]u8 {
+    return ask_once(gpa, options) catch |err| {
+        const again = clock.after(std.time.ns_per_s);
+        if (err != error.AskedTooOften or again >= options.deadline) return err;
+        var nobody: lock.Signal = .{};
+        _ = try (reach.Interrupt{}).wait(&nobody, again);
+        return ask_once(gpa, options);
+    };
+}
+
+fn ask_once(gpa: Allocator, options: Options) Error![]u8 {
     const fd = try reach.connect(options.endpoint, .{
         .deadline = options.deadline,
         .seed = options.seed,
@@ -74,6 +88,7 @@ fn exchange(
         };
         if (greeted) if (stream.take() catch return error.NotPccl) |message| switch (message) {
             .status_reply => |reply| return checked(gpa, reply.json.data),
+            .refused => return error.AskedTooOften,
             else => return error.NotPccl,
         };
         try wait(fd, .read, deadline);
@@ -196,10 +211,10 @@ test "whoever gives no status is told apart" {
     bytes[0..welcome.len].* = welcome;
     const refusal = try wire.control.encode(.{ .refused = .{
         .name = .of(""),
-        .why = .of("too large"),
+        .why = .of("too often"),
     } }, bytes[welcome.len..]);
     const cases = [_]struct { []const u8, Error }{
-        .{ bytes[0 .. welcome.len + refusal.len], error.NotPccl },
+        .{ bytes[0 .. welcome.len + refusal.len], error.AskedTooOften },
         .{ "SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", error.NotPccl },
         .{ "?", error.TimedOut },
         .{ "", error.Closed },
@@ -212,7 +227,7 @@ test "whoever gives no status is told apart" {
         defer thread.join();
         const port = socket.local_address(listener).?.port();
         const patience_ns: u64 = if (case[1] == error.TimedOut) 100 * ms else 10_000 * ms;
-        try std.testing.expectError(case[1], ask(std.testing.allocator, .{
+        try std.testing.expectError(case[1], ask_once(std.testing.allocator, .{
             .endpoint = .{ .host = "127.0.0.1", .port = port },
             .run_id = @splat(3),
             .deadline = clock.after(patience_ns),

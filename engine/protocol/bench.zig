@@ -127,6 +127,8 @@ const Run = struct {
     connections: [limits.peers_max]?*Connection = @splat(null),
     /// Whose messages wait to be received, in the order in which they were said.
     queue: std.ArrayList(usize) = .empty,
+    /// What one of them was told.
+    heard: std.ArrayList(u8) = .empty,
     scratch: [64 * limits.KiB]u8 = undefined,
     sample: Sample = .{ .messages = 0, .ns = 0 },
     sequence: u64 = 0,
@@ -169,6 +171,7 @@ const Run = struct {
 
     fn deinit(run: *Run) void {
         run.queue.deinit(gpa);
+        run.heard.deinit(gpa);
         run.c.destroy();
     }
 
@@ -438,7 +441,12 @@ const Run = struct {
 
     fn listen(run: *Run, index: usize) !void {
         const connection = run.connections[index] orelse return;
-        var rest = connection.stream.send_slice();
+        run.heard.clearRetainingCapacity();
+        while (connection.stream.send_slice().len > 0) {
+            try run.heard.appendSlice(gpa, connection.stream.send_slice());
+            connection.stream.sent(connection.stream.send_slice().len);
+        }
+        var rest: []const u8 = run.heard.items;
         if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome)))
             rest = rest[wire.hello.answer_bytes..];
         while (rest.len > 0) {
@@ -447,7 +455,6 @@ const Run = struct {
             try run.hear(&run.told[index], try control.decode(rest[0..total]));
             rest = rest[total..];
         }
-        connection.stream.sent(connection.stream.send_slice().len);
     }
 
     fn hear(run: *Run, told: *Told, message: control.Message) !void {

@@ -16,10 +16,12 @@ const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
 const Journal = journal_file.Journal;
+const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
+const StatusRates = @import("status_rates.zig").StatusRates;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
 const Allocator = std.mem.Allocator;
@@ -80,10 +82,15 @@ pub const Connection = struct {
         once.send_on(connection);
     }
 
+    /// That would come back without it.
+    pub fn memory(connection: *const Connection) usize {
+        return connection.stream.memory() + connection.hold.memory();
+    }
+
     /// What waited for this record, or an earlier one, may be heard.
     pub fn release(connection: *Connection, settled: u64) void {
         const c = connection.coordinator;
-        const any = connection.hold.release(c.gpa, settled, &connection.stream) catch
+        const any = connection.hold.release(settled, &connection.stream) catch
             return connection.doom(no_room);
         if (any) c.host.vtable.wake(c.host.ctx, connection);
     }
@@ -91,7 +98,7 @@ pub const Connection = struct {
     const no_room = "its messages do not fit into memory any more";
 
     /// It is closed before the call under way returns, and its peer is out.
-    fn doom(connection: *Connection, why: []const u8) void {
+    pub fn doom(connection: *Connection, why: []const u8) void {
         connection.doomed = why;
         connection.coordinator.any_doomed = true;
     }
@@ -100,8 +107,9 @@ pub const Connection = struct {
 /// One message to several peers, encoded for the first of them only.
 pub const Circular = struct {
     message: *const control.Message,
+    load: wire.Stream.Load = .usual,
     /// In the stream, or the hold, of the first, which is told nothing else meanwhile.
-    encoded: ?[]const u8 = null,
+    encoded: ?wire.Queue.Encoded = null,
 
     /// A peer that is away is told everything when it comes back.
     pub fn send(circular: *Circular, group: u16, peer: *const Peer) void {
@@ -110,24 +118,30 @@ pub const Circular = struct {
     }
 
     fn send_on(circular: *Circular, connection: *Connection) void {
-        if (recovery.held_until(connection, circular.message)) |until|
-            return circular.keep(connection, until) catch connection.doom(Connection.no_room);
-        circular.put(&connection.stream) catch return connection.doom(Connection.no_room);
-        const host = connection.coordinator.host;
-        host.vtable.wake(host.ctx, connection);
+        if (connection.doomed != null) return; // it would hear the end of something
+        const c = connection.coordinator;
+        circular.put(connection) catch
+            return connection.doom(if (connection.hold.is_full(&connection.stream, circular.load))
+                "it does not read what it is told, and more does not wait for it"
+            else
+                Connection.no_room);
+        c.host.vtable.wake(c.host.ctx, connection);
+        queues.keep_budget(c);
     }
 
-    fn keep(circular: *Circular, connection: *Connection, until: u64) Allocator.Error!void {
+    fn put(circular: *Circular, connection: *Connection) Allocator.Error!void {
+        const stream = &connection.stream;
         const hold = &connection.hold;
-        const waiting = hold.bytes.items.len + connection.stream.send_slice().len;
-        if (waiting > wire.Stream.out_bytes_max) return error.OutOfMemory;
-        const gpa = connection.coordinator.gpa;
-        circular.encoded = try hold.keep(gpa, until, circular.message, circular.encoded);
-    }
-
-    fn put(circular: *Circular, stream: *wire.Stream) Allocator.Error!void {
-        if (circular.encoded) |bytes| return stream.append_encoded(bytes);
-        circular.encoded = try stream.append(circular.message);
+        const load = circular.load;
+        if (hold.is_full(stream, load)) return error.OutOfMemory;
+        if (recovery.held_until(connection, circular.message)) |until| {
+            circular.encoded =
+                try hold.keep(stream, until, circular.message, load, circular.encoded);
+        } else if (circular.encoded) |*encoded| {
+            try stream.append_encoded(encoded, load);
+        } else {
+            circular.encoded = try stream.append(circular.message, load);
+        }
     }
 };
 
@@ -254,7 +268,10 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
     deaf: bool = false,
+    /// Of all connections.
+    memory: wire.Budget,
     status: Status = .{},
+    status_rates: StatusRates = .{},
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// Peers that are looked for where they say they are.
@@ -297,6 +314,8 @@ pub const Coordinator = struct {
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
+        /// What all its queues may hold, bytes. Beyond, the longest goes.
+        memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
         /// How long a journal that could not be written is left alone.
@@ -342,6 +361,7 @@ pub const Coordinator = struct {
             .options = options,
             .host = host,
             .seal_key = seal_key,
+            .memory = .{ .bytes_max = options.memory },
             .prng = .init(seal.seed(&seal_key)),
         };
         return coordinator;
@@ -435,7 +455,7 @@ pub const Coordinator = struct {
         c.connections.ensureUnusedCapacity(c.gpa, 1) catch return null;
         const connection = c.gpa.create(Connection) catch return null;
         connection.* = .{
-            .stream = .init(c.gpa),
+            .stream = .init_bounded(c.gpa, &c.memory),
             .since = now,
             .source = source,
             .coordinator = c,
@@ -505,6 +525,7 @@ pub const Coordinator = struct {
             const stream = &connection.stream;
             const at = stream.in_start;
             const message = stream.take() catch |err| {
+                if (err == error.TooLong and c.hears_more_of(connection)) continue;
                 connection.doom(fault_of(err));
                 break;
             } orelse break;
@@ -522,6 +543,7 @@ pub const Coordinator = struct {
             const wait_ns = peer.rates.heard(now, &message, size);
             if (wait_ns > 0) c.pause(now, connection, wait_ns);
         }
+        queues.keep_budget(c);
     }
 
     /// Nothing is read from it for a while, and that is no silence of its.
@@ -566,6 +588,15 @@ pub const Coordinator = struct {
             c.hear(now, connection);
             c.host.vtable.wake(c.host.ctx, connection);
         }
+    }
+
+    /// A member may say more at once than somebody who only wants to become one.
+    fn hears_more_of(c: *const Coordinator, connection: *Connection) bool {
+        const peer = connection.peer orelse return false;
+        const known = connection.stream.in_bytes_max == limits.control_message_bytes_max;
+        if (known or !c.is_member(peer)) return false;
+        connection.stream.in_bytes_max = limits.control_message_bytes_max;
+        return true;
     }
 
     const Fault = control.Error || ProtocolError;
@@ -1266,10 +1297,15 @@ pub const Coordinator = struct {
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
+        if (!c.status_rates.may_ask(connection.source, now)) return connection.send(.{ .refused = .{
+            .name = .of(""),
+            .why = .of("its host has asked too often; the next answer is ready in a second"),
+        } });
         const json = c.status.get(c.gpa, c, now) catch {
             connection.doom("out of memory");
             return;
         };
+        c.status_rates.charge(connection.source, now, json.len);
         connection.send(.{ .status_reply = .{ .json = .of(json) } });
     }
 

@@ -246,12 +246,37 @@ pub const Court = struct {
         try court.put(index, try control.encode(message, &bytes));
     }
 
+    /// All that the peer in this place was told and has not read.
+    pub fn unread(court: *const Court, index: usize) ![]u8 {
+        var bytes: std.ArrayList(u8) = .empty;
+        errdefer bytes.deinit(gpa);
+        const connection = court.peers[index] orelse return error.Gone;
+        var next = connection.stream.out.first;
+        while (next) |piece| : (next = piece.next) {
+            try bytes.appendSlice(gpa, piece.segment.bytes[piece.start..piece.segment.length]);
+        }
+        return bytes.toOwnedSlice(gpa);
+    }
+
+    /// What the peer in this place was told, which it reads by that.
+    pub fn told(court: *Court, index: usize) ![]u8 {
+        var bytes: std.ArrayList(u8) = .empty;
+        errdefer bytes.deinit(gpa);
+        const stream = &(court.peers[index] orelse return bytes.toOwnedSlice(gpa)).stream;
+        while (stream.send_slice().len > 0) {
+            try bytes.appendSlice(gpa, stream.send_slice());
+            stream.sent(stream.send_slice().len);
+        }
+        return bytes.toOwnedSlice(gpa);
+    }
+
     /// Reads what every peer was told.
     pub fn listen(court: *Court) !void {
-        for (&court.peers, 0..) |maybe, index| {
-            const connection = maybe orelse continue;
-            var rest = connection.stream.send_slice();
-            court.told_bytes += rest.len;
+        for (0..court.peers.len) |index| {
+            const bytes = try court.told(index);
+            defer gpa.free(bytes);
+            var rest = bytes;
+            court.told_bytes += bytes.len;
             while (rest.len > 0) {
                 if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
                     rest = rest[wire.hello.answer_bytes..];
@@ -262,7 +287,6 @@ pub const Court = struct {
                 court.hear(index, try control.decode(rest[0..total]));
                 rest = rest[total..];
             }
-            connection.stream.sent(connection.stream.send_slice().len);
         }
     }
 

@@ -109,6 +109,8 @@ pub const Epoch = struct {
     running: bool = true,
     /// From a restart until the members are back: nothing is decided yet.
     recovering: bool = false,
+    /// What members know of the coordinator before is decided again, all at once.
+    settling: bool = false,
     /// From a restart until the reports after it: members may know more than this coordinator.
     forgetful: bool = false,
     min_world_size: u32,
@@ -244,7 +246,8 @@ pub const Epoch = struct {
     }
 
     pub fn broadcast(epoch: *Epoch, message: control.Message) void {
-        var circular: Circular = .{ .message = &message };
+        const load: wire.Stream.Load = if (epoch.settling) .bulk else .usual;
+        var circular: Circular = .{ .message = &message, .load = load };
         for (epoch.members) |*member| if (member.peer) |peer| circular.send(epoch.group, peer);
     }
 
@@ -712,6 +715,8 @@ pub const Epoch = struct {
     /// number of its own. No maker has more of these than it may cause (`withdraw` counts them), so
     /// nothing here is the fault of whoever reports last.
     fn settle_claims(epoch: *Epoch) ProtocolError!void {
+        epoch.settling = true;
+        defer epoch.settling = false;
         var last_seen: LastSeen = .{};
         const inside_now = epoch.inside();
         for (epoch.members, 0..) |*member, rank| {
@@ -764,7 +769,9 @@ pub const Epoch = struct {
         const peer = member.peer orelse return;
         for (epoch.outstanding()) |*decision| {
             if (decision.number <= member.decisions_seen) continue;
-            peer.send(epoch.group, epoch.message_of(decision));
+            const message = epoch.message_of(decision);
+            var once: Circular = .{ .message = &message, .load = .bulk };
+            once.send(epoch.group, peer);
         }
     }
 
@@ -1183,7 +1190,7 @@ pub const Epoch = struct {
             });
         }
         const needed = epoch.voters(known.id);
-        var circular: Circular = .{ .message = &.{ .resume_op = .{
+        var circular: Circular = .{ .load = .bulk, .message = &.{ .resume_op = .{
             .group = epoch.group,
             .epoch = epoch.number,
             .attempt = epoch.attempt,

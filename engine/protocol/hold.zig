@@ -35,8 +35,10 @@ pub const Subject = union(enum) {
 };
 
 pub const Hold = struct {
-    bytes: std.ArrayList(u8) = .empty,
     entries: std.ArrayList(Entry) = .empty,
+    /// Of all messages here, and of those among them that are bulk (wire/stream.zig).
+    bytes: usize = 0,
+    bulk: usize = 0,
 
     /// The last record that anything here has waited for; that an answer to a join without a number
     /// has; and that what was said of each group as a whole has. Those that are on the disk since
@@ -45,11 +47,24 @@ pub const Hold = struct {
     order_until: u64 = 0,
     group_until: [base.limits.groups_max]u64 = @splat(0),
 
-    const Entry = struct { until: u64, length: usize };
+    /// One message, in a queue of its own, which others that are told the same may share.
+    const Entry = struct { until: u64, load: wire.Stream.Load, queue: wire.Queue };
 
     pub fn deinit(hold: *Hold, gpa: Allocator) void {
-        hold.bytes.deinit(gpa);
+        for (hold.entries.items) |*entry| entry.queue.clear();
         hold.entries.deinit(gpa);
+    }
+
+    /// Memory that would come back without it.
+    pub fn memory(hold: *const Hold) usize {
+        var bytes = hold.entries.capacity * @sizeOf(Entry);
+        for (hold.entries.items) |*entry| bytes += entry.queue.memory();
+        return bytes;
+    }
+
+    /// Whether more than may wait for a side that reads nothing waits here and in its stream.
+    pub fn is_full(hold: *const Hold, stream: *const wire.Stream, load: wire.Stream.Load) bool {
+        return stream.is_full_with(load, hold.bytes, hold.bulk);
     }
 
     /// The record that what is said next of this subject has to wait for, because it must not
@@ -75,57 +90,50 @@ pub const Hold = struct {
         }
     }
 
-    /// Keeps a message; its bytes stay where they are until the hold is used again.
+    /// Keeps a message, which `encoded` has already, if it is not null; the message as it waits,
+    /// for others until it leaves.
     pub fn keep(
         hold: *Hold,
-        gpa: Allocator,
+        stream: *const wire.Stream,
         until: u64,
         message: *const control.Message,
-        encoded: ?[]const u8,
-    ) Allocator.Error![]const u8 {
-        try hold.entries.ensureUnusedCapacity(gpa, 1);
-        const before = hold.bytes.items.len;
-        if (encoded) |bytes|
-            try hold.bytes.appendSlice(gpa, bytes)
-        else
-            _ = try wire.Stream.encode_into(gpa, &hold.bytes, message);
-        const kept = hold.bytes.items[before..];
-        hold.entries.appendAssumeCapacity(.{ .until = until, .length = kept.len });
+        load: wire.Stream.Load,
+        encoded: ?wire.Queue.Encoded,
+    ) Allocator.Error!wire.Queue.Encoded {
+        try hold.entries.ensureUnusedCapacity(stream.gpa, 1);
+        var queue: wire.Queue = .{ .gpa = stream.gpa, .budget = stream.out.budget };
+        if (encoded) |*other| try queue.share(other) else _ = try queue.encode(message);
+        hold.entries.appendAssumeCapacity(.{ .until = until, .load = load, .queue = queue });
+        hold.bytes += queue.length;
+        if (load == .bulk) hold.bulk += queue.length;
         hold.note(.of(message), until);
-        return kept;
+        return queue.only();
     }
 
     /// Moves what waits for nothing beyond `settled` to the stream; true if that was anything.
     /// After an error nothing here is of use any more.
-    pub fn release(
-        hold: *Hold,
-        gpa: Allocator,
-        settled: u64,
-        stream: *wire.Stream,
-    ) Allocator.Error!bool {
-        var taken: usize = 0;
-        var kept_entries: usize = 0;
-        var kept_bytes: usize = 0;
-        for (hold.entries.items) |entry| {
-            const bytes = hold.bytes.items[taken..][0..entry.length];
-            taken += entry.length;
-            if (entry.until <= settled) {
-                try stream.append_encoded(bytes);
+    pub fn release(hold: *Hold, settled: u64, stream: *wire.Stream) Allocator.Error!bool {
+        var kept: usize = 0;
+        for (hold.entries.items) |*entry| {
+            if (entry.until > settled) {
+                hold.entries.items[kept] = entry.*;
+                kept += 1;
                 continue;
             }
-            std.mem.copyForwards(u8, hold.bytes.items[kept_bytes..][0..bytes.len], bytes);
-            hold.entries.items[kept_entries] = entry;
-            kept_entries += 1;
-            kept_bytes += entry.length;
+            const only = entry.queue.only();
+            // What is there already was room for.
+            try stream.out.share(&only);
+            if (entry.load == .bulk) {
+                stream.out_bulk += only.bytes.len;
+                hold.bulk -= only.bytes.len;
+            }
+            hold.bytes -= only.bytes.len;
+            entry.queue.clear();
         }
-        const any = kept_entries < hold.entries.items.len;
-        hold.entries.shrinkRetainingCapacity(kept_entries);
-        hold.bytes.shrinkRetainingCapacity(kept_bytes);
+        const any = kept < hold.entries.items.len;
+        hold.entries.shrinkRetainingCapacity(kept);
         // Rarely used, and then perhaps by hundreds of connections at once.
-        if (kept_entries == 0) {
-            hold.entries.clearAndFree(gpa);
-            hold.bytes.clearAndFree(gpa);
-        }
+        if (kept == 0) hold.entries.clearAndFree(stream.gpa);
         return any;
     }
 };
@@ -141,27 +149,26 @@ test "what waits leaves in the order of its group, and nothing overtakes what it
     const closing: control.Message = .{ .resume_all = .{ .group = 1, .epoch = 7, .attempt = 1 } };
     const joined: control.Message = .{ .joined = .{ .name = .of("name"), .group = 2 } };
     try std.testing.expectEqual(activate, Subject.of(&closing));
-    const encoded = try hold.keep(gpa_of_tests, 5, &closing, null);
-    const length = encoded.len;
+    const length = (try hold.keep(&stream, 5, &closing, .usual, null)).bytes.len;
     // It holds up neither another epoch, nor another group, nor signs of life.
     try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
     try std.testing.expectEqual(0, hold.behind(.{ .group = 2 }));
     try std.testing.expectEqual(0, hold.behind(.of(&.{ .heartbeat_ack = .{ .number = 1 } })));
-    _ = try hold.keep(gpa_of_tests, 3, &joined, null);
+    _ = try hold.keep(&stream, 3, &joined, .usual, null);
     try std.testing.expectEqual(3, hold.behind(.{ .epoch = .{ .group = 2, .number = 1 } }));
     try std.testing.expectEqual(0, hold.behind(.{ .epoch = .{ .group = 1, .number = 6 } }));
     const refused: control.Message = .{ .refused = .{ .name = .of("x"), .why = .of("y") } };
     try std.testing.expectEqual(5, hold.behind(.of(&refused)));
-    _ = try hold.keep(gpa_of_tests, 5, &refused, null);
+    _ = try hold.keep(&stream, 5, &refused, .usual, null);
     try std.testing.expectEqual(5, hold.behind(.{ .group = 2 }));
-    _ = try hold.keep(gpa_of_tests, 5, &closing, null);
+    _ = try hold.keep(&stream, 5, &closing, .usual, null);
 
-    try std.testing.expect(!try hold.release(gpa_of_tests, 2, &stream));
-    try std.testing.expect(try hold.release(gpa_of_tests, 3, &stream));
+    try std.testing.expect(!try hold.release(2, &stream));
+    try std.testing.expect(try hold.release(3, &stream));
     const first = try control.decode(stream.send_slice());
     try std.testing.expectEqual(2, first.joined.group);
     stream.sent(stream.send_slice().len);
-    try std.testing.expect(try hold.release(gpa_of_tests, 5, &stream));
+    try std.testing.expect(try hold.release(5, &stream));
     const rest = stream.send_slice();
     const last = rest.len - length;
     for ([_][]const u8{ rest[0..length], rest[last..] }) |bytes| {
@@ -170,5 +177,5 @@ test "what waits leaves in the order of its group, and nothing overtakes what it
     }
     const middle = try control.decode(rest[length..last]);
     try std.testing.expectEqualStrings("y", middle.refused.why.data);
-    try std.testing.expect(!try hold.release(gpa_of_tests, 9, &stream));
+    try std.testing.expect(!try hold.release(9, &stream));
 }

@@ -667,11 +667,10 @@ fn recover(court: *Court) !void {
         try court.pass(500 * ms);
         var any = false;
         for (0..peers_max) |index| {
-            const connection = court.peers[index] orelse continue;
+            if (court.peers[index] == null) continue;
             any = true;
-            const rest = try gpa.dupe(u8, connection.stream.send_slice());
+            const rest = try court.told(index);
             defer gpa.free(rest);
-            connection.stream.sent(rest.len);
             var offset: usize = 0;
             while (offset < rest.len) {
                 if (court.peers[index] == null) break;

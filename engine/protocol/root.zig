@@ -34,6 +34,8 @@ test {
     _ = @import("hold.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");
+    _ = @import("status_rates.zig");
+    _ = @import("queues_test.zig");
     _ = @import("hostile_test.zig");
     _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");

@@ -90,6 +90,8 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     try field(json, "min_world_size", c.options.min_world_size);
     try field(json, "peers", c.peers.items.len);
     try field(json, "strangers_refused", c.strangers_refused);
+    try field(json, "queue_bytes", c.memory.bytes);
+    try field(json, "memory", c.memory.bytes_max);
     try json.objectField("groups");
     try json.beginArray();
     for (c.groups.items) |group| if (page.has_room()) try write_group(page, group, now);

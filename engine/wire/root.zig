@@ -10,6 +10,8 @@ pub const hello = @import("hello.zig");
 pub const control = @import("control.zig");
 pub const token = @import("token.zig");
 pub const Stream = @import("stream.zig").Stream;
+pub const Budget = @import("queue.zig").Budget;
+pub const Queue = @import("queue.zig").Queue;
 
 /// Peers and coordinator must agree on it exactly; it is in every hello.
 pub const version: u16 = 1;
@@ -17,4 +19,5 @@ pub const version: u16 = 1;
 test {
     std.testing.refAllDecls(@This());
     _ = @import("stream.zig");
+    _ = @import("queue.zig");
 }

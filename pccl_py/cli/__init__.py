@@ -84,6 +84,14 @@ WindowBytes = Annotated[
         min=1, help="Bytes of partial sums in flight per operation and link. " + _default("16 MiB")
     ),
 ]
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        min=16 << 20,
+        help="Bytes that all queues of the coordinator may hold; beyond, the peer with the longest "
+        "is let go. " + _default("512 MiB"),
+    ),
+]
 Heartbeat = Annotated[
     float | None, typer.Option(help="Seconds between heartbeats. " + _default("0.5"))
 ]
@@ -156,6 +164,7 @@ def coordinator(
     silence: Silence = None,
     stall_warning: StallWarning = None,
     stall: Stall = None,
+    memory: Memory = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator until SIGINT or SIGTERM. Prints its token, and nothing else, on stdout.
@@ -180,6 +189,7 @@ def coordinator(
         silence=silence,
         stall_warning=stall_warning,
         stall=stall,
+        memory=memory,
         state=state,
     ) as running:
         if token_file is not None:

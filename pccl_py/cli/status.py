@@ -117,6 +117,14 @@ def render(status: dict[str, Any]) -> RenderableType:
                 style="bold red",
             )
         )
+    if status.get("cut"):
+        parts.append(
+            Text(
+                "the status is longer than a message may be: members, newcomers, links and "
+                "operations are missing below",
+                style="bold yellow",
+            )
+        )
     if not status["groups"]:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:

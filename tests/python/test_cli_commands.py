@@ -261,8 +261,20 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         "called all_reduce (tag 0, number 12) for 1 min 05 s",
     ):  # fmt: skip
         assert word in text, text
+    assert "longer than a message" not in text
+    console.print(status_view.render({**example, "cut": True}))
+    assert "longer than a message" in console.export_text()
     with pytest.raises(pccl.PcclError, match="schema 2"):
         status_view.render({**example, "schema": 2})
+
+
+def test_a_coordinator_says_what_its_queues_may_hold() -> None:
+    with pccl.Coordinator(memory=64 << 20) as coordinator:
+        status = pccl.run_status(coordinator.token)
+        assert status["memory"] == 64 << 20
+        assert 0 < status["queue_bytes"] < 1 << 20
+    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024, which is less than 16"):
+        pccl.Coordinator(memory=1024)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@
 
 const std = @import("std");
 const base = @import("base");
-const wire = @import("wire");
 const Borrowed = @import("borrowed.zig").Borrowed;
 const Class = swarm.Class;
 const Config = swarm.Config;
@@ -140,15 +139,11 @@ const Watch = struct {
     }
 
     fn kept_bytes(node: *const Node) usize {
-        if (node.session) |s| return s.pool.kept_bytes + stream_bytes(&s.control);
+        if (node.session) |s| return s.pool.kept_bytes + s.control.memory();
         var bytes: usize = 0;
         for (node.world.coordinator.connections.items) |connection|
-            bytes += stream_bytes(&connection.stream);
+            bytes += connection.stream.memory();
         return bytes;
-    }
-
-    fn stream_bytes(stream: *const wire.Stream) usize {
-        return stream.in.capacity + stream.out.capacity;
     }
 
     fn next_window(watch: *Watch) void {

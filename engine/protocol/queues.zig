@@ -1,0 +1,42 @@
+//! queues: what all connections of a coordinator may hold together. Each has limits of its own
+//! (wire/stream.zig), and many that read nothing still add up; then the longest queue goes, never
+//! whoever asked last.
+
+const std = @import("std");
+const coordinator = @import("coordinator.zig");
+const Connection = coordinator.Connection;
+const Coordinator = coordinator.Coordinator;
+
+/// Closes connections before the call under way returns, until what the others hold fits. Their
+/// memory is free at once, but for what they have said.
+pub fn keep_budget(c: *Coordinator) void {
+    while (c.memory.is_over()) {
+        var leaving: usize = 0;
+        var longest: ?*Connection = null;
+        var longest_bytes: usize = 0;
+        for (c.connections.items) |connection| {
+            const bytes = connection.memory();
+            if (connection.doomed != null) {
+                leaving += bytes;
+            } else if (bytes > longest_bytes) {
+                longest = connection;
+                longest_bytes = bytes;
+            }
+        }
+        if (c.memory.bytes -| leaving <= c.memory.bytes_max) return;
+        const victim = longest orelse return;
+        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {s} must go, " ++
+            "whose queue is the longest, {d} KiB", .{
+            c.memory.bytes >> 20,
+            &name_of(victim),
+            longest_bytes >> 10,
+        });
+        victim.doom("its queue was the longest when the memory for all queues was used up");
+        victim.stream.drop();
+    }
+}
+
+fn name_of(connection: *const Connection) [13]u8 {
+    const peer = connection.peer orelse return "some stranger".*;
+    return "peer ".* ++ peer.id.short();
+}
