@@ -407,8 +407,7 @@ pub const Coordinator = struct {
 
     /// The last record of a group, or of those that name one of its epochs.
     pub fn recorded_of(c: *const Coordinator, id: u16, number: ?u64) u64 {
-        if (id >= c.groups.items.len) return c.journal_progress.given; // of all groups
-        const group = c.groups.items[id];
+        const group = c.group_at(id) orelse return c.journal_progress.given; // of all groups
         const epoch = group.epoch_of(number orelse return group.recorded) orelse
             return group.recorded;
         return epoch.recorded;
