@@ -7,6 +7,7 @@
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
+#   make fuzz SECONDS=600     decoders, state machines and worlds under fresh bytes for so long
 #   make mutants              hold hundreds of mistakes against tests, transcripts and seeds
 #   make soak MINUTES=60      real processes killed, frozen and cut off for so long
 #   make bench                compare with gloo on this machine (installs torch; bench_out/)
@@ -27,7 +28,8 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 ZIG := $(RUN) -m ziglang build
 SIM_SECONDS ?= 60
 CRASH_SECONDS ?= 15
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 30
+SECONDS ?= 600
 SEEDS ?= 1000
 MUTANT_SEEDS ?= 2000
 MINUTES ?= 20
@@ -40,7 +42,7 @@ WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
-.PHONY: mutants test-threads test-threads-python test-aarch64 test-windows
+.PHONY: fuzz mutants test-threads test-threads-python test-aarch64 test-windows
 .PHONY: test-avx512 test-portable clean
 .DELETE_ON_ERROR:
 
@@ -104,6 +106,12 @@ sim: $(VENV)/.installed
 	$(ZIG) sim
 	zig-out/bin/pccl-sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS))
 
+# Half of the time without guidance, with fresh seeds, and half guided by coverage.
+fuzz: $(VENV)/.installed
+	$(ZIG) sim
+	zig-out/bin/pccl-sim fuzz --seconds $$(($(SECONDS) / 2)) --fresh
+	$(RUN) tests/fuzz/guided.py --seconds $$(($(SECONDS) / 2))
+
 # Every mutation of tests/mutants must be caught, or be listed with its reason.
 mutants: $(VENV)/.installed
 	$(ZIG) mutants
@@ -141,7 +149,7 @@ test-portable: test-aarch64 test-windows
 
 clean:
 	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out pccl_py/include
-	rm -f pccl_py/*.so pccl_py/*.dylib
+	rm -f pccl_py/*.so pccl_py/*.dylib fuzz_crash
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -132,6 +132,7 @@ pub fn build(b: *std.Build) void {
     };
     add_layer_tests(b, library_layers, test_layers, test_options, test_step, check_step);
     add_simulator(b, simulated, filters, test_step, check_step);
+    add_fuzz(b, simulated, filters, test_step);
     add_mutants(b, simulated);
     add_kernel_programs(b, library_layers, filters);
     add_coordinator_bench(b, library_layers, check_step);
@@ -527,10 +528,30 @@ fn add_levels(
     return &run.step;
 }
 
+/// The fuzz targets, ReleaseSafe as all that simulates. `zig build fuzz --fuzz=1M` is guided by
+/// coverage, for so many runs of each; without that it runs what is kept.
+fn add_fuzz(
+    b: *std.Build,
+    simulated: Simulated,
+    filters: []const []const u8,
+    test_step: *std.Build.Step,
+) void {
+    const targets = b.addTest(.{
+        .name = "test-fuzz",
+        .root_module = simulated.fuzz,
+        .filters = filters,
+    });
+    const run = b.addRunArtifact(targets);
+    b.step("fuzz", "Run the fuzz targets; with --fuzz=1M guided by coverage").dependOn(&run.step);
+    test_step.dependOn(&run.step);
+}
+
 /// The simulator with the engine as it is, and with mutations that can be switched on.
 const Simulated = struct {
     plain: *std.Build.Module,
     mutated: *std.Build.Module,
+    /// The fuzz targets with the engine as it is.
+    fuzz: *std.Build.Module,
     mutated_layers: Layers,
 
     fn init(b: *std.Build, kernels: Kernels, target: std.Build.ResolvedTarget) Simulated {
@@ -547,6 +568,7 @@ const Simulated = struct {
         return .{
             .plain = module_of(b, plain_layers, mutant_module(b, null)),
             .mutated = module_of(b, mutated_layers, mutated.switches),
+            .fuzz = fuzz_of(b, plain_layers),
             .mutated_layers = mutated_layers,
         };
     }
@@ -568,6 +590,21 @@ const Simulated = struct {
             module.addImport(n, simulated.get(n));
         }
         module.addImport("mutant", switches);
+        module.addImport("fuzz", fuzz_of(b, simulated));
+        return module;
+    }
+
+    fn fuzz_of(b: *std.Build, simulated: Layers) *std.Build.Module {
+        const base = simulated.get("base");
+        const module = b.createModule(.{
+            .root_source_file = b.path("tests/fuzz/root.zig"),
+            .target = base.resolved_target,
+            .optimize = .ReleaseSafe,
+            .link_libc = links_libc(base.resolved_target.?),
+        });
+        for ([_][]const u8{ "base", "wire", "protocol", "session" }) |name| {
+            module.addImport(name, simulated.get(name));
+        }
         return module;
     }
 };

@@ -64,6 +64,13 @@ const Split = struct {
     port: ?u16,
 
     fn of(text: []const u8) Endpoint.ParseError!Split {
+        const split = try of_any(text);
+        // Brackets are around a host, never in it.
+        if (std.mem.indexOfAny(u8, split.host, "[]") != null) return error.BadAddress;
+        return split;
+    }
+
+    fn of_any(text: []const u8) Endpoint.ParseError!Split {
         if (text.len == 0 or text.len > limits.address_bytes_max) return error.BadAddress;
         for (text) |byte| if (byte <= ' ' or byte >= 0x7f) return error.BadAddress;
         if (text[0] == '[') {
@@ -151,9 +158,9 @@ test "endpoints are read and written back" {
         try std.testing.expectEqualStrings(case[0], again);
     }
     const bad = [_][]const u8{
-        "",      "host", "host:", "host:65536", "host:-1",  "host:+1",
-        "[::1]", "[::1", "[]:1",  "::1",        "[::1]x:1", "h\x00:1",
-        "a b:1",
+        "",      "host",  "host:", "host:65536", "host:-1",  "host:+1",
+        "[::1]", "[::1",  "[]:1",  "::1",        "[::1]x:1", "h\x00:1",
+        "a b:1", "[[]:1", "a]:1",
     };
     for (bad) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse(text));
     try std.testing.expectEqualStrings("::1", (try Endpoint.parse_with_port("::1", 7)).host);

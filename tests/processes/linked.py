@@ -11,6 +11,7 @@ from typing import Any
 
 from peers import ANSWER_SECONDS_MAX, Peer, World
 from proxy import Proxy, hold_port
+from tamper import Tamper
 
 COORDINATOR = "coordinator"
 
@@ -18,8 +19,8 @@ COORDINATOR = "coordinator"
 class LinkedWorld(World):
     """Like World; peers that join get a gate each."""
 
-    def __init__(self, n: int, **options: Any) -> None:
-        self.proxy = Proxy(lambda peer: str(peer[0] - 1))
+    def __init__(self, n: int, *, tamper: Tamper | None = None, **options: Any) -> None:
+        self.proxy = Proxy(lambda peer: str(peer[0] - 1), tamper)
         # Ports that are taken, and on which only the processes listen.
         self._ports = [hold_port()]
         bound = self._ports[0].getsockname()

@@ -23,6 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from tamper import Changer, Tamper
+
 from pccl_py.closing import Closing
 
 HELLO_BYTES = 96
@@ -104,6 +106,7 @@ class Flow:
     source: socket.socket
     sink: socket.socket
     rule: Rule = CLEAR
+    changer: Changer | None = None
     waiting: deque[tuple[float, memoryview]] = field(default_factory=deque)
     waiting_bytes: int = 0
     free_at: float = 0.0  # when the line has sent what was given to it
@@ -149,10 +152,12 @@ class Connection:
 
 
 class Proxy(Closing):
-    """All gates, and the thread that moves the bytes. `name_of` names a peer by its id."""
+    """All gates, and the thread that moves the bytes. `name_of` names a peer by its id; `tamper`
+    changes what some peer says."""
 
-    def __init__(self, name_of: Callable[[bytes], Name]) -> None:
+    def __init__(self, name_of: Callable[[bytes], Name], tamper: Tamper | None = None) -> None:
         self._name_of = name_of
+        self._tamper = tamper
         self._selector = selectors.DefaultSelector()
         self._rules: dict[tuple[Name, Name], Rule] = {}
         self._connections: set[Connection] = set()
@@ -358,6 +363,9 @@ class Proxy(Closing):
         here, there = connection.client_name, connection.gate.name
         forth = Flow(here, there, connection.client, server, self._rule_of(here, there))
         back = Flow(there, here, server, connection.client, self._rule_of(there, here))
+        if self._tamper is not None:
+            forth.changer = self._tamper.changer(here, dials=True)
+            back.changer = self._tamper.changer(there, dials=False)
         connection.flows = [forth, back]
         self._take(connection, forth, connection.hello)
         return self._watch(connection)
@@ -456,6 +464,10 @@ class Proxy(Closing):
         if flow.rule.fate is Fate.SWALLOW:
             flow.swallowed = True
             return
+        if flow.changer is not None:
+            data = flow.changer.feed(data)
+            if not data:
+                return
         size = flow.rule.segment or len(data)
         for begin in range(0, len(data), size):
             piece = memoryview(data)[begin : begin + size]

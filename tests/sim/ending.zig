@@ -13,6 +13,9 @@ const User = users.User;
 const World = world_file.World;
 const ms = world_file.ms;
 
+/// A lane of somebody whom nobody knows is kept so long, because a member may be told of it first.
+const link_lingers_ns = 11 * std.time.ns_per_s;
+
 /// From the end of the faults until everybody has got on.
 pub const progress_ns = 100 * std.time.ns_per_s;
 
@@ -127,7 +130,8 @@ fn rest(world: *World) ?u64 {
             }
             state.stage = .settling;
             // Until what is dead has been found, and what was closed has been made again.
-            return 4 * silence_ns + 5 * std.time.ns_per_s;
+            const strangers_ns: u64 = if (world.config.has_adversaries()) link_lingers_ns else 0;
+            return 4 * silence_ns + 5 * std.time.ns_per_s + strangers_ns;
         },
         .settling => {
             state.* = .{
@@ -230,7 +234,12 @@ fn check_lanes(world: *World, index: world_file.NodeIndex) void {
         for (&connection.ends, 0..) |*end, side| {
             const other = &connection.ends[1 - side];
             if (end.node != index or end.state != .open) continue;
-            if (other.node == world_file.nobody) continue;
+            if (other.node == world_file.nobody) {
+                world.checkers.fail(.leak, "at rest p{d} holds a stranger's connection {d}", .{
+                    index, connection.index,
+                });
+                continue;
+            }
             if (other.state != .open) world.checkers.fail(
                 .leak,
                 "at rest p{d} holds connection {d}, which is dead",

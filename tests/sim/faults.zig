@@ -5,11 +5,12 @@
 const std = @import("std");
 const base = @import("base");
 const session_layer = @import("session");
-const wire = @import("wire");
 const ending = @import("ending.zig");
 const endurance = @import("endurance.zig");
+const insider = @import("insider.zig");
 const network = @import("network.zig");
 const protocol = @import("protocol");
+const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
@@ -44,6 +45,8 @@ const striking = [_]Class{
     .clock_stop,
     .late_join,
     .leave,
+    .eavesdropper,
+    .insider,
 };
 
 pub const Faults = struct {
@@ -115,7 +118,7 @@ pub fn chance(world: *World, class: Class, heavy: u64) bool {
     return world.faults.stream(class).chance(one_in);
 }
 
-/// After each event of the safety phase.
+/// After each event of the safety phase. Strangers go on while all else is well again.
 pub fn maybe(world: *World) void {
     while (world.faults.soonest <= world.steps) {
         for (striking) |class| {
@@ -133,6 +136,15 @@ pub fn maybe(world: *World) void {
     }
     if (world.calls_finished >= world.config.calls or
         world.now >= world.config.safety_ns) heal(world);
+}
+
+/// After each event while all is well: strangers do not go away.
+pub fn strangers_go_on(world: *World) void {
+    const next = &world.faults.next[@intFromEnum(Class.strangers)];
+    if (next.* > world.steps) return;
+    stranger.strike(world, world.faults.stream(.strangers));
+    world.statistics.fault(.strangers);
+    world.faults.plan(&world.config, world.steps, .strangers);
 }
 
 fn strike_chosen(world: *World, chosen: swarm.Strike) void {
@@ -217,7 +229,9 @@ fn strike(world: *World, class: Class) bool {
         },
         .deafen => return deafen_one(world, prng),
         .cut_pair => return cut_pair(world, prng),
-        .strangers => stranger(world, prng),
+        .strangers => stranger.strike(world, prng),
+        .eavesdropper => return stranger.eavesdrop(world, prng),
+        .insider => return insider.strike(world, prng),
         .crash => {
             const node = pick_victim(world, prng) orelse return false;
             world.take_down(node, if (prng.chance(2)) .killed else .reset);
@@ -422,7 +436,7 @@ fn start_another(world: *World, prng: *Prng) void {
     }
 }
 
-fn pick_peer(world: *World, prng: *Prng) ?*Node {
+pub fn pick_peer(world: *World, prng: *Prng) ?*Node {
     var count: usize = 0;
     for (world.nodes[1..]) |*node| count += @intFromBool(node.state == .up);
     if (count == 0) return null;
@@ -466,45 +480,6 @@ fn pick_connection(world: *World, prng: *Prng, is_control: ?bool) ?*Connection {
         return connection;
     }
     return null;
-}
-
-/// Somebody who is not of this run connects to a node and talks nonsense.
-fn stranger(world: *World, prng: *Prng) void {
-    const somebody = if (prng.chance(2)) null else pick_peer(world, prng);
-    const to: NodeIndex = if (somebody) |node| node.index else world_file.coordinator_index;
-    const connection = world.connect(nobody, to, to == 0);
-    connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
-    var bytes: [300]u8 = undefined;
-    const length = stranger_words(world, prng, to, &bytes);
-    _ = connection.pipes[0].write(world.now, &world.prng_network, bytes[0..length]);
-    world.after(connection.pipes[0].shape.delay_ns, .{ .accepted = connection.index });
-    // Some hang up; the others stay and say nothing more.
-    if (prng.chance(2)) world.finish_pipe(.{ .connection = connection.index, .side = 0 });
-}
-
-/// Noise; noise that knows the first words; or somebody who knows the run.
-fn stranger_words(world: *World, prng: *Prng, to: NodeIndex, bytes: *[300]u8) usize {
-    const length = prng.below(bytes.len);
-    for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
-    switch (prng.below(4)) {
-        0 => return length,
-        1 => {
-            bytes[0..8].* = "PCCL\r\n\x1a\n".*;
-            return @max(8, length);
-        },
-        else => {},
-    }
-    const room = bytes[wire.hello.hello_bytes..];
-    const request = wire.control.encode(.{ .status_request = .{} }, room) catch
-        unreachable;
-    bytes[0..wire.hello.hello_bytes].* = wire.hello.encode(.{
-        .purpose = if (to == 0) .status else .lane,
-        .lane = @truncate(prng.below(4)),
-        .run_id = world_file.run_id,
-        .from = .from_int(@as(u128, prng.next()) << 64),
-        .to = world.nodes[to].id,
-    });
-    return wire.hello.hello_bytes + request.len;
 }
 
 // ---- dials
@@ -649,6 +624,7 @@ pub fn heal(world: *World) void {
     };
     world.pair_cuts.clearRetainingCapacity();
     world.deafness.clearRetainingCapacity();
+    insider.end(world);
     var up: u32 = 0;
     if (world.nodes[0].state == .down) well_at += 3000 * ms; // it starts again by then
     for (world.nodes) |*node| {
@@ -657,11 +633,11 @@ pub fn heal(world: *World) void {
         if (node.index > 0) up += 1;
     }
     const needed = @max(world.config.initial_world_size, world.config.min_world_size);
-    while (up < needed) : (up += 1) _ = world.add_peer(0) orelse {
-        for (world.nodes[1..]) |*node| if (node.state == .down) {
-            world.revive(node, 0);
-            break;
+    while (up < needed) : (up += 1) if (world.add_peer(0) == null) {
+        const free = for (world.nodes[1..]) |*node| {
+            if (node.state == .down) break node;
         } else break;
+        world.revive(free, 0);
     };
     world.healed_at = well_at;
     world.note("the network is well from here on", .{});

@@ -1,11 +1,13 @@
 //! Fuzz: worlds whose bytes are changed on their way, to show that nothing a stranger or a peer
 //! sends can crash a process, trip an assertion, or make it hold memory without bound (P9). Most
 //! changes are made so that the result still parses: a frame keeps a valid checksum, a message its
-//! length. What calls return does not matter here, only that everybody lives: promises hold among
-//! honest peers.
+//! length. Before each world come inputs for the decoders and for single state machines, the
+//! targets of tests/fuzz. What calls return does not matter here, only that everybody lives:
+//! promises hold among honest peers.
 
 const std = @import("std");
 const base = @import("base");
+const targets = @import("fuzz");
 const wire = @import("wire");
 const Checkers = @import("checkers.zig").Checkers;
 const Rig = @import("runner.zig").Rig;
@@ -24,8 +26,8 @@ pub const Fuzz = struct {
     changes: u64 = 0,
     storage: [bytes_max]u8 = undefined,
 
-    pub fn init(seed: u64) Fuzz {
-        var prng = swarm.stream(seed, "fuzz");
+    pub fn init(of: u64) Fuzz {
+        var prng = swarm.stream(of, "fuzz");
         const one_in = @as(u64, 1) << @intCast(prng.between(3, 9));
         return .{ .prng = prng, .one_in = one_in };
     }
@@ -35,10 +37,15 @@ pub const Fuzz = struct {
         if (bytes.len == 0 or bytes.len > bytes_max or !f.prng.chance(f.one_in)) return bytes;
         const copy = f.storage[0..bytes.len];
         @memcpy(copy, bytes);
-        f.changes += 1;
-        if (f.change_frame(copy) or f.change_message(copy)) return copy;
-        f.change_anything(copy);
+        f.change_all(copy);
         return copy;
+    }
+
+    /// Somewhere in what begins with a frame, a message or neither.
+    pub fn change_all(f: *Fuzz, copy: []u8) void {
+        f.changes += 1;
+        if (f.change_frame(copy) or f.change_message(copy)) return;
+        f.change_anything(copy);
     }
 
     /// A value that is near the edges of something more often than not.
@@ -116,21 +123,38 @@ const kept = [_]u64{
 };
 
 pub fn run_kept(rig: *Rig) u8 {
-    for (kept) |seed| if (run(rig, seed, 1) != 0) return 1;
+    for (kept) |number| if (run(rig, number, 1) != 0) return 1;
     return 0;
 }
 
-/// Worlds of the given seeds. 0 if all lived.
+/// Of every target (tests/fuzz) for each world.
+const inputs_per_seed = 50;
+
+/// Under way, for whoever reports a panic.
+pub var seed: u64 = 0;
+
+pub fn print_replay(of: u64) void {
+    out("  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{of});
+}
+
+/// Inputs and worlds of the given seeds. 0 if all lived.
 pub fn run(rig: *Rig, start: u64, seeds: u64) u8 {
     var changes: u64 = 0;
-    for (start..start + seeds) |seed| {
+    for (start..start + seeds) |number| {
+        seed = number;
         var f = Fuzz.init(seed);
-        const result = rig.run_fuzzed(Config.draw(seed), &f, .off);
+        var config = Config.draw(seed);
+        config.levels.set(.insider, .off); // everybody is one here
+        targets.fresh(seed, inputs_per_seed) catch |err| {
+            out("fuzz seed {d} FAILS: {t}: {t}\n", .{ seed, targets.under_way.?, err });
+            print_replay(seed);
+            return 1;
+        };
+        const result = rig.run_fuzzed(config, &f, .off);
         changes += f.changes;
         if (result.violation) |*violation| {
-            out("fuzz seed {d} FAILS: {t}: {s}\n  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{
-                seed, violation.check, violation.text(), seed,
-            });
+            out("fuzz seed {d} FAILS: {t}: {s}\n", .{ seed, violation.check, violation.text() });
+            print_replay(seed);
             return 1;
         }
     }
@@ -148,48 +172,4 @@ test "worlds live through changed bytes" {
     rig.quiet = true;
     try std.testing.expectEqual(0, run_kept(&rig));
     try std.testing.expectEqual(0, run(&rig, 0, 300));
-}
-
-/// Any bytes give a value or a named error; what decodes encodes to the same bytes again.
-fn decode_all(bytes: []const u8) !void {
-    if (bytes.len >= wire.frame.header_bytes) {
-        const head = bytes[0..wire.frame.header_bytes];
-        if (wire.frame.decode(head)) |header| {
-            try std.testing.expectEqualSlices(u8, head, &wire.frame.encode(header));
-        } else |_| {}
-    }
-    if (wire.control.decode(bytes)) |message| {
-        var again: [4096]u8 = undefined;
-        try std.testing.expectEqualSlices(u8, bytes, try wire.control.encode(message, &again));
-    } else |_| {}
-    if (bytes.len >= wire.hello.hello_bytes) {
-        const head = bytes[0..wire.hello.hello_bytes];
-        if (wire.hello.decode(head)) |hello| {
-            try std.testing.expectEqualSlices(u8, head, &wire.hello.encode(hello));
-        } else |_| {}
-    }
-    if (bytes.len >= wire.hello.answer_bytes) {
-        _ = wire.hello.decode_answer(bytes[0..wire.hello.answer_bytes]) catch {};
-    }
-    if (bytes.len >= wire.control.descriptor_bytes) {
-        _ = wire.control.decode_descriptor(bytes[0..wire.control.descriptor_bytes]) catch {};
-    }
-    _ = wire.token.decode(bytes) catch {};
-}
-
-test "decoders are total functions: random bytes" {
-    var prng = Prng.init(1);
-    var bytes: [600]u8 = undefined;
-    for (0..200_000) |_| {
-        const length = prng.below(bytes.len + 1);
-        for (bytes[0..length]) |*byte| byte.* = @truncate(prng.next());
-        // Half of them begin like a message, so that bodies are reached.
-        if (length >= 8 and prng.chance(2)) {
-            std.mem.writeInt(u32, bytes[0..4], @intCast(length - 8), .little);
-            std.mem.writeInt(u16, bytes[4..6], @intCast(prng.between(0, 32)), .little);
-            bytes[6..8].* = .{ 0, 0 };
-            if (prng.chance(2)) @memset(bytes[8..length], @intCast(prng.below(3)));
-        }
-        try decode_all(bytes[0..length]);
-    }
 }

@@ -14,6 +14,7 @@ const narrow = @import("narrow.zig");
 const runner = @import("runner.zig");
 const scenario = @import("scenario.zig");
 const sweep = @import("sweep.zig");
+const targets = @import("fuzz");
 const out = std.debug.print;
 
 const usage =
@@ -92,10 +93,13 @@ const Options = struct {
 /// A panic in the engine is a failure of the seed under way: say which.
 pub const panic = std.debug.FullPanic(struct {
     fn report(message: []const u8, address: ?usize) noreturn {
-        if (runner.config_under_way) |*config| {
+        if (targets.under_way) |target| {
+            out("\nfuzz seed {d} FAILS: {t}: panic: {s}\n", .{ fuzz.seed, target, message });
+            fuzz.print_replay(fuzz.seed);
+        } else if (runner.config_under_way) |*config| {
             out("\nseed {d} FAILS: panic: {s}\n", .{ config.seed, message });
             if (runner.is_fuzzing)
-                out("  replay: pccl-sim fuzz --start {d} --seeds 1\n", .{config.seed})
+                fuzz.print_replay(config.seed)
             else
                 runner.print_replay(config);
         }
@@ -408,6 +412,7 @@ test {
     _ = @import("forgiven.zig");
     _ = @import("fuzz.zig");
     _ = @import("memory.zig");
+    _ = @import("units.zig");
     _ = @import("narrow.zig");
     _ = @import("network.zig");
     _ = @import("oracle.zig");

@@ -120,6 +120,7 @@ pub const Rig = struct {
         if (world.config.is_calm()) statistics.calm_seeds += 1;
         statistics.events += world.steps;
         statistics.virtual_ns += world.now;
+        statistics.excused.getPtr(.own_experience).* += world.checkers.excused;
         statistics.peers += world.digits.count();
         statistics.connections += world.connections.items.len;
     }

@@ -16,7 +16,11 @@ const checkers_file = @import("checkers.zig");
 const faults = @import("faults.zig");
 const program = @import("program.zig");
 const users = @import("users.zig");
+const insider = @import("insider.zig");
+const stranger = @import("stranger.zig");
+const wire = @import("wire");
 const world_file = @import("world.zig");
+const Message = wire.control.Message;
 const World = world_file.World;
 const ms = world_file.ms;
 
@@ -92,6 +96,8 @@ pub const all = .{
     "structures_asked_in_a_passed_attempt",
     "votes_for_a_private_result",
     "withdrawn_unheard",
+    "a_stranger_at_every_door",
+    "an_insider_that_never_votes",
     "world_of_64",
     "world_of_128",
     "world_of_512",
@@ -282,6 +288,10 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         swallow,
         stall,
         sever,
+        insider,
+        never,
+        say,
+        stranger,
         run,
         expect,
     };
@@ -320,6 +330,17 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         },
         .claim => try claim(script, words),
         .sever => try sever(script, words),
+        .insider => insider.mark(world, (try user_of(script, words)).node),
+        .never => {
+            const text = try take_word(script, words);
+            const kind = std.meta.stringToEnum(std.meta.Tag(Message), text) orelse
+                return script.syntax(text);
+            const insiders = if (world.insiders) |*all_of_them| all_of_them else //
+                return script.fail("nobody is an insider", .{});
+            insiders.never.insert(kind);
+        },
+        .say => try say(script, words),
+        .stranger => try strangers(script, words),
         .mend => {
             const a = (try any_node_of(script, words)).index;
             const b = (try any_node_of(script, words)).index;
@@ -694,6 +715,111 @@ fn claim(script: *Script, words: *Words) Error!void {
     } });
 }
 
+/// say PEER KIND [FIELD=VALUE ...]: an insider tells the coordinator this, besides what its engine
+/// says. Fields are numbers, names of enumerations, `peer2` for an id, and those of a struct within
+/// it after a dot; group, epoch and attempt are its own where they are not given, the rest zero.
+fn say(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const node = (try user_of(script, words)).node;
+    if (!node.is_insider) return script.fail("p{d} is no insider", .{node.index});
+    const text = try take_word(script, words);
+    const kind = std.meta.stringToEnum(std.meta.Tag(Message), text) orelse
+        return script.syntax(text);
+    var bytes: [4096]u8 = undefined;
+    switch (kind) {
+        inline else => |tag| {
+            var body = zero(@FieldType(Message, @tagName(tag)));
+            const group = node.users[0].group;
+            inline for (.{ "group", "epoch", "attempt" }) |name| {
+                if (@hasField(@TypeOf(body), name)) if (group) |g| {
+                    @field(body, name) = if (comptime std.mem.eql(u8, name, "group"))
+                        g.id orelse 0
+                    else
+                        @intCast(@field(session_layer.Group, name)(g));
+                };
+            }
+            while (words.next()) |word| {
+                const equals = std.mem.indexOfScalar(u8, word, '=') orelse
+                    return script.syntax(word);
+                try set_field(script, &body, word[0..equals], word[equals + 1 ..]);
+            }
+            const message = @unionInit(Message, @tagName(tag), body);
+            const encoded = wire.control.encode(message, &bytes) catch
+                return script.fail("it is too long", .{});
+            insider.say_besides(world, node, encoded) catch
+                return script.fail("p{d} has no coordinator", .{node.index});
+        },
+    }
+}
+
+/// All zero, and the first of enumerations.
+fn zero(comptime T: type) T {
+    switch (@typeInfo(T)) {
+        .int => return 0,
+        .bool => return false,
+        .@"enum" => |info| return @field(T, info.fields[0].name),
+        .array => |info| return @splat(zero(info.child)),
+        .@"struct" => |info| {
+            if (@hasDecl(T, "is_wire_bytes") or @hasDecl(T, "wire_item")) return .{};
+            var body: T = undefined;
+            inline for (info.fields) |field| @field(body, field.name) = zero(field.type);
+            return body;
+        },
+        else => comptime unreachable,
+    }
+}
+
+fn set_field(script: *Script, body: anytype, name: []const u8, text: []const u8) Error!void {
+    const dot = std.mem.indexOfScalar(u8, name, '.');
+    const first = name[0 .. dot orelse name.len];
+    inline for (@typeInfo(@TypeOf(body.*)).@"struct".fields) |field| {
+        if (std.mem.eql(u8, field.name, first)) {
+            const value = &@field(body, field.name);
+            if (dot) |at| {
+                const is_plain = @typeInfo(field.type) == .@"struct";
+                if (!is_plain) return script.syntax(name);
+                return set_field(script, value, name[at + 1 ..], text);
+            }
+            return set_value(script, field.type, value, text);
+        }
+    }
+    return script.syntax(name);
+}
+
+fn set_value(script: *Script, comptime T: type, value: *T, text: []const u8) Error!void {
+    if (T == base.PeerId) {
+        if (!std.mem.startsWith(u8, text, "peer")) return script.syntax(text);
+        value.* = (try node_of(script, text[4..])).id;
+        return;
+    }
+    switch (@typeInfo(T)) {
+        .int => value.* = std.fmt.parseInt(T, text, 0) catch return script.syntax(text),
+        .bool => value.* = std.mem.eql(u8, text, "true"),
+        .@"enum" => value.* = std.meta.stringToEnum(T, text) orelse return script.syntax(text),
+        else => return script.syntax(text),
+    }
+}
+
+/// stranger WORDS NODE [hangs_up|stays|reads_nothing] [times N]: so many connect to it and say this
+/// (stranger.zig). stranger gone: all hang up.
+fn strangers(script: *Script, words: *Words) Error!void {
+    const world = script.world;
+    const text = try take_word(script, words);
+    if (std.mem.eql(u8, text, "gone")) return stranger.hang_up(world);
+    const said = std.meta.stringToEnum(stranger.Words, text) orelse return script.syntax(text);
+    const node = try any_node_of(script, words);
+    var manner: stranger.Manner = .stays;
+    var times: u32 = 1;
+    while (words.next()) |word| {
+        if (std.mem.eql(u8, word, "times")) {
+            times = try number(script, words);
+        } else manner = std.meta.stringToEnum(stranger.Manner, word) orelse
+            return script.syntax(word);
+    }
+    const prng = world.faults.stream(.strangers);
+    for (0..times) |_| stranger.call_on(world, prng, node.index, said, manner);
+}
+
 /// sever PEER PEER [silently]: they cannot reach each other any more; lanes that they have are
 /// reset, or deliver nothing.
 fn sever(script: *Script, words: *Words) Error!void {
@@ -893,6 +1019,14 @@ fn holds(world: *const World, until: Until) bool {
 fn expect(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const what = try take_word(script, words);
+    if (std.mem.eql(u8, what, "memory")) {
+        const node = try any_node_of(script, words);
+        try expect_word(script, words, "below");
+        const most: usize = @as(usize, try number(script, words)) << 10;
+        const held = node.memory.peak_bytes;
+        if (held < most) return;
+        return script.fail("node {d} has held {d} KiB", .{ node.index, held >> 10 });
+    }
     const Number = enum { world, alive, epoch, attempt, joined, left };
     if (std.meta.stringToEnum(Number, what)) |kind| {
         var peers = try peer_list(script, words);

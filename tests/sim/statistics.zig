@@ -3,6 +3,8 @@
 
 const std = @import("std");
 const Class = @import("swarm.zig").Class;
+const Rule = @import("excused.zig").Rule;
+const Trick = @import("insider.zig").Trick;
 const Status = @import("protocol").Status;
 
 pub const Statistics = struct {
@@ -15,6 +17,11 @@ pub const Statistics = struct {
     virtual_ns: u64 = 0,
     /// How often each class of fault happened.
     faults: std.EnumArray(Class, u64) = .initFill(0),
+    /// What insiders did, and which promises were not asked for because of them.
+    tricks: std.EnumArray(Trick, u64) = .initFill(0),
+    excused: std.EnumArray(Rule, u64) = .initFill(0),
+    /// The most that a process has held.
+    peak_bytes: u64 = 0,
     /// Calls by what they returned.
     calls: std.EnumArray(Status, u64) = .initFill(0),
     /// Calls in doubt by what they turned out to be.
@@ -51,7 +58,9 @@ pub const Statistics = struct {
 
     pub fn add(into: *Statistics, from: *const Statistics) void {
         inline for (@typeInfo(Statistics).@"struct".fields) |field| {
-            if (field.type == u64) {
+            if (comptime std.mem.eql(u8, field.name, "peak_bytes")) {
+                into.peak_bytes = @max(into.peak_bytes, from.peak_bytes);
+            } else if (field.type == u64) {
                 @field(into, field.name) += @field(from, field.name);
             } else {
                 for (&@field(into, field.name).values, @field(from, field.name).values) |*a, b| {
@@ -120,7 +129,15 @@ pub const Statistics = struct {
         for (std.enums.values(Class)) |class| {
             out(" {t} {d}", .{ class, statistics.faults.get(class) });
         }
-        out("\n", .{});
+        out("\n  insiders:", .{});
+        for (std.enums.values(Trick)) |trick| {
+            out(" {t} {d}", .{ trick, statistics.tricks.get(trick) });
+        }
+        out("; not asked for:", .{});
+        for (std.enums.values(Rule)) |rule| {
+            out(" {t} {d}", .{ rule, statistics.excused.get(rule) });
+        }
+        out("\n  a process has held {d} KiB at most\n", .{statistics.peak_bytes / 1024});
     }
 };
 

@@ -48,6 +48,9 @@ pub const Class = enum {
     impatient_admit,
     strategy,
     scribble,
+    // Adversaries.
+    eavesdropper,
+    insider,
 };
 
 pub const class_count = std.enums.values(Class).len;
@@ -121,6 +124,8 @@ pub const small_max = 16;
 /// One seed in so many has 17 to 64 peers, and one in so many 3 to 8 groups.
 const large_one_in = 600;
 const groups_one_in = 40;
+/// One seed in so many has adversaries.
+const adversaries_one_in = 3;
 /// In one of so many, those who do not call are let go.
 const stall_one_in = 6;
 /// Peers that a world may start with.
@@ -215,7 +220,27 @@ pub const Config = struct {
         var groups = stream(seed, "groups");
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));
+        var adversaries = stream(seed, "adversaries");
+        if (adversaries.chance(adversaries_one_in)) config.draw_adversaries(&adversaries);
         return config;
+    }
+
+    /// Strangers, who harm nobody, come to every world; the others not to those in which nobody
+    /// may notice anything.
+    fn draw_adversaries(config: *Config, prng: *Prng) void {
+        config.levels.set(.strangers, .heavy);
+        if (config.only_cuts or config.only_resets) return;
+        for ([_]Class{ .eavesdropper, .insider }) |class| {
+            config.levels.set(class, switch (prng.below(6)) {
+                0...2 => .off,
+                3, 4 => .rare,
+                else => .heavy,
+            });
+        }
+    }
+
+    pub fn has_adversaries(config: *const Config) bool {
+        return config.has(.strangers) or config.has(.eavesdropper) or config.has(.insider);
     }
 
     /// Users that think for long are let go. In a calm world nobody does.
@@ -307,6 +332,7 @@ pub const Config = struct {
 
     fn draw_levels(config: *Config) void {
         for (std.enums.values(Class)) |class| {
+            if (class == .eavesdropper or class == .insider) continue; // draw_adversaries
             var prng = stream(config.seed, @tagName(class));
             const level: Level = switch (prng.below(20)) {
                 0...13 => .off,

@@ -7,63 +7,38 @@ const wire = @import("wire");
 const world_file = @import("world.zig");
 const World = world_file.World;
 const Connection = world_file.Connection;
+const Units = @import("units.zig").Units;
 
 pub const Tap = struct {
-    bytes: std.ArrayList(u8) = .empty,
-    greeted: bool = false,
-    lost: bool = false,
+    units: Units = .{},
 
     pub fn feed(tap: *Tap, world: *World, c: *const Connection, side: u1, bytes: []const u8) void {
-        if (tap.lost or c.ends[side].what == .stranger) return;
-        tap.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
-        while (tap.take(world, c, side)) |taken| {
-            const rest = tap.bytes.items[taken..];
-            std.mem.copyForwards(u8, tap.bytes.items[0..rest.len], rest);
-            tap.bytes.shrinkRetainingCapacity(rest.len);
-        }
+        if (c.ends[side].what == .stranger) return;
+        tap.units.feed(world.gpa, bytes);
+        while (tap.units.next(c.is_control, side)) |unit| switch (unit.kind) {
+            .hello, .answer, .noise => {},
+            .message => tell_message(world, c, side, unit.bytes),
+            .frame => tell_frame(world, c, side, unit.bytes),
+        };
     }
 
-    /// Length of what was read; null if it is not whole yet.
-    fn take(tap: *Tap, world: *World, c: *const Connection, side: u1) ?usize {
-        const rest = tap.bytes.items;
-        if (!tap.greeted) {
-            const hello = wire.hello;
-            const length: usize = if (side == 0) hello.hello_bytes else hello.answer_bytes;
-            if (rest.len < length) return null;
-            tap.greeted = true;
-            return length;
-        }
-        if (c.is_control) return tap.take_message(world, c, side);
-        if (rest.len < wire.frame.header_bytes) return null;
-        const header = wire.frame.decode(rest[0..wire.frame.header_bytes]) catch {
-            tap.lost = true;
-            return null;
-        };
-        const total = wire.frame.header_bytes + header.payload_bytes;
-        if (rest.len < total) return null;
-        if (header.kind == .ping) return total;
+    fn tell_frame(world: *World, c: *const Connection, side: u1, bytes: []const u8) void {
+        const header = wire.frame.decode(bytes[0..wire.frame.header_bytes]) catch unreachable;
+        if (header.kind == .ping) return;
         world.note("{d} -> {d} (c{d}): {t} e{d} a{d} tag {d}#{d} index {d} class {d} bytes {d}", .{
             c.ends[side].node, c.ends[1 - side].node, c.index,              header.kind,
             header.epoch,      header.attempt,        header.tag,           header.sequence,
             header.index,      header.class,          header.payload_bytes,
         });
-        return total;
     }
 
-    fn take_message(tap: *Tap, world: *World, c: *const Connection, side: u1) ?usize {
-        const rest = tap.bytes.items;
-        if (rest.len < wire.control.header_bytes) return null;
-        const length = wire.control.body_length(rest[0..wire.control.header_bytes]) catch {
-            tap.lost = true;
-            return null;
+    fn tell_message(world: *World, c: *const Connection, side: u1, bytes: []const u8) void {
+        const message = wire.control.decode(bytes) catch |err| {
+            return world.note("{d} -> {d}: no message: {t}", .{
+                c.ends[side].node, c.ends[1 - side].node, err,
+            });
         };
-        const total = wire.control.header_bytes + length;
-        if (rest.len < total) return null;
-        const message = wire.control.decode(rest[0..total]) catch {
-            tap.lost = true;
-            return null;
-        };
-        if (message == .heartbeat or message == .heartbeat_ack) return total;
+        if (message == .heartbeat or message == .heartbeat_ack) return;
         var text: [160]u8 = undefined;
         var writer: std.Io.Writer = .fixed(&text);
         describe(&message, &writer) catch {}; // cut
@@ -72,7 +47,6 @@ pub const Tap = struct {
             c.ends[1 - side].node,
             text[0..writer.end],
         });
-        return total;
     }
 };
 

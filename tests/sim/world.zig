@@ -14,15 +14,20 @@ const Borrowed = @import("borrowed.zig").Borrowed;
 const Checkers = @import("checkers.zig").Checkers;
 const Config = @import("swarm.zig").Config;
 const Disk = @import("disk.zig").Disk;
+const Insiders = @import("insider.zig").Insiders;
 const Memory = @import("memory.zig").Memory;
+const Mouth = @import("insider.zig").Mouth;
+const Overheard = @import("overheard.zig").Overheard;
 const Trace = @import("trace.zig").Trace;
 const Tap = @import("tap.zig").Tap;
 const Told = @import("told.zig").Told;
+const Units = @import("units.zig").Units;
 const calls = @import("calls.zig");
 const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const finder = @import("finder.zig");
 const fuzz = @import("fuzz.zig");
+const insider = @import("insider.zig");
 const network = @import("network.zig");
 const rules = @import("rules.zig");
 const swarm = @import("swarm.zig");
@@ -41,7 +46,10 @@ pub const ms = std.time.ns_per_ms;
 pub const NodeIndex = u16;
 pub const coordinator_index = 0;
 pub const run_id: base.RunId = @splat(0x5a);
-const node_bytes_max = 64 << 20;
+/// What a process may hold, whoever sends it what: in a small world six times what the busiest of
+/// thousands of them has ever held.
+const node_bytes_max = 16 << 20;
+const node_bytes_max_large = 64 << 20;
 
 /// One end of a connection.
 pub const Ref = struct { connection: u32, side: u1 };
@@ -81,12 +89,18 @@ pub const Connection = struct {
     taps: [2]Tap = .{ .{}, .{} },
     /// What the coordinator says on it.
     told: Told = .{},
+    /// What adversaries have heard of it, and what an insider says on it.
+    ears: [2]Units = .{ .{}, .{} },
+    mouths: [2]Mouth = .{ .{}, .{} },
 };
 
 pub const Node = struct {
     world: *World,
     index: NodeIndex,
     state: State = .absent,
+    /// Its process breaks the rules (insider.zig); one that had this place did.
+    is_insider: bool = false,
+    was_insider: bool = false,
     /// Processes that have had this place before.
     generation: u32 = 0,
     memory: Memory = undefined,
@@ -282,6 +296,9 @@ pub const World = struct {
     script_segment_max: u32 = 4096,
     /// Set in a fuzzed world: what is sent may be changed on its way (fuzz.zig).
     fuzz: ?*fuzz.Fuzz = null,
+    insiders: ?Insiders = null,
+    /// In a world with adversaries.
+    overheard: ?*Overheard = null,
     traps: std.ArrayList(Trap) = .empty,
     cuts: std.ArrayList(Cut) = .empty,
     /// Peers that cannot reach each other.
@@ -350,7 +367,12 @@ pub const World = struct {
             .prng_users = swarm.stream(config.seed, "users"),
             .faults = .init(&config),
             .disk = .{ .world = world, .prng = swarm.stream(config.seed, "disk") },
+            .insiders = .init(&config),
         };
+        if (config.has_adversaries()) {
+            world.overheard = options.arena.create(Overheard) catch @panic("out of memory");
+            world.overheard.?.* = .{};
+        }
         options.borrowed.reset();
         for (world.nodes, 0..) |*node, index| {
             node.* = .{ .world = world, .index = @intCast(index) };
@@ -379,7 +401,7 @@ pub const World = struct {
         const config = &world.config;
         const node = &world.nodes[coordinator_index];
         assert(node.state != .up);
-        node.memory = .init(world.backing, node_bytes_max);
+        node.memory = .init(world.backing, world.budget_bytes());
         node.state = .up;
         node.dying = false;
         node.dies = false;
@@ -436,7 +458,14 @@ pub const World = struct {
         if (back_after_ns) |ns| world.after(ns, .start_coordinator);
     }
 
+    fn budget_bytes(world: *const World) usize {
+        const is_small = world.config.processes_max() <= swarm.small_max and !world.scripted;
+        return if (is_small) node_bytes_max else node_bytes_max_large;
+    }
+
     fn check_memory(world: *World, node: *const Node) void {
+        const peak = &world.statistics.peak_bytes;
+        peak.* = @max(peak.*, node.memory.peak_bytes);
         if (node.memory.blocks != 0) world.checkers.fail(
             .leak,
             "node {d} ended and still holds {d} blocks, {d} bytes",
@@ -509,8 +538,13 @@ pub const World = struct {
         };
         world.trace.mix(world.now);
         world.trace.mix(@intFromEnum(event.what));
+        const index = event.what.node(world) orelse coordinator_index;
+        world.checkers.of_insider = index != nobody and world.nodes[index].is_insider;
         world.dispatch(event.what);
-        if (!world.scripted and world.phase == .safety) faults.maybe(world);
+        world.checkers.of_insider = false;
+        if (world.scripted) return true;
+        if (world.phase == .safety) faults.maybe(world);
+        if (world.phase == .healing) faults.strangers_go_on(world);
         return true;
     }
 
@@ -584,8 +618,11 @@ pub const World = struct {
         const high = if (world.scripted) @as(u64, node.index) << 48 else prng.next();
         node.id = .from_int(@as(u128, high) << 64 | generation | node.index);
         world.digits.put(world.gpa, node.id, node.digit()) catch @panic("out of memory");
-        node.memory = .init(world.backing, node_bytes_max);
+        node.memory = .init(world.backing, world.budget_bytes());
         node.state = .up;
+        const breaks_rules = if (world.insiders) |*all| all.has(node.index) else false;
+        node.is_insider = breaks_rules and world.phase == .safety;
+        node.was_insider = node.was_insider or node.is_insider;
         world.draw_clock(node);
         world.note("p{d} starts, id {s}", .{ node.index, node.id.short() });
         node.session = Session.create(node.memory.allocator(), .{
@@ -676,6 +713,12 @@ pub const World = struct {
         }
         if (node.state != .up) return;
         if (node.index != coordinator_index) users.observe(node) else world.observe_epochs();
+        // What changed bytes ask for, as a fuzzed coordinator's windows, may be refused.
+        if (node.memory.refused) world.checkers.lives(
+            .memory,
+            "node {d} holds {d} bytes and wants more than its budget",
+            .{ node.index, node.memory.bytes },
+        );
         world.plan_tick(node);
     }
 
@@ -1021,6 +1064,7 @@ pub const World = struct {
             const e = world.end(ref);
             e.woken = false;
             if (e.state != .open) continue;
+            if (node.is_insider) insider.drain(world, ref);
             switch (e.what) {
                 .lane => world.pump_lane(node, ref),
                 .control => world.pump_control(node, ref),
@@ -1096,16 +1140,32 @@ pub const World = struct {
         }
     }
 
-    fn push_bytes(world: *World, ref: Ref, bytes_given: []const u8) u32 {
+    fn push_bytes(world: *World, ref: Ref, bytes: []const u8) u32 {
+        const sender = world.end(ref).node;
+        if (sender != nobody and world.nodes[sender].is_insider) {
+            insider.say(world, ref, bytes);
+            return @intCast(bytes.len);
+        }
+        const taken = world.write(ref, if (world.fuzz) |f| f.change(bytes) else bytes);
         const connection = world.connections.items[ref.connection];
-        const bytes = if (world.fuzz) |f| f.change(bytes_given) else bytes_given;
+        switch (connection.ends[ref.side].what) {
+            .accepted => |heard_as| {
+                const to = connection.ends[1 - ref.side].node;
+                connection.told.hear(world, to, heard_as, bytes[0..taken]);
+            },
+            else => {},
+        }
+        return taken;
+    }
+
+    /// As much as there is room for leaves this end.
+    pub fn write(world: *World, ref: Ref, bytes: []const u8) u32 {
+        const connection = world.connections.items[ref.connection];
         const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
         if (world.trace.text != .off) {
             connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);
         }
-        if (connection.ends[ref.side].what == .accepted) {
-            connection.told.hear(world, connection.ends[1 - ref.side].node, bytes_given[0..taken]);
-        }
+        if (world.overheard) |o| o.listen(world, connection, ref.side, bytes[0..taken]);
         return taken;
     }
 

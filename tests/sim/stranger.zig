@@ -1,0 +1,220 @@
+//! Stranger: who is no peer of this run, and what it does. Class `strangers` connects and talks,
+//! which must cost nobody anything: not even a call, for which worlds of nothing else are calm.
+//! Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays what
+//! was recorded again. What it never does, because keys alone could prevent it: excused.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const faults = @import("faults.zig");
+const users = @import("users.zig");
+const world_file = @import("world.zig");
+const Connection = world_file.Connection;
+const NodeIndex = world_file.NodeIndex;
+const Prng = base.Prng;
+const World = world_file.World;
+const nobody = world_file.nobody;
+
+const words_max = 4096;
+/// Longest address that a newcomer may have.
+const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
+
+/// What one says that has the run id, or not.
+pub const Words = enum {
+    noise,
+    /// The first words of a hello, then noise.
+    magic,
+    /// A part of a hello, and no more.
+    half,
+    /// A hello of another run.
+    foreign,
+    /// Asks for the status, perhaps many times.
+    status,
+    /// As a peer of an id that nobody knows, then noise.
+    control,
+    /// A lane under an id that nobody knows, then frames that others have sent.
+    lane,
+    nothing,
+    /// As a newcomer with a long address, which then does nothing. Only transcripts do this: it has
+    /// the token, and may make others wait.
+    join,
+};
+
+/// What strangers say who harm nobody.
+const drawn = [_]Words{ .noise, .magic, .half, .foreign, .status, .control, .lane, .nothing };
+
+pub const Manner = enum { drawn, hangs_up, stays, reads_nothing };
+
+/// Somebody connects and talks.
+pub fn strike(world: *World, prng: *Prng) void {
+    const somebody = if (prng.chance(2)) null else faults.pick_peer(world, prng);
+    const to: NodeIndex = if (somebody) |node| node.index else world_file.coordinator_index;
+    call_on(world, prng, to, drawn[prng.below(drawn.len)], .drawn);
+}
+
+/// A stranger connects to a node, says these words, and then hangs up, stays, or stops reading.
+pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: Manner) void {
+    var bytes: [words_max]u8 = undefined;
+    world.note("a stranger calls on {d}: {t}", .{ to, words });
+    connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+}
+
+/// They are gone, all at once.
+pub fn hang_up(world: *World) void {
+    for (world.connections.items) |connection| {
+        const here = &connection.ends[0];
+        if (here.what != .stranger or here.state == .closed) continue;
+        here.state = .closed;
+        world.finish_pipe(.{ .connection = connection.index, .side = 0 });
+    }
+}
+
+fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
+    const connection = world.connect(nobody, to, to == world_file.coordinator_index);
+    connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
+    _ = connection.pipes[0].write(world.now, &world.prng_network, bytes);
+    world.after(connection.pipes[0].shape.delay_ns, .{ .accepted = connection.index });
+    const drawn_manners = [_]Manner{ .hangs_up, .hangs_up, .stays, .reads_nothing };
+    switch (if (manner == .drawn) drawn_manners[prng.below(drawn_manners.len)] else manner) {
+        .drawn => unreachable,
+        .hangs_up => world.finish_pipe(.{ .connection = connection.index, .side = 0 }),
+        .stays => {},
+        // What it is told stays where it is.
+        .reads_nothing => connection.pipes[1].stalled_until = base.never,
+    }
+}
+
+fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_max]u8) []u8 {
+    const noise_bytes = prng.below(300);
+    for (bytes[0 .. wire.hello.hello_bytes + noise_bytes]) |*byte| byte.* = @truncate(prng.next());
+    var hello: wire.hello.Hello = .{
+        .purpose = .lane,
+        .lane = @truncate(prng.below(4)),
+        .run_id = world_file.run_id,
+        .from = .from_int(@as(u128, prng.next()) << 64 | 1 << 63),
+        .to = world.nodes[to].id,
+        .instance = prng.next(),
+    };
+    const hello_bytes = wire.hello.hello_bytes;
+    const rest = bytes[hello_bytes..];
+    switch (words) {
+        .nothing => return bytes[0..0],
+        .noise => return bytes[0..noise_bytes],
+        .magic, .half => {
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            return bytes[0..if (words == .half) prng.below(hello_bytes) else 8 + noise_bytes];
+        },
+        .foreign => {
+            hello.run_id[prng.below(16)] +%= 1;
+            if (to == world_file.coordinator_index) hello.purpose = .control;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            return bytes[0 .. hello_bytes + noise_bytes];
+        },
+        .status => {
+            hello.purpose = .status;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            const ask: wire.control.Message = .{ .status_request = .{} };
+            const request = wire.control.encode(ask, rest) catch unreachable;
+            const times = if (prng.chance(2)) 1 else prng.between(2, 40);
+            for (1..times) |time| @memcpy(rest[time * request.len ..][0..request.len], request);
+            return bytes[0 .. hello_bytes + times * request.len];
+        },
+        .control => {
+            hello.purpose = .control;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            return bytes[0 .. hello_bytes + noise_bytes];
+        },
+        .lane => {
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            var length: usize = hello_bytes;
+            for (0..prng.below(8)) |_| {
+                const heard = world.overheard orelse break;
+                const frame = heard.frames.pick(prng) orelse break;
+                if (length + frame.len > bytes.len) break;
+                @memcpy(bytes[length..][0..frame.len], frame);
+                length += frame.len;
+            }
+            return bytes[0..length];
+        },
+        .join => {
+            hello.purpose = .control;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            var length: usize = hello_bytes;
+            for ([_]wire.control.Message{ .{ .join = .{
+                .name = .of(users.group_names[0]),
+                .address = .of(long_address),
+                .initial_world_size = 0,
+                .round = 0,
+                .stop_round = 0,
+                .address_key = @splat(0),
+            } }, .{ .join_end = .{} } }) |message| {
+                length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
+            }
+            return bytes[0..length];
+        },
+    }
+}
+
+/// Whoever reads along, and can cut. False if there was nothing to do it to.
+pub fn eavesdrop(world: *World, prng: *Prng) bool {
+    switch (prng.below(3)) {
+        0 => return cut(world, prng),
+        1 => return replay(world, prng),
+        else => return splice(world, prng),
+    }
+}
+
+/// A connection ends while a message or a frame is half there.
+fn cut(world: *World, prng: *Prng) bool {
+    const all = world.connections.items;
+    const first = prng.below(@max(1, all.len));
+    for (0..all.len) |offset| {
+        const connection = all[(first + offset) % all.len];
+        if (connection.ends[0].state != .open or connection.ends[1].state != .open) continue;
+        if (connection.ends[0].node == nobody) continue;
+        const inside = for (&connection.ears) |*ear| {
+            if (ear.unfinished() > 0) break true;
+        } else for (&connection.pipes) |*pipe| {
+            if (pipe.length > 0) break true;
+        } else false;
+        if (!inside) continue;
+        world.note("an eavesdropper cuts connection {d}", .{connection.index});
+        world.reset(connection);
+        return true;
+    }
+    return false;
+}
+
+/// The beginning of a connection of somebody else is sent again, hello and all.
+fn replay(world: *World, prng: *Prng) bool {
+    const heard = world.overheard orelse return false;
+    const recording = heard.pick_recording(prng, prng.chance(2)) orelse return false;
+    if (recording.to == nobody or world.nodes[recording.to].state != .up) return false;
+    const bytes = recording.slice();
+    world.note("connection {d} is played again", .{recording.connection});
+    connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
+    return true;
+}
+
+/// What two peers have sent to one node, one behind the other, under an id that nobody knows.
+fn splice(world: *World, prng: *Prng) bool {
+    const heard = world.overheard orelse return false;
+    const one = heard.pick_recording(prng, false) orelse return false;
+    const other = heard.pick_recording(prng, prng.chance(4)) orelse return false;
+    if (one.to == nobody or world.nodes[one.to].state != .up) return false;
+    var bytes: [wire.hello.hello_bytes + 2 * 2048]u8 = undefined;
+    bytes[0..wire.hello.hello_bytes].* = wire.hello.encode(.{
+        .purpose = .lane,
+        .run_id = world_file.run_id,
+        .from = .from_int(@as(u128, prng.below(100)) << 64 | 1 << 63),
+        .to = world.nodes[one.to].id,
+    });
+    var length: usize = wire.hello.hello_bytes;
+    for ([_][]const u8{ one.tail(prng), other.tail(prng) }) |tail| {
+        @memcpy(bytes[length..][0..tail.len], tail);
+        length += tail.len;
+    }
+    world.note("connections {d} and {d} are spliced", .{ one.connection, other.connection });
+    connect(world, prng, one.to, bytes[0..length], .drawn);
+    return true;
+}
