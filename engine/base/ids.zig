@@ -6,6 +6,11 @@ const assert = std.debug.assert;
 
 pub const RunId = [16]u8;
 
+/// Enough of a run id to tell runs apart, and too little to join: what errors and tables show.
+pub fn short_run(id: *const RunId) [8]u8 {
+    return std.fmt.bytesToHex(id[0..4].*, .lower);
+}
+
 /// A peer is a process in the run; the id is drawn at random when it connects.
 pub const PeerId = struct {
     bytes: [16]u8,

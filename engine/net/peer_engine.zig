@@ -19,6 +19,7 @@ const log = @import("log.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
 const reach = @import("reach.zig");
+const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const Fault = @import("fault.zig").Fault;
@@ -132,6 +133,7 @@ pub const PeerEngine = struct {
             .run_id = options.run_id,
             .seed = random.seed(),
             .host = .{ .ctx = engine, .vtable = &host },
+            .secrets = secret.allocator,
         });
         errdefer engine.session.destroy();
         const room = &engine.coordinator_storage;

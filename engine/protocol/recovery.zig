@@ -57,9 +57,10 @@ pub fn tend(c: *Coordinator, now: base.Instant) void {
 }
 
 fn replace(c: *Coordinator) !void {
+    const gpa = c.options.secrets orelse c.gpa; // it has run id and key
     var image: journal.Image = .{};
-    defer image.deinit(c.gpa);
-    try write_all(c, &image);
+    defer image.deinit(gpa);
+    try write_all(c, gpa, &image);
     try c.options.journal.?.replace(image.bytes());
     c.journal_bytes = 0;
 }
@@ -75,8 +76,7 @@ fn failed(c: *Coordinator, now: base.Instant) void {
     });
 }
 
-fn write_all(c: *Coordinator, image: *journal.Image) !void {
-    const gpa = c.gpa;
+fn write_all(c: *Coordinator, gpa: std.mem.Allocator, image: *journal.Image) !void {
     const options = &c.options;
     try image.begin_file(gpa);
     try image.add(gpa, .{ .settings = .{
