@@ -218,7 +218,7 @@ class Attacker:
     def zero_windows(self) -> None:
         """Peers that beat as fast as they may, and read nothing."""
         beats = b"".join(heartbeat(number) for number in range(256))
-        held = []
+        held: list[socket.socket] = []
         with contextlib.ExitStack() as stack:
             while self.wants_more():
                 for to in list(held):
