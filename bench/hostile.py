@@ -2,16 +2,19 @@
 
 Three peers reduce 1 MiB of f32 in a loop (recovery_world.py), and harness/attacker.py does one
 thing after another to them. Windows with and without the attack take turns, so that what else the
-machine does is in both. Attackers are nice to the run: they take what it leaves of the cores, since
-a real one has a machine of its own.
+machine does is in both.
 
     throughput_ratio    calls that were completed in a window under attack, over those in the window
-                        before it; the median of all pairs, and _min the least. Of a stranger's
-                        attack the window begins with its first blow, of somebody's who has the
-                        token ten seconds later
+                        before it; the median of all pairs, and _min the least. Somebody who has the
+                        token attacks for ten seconds before the window begins
     newcomer_seconds    from connect until somebody honest is in, under attack; the median, and _max
     connections_per_second, of all attackers
     grown_bytes         the coordinator's peak under attack, over what it held before
+
+Attackers and run share the cores here, and a real attacker has a machine of its own. So the window
+before a stranger's attack has the same attackers, at the same rate (1,000 connections a second,
+nice 19), which attack a bystander: what is left between the two is what the run itself has to do
+with it. `undisturbed_ratio` is over a window without any attackers.
 
 Wanted: at least 0.9 under attack of a stranger, 0.5 of somebody who has the token, and newcomers in
 within five seconds. A peer that is lost ends the benchmark with an error.
@@ -23,8 +26,9 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +50,8 @@ INSIDERS += ["zero_windows", "newcomers", "never_ready"]
 CASES = STRANGERS + INSIDERS
 # That many at once, and then they go.
 CONNECTIONS = {"newcomers": 490}
+STRANGERS_AT_ONCE = 2
+STRANGER_CONNECTIONS_PER_SECOND = 1000
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,9 @@ class Measured:
     """What one case came to."""
 
     case: str
-    before: list[float] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)  # with a bystander attacked, of strangers
     under: list[float] = field(default_factory=list)
+    undisturbed: list[float] = field(default_factory=list)
     newcomers: list[float] = field(default_factory=list)
     connections: list[float] = field(default_factory=list)
     grown_bytes: int = 0
@@ -77,9 +84,14 @@ class Measured:
     def rows(self) -> Iterator[Row]:
         """As everywhere in this folder."""
         calls = statistics.median(self.under), statistics.median(self.before)
-        yield Row(BENCH, self.case, "calls_per_second", calls[0], "1/s", "undisturbed", calls[1])
+        baseline = "bystander" if self.case in STRANGERS else "undisturbed"
+        yield Row(BENCH, self.case, "calls_per_second", calls[0], "1/s", baseline, calls[1])
         yield Row(BENCH, self.case, "throughput_ratio", statistics.median(self.ratios), "")
         yield Row(BENCH, self.case, "throughput_ratio_min", min(self.ratios), "")
+        if self.undisturbed:
+            pairs = zip(self.undisturbed, self.under, strict=True)
+            ratio = statistics.median(after / before for before, after in pairs)
+            yield Row(BENCH, self.case, "undisturbed_ratio", ratio, "")
         if self.newcomers:
             seconds = statistics.median(self.newcomers), max(self.newcomers)
             yield Row(BENCH, self.case, "newcomer_seconds", seconds[0], "s")
@@ -115,18 +127,29 @@ class Bench:
         members = status["groups"][0]["epochs"][-1]["members"]
         coordinator = int(parsed.address.rpartition(":")[2])
         peers = [int(member["address"].rpartition(":")[2]) for member in members]
+        to: dict[str, Any] = {"ports": [coordinator, *(peers if attack in STRANGERS else [])]}
         if attack == "lanes":  # to the one with the smallest id, which others dial
             meant = min(range(len(members)), key=lambda place: str(members[place]["peer_id"]))
             to = {"ports": [peers[meant]], "meant": members[meant]["peer_id"]}
-        else:
-            to = {"ports": [coordinator, *(peers if attack in STRANGERS else [])]}
         if attack in INSIDERS:
-            to["run_id"] = parsed.run_id.hex()
-        count = 2 if attack in STRANGERS else 1
-        connections = CONNECTIONS.get(attack, 0)
-        return [
-            Job(attack, seed=seed, nice=19, connections=connections, **to) for seed in range(count)
-        ]
+            run_id = parsed.run_id.hex()
+            count = CONNECTIONS.get(attack, 0)
+            return [Job(attack, run_id=run_id, nice=19, connections=count, **to)]
+        rate = STRANGER_CONNECTIONS_PER_SECOND // STRANGERS_AT_ONCE
+        seeds = range(STRANGERS_AT_ONCE)
+        return [Job(attack, seed=seed, nice=19, rate=rate, **to) for seed in seeds]
+
+    def _before(self, jobs: list[Job], measured: Measured) -> None:
+        """The windows that one under attack is compared with."""
+        calls = self._calls_per_second()
+        if measured.case in INSIDERS:
+            measured.before.append(calls)
+            return
+        measured.undisturbed.append(calls)
+        with Attackers([Job("bystander", [0], nice=19)]) as bystander:
+            port = bystander.said[0]["port"]
+            with Attackers([replace(job, ports=[port]) for job in jobs]):
+                measured.before.append(self._calls_per_second())
 
     def measure(self, attack: str) -> Measured:
         """One case."""
@@ -136,7 +159,7 @@ class Bench:
             jobs = self._jobs(attack)
             held = _memory_bytes(self._world.coordinator.pid, "VmRSS")
             Path(f"/proc/{self._world.coordinator.pid}/clear_refs").write_text("5")
-            measured.before.append(self._calls_per_second())
+            self._before(jobs, measured)
             began = time.monotonic()
             with Attackers(jobs) as attackers:
                 if attack in INSIDERS:
@@ -185,8 +208,8 @@ def run(cases: list[str], *, quick: bool, as_json: bool, out: Path) -> list[Row]
 def table(everything: list[Measured]) -> Table:
     """For people: a line for each attack."""
     made = Table(title=f"{PEERS} peers under attack, all_reduce of {SIZE // MIB} MiB")
-    headings = ("attack", "connections/s", "calls/s before", "under it", "ratio", "newcomer s")
-    for heading in (*headings, "coordinator MiB"):
+    headings = ("attack", "blows/s", "calls/s before", "under it", "ratio", "newcomer s", "MiB")
+    for heading in headings:
         made.add_column(heading, justify="left" if heading == "attack" else "right", no_wrap=True)
     for one in everything:
         made.add_row(

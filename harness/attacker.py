@@ -34,6 +34,7 @@ JOIN, JOIN_END, HEARTBEAT = 1, 5, 7
 STATUS_REQUEST = 21
 WELCOMED_BYTES = 32 + 8 + 29  # the answer to a hello, and what `welcome` says
 WAIT_SECONDS_MAX = 60.0
+BYSTANDER_PLACES = 64  # as a coordinator has for strangers
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -75,6 +76,7 @@ class Job:
     run_id: str = "00" * 16
     seed: int = 0
     connections: int = 0  # 0: no end of its own
+    rate: int = 0  # connections in a second, at most; 0: as fast as it can
     nice: int = 0  # as nice(1): what is left of the cores is enough for it
     group: str = "default"
     meant: str = "00" * 16  # the peer that lanes are for
@@ -98,6 +100,7 @@ class Attacker:
         self.connections = self.answered = self.received = 0
         self.over = threading.Event()
         self._ports = job.ports
+        self._began = time.monotonic()
 
     def wants_more(self) -> bool:
         """Nobody has ended it, and it has not done all of its job."""
@@ -111,6 +114,9 @@ class Attacker:
     def connect(self, *, receive_bytes: int = 0) -> socket.socket | None:
         """The next connection, one port after the other. None if it is refused, as while a
         coordinator is away."""
+        if self.job.rate:
+            due = self._began + self.connections / self.job.rate
+            self.over.wait(max(0.0, due - time.monotonic()))
         port = self._ports[self.connections % len(self._ports)]
         to = socket.socket()
         try:
@@ -289,6 +295,36 @@ class Attacker:
             self.received += heard
             self.answered += heard > WELCOMED_BYTES
 
+    # ---- nobody's enemy
+
+    def bystander(self) -> None:
+        """Is attacked itself: listens at the first port, which it says, keeps 64 connections, and
+        hangs up on whoever says something. What attackers cost a machine when they attack this is
+        what they cost it anyway."""
+        selector = selectors.DefaultSelector()
+        held: dict[socket.socket, None] = {}  # in the order in which they came
+        with socket.create_server(("127.0.0.1", self._ports[0]), backlog=128) as listener:
+            print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ)
+            while not self.over.is_set():
+                for key, _ in selector.select(0.1):
+                    if key.fileobj is listener:
+                        with contextlib.suppress(BlockingIOError):
+                            came, _ = listener.accept()
+                            selector.register(came, selectors.EVENT_READ)
+                            held[came] = None
+                            self.connections += 1
+                        leaves = next(iter(held)) if len(held) > BYSTANDER_PLACES else None
+                    else:
+                        leaves = key.fileobj
+                    if isinstance(leaves, socket.socket) and leaves in held:
+                        selector.unregister(leaves)
+                        del held[leaves]
+                        leaves.close()
+        for left in held:
+            left.close()
+
     # ---- many at once
 
     def hold(
@@ -352,7 +388,7 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
     for name in (
         *("garbage", "resets", "slow", "silent", "holds"),
         *("statuses", "questions", "joins_nothing", "half_open", "zero_windows"),
-        *("lanes", "groups", "newcomers", "never_ready"),
+        *("lanes", "groups", "newcomers", "never_ready", "bystander"),
     )
 }
 
@@ -360,10 +396,11 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
 class Attackers:
     """The other side: processes that attack until this ends. `told` is what they have done, then.
 
-    They have begun when it is entered. Raises RuntimeError if one of them cannot.
+    They have begun when it is entered; `said` is how. Raises RuntimeError if one of them cannot.
     """
 
     def __init__(self, jobs: Iterable[Job]) -> None:
+        self.said: list[dict[str, int]] = []
         self.told: list[dict[str, int]] = []
         self._lines: list[queue.Queue[str | None]] = []
         self._children: list[Child] = []
@@ -379,6 +416,7 @@ class Attackers:
             self._children.append(child)
 
     def _next(self, place: int) -> dict[str, int]:
+        """What one of them says."""
         line = self._lines[place].get(timeout=WAIT_SECONDS_MAX)
         if line is None:
             raise RuntimeError(f"an attacker ended: {self._children[place].errors}")
@@ -388,7 +426,7 @@ class Attackers:
     def __enter__(self) -> Self:
         try:
             for place in range(len(self._children)):
-                self._next(place)
+                self.said.append(self._next(place))
         except BaseException:
             self._end()
             raise

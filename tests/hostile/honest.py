@@ -12,6 +12,7 @@ import ctypes
 import os
 import queue
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -22,12 +23,15 @@ from typing import Any, Self
 from peers import Peer
 
 import pccl_py as pccl
-from harness.attacker import Job
+from harness.attacker import Attackers, Job
 from harness.child import Child
 
 COUNT = 3_001
 WAIT_SECONDS_MAX = 60.0
 KIB, MIB = 1 << 10, 1 << 20
+PEAK_BYTES_MAX = 64 * MIB
+# A socket that was accepted and is not yet looked at, a file that is being written.
+SPARE_DESCRIPTORS = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,12 @@ def bytes_acknowledged(pid: int) -> int:
             number = system.syscall(pidfd_getfd, process, int(name), 0)
             if number < 0:
                 continue  # it was closed meanwhile
-            with contextlib.suppress(OSError), socket.socket(fileno=number) as found:
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+                continue
+            with socket.socket(fileno=number) as found:
+                if found.family == socket.AF_UNIX:
+                    continue
                 info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 sent += int.from_bytes(info[acknowledged_at : acknowledged_at + 8], "little")
     finally:
@@ -221,6 +230,33 @@ class Run:
             if now.resident_bytes > then.resident_bytes + kept_bytes:
                 return f"{name} keeps {(now.resident_bytes - then.resident_bytes) / MIB:.1f} MiB"
         return ""
+
+    def strike(
+        self, jobs: list[Job], *, descriptors: int, peak_bytes: int = PEAK_BYTES_MAX
+    ) -> float:
+        """All of it, while the run goes on and somebody joins, and joins again. How many seconds
+        the slowest newcomer took."""
+        seconds = 0.0
+        limited = any(job.connections for job in jobs)
+        with self.bounded(descriptors=descriptors + SPARE_DESCRIPTORS, peak_bytes=peak_bytes):
+            with Attackers(jobs) as attackers:
+                newcomers = 0
+                while newcomers < 2 or (limited and attackers.at_work):
+                    seconds = max(seconds, self.newcomer())
+                    newcomers += 1
+                    self.go_on(20)
+            for job, told in zip(jobs, attackers.told, strict=True):
+                assert told["connections"] >= job.connections, told
+        self.go_on()
+        assert self.is_whole()
+        return seconds
+
+    def is_whole(self) -> bool:
+        """All founders are members of its epoch, and nobody else is."""
+        status = pccl.run_status(self.token, timeout=WAIT_SECONDS_MAX)
+        (group,) = [group for group in status["groups"] if group["name"] == "default"]
+        members = group["epochs"][-1]["members"]
+        return len(members) == len(self.founders) and all(one["alive"] for one in members)
 
     def judge(self) -> None:
         """Nobody has ended; all sums of all rounds are right, and all founders are in them."""

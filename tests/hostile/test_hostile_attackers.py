@@ -14,15 +14,12 @@ from dataclasses import replace
 import pytest
 from honest import MIB, Run
 
-import pccl_py as pccl
 from harness.attacker import Attackers, Job
 
 FOUNDERS = 3
 # engine/base/limits.zig
 STRANGERS_MAX = 64
 PEERS_MAX = 512
-# A socket that was accepted and is not yet looked at, a file that is being written.
-SPARE_DESCRIPTORS = 8
 NEWCOMER_SECONDS_MAX = 5
 
 STRANGERS = ("garbage", "resets", "slow", "silent", "holds")
@@ -47,35 +44,11 @@ def jobs_of(run: Run, attack: str, *, processes: int = 1, connections: int = 0) 
     return [replace(job, ports=ports, seed=seed) for seed in range(processes)]
 
 
-def all_founders_are_members(run: Run) -> bool:
-    status = pccl.run_status(run.token, timeout=60)
-    (group,) = [group for group in status["groups"] if group["name"] == "default"]
-    members = group["epochs"][-1]["members"]
-    return len(members) == FOUNDERS and all(member["alive"] for member in members)
-
-
-def strike(run: Run, jobs: list[Job], *, descriptors: int) -> float:
-    """All of it, while the run goes on and somebody joins. How long the slowest newcomer took."""
-    seconds = 0.0
-    with run.bounded(descriptors=descriptors + SPARE_DESCRIPTORS, peak_bytes=64 * MIB):
-        with Attackers(jobs) as attackers:
-            newcomers = 0
-            while newcomers < 2 or (attackers.at_work and any(job.connections for job in jobs)):
-                seconds = max(seconds, run.newcomer())
-                newcomers += 1
-                run.go_on(20)
-        for job, told in zip(jobs, attackers.told, strict=True):
-            assert told["connections"] >= job.connections, told
-    run.go_on()
-    assert all_founders_are_members(run)
-    return seconds
-
-
 @pytest.mark.parametrize("attack", STRANGERS)
 def test_two_strangers_stop_nobody(run: Run, attack: str) -> None:
     """What the attack is: connect and reset, connect and hold, say a byte now and then …"""
     jobs = jobs_of(run, attack, processes=2, connections=1_000 if attack == "garbage" else 0)
-    strike(run, jobs, descriptors=STRANGERS_MAX)
+    run.strike(jobs, descriptors=STRANGERS_MAX)
 
 
 @pytest.mark.parametrize("attack", ["questions", "joins_nothing", "groups"])
@@ -84,7 +57,7 @@ def test_somebody_with_the_token_who_joins_no_group_of_the_run_stops_nobody(
 ) -> None:
     """Asks for the status without end; beats and joins nothing; joins a thousand other groups."""
     jobs = jobs_of(run, attack, connections=1_000 if attack == "groups" else 0)
-    strike(run, jobs, descriptors=PEERS_MAX)
+    run.strike(jobs, descriptors=PEERS_MAX)
 
 
 def test_those_who_say_no_more_are_hung_up_on(run: Run) -> None:
@@ -99,7 +72,7 @@ def test_those_who_say_no_more_are_hung_up_on(run: Run) -> None:
             while attackers.at_work:
                 run.go_on(1)
         assert [told["answered"] for told in attackers.told] == [80, 100]
-    assert all_founders_are_members(run)
+    assert run.is_whole()
 
 
 @pytest.mark.parametrize("attack", ["resets", "slow"])
@@ -113,7 +86,7 @@ def test_a_coordinator_is_killed_and_comes_back_in_the_midst_of_an_attack(
         run.go_on()
         run.newcomer()
     run.go_on()
-    assert all_founders_are_members(run)
+    assert run.is_whole()
 
 
 # ---- all of it
@@ -128,7 +101,7 @@ def test_ten_thousand_of_them_and_newcomers_are_in_within_five_seconds(
     counted = attack in ("garbage", "resets", "slow", "questions", "groups")
     jobs = jobs_of(run, attack, processes=processes, connections=10_000 if counted else 0)
     descriptors = PEERS_MAX if attack in INSIDERS else STRANGERS_MAX
-    assert strike(run, jobs, descriptors=descriptors) < NEWCOMER_SECONDS_MAX
+    assert run.strike(jobs, descriptors=descriptors) < NEWCOMER_SECONDS_MAX
 
 
 @pytest.mark.long
@@ -141,4 +114,4 @@ def test_whatever_the_attack_a_coordinator_may_be_killed_in_it(run: Run, attack:
         run.go_on()
         run.newcomer()
     run.go_on()
-    assert all_founders_are_members(run)
+    assert run.is_whole()
