@@ -207,8 +207,8 @@ def run(cases: list[str], *, quick: bool, as_json: bool, out: Path) -> list[Row]
 
 def table(everything: list[Measured]) -> Table:
     """For people: a line for each attack."""
-    made = Table(title=f"{PEERS} peers under attack, all_reduce of {SIZE // MIB} MiB")
-    headings = ("attack", "blows/s", "calls/s before", "under it", "ratio", "newcomer s", "MiB")
+    made = Table(title=f"{PEERS} peers, all_reduce of {SIZE // MIB} MiB, calls a second")
+    headings = ("attack", "blows/s", "before", "under it", "ratio", "newcomer s", "MiB")
     for heading in headings:
         made.add_column(heading, justify="left" if heading == "attack" else "right", no_wrap=True)
     for one in everything:
