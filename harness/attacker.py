@@ -309,6 +309,7 @@ class Attacker:
             selector.register(listener, selectors.EVENT_READ)
             while not self.over.is_set():
                 for key, _ in selector.select(0.1):
+                    leaves: object
                     if key.fileobj is listener:
                         with contextlib.suppress(BlockingIOError):
                             came, _ = listener.accept()

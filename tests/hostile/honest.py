@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -205,15 +205,20 @@ class Run:
     @contextlib.contextmanager
     def bounded(
         self, *, descriptors: int, peak_bytes: int, kept_bytes: int = 16 * MIB
-    ) -> Iterator[None]:
+    ) -> Iterator[Callable[[], None]]:
         """Nobody holds more than this beyond what it held before; afterwards all of it comes back,
-        but for `kept_bytes`, which allocators and logs of the loops may keep."""
+        but for `kept_bytes`, which allocators and logs of the loops may keep. Gives what counts the
+        descriptors, to be called while the attack goes on; peaks of memory the kernel keeps."""
         before = self.held()
         self.forget_peaks()
-        yield
+
+        def count() -> None:
+            for name, now in self.held().items():
+                more = now.descriptors - before[name].descriptors
+                assert more <= descriptors, f"{name} has {more} descriptors more"
+
+        yield count
         for name, now in self.held().items():
-            more = now.descriptors - before[name].descriptors
-            assert more <= descriptors, f"{name} has {more} descriptors more"
             grown = now.peak_bytes - before[name].resident_bytes
             assert grown <= peak_bytes, f"{name} has grown by {grown / MIB:.1f} MiB"
         deadline = time.monotonic() + WAIT_SECONDS_MAX
@@ -238,13 +243,15 @@ class Run:
         the slowest newcomer took."""
         seconds = 0.0
         limited = any(job.connections for job in jobs)
-        with self.bounded(descriptors=descriptors + SPARE_DESCRIPTORS, peak_bytes=peak_bytes):
+        budget = descriptors + SPARE_DESCRIPTORS
+        with self.bounded(descriptors=budget, peak_bytes=peak_bytes) as count:
             with Attackers(jobs) as attackers:
                 newcomers = 0
                 while newcomers < 2 or (limited and attackers.at_work):
                     seconds = max(seconds, self.newcomer())
                     newcomers += 1
                     self.go_on(20)
+                    count()
             for job, told in zip(jobs, attackers.told, strict=True):
                 assert told["connections"] >= job.connections, told
         self.go_on()

@@ -67,10 +67,12 @@ def test_those_who_say_no_more_are_hung_up_on(run: Run) -> None:
         *jobs_of(run, "silent", connections=80),
         *jobs_of(run, "half_open", connections=100),
     ]
-    with run.bounded(descriptors=STRANGERS_MAX + PEERS_MAX, peak_bytes=64 * MIB):
+    budget = STRANGERS_MAX + PEERS_MAX
+    with run.bounded(descriptors=budget, peak_bytes=64 * MIB) as count:
         with Attackers(jobs) as attackers:
             while attackers.at_work:
                 run.go_on(1)
+                count()
         assert [told["answered"] for told in attackers.told] == [80, 100]
     assert run.is_whole()
 
