@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import accuracy, common, coordinator, kernels, loopback, recovery, state_hash
+from bench import accuracy, common, coordinator, hostile, kernels, loopback, recovery, state_hash
 from bench.loopback_libraries import COLLECTIVES
 
 app = typer.Typer(
@@ -160,6 +160,29 @@ def recovery_command(
     cases = case or list(recovery.CASES)
     size = mib * common.MIB
     recovery.run(cases, size=size, tries=tries, silence=silence, as_json=as_json, out=out)
+
+
+@app.command(name="hostile")
+def hostile_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May be given again.  [{', '.join(hostile.CASES)}]"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for hostile.jsonl.")] = Path("bench_out"),
+) -> None:
+    """What strangers, and those who have the token, cost peers that go on working."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("peak memory is read the way of Linux; run it there")
+    unknown = set(attack or ()) - set(hostile.CASES)
+    if unknown:
+        known = ", ".join(hostile.CASES)
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
+    pccl_py.exit_on_sigterm()
+    hostile.run(attack or hostile.CASES, quick=quick, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

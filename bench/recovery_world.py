@@ -68,6 +68,11 @@ class Process:
             self._over = True
             self._news.notify_all()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._child.pid
+
     def heard(self, line: str) -> None:
         """A line, under the lock of `until`."""
         self.lines.append(line)

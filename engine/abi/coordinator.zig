@@ -72,8 +72,8 @@ fn create(options: ?*const CoordinatorOptions, coordinator: ?**Coordinator) stat
         settings.run_id
     else if (given.run_id) |id| id.* else net.random.array(16);
 
-    const self = gpa.create(Coordinator) catch return status.out_of_memory();
-    errdefer gpa.destroy(self);
+    const self = net.secret.allocator.create(Coordinator) catch return status.out_of_memory();
+    errdefer net.secret.allocator.destroy(self); // it has the token
     self.pid = std.c.getpid();
     self.engine = net.CoordinatorEngine.create(gpa, .{
         .bind = endpoint,
@@ -199,7 +199,7 @@ export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
     // In a forked child the thread does not exist: the memory is left to the end of the process.
     if (self.pid != std.c.getpid()) return;
     self.engine.destroy();
-    gpa.destroy(self);
+    net.secret.allocator.destroy(self);
 }
 
 // ---- status

@@ -59,11 +59,16 @@ pub const StateDir = struct {
             if (option.* == 0) option.* = decided;
             if (option.* != decided) return state.differs(pair[0], option.*, decided);
         }
-        if (given.run_id) |id| if (!std.mem.eql(u8, id, &settings.run_id)) return status.fail(
+        const same = if (given.run_id) |id|
+            std.crypto.timing_safe.eql(base.RunId, id.*, settings.run_id)
+        else
+            true;
+        // Whoever knows the rest of an id can join.
+        if (!same) return status.fail(
             .invalid_argument,
-            "run_id is {x}, but {s} holds the run {x}: leave run_id out to go on with that run, " ++
-                "or give another directory to begin a new one",
-            .{ id, state.path, &settings.run_id },
+            "run_id begins with {s}, but {s} holds the run {s}: leave run_id out to go on with " ++
+                "that run, or give another directory to begin a new one",
+            .{ &base.short_run(given.run_id.?), state.path, &base.short_run(&settings.run_id) },
         );
         if (endpoint.port == 0) endpoint.port = settings.port;
         if (endpoint.port != settings.port)

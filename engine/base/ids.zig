@@ -9,6 +9,10 @@ pub const RunId = [16]u8;
 /// The host that a connection comes from: an IPv6 address, or an IPv4 address mapped to one. All
 /// zeros where it is unknown.
 pub const Source = [16]u8;
+/// Enough of a run id to tell runs apart, and too little to join: what errors and tables show.
+pub fn short_run(id: *const RunId) [8]u8 {
+    return std.fmt.bytesToHex(id[0..4].*, .lower);
+}
 
 /// A peer is a process in the run; the id is drawn at random when it connects.
 pub const PeerId = struct {

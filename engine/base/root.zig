@@ -21,6 +21,7 @@ pub const text = @import("text.zig");
 pub const PeerId = ids.PeerId;
 pub const RunId = ids.RunId;
 pub const Source = ids.Source;
+pub const short_run = ids.short_run;
 pub const Mask = ids.Mask;
 pub const DType = dtype.DType;
 pub const ReduceOp = dtype.ReduceOp;

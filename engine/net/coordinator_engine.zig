@@ -14,6 +14,7 @@ const lock = @import("lock.zig");
 const log = @import("log.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
+const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
@@ -92,6 +93,7 @@ pub const CoordinatorEngine = struct {
             protocol_options.journal = engine.writer.?.seam();
         }
         errdefer if (engine.writer) |writer| writer.destroy();
+        protocol_options.secrets = secret.allocator;
         engine.coordinator = try Coordinator.create(gpa, protocol_options, .{
             .ctx = engine,
             .vtable = &.{

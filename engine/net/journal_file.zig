@@ -11,6 +11,7 @@ const base = @import("base");
 const protocol = @import("protocol");
 const log = @import("log.zig");
 const private = @import("private.zig");
+const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const c = std.c;
 const Allocator = std.mem.Allocator;
@@ -144,6 +145,10 @@ pub const JournalFile = struct {
     good_bytes: usize = 0,
     /// What went wrong last. Until a `replace` succeeds the file is behind, and takes no more.
     failure: ?Failure = null,
+    /// How long the file was when this one last wrote to it.
+    size: u64 = 0,
+    /// Another coordinator has had the directory meanwhile: the journal is that one's.
+    is_taken: bool = false,
 
     const file_name = "journal";
     const new_name = "journal.new";
@@ -180,7 +185,7 @@ pub const JournalFile = struct {
 
     /// When the coordinator has taken it in.
     pub fn forget_content(self: *JournalFile) void {
-        self.gpa.free(self.storage);
+        secret.allocator.free(self.storage);
         self.storage = &.{};
         self.good_bytes = 0;
     }
@@ -193,7 +198,9 @@ pub const JournalFile = struct {
         if (self.failure != null) return error.JournalFailed;
         assert(self.file >= 0); // a new journal begins with `replace`
         try self.keep_lock();
-        try self.note(.write, write_all(self.file, bytes));
+        const written = write_all(self.file, bytes);
+        self.measure();
+        try self.note(.write, written);
         try self.note(.sync, sync_data(self.file));
     }
 
@@ -205,6 +212,7 @@ pub const JournalFile = struct {
         // last.
         if (self.file >= 0) socket.close(self.file);
         self.file = new;
+        self.measure();
         self.failure = null;
         try self.note(.sync, sync_whole(self.directory));
     }
@@ -230,8 +238,11 @@ pub const JournalFile = struct {
     }
 
     /// A lock that somebody has removed is made again: without it, a second coordinator would
-    /// believe that it is alone. Called now and then while the coordinator runs.
+    /// believe that it is alone. If one has had the directory meanwhile, though it be gone, this
+    /// one never writes again: what it would put in the place of the journal has forgotten what
+    /// peers were told. Called now and then while the coordinator runs.
     pub fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
+        if (self.is_taken) return self.note(.lock, .AGAIN);
         var look: private.Look = undefined;
         switch (private.look_at_name(self.directory, guard_name, &look)) {
             .SUCCESS => if (look.same(self.guard.look)) return,
@@ -240,15 +251,40 @@ pub const JournalFile = struct {
         }
         var trouble: Trouble = undefined;
         const again = Guard.take(self.directory, &trouble) catch |err| return switch (err) {
-            error.JournalInUse => self.note(.lock, .AGAIN),
+            error.JournalInUse => self.give_up(),
             error.JournalFailed => self.note(trouble.system.step, trouble.system.code),
             error.JournalExposed => self.note(.lock, .PERM),
             error.OutOfMemory, error.JournalRefused => unreachable, // it reads no journal
         };
+        if (!self.is_as_written()) {
+            socket.close(again.fd);
+            return self.give_up();
+        }
         socket.close(self.guard.fd);
         self.guard = again;
         log.print(.warning, "the file \"lock\" of the state directory was removed while this " ++
             "coordinator uses it; it is made again: leave it alone", .{});
+    }
+
+    fn give_up(self: *JournalFile) error{JournalFailed}!void {
+        self.is_taken = true;
+        return self.note(.lock, .AGAIN);
+    }
+
+    fn measure(self: *JournalFile) void {
+        var look: private.Look = undefined;
+        // Without an answer the size of before stays: the next loss of the lock ends the writing.
+        if (private.look_at(self.file, &look) == .SUCCESS) self.size = look.size;
+    }
+
+    /// The journal is the file that this one has written, and nobody has added to it.
+    fn is_as_written(self: *const JournalFile) bool {
+        var named: private.Look = undefined;
+        const code = private.look_at_name(self.directory, file_name, &named);
+        if (self.file < 0) return code == .NOENT; // nothing was written yet
+        var own: private.Look = undefined;
+        if (code != .SUCCESS or private.look_at(self.file, &own) != .SUCCESS) return false;
+        return named.same(own) and named.size == self.size;
     }
 
     fn note(self: *JournalFile, step: Step, code: c.E) error{JournalFailed}!void {
@@ -276,7 +312,7 @@ pub const JournalFile = struct {
         const size = c.lseek(file, 0, c.SEEK.END);
         if (size < 0) return trouble.fail(.read, result(@as(c_int, -1)));
         if (size > base.limits.journal_bytes_max) return trouble.fail(.read, .FBIG);
-        self.storage = try self.gpa.alloc(u8, @intCast(size));
+        self.storage = try secret.allocator.alloc(u8, @intCast(size));
         errdefer self.forget_content();
         try trouble.check(.read, read_all(file, self.storage));
         const good_bytes = try check(self.storage, trouble);
@@ -295,6 +331,7 @@ pub const JournalFile = struct {
             return socket.close(file);
         }
         self.good_bytes = good_bytes;
+        self.size = good_bytes;
         self.file = file;
     }
 
@@ -830,7 +867,40 @@ test "a lock that is removed is made again, and one that another holds ends the 
     try testing.expectError(error.JournalFailed, file.append("record"));
     try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
     try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
+    // It goes, and the journal may hold what it has written.
     socket.close(other.fd);
-    try file.replace(image.bytes());
-    try file.append("");
+    try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
+    try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
+}
+
+test "a journal that another coordinator has written is left alone, though that one be gone" {
+    var image: journal.Image = .{};
+    defer image.deinit(gpa_of_tests);
+    try sample(&image, 2);
+    const first = image.bytes().len;
+    try sample(&image, 3);
+    for ([_]bool{ false, true }) |replaces| {
+        var bench: Bench = undefined;
+        try bench.init();
+        defer bench.deinit();
+        const file = try bench.open();
+        defer file.close();
+        try file.replace(image.bytes()[0..first]);
+        try testing.expectEqual(0, c.unlinkat(file.directory, "lock", 0));
+        {
+            const other = try bench.open();
+            defer other.close();
+            if (replaces)
+                try other.replace(image.bytes())
+            else
+                try other.append(image.bytes()[first..]);
+        }
+        // Both ways of writing, and looking at the lock in between.
+        try testing.expectError(error.JournalFailed, file.append("record"));
+        try testing.expectError(error.JournalFailed, file.keep_lock());
+        try testing.expectError(error.JournalFailed, file.replace(image.bytes()[0..first]));
+        try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
+        // It does not keep out whoever goes on with it, either.
+        try bench.expect_content(image.bytes());
+    }
 }

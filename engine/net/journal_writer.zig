@@ -10,6 +10,7 @@ const protocol = @import("protocol");
 const clock = @import("clock.zig");
 const fault = @import("fault.zig");
 const lock = @import("lock.zig");
+const secret = @import("secret.zig");
 const thread = @import("thread.zig");
 const journal_file = @import("journal_file.zig");
 const JournalFile = journal_file.JournalFile;
@@ -85,7 +86,7 @@ pub const JournalWriter = struct {
             writer.work.set();
             running.join();
         }
-        writer.given.bytes.deinit(writer.gpa);
+        writer.given.bytes.deinit(secret.allocator);
         writer.gpa.destroy(writer);
     }
 
@@ -128,7 +129,7 @@ pub const JournalWriter = struct {
             const given = &writer.given;
             const before = if (replaces) 0 else given.bytes.items.len;
             if (!replaces and before + bytes.len > given_bytes_max) return error.JournalFailed;
-            given.bytes.ensureTotalCapacity(writer.gpa, before + bytes.len) catch
+            given.bytes.ensureTotalCapacity(secret.allocator, before + bytes.len) catch
                 return error.JournalFailed;
             given.bytes.shrinkRetainingCapacity(before);
             given.bytes.appendSliceAssumeCapacity(bytes);
@@ -168,7 +169,7 @@ pub const JournalWriter = struct {
             var given = writer.given;
             writer.given = .{};
             writer.lock.unlock();
-            defer given.bytes.deinit(writer.gpa);
+            defer given.bytes.deinit(secret.allocator);
             if (given.number > 0) writer.write(&given);
             if (stopping) return; // nothing is given any more
             if (clock.now() < watch_at) continue;
@@ -249,7 +250,10 @@ const Desk = struct {
     /// The bytes of one more record, which is the last of the image from here on.
     fn add(desk: *Desk, incarnation: u32) ![]const u8 {
         const before = desk.image.bytes().len;
-        try desk.image.add(testing.allocator, .{ .start = .{ .incarnation = incarnation } });
+        try desk.image.add(testing.allocator, .{ .start = .{
+            .incarnation = incarnation,
+            .ended_epoch = 0,
+        } });
         return desk.image.bytes()[before..];
     }
 

@@ -20,6 +20,7 @@ const log = @import("log.zig");
 const poller = @import("poller.zig");
 const random = @import("random.zig");
 const reach = @import("reach.zig");
+const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const Fault = @import("fault.zig").Fault;
@@ -139,6 +140,7 @@ pub const PeerEngine = struct {
             .address_key = random.array(16),
             .strangers_max = descriptors.strangers_max(),
             .host = .{ .ctx = engine, .vtable = &host },
+            .secrets = secret.allocator,
         });
         errdefer engine.session.destroy();
         const room = &engine.coordinator_storage;

@@ -18,12 +18,20 @@ pub const Look = struct {
     links: u64,
     device: u64,
     inode: u64,
+    size: u64 = 0,
 
     pub fn same(look: Look, other: Look) bool {
         return look.device == other.device and look.inode == other.inode;
     }
 
-    fn from(mode: u32, owner: u32, links: u64, device: u64, inode: u64) Look {
+    fn from(
+        mode: u32,
+        owner: u32,
+        links: u64,
+        device: u64,
+        inode: u64,
+        size: u64,
+    ) Look {
         return .{
             .kind = switch (mode & c.S.IFMT) {
                 c.S.IFDIR => .directory,
@@ -36,6 +44,7 @@ pub const Look = struct {
             .links = links,
             .device = device,
             .inode = inode,
+            .size = size,
         };
     }
 };
@@ -140,8 +149,14 @@ pub fn look_at_name(directory: c.fd_t, name: [:0]const u8, into: *Look) c.E {
         stat(c.fstatat, .{ directory, name, c.AT.SYMLINK_NOFOLLOW }, into);
 }
 
-/// The C library of older systems has no fstat that a program can be linked to.
+/// The C library of older systems has no fstat that a program can be linked to. An old kernel has
+/// no statx, and a filter of system calls that is older than statx forbids it.
 fn statx(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
+    const code = statx_alone(fd, name, flags, into);
+    return if (code == .NOSYS or code == .PERM) fstatat(fd, name, flags, into) else code;
+}
+
+fn statx_alone(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
     var found: linux.Statx = undefined;
     const mask: linux.STATX = .{
         .TYPE = true,
@@ -149,11 +164,60 @@ fn statx(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
         .NLINK = true,
         .UID = true,
         .INO = true,
+        .SIZE = true,
     };
     const code = linux.errno(linux.statx(fd, name, flags, mask, &found));
     if (code != .SUCCESS) return @enumFromInt(@intFromEnum(code));
     const device = @as(u64, found.dev_major) << 32 | found.dev_minor;
-    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino);
+    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino, found.size);
+    return .SUCCESS;
+}
+
+/// What the system call says of a file, as far as it is looked at: include/uapi/asm/stat.h.
+const KernelStat = switch (builtin.cpu.arch) {
+    .x86_64 => extern struct {
+        dev: u64,
+        ino: u64,
+        nlink: u64,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        reserved: u32,
+        rdev: u64,
+        size: u64,
+        rest: [88]u8,
+    },
+    .aarch64 => extern struct {
+        dev: u64,
+        ino: u64,
+        mode: u32,
+        nlink: u32,
+        uid: u32,
+        gid: u32,
+        rdev: u64,
+        reserved: u64,
+        size: u64,
+        rest: [72]u8,
+    },
+    else => void,
+};
+
+fn fstatat(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
+    if (KernelStat == void) return .NOSYS;
+    var found: KernelStat = undefined;
+    const code = linux.errno(linux.syscall4(
+        .fstatat64,
+        @bitCast(@as(isize, fd)),
+        @intFromPtr(name.ptr),
+        @intFromPtr(&found),
+        flags,
+    ));
+    if (code != .SUCCESS) return @enumFromInt(@intFromEnum(code));
+    // As statx tells the two parts of it.
+    const major = (found.dev >> 8 & 0xfff) | (found.dev >> 32 & 0xffff_f000);
+    const minor = (found.dev & 0xff) | (found.dev >> 12 & 0xffff_ff00);
+    const device = major << 32 | minor;
+    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino, found.size);
     return .SUCCESS;
 }
 
@@ -162,11 +226,33 @@ fn stat(function: anytype, arguments: anytype, into: *Look) c.E {
     const code = std.posix.errno(@call(.auto, function, arguments ++ .{&found}));
     if (code != .SUCCESS) return code;
     const device: u64 = @bitCast(@as(i64, found.dev));
-    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino);
+    const size: u64 = @intCast(found.size);
+    into.* = .from(found.mode, found.uid, found.nlink, device, found.ino, size);
     return .SUCCESS;
 }
 
 const testing = std.testing;
+
+test "both system calls say the same of a file" {
+    if (builtin.os.tag != .linux) return error.SkipZigTest;
+    const at = linux.AT;
+    for ([_][:0]const u8{ "/", "/dev/null", "/proc/self/exe", "/tmp" }) |path| {
+        var modern: Look = undefined;
+        var old: Look = undefined;
+        for ([_]u32{ 0, at.SYMLINK_NOFOLLOW }) |flags| {
+            try testing.expectEqual(.SUCCESS, statx_alone(at.FDCWD, path, flags, &modern));
+            try testing.expectEqual(.SUCCESS, fstatat(at.FDCWD, path, flags, &old));
+            try testing.expectEqual(modern, old);
+        }
+    }
+    var modern: Look = undefined;
+    var old: Look = undefined;
+    try testing.expectEqual(.SUCCESS, statx_alone(1, "", at.EMPTY_PATH, &modern));
+    try testing.expectEqual(.SUCCESS, fstatat(1, "", at.EMPTY_PATH, &old));
+    try testing.expectEqual(modern, old);
+    try testing.expectEqual(.NOENT, fstatat(at.FDCWD, "/no/such", 0, &old));
+    try testing.expectEqual(.BADF, fstatat(-1, "", at.EMPTY_PATH, &old));
+}
 
 test "each way in which something is not private is told with its path, owner, mode and cure" {
     const own = c.geteuid();

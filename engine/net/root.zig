@@ -20,6 +20,7 @@ pub const poller = @import("poller.zig");
 pub const random = @import("random.zig");
 pub const reach = @import("reach.zig");
 pub const resolver = @import("resolver.zig");
+pub const secret = @import("secret.zig");
 pub const SharedState = @import("shared_state.zig").SharedState;
 pub const socket = @import("socket.zig");
 pub const status_client = @import("status_client.zig");
@@ -49,6 +50,7 @@ test {
     _ = @import("random.zig");
     _ = @import("reach.zig");
     _ = @import("resolver.zig");
+    _ = @import("secret.zig");
     _ = @import("shared_state.zig");
     _ = @import("socket.zig");
     _ = @import("status_client.zig");

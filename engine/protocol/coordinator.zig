@@ -320,6 +320,8 @@ pub const Coordinator = struct {
         journal: ?Journal = null,
         /// How long a journal that could not be written is left alone.
         journal_retry_ns: u64 = std.time.ns_per_min,
+        /// Where the coordinator itself lies, which knows run id and key; null: like the rest.
+        secrets: ?Allocator = null,
     };
 
     pub const Host = struct {
@@ -355,7 +357,7 @@ pub const Coordinator = struct {
         host: Host,
         seal_key: seal.Key,
     ) Allocator.Error!*Coordinator {
-        const coordinator = try gpa.create(Coordinator);
+        const coordinator = try (options.secrets orelse gpa).create(Coordinator);
         coordinator.* = .{
             .gpa = gpa,
             .options = options,
@@ -377,7 +379,7 @@ pub const Coordinator = struct {
         c.connections.deinit(c.gpa);
         c.arrivals.deinit(c.gpa);
         c.status.deinit(c.gpa);
-        c.gpa.destroy(c);
+        (c.options.secrets orelse c.gpa).destroy(c);
     }
 
     /// Takes up the run that a journal holds, or begins one. Called once, before the first

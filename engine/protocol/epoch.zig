@@ -647,8 +647,8 @@ pub const Epoch = struct {
     pub fn on_known(epoch: *Epoch, rank: u16, message: Known) ProtocolError!void {
         if (!epoch.recovering) return;
         const genuine = switch (message) {
-            .commit => |body| body.seal == seal.of_commit(epoch.seal_key, body),
-            .abort => |body| body.seal == seal.of_abort(epoch.seal_key, body),
+            .commit => |body| seal.equal(body.seal, seal.of_commit(epoch.seal_key, body)),
+            .abort => |body| seal.equal(body.seal, seal.of_abort(epoch.seal_key, body)),
         };
         if (!genuine) return error.Unexpected;
         switch (message) {

@@ -145,10 +145,11 @@ pub fn tend(c: *Coordinator, now: base.Instant) void {
 
 fn replace(c: *Coordinator) !void {
     const progress = &c.journal_progress;
+    const gpa = c.options.secrets orelse c.gpa; // it has run id and key
     progress.given += 1;
     var image: journal.Image = .{};
-    defer image.deinit(c.gpa);
-    try write_all(c, &image);
+    defer image.deinit(gpa);
+    try write_all(c, gpa, &image);
     try c.options.journal.?.replace(progress.given, image.bytes());
     progress.replaced = progress.given;
     c.journal_bytes = 0;
@@ -180,8 +181,7 @@ fn failed(c: *Coordinator, now: base.Instant) void {
     release(c);
 }
 
-fn write_all(c: *Coordinator, image: *journal.Image) !void {
-    const gpa = c.gpa;
+fn write_all(c: *Coordinator, gpa: std.mem.Allocator, image: *journal.Image) !void {
     const options = &c.options;
     try image.begin_file(gpa);
     try image.add(gpa, .{ .settings = .{
@@ -260,9 +260,10 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
 
 /// Waits for the disk: nobody is connected yet, and a start must be on it.
 fn begin(c: *Coordinator) !void {
+    const gpa = c.options.secrets orelse c.gpa;
     var image: journal.Image = .{};
-    defer image.deinit(c.gpa);
-    try write_all(c, &image);
+    defer image.deinit(gpa);
+    try write_all(c, gpa, &image);
     try c.options.journal.?.begin(image.bytes());
 }
 

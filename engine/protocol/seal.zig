@@ -10,6 +10,12 @@ const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
 
 pub const Key = [SipHash.key_length]u8;
 
+/// In a time that does not tell how much of it was right.
+pub fn equal(told: u128, right: u128) bool {
+    const Bytes = [@sizeOf(u128)]u8;
+    return std.crypto.timing_safe.eql(Bytes, @bitCast(told), @bitCast(right));
+}
+
 /// Of all that a decision says, but for how far decisions were known to all when it was sent.
 pub fn of_commit(key: *const Key, message: *const control.Commit) u128 {
     var sealed = message.*;
@@ -34,6 +40,13 @@ fn of(key: *const Key, message: control.Message) u128 {
     var bytes: [512]u8 = undefined;
     const encoded = control.encode(message, &bytes) catch unreachable; // their size is a constant
     return SipHash.toInt(encoded, key);
+}
+
+test "a seal that differs in any bit is another" {
+    const right: u128 = 0x0123456789abcdef_fedcba9876543210;
+    try std.testing.expect(equal(right, right));
+    for (0..128) |bit|
+        try std.testing.expect(!equal(right ^ @as(u128, 1) << @intCast(bit), right));
 }
 
 test "a seal is of one decision and one key" {

@@ -81,7 +81,7 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     const json = &page.json;
     try json.beginObject();
     try field(json, "schema", schema);
-    try field(json, "run_id", &std.fmt.bytesToHex(c.options.run_id, .lower));
+    try field(json, "run", &base.short_run(&c.options.run_id));
     try field(json, "address", c.options.address);
     try field(json, "uptime_ns", now -| c.started_at);
     try field(json, "incarnation", c.incarnation);

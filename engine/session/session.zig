@@ -102,6 +102,8 @@ pub const Host = struct {
 
 pub const Session = struct {
     gpa: Allocator,
+    /// Where the session itself lies.
+    home: Allocator,
     self: PeerId,
     run_id: base.RunId,
     host: Host,
@@ -181,12 +183,15 @@ pub const Session = struct {
         /// Connections that have not shown that they are of this peer's groups.
         strangers_max: u32 = limits.strangers_max,
         host: Host,
+        /// Where the session itself lies, which knows the run id; null: like the rest.
+        secrets: ?Allocator = null,
     };
 
     pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Session {
-        const s = try gpa.create(Session);
+        const s = try (options.secrets orelse gpa).create(Session);
         s.* = .{
             .gpa = gpa,
+            .home = options.secrets orelse gpa,
             .self = options.peer_id,
             .run_id = options.run_id,
             .host = options.host,
@@ -217,7 +222,7 @@ pub const Session = struct {
         s.control.deinit();
         s.pool.deinit();
         s.gpa.free(s.address);
-        s.gpa.destroy(s);
+        s.home.destroy(s);
     }
 
     pub fn set_address(s: *Session, address: []const u8) Allocator.Error!void {

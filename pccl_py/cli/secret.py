@@ -84,15 +84,23 @@ def read(path: Path) -> str:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
+    """Refuses what somebody else could have written, or can read.
+
+    One case has bits for others and is right: a file of root that its group may read. So systemd
+    and Kubernetes hand secrets to a service that is not root; root has chosen the group.
+    """
     mode = stat.S_IMODE(status.st_mode)
+    for_others = mode & 0o077
+    if status.st_uid == 0:
+        for_others &= ~0o040
     if not stat.S_ISREG(status.st_mode):
         raise pccl_py.InvalidArgument(f"{path} is no regular file; - is standard input")
     if status.st_uid not in (0, os.geteuid()):
         raise pccl_py.InvalidArgument(
             f"{path} belongs to the user {status.st_uid}, who can change it: copy it to a file of "
-            f"your own (yours is {os.geteuid()})"
+            f"your own (you are the user {os.geteuid()})"
         )
-    if mode & 0o077:
+    if for_others:
         raise pccl_py.InvalidArgument(
             f"{path} has the mode {mode:04o}, so other users can use it: chmod 600 {path}"
         )

@@ -94,7 +94,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         )
     head = Text.assemble(
         ("run ", "dim"),
-        (shown(status["run_id"])[:8], "bold cyan"),
+        (shown(status["run"])[:8], "bold cyan"),
         ("  at ", "dim"),
         shown(status["address"]),
         ("  up ", "dim"),

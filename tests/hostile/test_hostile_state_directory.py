@@ -10,6 +10,8 @@ import fcntl
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -189,3 +191,45 @@ def test_a_coordinator_whose_lock_another_one_has_writes_nothing_more(tmp_path: 
         assert status["journal"] == "failed"
         assert "another coordinator" in status["journal_failure"]
         assert (state / "journal").read_bytes() == before
+
+
+# The program of a system whose kernel, or whose filter of system calls, is older than statx.
+WITHOUT_STATX = """
+import ctypes, errno, platform, struct, sys
+import pccl_py as pccl
+
+RETURN_ERRNO, ALLOW, LOAD, JUMP_IF_EQUAL, RETURN = 0x00050000, 0x7FFF0000, 0x20, 0x15, 0x06
+SECCOMP, FILTER, NO_NEW_PRIVILEGES = 22, 2, 38
+statx = {"x86_64": 332, "aarch64": 291}[platform.machine()]
+program = b"".join(
+    struct.pack("HBBI", *line)
+    for line in (
+        (LOAD, 0, 0, 0),  # the number of the system call
+        (JUMP_IF_EQUAL, 0, 1, statx),
+        (RETURN, 0, 0, RETURN_ERRNO | getattr(errno, sys.argv[2])),
+        (RETURN, 0, 0, ALLOW),
+    )
+)
+code = ctypes.create_string_buffer(program)
+filter = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(code)))
+system = ctypes.CDLL(None, use_errno=True)
+assert system.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
+assert system.prctl(SECCOMP, FILTER, filter, 0, 0) == 0, ctypes.get_errno()
+assert system.syscall(statx, -1, b"", 0, 0, code) == -1
+assert ctypes.get_errno() == getattr(errno, sys.argv[2])
+for incarnation in (1, 2):
+    with pccl.Coordinator(state=sys.argv[1]) as coordinator:
+        assert pccl.run_status(coordinator.token)["incarnation"] == incarnation
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="filters system calls the way of Linux")
+@pytest.mark.parametrize("answer", ["ENOSYS", "EPERM"])
+def test_a_system_without_statx_looks_the_old_way(tmp_path: Path, answer: str) -> None:
+    state = tmp_path / "state"
+    command = [sys.executable, "-c", WITHOUT_STATX, str(state), answer]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    state.chmod(0o755)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "mode 0755" in refused.stderr

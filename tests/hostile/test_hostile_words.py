@@ -73,7 +73,7 @@ def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
     "answer",
     [
         b"\xff\xfe",
-        b'{"schema": 1, "run_id": "\xff"}',
+        b'{"schema": 1, "run": "\xff"}',
         b"no json",
         b"[1, 2]",
         b"[" * 10_000 + b"]" * 10_000,
@@ -167,7 +167,7 @@ def test_a_page_obeys_nothing_that_a_status_says() -> None:
         {},
         {"schema": 1},
         {"schema": [1]},
-        {"schema": 1, "run_id": 3, "address": None, "uptime_ns": "x", "peers": 0},
+        {"schema": 1, "run": 3, "address": None, "uptime_ns": "x", "peers": 0},
     ],
 )
 def test_a_page_of_no_status_is_an_error_of_pccl(status: dict[str, Any]) -> None:

@@ -93,6 +93,10 @@ class Loop(threading.Thread):
         wanted = sum(contributions.digits(peer, self._count, self._salt) for peer in peers)
         return bool(np.array_equal(self._array, wanted))
 
+    def rounds(self) -> int:
+        """Completed so far."""
+        return len(self._log)
+
     def array_is_input_or_sum(self) -> bool:
         """After a failure: nothing in between."""
         self.join()

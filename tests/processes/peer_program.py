@@ -196,6 +196,11 @@ class PeerProgram:
         self.loop = Loop(self.comm, self.admission, self.number, self.say, **options)
         self.loop.start()
 
+    def loop_rounds(self) -> int:
+        """How many it has completed."""
+        assert self.loop is not None
+        return self.loop.rounds()
+
     def loop_end(self) -> None:
         """This peer asks everybody to end together."""
         assert self.loop is not None

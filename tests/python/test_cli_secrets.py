@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import pccl_py as pccl
+from pccl_py.cli import secret
 
 CLI = "pccl_py.cli"
 RUN_ID = "0123456789abcdef" * 2
@@ -120,7 +121,7 @@ def test_a_run_id_comes_from_a_file(tmp_path: Path) -> None:
     assert pccl.token_parse(made.stdout).run_id == bytes.fromhex(RUN_ID), made.stderr
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o610])
+@pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o644, 0o610])
 def test_a_token_file_that_others_can_use_is_refused_with_its_cure(
     tmp_path: Path, mode: int
 ) -> None:
@@ -131,6 +132,40 @@ def test_a_token_file_that_others_can_use_is_refused_with_its_cure(
     assert answer.stdout == ""
     assert f"has the mode {mode:04o}" in answer.stderr
     assert f"chmod 600 {file}" in answer.stderr
+
+
+ME, ROOT, ANOTHER = 1000, 0, 1001
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "why"),
+    [
+        (ME, 0o600, None),
+        (ME, 0o400, None),
+        (ME, 0o440, "mode 0440"),
+        (ME, 0o640, "mode 0640"),
+        (ROOT, 0o600, None),
+        (ROOT, 0o400, None),
+        # As systemd and Kubernetes hand a secret to a service that is not root.
+        (ROOT, 0o440, None),
+        (ROOT, 0o640, None),
+        (ROOT, 0o460, "mode 0460"),
+        (ROOT, 0o450, "mode 0450"),
+        (ROOT, 0o444, "mode 0444"),
+        (ANOTHER, 0o400, "belongs to the user 1001"),
+    ],
+)
+def test_whose_token_file_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, why: str | None
+) -> None:
+    """Of users that this machine need not have."""
+    monkeypatch.setattr(os, "geteuid", lambda: ME)
+    status = os.stat_result((stat.S_IFREG | mode, 1, 1, 1, owner, 7, 40, 0, 0, 0))
+    if why is None:
+        secret._check(Path("token"), status)
+    else:
+        with pytest.raises(pccl.InvalidArgument, match=why):
+            secret._check(Path("token"), status)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -1,0 +1,86 @@
+//! secret: memory for what must not leave the process: the run id, which a token carries, and the
+//! key of the seals. It is on pages of its own, which no core file has, and it is zeroed before it
+//! is given back. It is for the few things that live long; what passes through a socket's queue,
+//! and the caller's own copy, are elsewhere.
+
+const std = @import("std");
+const builtin = @import("builtin");
+const linux = std.os.linux;
+const Alignment = std.mem.Alignment;
+
+/// Each allocation takes whole pages.
+pub const allocator: std.mem.Allocator = .{
+    .ptr = undefined,
+    .vtable = &.{
+        .alloc = alloc,
+        .resize = std.mem.Allocator.noResize,
+        .remap = std.mem.Allocator.noRemap,
+        .free = free,
+    },
+};
+
+const pages = std.heap.page_allocator;
+
+fn alloc(_: *anyopaque, len: usize, alignment: Alignment, at: usize) ?[*]u8 {
+    const bytes = pages.rawAlloc(len, alignment, at) orelse return null;
+    if (builtin.os.tag != .linux) return bytes;
+    const whole = std.mem.alignForward(usize, len, std.heap.pageSize());
+    // A kernel that cannot leave it out (before 3.4) is no reason to do without it.
+    _ = linux.madvise(bytes, whole, linux.MADV.DONTDUMP);
+    return bytes;
+}
+
+fn free(_: *anyopaque, bytes: []u8, alignment: Alignment, at: usize) void {
+    std.crypto.secureZero(u8, bytes);
+    pages.rawFree(bytes, alignment, at);
+}
+
+const testing = std.testing;
+
+test "what is secret is in no core file, and what is not is" {
+    if (builtin.os.tag != .linux) return error.SkipZigTest;
+    for ([_]usize{ 1, 4096, 4097, 300_000 }) |size| {
+        const bytes = try allocator.alloc(u8, size);
+        defer allocator.free(bytes);
+        @memset(bytes, 7);
+        try testing.expect(try is_left_out(&bytes[0]));
+        try testing.expect(try is_left_out(&bytes[size - 1]));
+    }
+    const open = try pages.alloc(u8, 300_000);
+    defer pages.free(open);
+    try testing.expect(!try is_left_out(&open[0]));
+}
+
+/// What the kernel says of the mapping: proc_pid_smaps(5), "dd".
+fn is_left_out(byte: *const u8) !bool {
+    const gpa = testing.allocator;
+    const path = "/proc/self/smaps";
+    const fd = std.c.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true });
+    try testing.expect(fd >= 0);
+    defer _ = std.c.close(fd);
+    var text: std.ArrayList(u8) = .empty;
+    defer text.deinit(gpa);
+    while (true) {
+        try text.ensureUnusedCapacity(gpa, 65_536);
+        const room = text.unusedCapacitySlice();
+        const count = std.c.read(fd, room.ptr, room.len);
+        try testing.expect(count >= 0);
+        if (count == 0) break;
+        text.items.len += @intCast(count);
+    }
+    var found = false;
+    var lines = std.mem.splitScalar(u8, text.items, '\n');
+    while (lines.next()) |line| {
+        if (std.mem.startsWith(u8, line, "VmFlags:")) {
+            if (found) return std.mem.indexOf(u8, line, " dd") != null;
+            continue;
+        }
+        const dash = std.mem.indexOfScalar(u8, line, '-') orelse continue;
+        const space = std.mem.indexOfScalar(u8, line, ' ') orelse continue;
+        if (space < dash) continue;
+        const begin = std.fmt.parseInt(usize, line[0..dash], 16) catch continue;
+        const end = try std.fmt.parseInt(usize, line[dash + 1 .. space], 16);
+        if (begin <= @intFromPtr(byte) and @intFromPtr(byte) < end) found = true;
+    }
+    return error.NotMapped;
+}

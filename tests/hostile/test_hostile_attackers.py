@@ -1,0 +1,119 @@
+"""Attackers in processes of their own, against peers that work: nothing crashes, memory and
+descriptors stay within a budget and come back, nobody honest is lost, and newcomers get in.
+
+What each attack does is harness/attacker.py; how the run is judged, honest.py. What an attack costs
+the run in throughput is measured by `python -m bench hostile`. Of those who have the token there
+are here the attacks that cost no member its place; the others are in files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from honest import MIB, Run
+
+from harness.attacker import Attackers, Job
+
+FOUNDERS = 3
+# engine/base/limits.zig
+STRANGERS_MAX = 64
+PEERS_MAX = 512
+NEWCOMER_SECONDS_MAX = 5
+
+STRANGERS = ("garbage", "resets", "slow", "silent", "holds")
+INSIDERS = ("questions", "joins_nothing", "half_open", "groups")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with Run(FOUNDERS, tmp_path_factory.mktemp("run")) as running:
+        running.go_on(50)  # buffers have grown to their size
+        yield running
+
+
+def jobs_of(run: Run, attack: str, *, processes: int = 1, connections: int = 0) -> list[Job]:
+    """Strangers go to the coordinator and to all peers; `connections` are those of all."""
+    each = connections // processes
+    if attack in INSIDERS:
+        make, ports = run.insider, [run.port]
+    else:
+        make, ports = run.job, [run.port, *run.peer_ports()]
+    job = make(attack, connections=each)
+    return [replace(job, ports=ports, seed=seed) for seed in range(processes)]
+
+
+@pytest.mark.parametrize("attack", STRANGERS)
+def test_two_strangers_stop_nobody(run: Run, attack: str) -> None:
+    """What the attack is: connect and reset, connect and hold, say a byte now and then …"""
+    jobs = jobs_of(run, attack, processes=2, connections=1_000 if attack == "garbage" else 0)
+    run.strike(jobs, descriptors=STRANGERS_MAX)
+
+
+@pytest.mark.parametrize("attack", ["questions", "joins_nothing", "groups"])
+def test_somebody_with_the_token_who_joins_no_group_of_the_run_stops_nobody(
+    run: Run, attack: str
+) -> None:
+    """Asks for the status without end; beats and joins nothing; joins a thousand other groups."""
+    jobs = jobs_of(run, attack, connections=1_000 if attack == "groups" else 0)
+    run.strike(jobs, descriptors=PEERS_MAX)
+
+
+def test_those_who_say_no_more_are_hung_up_on(run: Run) -> None:
+    """More strangers than there are places, and peers whose machine has lost its power. Each of
+    them ends when the other side hangs up, so all attacks end by themselves."""
+    jobs = [
+        *jobs_of(run, "silent", connections=80),
+        *jobs_of(run, "half_open", connections=100),
+    ]
+    budget = STRANGERS_MAX + PEERS_MAX
+    with run.bounded(descriptors=budget, peak_bytes=64 * MIB) as count:
+        with Attackers(jobs) as attackers:
+            while attackers.at_work:
+                run.go_on(1)
+                count()
+        assert [told["answered"] for told in attackers.told] == [80, 100]
+    assert run.is_whole()
+
+
+@pytest.mark.parametrize("attack", ["resets", "slow"])
+def test_a_coordinator_is_killed_and_comes_back_in_the_midst_of_an_attack(
+    run: Run, attack: str
+) -> None:
+    """Its members connect again among the attackers, and one more gets in."""
+    with Attackers(jobs_of(run, attack, processes=2)):
+        run.go_on()
+        run.restart_coordinator()
+        run.go_on()
+        run.newcomer()
+    run.go_on()
+    assert run.is_whole()
+
+
+# ---- all of it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("attack", [*STRANGERS, *INSIDERS])
+def test_ten_thousand_of_them_and_newcomers_are_in_within_five_seconds(
+    run: Run, attack: str, processes: int
+) -> None:
+    counted = attack in ("garbage", "resets", "slow", "questions", "groups")
+    jobs = jobs_of(run, attack, processes=processes, connections=10_000 if counted else 0)
+    descriptors = PEERS_MAX if attack in INSIDERS else STRANGERS_MAX
+    assert run.strike(jobs, descriptors=descriptors) < NEWCOMER_SECONDS_MAX
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attack", [*STRANGERS, *INSIDERS])
+def test_whatever_the_attack_a_coordinator_may_be_killed_in_it(run: Run, attack: str) -> None:
+    with Attackers(jobs_of(run, attack, processes=2)):
+        for _ in range(3):
+            run.go_on()
+            run.restart_coordinator()
+        run.go_on()
+        run.newcomer()
+    run.go_on()
+    assert run.is_whole()

@@ -1,0 +1,49 @@
+"""Newcomers that cost others their time: many at once that go one by one, and those who are never
+ready. Each of them has the token. How rounds let newcomers in: docs/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from honest import MIB, Run, bytes_acknowledged
+
+from harness.attacker import Attackers
+
+FOUNDERS = 3
+# All that find a place in a run beside its founders and somebody honest.
+NEWCOMERS = 490
+NEWCOMER_SECONDS_MAX = 10
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="counts bytes the way of Linux")
+def test_newcomers_with_long_addresses_that_read_nothing_and_go_cost_little(
+    tmp_path: Path,
+) -> None:
+    """They send 200 KiB in all. What the coordinator sends, and what waits in it, is bounded; all
+    members stay, and an honest newcomer is in."""
+    with Run(FOUNDERS, tmp_path) as run:
+        run.go_on(50)
+        before = bytes_acknowledged(run.coordinator.pid)
+        with run.bounded(descriptors=512, peak_bytes=64 * MIB) as count:
+            with Attackers([run.insider("newcomers", connections=NEWCOMERS)]) as attackers:
+                while attackers.at_work:
+                    run.go_on(1)
+                    count()
+            sent = bytes_acknowledged(run.coordinator.pid) - before
+            assert sent + sum(told["bytes"] for told in attackers.told) < 64 * MIB
+        assert run.is_whole()
+        run.newcomer()
+
+
+def test_newcomers_that_are_never_ready_keep_nobody_out(tmp_path: Path) -> None:
+    """One a second, which opens no lane."""
+    with Run(FOUNDERS, tmp_path) as run:
+        run.go_on(50)
+        with Attackers([run.insider("never_ready")]):
+            for _ in range(3):
+                assert run.newcomer() < NEWCOMER_SECONDS_MAX
+                run.go_on()
+        assert run.is_whole()
