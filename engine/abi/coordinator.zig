@@ -116,6 +116,20 @@ fn protocol_options(
         "window_bytes is {d}, which is more than {d}",
         .{ options.window_bytes, limits.window_bytes_max },
     );
+    if (given.memory_bytes != 0) options.memory = given.memory_bytes;
+    if (options.memory < limits.queues_bytes_min) return status.fail(
+        .invalid_argument,
+        "memory_bytes is {d}, which is less than {d} MiB",
+        .{ options.memory, limits.queues_bytes_min / limits.MiB },
+    );
+    try take_times(given, &options);
+    return options;
+}
+
+fn take_times(
+    given: *const CoordinatorOptions,
+    options: *protocol.Coordinator.Options,
+) status.Error!void {
     if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
     if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
@@ -123,12 +137,6 @@ fn protocol_options(
     options.stall_warning_ns = @max(options.stall_warning_ns, options.heartbeat_ns);
     if (given.stall_warning_ns != 0) options.stall_warning_ns = given.stall_warning_ns;
     options.stall_ns = given.stall_ns;
-    if (given.memory_bytes != 0) options.memory = given.memory_bytes;
-    if (options.memory < limits.queues_bytes_min) return status.fail(
-        .invalid_argument,
-        "memory_bytes is {d}, which is less than {d} MiB",
-        .{ options.memory, limits.queues_bytes_min / limits.MiB },
-    );
     inline for (.{
         "heartbeat_ns",
         "silence_ns",
@@ -162,7 +170,6 @@ fn protocol_options(
         "stall ({d} s) must be at least stall_warning ({d} s), so that nobody is let go unnamed",
         .{ seconds(options.stall_ns), seconds(options.stall_warning_ns) },
     );
-    return options;
 }
 
 fn seconds(duration_ns: u64) f64 {

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def crowd(token: str, words: bytes) -> Iterator[threading.Event]:
         thread.join()
 
 
-def connect(token: str, **options: object) -> pccl.Communicator:
+def connect(token: str, **options: Any) -> pccl.Communicator:
     return pccl.connect(token, bind=LOOPBACK, **{"deadline": 30.0, **options})
 
 
@@ -188,14 +189,14 @@ def test_names_without_end_leave_room_for_another_group() -> None:
                 # Each is gone with its groups when its connection ends.
                 with dial(token) as one:
                     one.sendall(hello(token, CONTROL, os.urandom(16)))
-                    for group in range(8):
-                        one.sendall(join_of(b"%d.%d" % (number, group)))
+                    for turn in range(8):
+                        one.sendall(join_of(b"%d.%d" % (number, turn)))
                     one.shutdown(socket.SHUT_WR)
                     while one.recv(4096):
                         pass
             with comm.group("one more", initial_world_size=1) as group:
                 group.admit()
-                names = {group["name"] for group in pccl.run_status(token)["groups"]}
+                names = {known["name"] for known in pccl.run_status(token)["groups"]}
                 assert "one more" in names
             # Those that nobody is in are over.
             deadline = time.monotonic() + 20

@@ -40,10 +40,11 @@ _WORD = 2**64 - 1
 def checksum(header: bytes) -> int:
     """Of a frame's header, as engine/wire/frame.zig says."""
     total = 0x9E3779B97F4A7C15
+    word: int
     for (word,) in struct.iter_unpack("<Q", header[:56]):
         total = ((total ^ word) * 0xBF58476D1CE4E5B9) & _WORD
         total = (total << 31 | total >> 33) & _WORD
-    (last,) = struct.unpack_from("<I", header, 56)
+    last: int = struct.unpack_from("<I", header, 56)[0]
     return ((total ^ last) * 0x94D049BB133111EB & _WORD) >> 32
 
 
@@ -66,9 +67,10 @@ class Tamper:
 
     def number(self, old: int, size: int) -> int:
         """Near an edge of something, more often than not."""
-        most = 256**size - 1
+        most: int = 256**size - 1
         near = (0, old + 1, old - 1, most, self.random.randrange(70), self.random.randrange(most))
-        return self.random.choice(near) & most
+        picked: int = self.random.choice(near)
+        return picked & most
 
 
 class Changer:

@@ -19,7 +19,7 @@ import pccl_py as pccl
 
 COUNT = 1000
 SALT = 5
-FAST = {"heartbeat": 0.1, "silence": 5, "stall_warning": 0.5}
+FAST: dict[str, Any] = {"heartbeat": 0.1, "silence": 5, "stall_warning": 0.5}
 WAIT_SECONDS_MAX = 60
 
 

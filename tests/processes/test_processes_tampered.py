@@ -63,6 +63,10 @@ def live_with_a_liar(seed: int) -> None:
         assert changes.changes > 0, f"seed {seed} has changed nothing"
 
 
+def must_be_clear(raised: Raised) -> None:
+    assert raised.kind in (*CLEAR_ERRORS, *OUT), raised
+
+
 def call(members: list[Peer], liar: Peer, salt: int) -> list[Peer]:
     """One call of all. Those who are still members; what they hold was judged."""
     begin([*members, liar], salt, deadline=0.5)
@@ -71,7 +75,7 @@ def call(members: list[Peer], liar: Peer, salt: int) -> list[Peer]:
     try:
         liar.answer()  # may be anything, but it must come
     except Raised as raised:
-        assert raised.kind in (*CLEAR_ERRORS, *OUT), raised
+        must_be_clear(raised)
     return [peer for peer, answer in zip(members, answers, strict=True) if answer not in OUT]
 
 
@@ -101,7 +105,7 @@ def answer_of(peer: Peer, salt: int) -> dict[str, Any] | str:
     try:
         outcome: dict[str, Any] = peer.answer()
     except Raised as raised:
-        assert raised.kind in (*CLEAR_ERRORS, *OUT), raised
+        must_be_clear(raised)
         return raised.kind
     oracle.check(outcome, peer.read("x"), salt)
     return outcome

@@ -277,7 +277,10 @@ test "a changed journal is refused, or read as it was written" {
     settings.address = .of("a.host:29400");
     try image.add(gpa, .{ .settings = settings });
     for (1..3) |incarnation| {
-        try image.add(gpa, .{ .start = .{ .incarnation = @intCast(incarnation) } });
+        try image.add(gpa, .{ .start = .{
+            .incarnation = @intCast(incarnation),
+            .ended_epoch = 0,
+        } });
     }
     var refused: usize = 0;
     for ([_]usize{ 0, 1, 7, 20 }) |torn| {
