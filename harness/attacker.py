@@ -32,7 +32,7 @@ WIRE_VERSION = 1
 CONTROL, LANE, STATUS = 1, 2, 3
 JOIN, JOIN_END, HEARTBEAT = 1, 5, 7
 STATUS_REQUEST = 21
-WELCOMED_BYTES = 32 + 8 + 29  # the answer to a hello, and what `welcome` says
+WELCOMED_BYTES = 32 + 8 + 37  # the answer to a hello, and what `welcome` says
 WAIT_SECONDS_MAX = 60.0
 BYSTANDER_PLACES = 64  # as a coordinator has for strangers
 RESET = struct.pack("ii", 1, 0)
@@ -52,7 +52,8 @@ def message(number: int, body: bytes = b"") -> bytes:
 def join(group: bytes, address: bytes) -> bytes:
     """A newcomer's wish to be in a group, whole."""
     texts = b"".join(struct.pack("<I", len(text)) + text for text in (group, address))
-    return message(JOIN, texts + struct.pack("<IQQ", 1, 0, 0)) + message(JOIN_END)
+    key = bytes(16)  # by which it would be found, if it listened
+    return message(JOIN, texts + key + struct.pack("<IQQ", 1, 0, 0)) + message(JOIN_END)
 
 
 def heartbeat(number: int) -> bytes:
@@ -255,14 +256,18 @@ class Attacker:
             self.come_and_go(group, b"127.0.0.1:1")
 
     def newcomers(self) -> None:
-        """Newcomers with addresses of 255 bytes, at once, that read nothing; they go one by one."""
+        """Newcomers, at once, that read nothing; they go one by one. Half of them say that they are
+        at names of 255 bytes, which lead nowhere.
+        """
         held: list[socket.socket] = []
         while self.wants_more():
             to = self.connect(receive_bytes=2048)
             if to is None:
                 continue
             held.append(to)
-            wish = join(self.job.group.encode(), long_address(self.connections))
+            by_name = self.connections % 2 == 0
+            address = long_address(self.connections) if by_name else b"127.0.0.1:1"
+            wish = join(self.job.group.encode(), address)
             with contextlib.suppress(OSError):
                 to.sendall(hello(CONTROL, self.secret(), self.name()) + wish)
         for to in held:

@@ -42,9 +42,14 @@ pub const Poller = struct {
     waker: Waker,
     epoll_fd: Fd = -1,
     poll: PollTable,
-    events: [events_max]Event = undefined,
-    /// As epoll tells them; here, because a build with safety checks fills what is not yet set.
-    raw: if (on_linux) [events_max]linux.epoll_event else void = undefined,
+    found: *Found,
+
+    /// Apart, because a poller is passed on by value, and stacks may be small.
+    const Found = struct {
+        events: [events_max]Event,
+        /// As epoll tells them.
+        raw: if (on_linux) [events_max]linux.epoll_event else void,
+    };
 
     /// All that is ready is seen at once: whoever has said something must be heard before others
     /// take places (coordinator_engine.zig: round).
@@ -57,6 +62,11 @@ pub const Poller = struct {
             .backend = backend,
             .waker = try Waker.init(),
             .poll = .{ .gpa = gpa },
+            .found = undefined,
+        };
+        poller.found = gpa.create(Found) catch |err| {
+            poller.waker.deinit();
+            return err;
         };
         errdefer poller.deinit();
         if (on_linux and backend == .epoll) {
@@ -73,6 +83,7 @@ pub const Poller = struct {
     pub fn deinit(poller: *Poller) void {
         poller.waker.deinit();
         if (poller.epoll_fd >= 0) socket.close(poller.epoll_fd);
+        poller.poll.gpa.destroy(poller.found);
         poller.poll.deinit();
     }
 
@@ -114,18 +125,18 @@ pub const Poller = struct {
         const count = if (on_linux and poller.backend == .epoll)
             poller.wait_epoll(timeout_ms)
         else
-            poller.poll.wait(timeout_ms, &poller.events);
+            poller.poll.wait(timeout_ms, &poller.found.events);
         // The waker's own event has done its work by ending the wait.
         var kept: usize = 0;
-        for (poller.events[0..count]) |event| {
+        for (poller.found.events[0..count]) |event| {
             if (event.context == waker_context) {
                 poller.waker.drain();
                 continue;
             }
-            poller.events[kept] = event;
+            poller.found.events[kept] = event;
             kept += 1;
         }
-        return poller.events[0..kept];
+        return poller.found.events[0..kept];
     }
 
     pub fn wake(poller: *Poller) void {
@@ -133,10 +144,10 @@ pub const Poller = struct {
     }
 
     fn wait_epoll(poller: *Poller, timeout_ms: c_int) usize {
-        const raw = &poller.raw;
+        const raw = &poller.found.raw;
         const result = linux.epoll_wait(poller.epoll_fd, raw, raw.len, timeout_ms);
         if (linux.errno(result) != .SUCCESS) return 0; // EINTR: an early return does no harm
-        for (raw[0..result], poller.events[0..result]) |*from, *to| {
+        for (raw[0..result], poller.found.events[0..result]) |*from, *to| {
             const flags = from.events;
             const hangup = flags & (linux.EPOLL.RDHUP | linux.EPOLL.HUP | linux.EPOLL.ERR) != 0;
             to.* = .{

@@ -265,6 +265,13 @@ class Run:
         members = group["epochs"][-1]["members"]
         return len(members) == len(self.founders) and all(one["alive"] for one in members)
 
+    def until_whole(self) -> None:
+        """A gap that somebody has left is closed at a safe point, and a round may have been on."""
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while not self.is_whole():
+            assert time.monotonic() < until, pccl.run_status(self.token)
+            self.go_on(1)
+
     def judge(self) -> None:
         """Nobody has ended; all sums of all rounds are right, and all founders are in them."""
         assert self.coordinator.running, self.coordinator.errors

@@ -45,7 +45,7 @@ def message(kind: int, body: bytes) -> bytes:
 def join_of(name: bytes) -> bytes:
     """A group is named, and the peer is its newcomer."""
     words = b"".join(struct.pack("<I", len(text)) + text for text in (name, b"127.0.0.1:1"))
-    return message(JOIN, words + struct.pack("<IQQ", 2, 0, 0)) + message(JOIN_END, b"")
+    return message(JOIN, words + bytes(16) + struct.pack("<IQQ", 2, 0, 0)) + message(JOIN_END, b"")
 
 
 def dial(token: str) -> socket.socket:

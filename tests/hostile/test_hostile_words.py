@@ -25,7 +25,7 @@ HELLO_BYTES = 96
 MAGIC = b"PCCL\r\n\x1a\n"
 WELCOME, REFUSED, STATUS_REPLY = 22, 24, 35
 MS = 10**6
-SETTINGS = struct.pack("<QQQIB", 500 * MS, 5000 * MS, 1 << 24, 1 << 18, 2)
+SETTINGS = struct.pack("<QQQIBQ", 500 * MS, 5000 * MS, 1 << 24, 1 << 18, 2, 10_000 * MS)
 
 OBEYED = "\x1b[2J\x9b2J\u202e\nWARNING forged"
 

@@ -525,10 +525,10 @@ fn start_peers(script: *Script, count: u32) Error!void {
     }
     try run_until(script, 5000 * ms, .all_between);
     for (world.nodes[1 .. 1 + count]) |*node| {
-        if (node.users[0].group.?.world_size() != count) {
-            return script.fail("p{d} is in a world of {d}", .{
-                node.index, node.users[0].group.?.world_size(),
-            });
+        const group = node.users[0].group orelse
+            return script.fail("p{d} is in no group", .{node.index});
+        if (group.world_size() != count) {
+            return script.fail("p{d} is in a world of {d}", .{ node.index, group.world_size() });
         }
     }
 }

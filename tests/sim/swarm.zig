@@ -284,11 +284,11 @@ pub const Config = struct {
         config.safety_ns = 4 * config.safety_ns;
     }
 
-    /// Nothing goes wrong but this.
+    /// Nothing goes wrong but this; strangers harm nobody.
     pub fn has_only(config: *const Config, class: Class) bool {
         for (config.strikes) |strike| if (strike != null) return false;
         for (std.enums.values(Class)) |other| {
-            if (other != class and config.has(other)) return false;
+            if (other != class and other != .strangers and config.has(other)) return false;
         }
         return true;
     }

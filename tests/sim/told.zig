@@ -155,6 +155,8 @@ pub const Told = struct {
         // With a journal that has failed everything may be said.
         if (world.coordinator.journal_state != .ok or to == world_file.nobody) return;
         const node = &world.nodes[to];
+        // It tells of groups and epochs that it is not in, and is answered about those.
+        if (node.is_insider) return;
         const why = world.disk.facts.forbids(message, told.id orelse node.id) orelse return;
         world.checkers.fail(
             .p8_restart,
