@@ -183,7 +183,7 @@ pub const JournalWriter = struct {
         writer.disk.take_time();
         const file = writer.file;
         const bytes = given.bytes.items;
-        const result = if (given.replaces) file.replace(bytes) else file.append(bytes);
+        const result = if (given.replaces) file.replace(bytes) else append_each(file, bytes);
         {
             writer.lock.lock();
             defer writer.lock.unlock();
@@ -195,6 +195,17 @@ pub const JournalWriter = struct {
             }
         }
         writer.waker.wake();
+    }
+
+    /// Each record is on the disk before the next is written: only the last may be torn, and a disk
+    /// need not write in order (protocol/journal.zig).
+    fn append_each(file: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
+        var rest = bytes;
+        while (rest.len > 0) {
+            const length = protocol.journal.record_length(rest);
+            try file.append(rest[0..length]);
+            rest = rest[length..];
+        }
     }
 };
 

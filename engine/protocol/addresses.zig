@@ -101,12 +101,14 @@ pub fn claim_told(
     claim.key = key;
     if (std.mem.eql(u8, claim.text, text)) return;
     const copy = try c.gpa.dupe(u8, text);
+    const is_other = claim.text.len > 0;
     c.gpa.free(claim.text);
     claim.text = copy;
     // An answer to what was asked before is not one to this.
     claim.state = if (claim.waiting.items.len > 0) .queued else .unknown;
     if (claim.state == .queued) queue(c, peer, 0);
-    claim.failed = false;
+    // Rounds wait for what a member said first, and not for as long as it goes on to change that.
+    claim.failed = is_other and c.is_member(peer) and peer.address.len == 0;
 }
 
 /// The peer has told everything: it is looked for, unless that is known.

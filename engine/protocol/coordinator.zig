@@ -222,6 +222,12 @@ pub const Peer = struct {
         if (peer.connection) |connection| connection.send(message);
     }
 
+    /// It may not have heard all that it was told (hold.zig).
+    pub fn waits_for_disk(peer: *const Peer) bool {
+        const connection = peer.connection orelse return false;
+        return connection.hold.entries.items.len > 0;
+    }
+
     pub fn is_present(peer: *const Peer, group: u16) bool {
         return group < limits.groups_max and peer.present & bit(group) != 0;
     }

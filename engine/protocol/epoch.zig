@@ -548,7 +548,7 @@ pub const Epoch = struct {
         for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
             if (epoch.closed.has(rank)) continue;
-            const away = !peer.is_present(epoch.group);
+            const away = !peer.is_present(epoch.group) or peer.waits_for_disk();
             if (late or away or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
                 member.seen_wanted_at = now;

@@ -626,6 +626,7 @@ pub const Group = struct {
         for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
             if (epoch.stopping.has(rank) or !peer.is_present(group.id)) continue;
+            if (peer.waits_for_disk()) continue; // it may not have heard the question
             peer.doom("it does not say how many safe points it has passed");
         }
     }
@@ -827,6 +828,7 @@ pub const Group = struct {
         group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
             "cannot reach each other", .{ peers[index].id.short(), group.name });
         group.patience.lose(group.gpa, peers[index].id, now);
+        group.newcomer_of(peers[index]).?.chosen = false;
         group.release();
         return true;
     }

@@ -114,7 +114,20 @@ pub const Hold = struct {
     /// After an error nothing here is of use any more.
     pub fn release(hold: *Hold, settled: u64, stream: *wire.Stream) Allocator.Error!bool {
         var kept: usize = 0;
-        for (hold.entries.items) |*entry| {
+        var index: usize = 0;
+        // Also after an error each message is here once.
+        defer {
+            for (hold.entries.items[index..]) |entry| {
+                hold.entries.items[kept] = entry;
+                kept += 1;
+            }
+            hold.entries.shrinkRetainingCapacity(kept);
+            // Rarely used, and then perhaps by hundreds of connections at once.
+            if (kept == 0) hold.entries.clearAndFree(stream.gpa);
+        }
+        var any = false;
+        while (index < hold.entries.items.len) : (index += 1) {
+            const entry = &hold.entries.items[index];
             if (entry.until > settled) {
                 hold.entries.items[kept] = entry.*;
                 kept += 1;
@@ -129,11 +142,8 @@ pub const Hold = struct {
             }
             hold.bytes -= only.bytes.len;
             entry.queue.clear();
+            any = true;
         }
-        const any = kept < hold.entries.items.len;
-        hold.entries.shrinkRetainingCapacity(kept);
-        // Rarely used, and then perhaps by hundreds of connections at once.
-        if (kept == 0) hold.entries.clearAndFree(stream.gpa);
         return any;
     }
 };

@@ -195,6 +195,13 @@ comptime {
     std.debug.assert(@popCount(mark_begin) > 1 and @popCount(mark_end) > 1);
 }
 
+/// How much of these bytes the first record is; all of them, if none is whole.
+pub fn record_length(bytes: []const u8) usize {
+    if (bytes.len < head_bytes) return bytes.len;
+    const body_bytes: usize = std.mem.readInt(u32, bytes[3..7], .little);
+    return @min(bytes.len, head_bytes + body_bytes + tail_bytes);
+}
+
 fn header_of(number: u32) [header_bytes]u8 {
     var bytes: [header_bytes]u8 = undefined;
     bytes[0..magic.len].* = magic.*;

@@ -248,6 +248,10 @@ pub fn restore(c: *Coordinator, now: base.Instant, bytes: []const u8) Error!void
     if (last_incarnation == limits.incarnations_max) return error.BadRecord;
     c.incarnation = last_incarnation + 1;
     for (c.groups.items) |group| group.restored();
+    // An id may have been that of another process in an epoch that is over.
+    for (c.groups.items) |group| for (group.epochs.items) |epoch| for (epoch.members) |*member| {
+        if (member.peer) |peer| peer.instance = member.instance;
+    };
     c.forget_idle();
     c.end_groups();
     begin(c) catch |err| return switch (err) {

@@ -229,7 +229,9 @@ fn settings(
         const name = words.next() orelse return error.Syntax;
         const value = words.next() orelse return error.Syntax;
         const amount = try std.fmt.parseInt(u32, value, 10);
-        if (std.mem.eql(u8, name, "lanes")) {
+        if (std.mem.eql(u8, name, "has_journal")) {
+            config.has_journal = amount > 0;
+        } else if (std.mem.eql(u8, name, "lanes")) {
             config.lanes = @intCast(amount);
         } else if (std.mem.eql(u8, name, "chunk_bytes")) {
             config.chunk_bytes = amount;

@@ -169,6 +169,8 @@ pub const Config = struct {
     /// States outlive their calls, members give them to newcomers in the background, and those
     /// fetch before they enter. Else each call makes its own.
     keeps_state: bool,
+    /// Scenarios may do without: then nobody waits for a disk.
+    has_journal: bool = true,
 
     pub fn draw(seed: u64) Config {
         var prng = stream(seed, "config");

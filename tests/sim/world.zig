@@ -424,7 +424,7 @@ pub const World = struct {
             .prepare_ns = config.prepare_ns,
             .stall_warning_ns = config.stall_warning_ns,
             .stall_ns = config.stall_ns,
-            .journal = world.disk.journal_of(),
+            .journal = if (config.has_journal) world.disk.journal_of() else null,
             .journal_retry_ns = config.silence_ns / 2,
         }, host, seal_key) catch @panic("out of memory");
         world.incarnations += 1;
@@ -432,7 +432,7 @@ pub const World = struct {
         const journal = world.gpa.dupe(u8, world.disk.bytes.items) catch @panic("out of memory");
         errdefer world.take_down_coordinator(.killed, null);
         world.disk.check_flips();
-        try world.coordinator.restore(node.here(), journal);
+        if (config.has_journal) try world.coordinator.restore(node.here(), journal);
         world.settle(node);
     }
 
