@@ -199,15 +199,18 @@ test "a peer may tell others of one host and a port, and of nothing else" {
         try std.testing.expectEqualStrings(text, try std.fmt.bufPrint(&room, "{f}", .{told}));
     }
     for ([_][]const u8{
-        "10.0.0.1",                     "10.0.0.1:0",   ":80",                   "[/red]:1",
-        "0.0.0.0:1",                    "0.1.2.3:1",    "[::]:1",                "255.255.255.255:1",
-        "224.0.0.1:1",                  "240.0.0.1:1",  "[ff02::1]:1",           "[::ffff:224.0.0.1]:1",
-        "[::ffff:0.0.0.0]:1",           "3758096385:1", "127.1:1",               "0xe0000001:1",
-        "0xe0.0.0.1:1",                 "010.0.0.1:1",  "1.2.3.4.5:1",           "a..b:1",
-        "host\n:1",                     "h\x1b[2J:1",
+        "10.0.0.1",           "10.0.0.1:0",            ":80",         "[/red]:1",
+        "0.0.0.0:1",          "0.1.2.3:1",             "[::]:1",      "255.255.255.255:1",
+        "224.0.0.1:1",        "240.0.0.1:1",           "[ff02::1]:1", "[::ffff:224.0.0.1]:1",
+        "[::ffff:0.0.0.0]:1", "3758096385:1",          "127.1:1",     "0xe0000001:1",
+        "0xe0.0.0.1:1",       "010.0.0.1:1",           "1.2.3.4.5:1", "a..b:1",
+        "host\n:1",           "h\x1b[2J:1",
         "größe:1",
-        "[fe80::1%zzzzzzzzzzzzzzzz]:1", "[fe80::1%]:1", "[fe80::1%a/b]:1",       "-x:1",
-        ".x:1",                         "a/b:1",        "[::1]x:1",              "",
-        "[g::1]:1",                     "<b>:1",        "[::ffff:3758096385]:1",
+        "[fe80::1%]:1",       "[fe80::1%a/b]:1",       "-x:1",        ".x:1",
+        "a/b:1",              "[::1]x:1",              "",            "[g::1]:1",
+        "<b>:1",              "[::ffff:3758096385]:1",
     }) |text| try std.testing.expectError(error.BadAddress, Endpoint.parse_told(text));
+    // Longer than the name of an interface.
+    const zone = Endpoint.parse_told("[fe80::1%zzzzzzzzzzzzzzzz]:1");
+    try std.testing.expectError(error.BadAddress, zone);
 }
