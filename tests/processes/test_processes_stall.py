@@ -120,6 +120,7 @@ def test_a_member_that_calls_late_is_not_let_go(caplog: pytest.LogCaptureFixture
         for peer in (first, second):
             peer.send("run", kind="all_reduce", array="x", deadline=120)
         assert wait_until_named(world)["waits_for"] == [2]
+        wait_until_said(caplog, "has not called all_reduce")  # the status may be ahead of the log
         late.send("run", kind="all_reduce", array="x")
         for peer in world.peers:
             oracle.check(peer.answer(), peer.read("x"), SALT)
