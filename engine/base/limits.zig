@@ -141,10 +141,10 @@ pub const peer_messages_burst = 8192;
 pub const peer_bytes_per_s_max = 4 * MiB;
 pub const peer_bytes_burst = 16 * MiB;
 /// Joins of one peer, all of whose groups are told again when its connection breaks; and those of
-/// newcomers from one address, behind which a whole run may be.
+/// newcomers from one network, behind which a whole run may be.
 pub const joins_per_s_max = 4;
 pub const peer_joins_burst = 2 * groups_per_peer_max;
-pub const source_joins_burst = 4 * peers_max;
+pub const network_joins_burst = 4 * peers_max;
 /// Attempts that one peer may cause by saying that links are broken; more come later.
 pub const peer_attempts_per_s_max = 2;
 pub const peer_attempts_burst = 8;

@@ -575,11 +575,12 @@ pub const Coordinator = struct {
         // A member that comes back does not wait for newcomers.
         const known = c.group_named(message.join.name.data);
         const is_new = known == null or !known.?.contains(peer);
-        const shared = c.arrivals.of(c.gpa, now, connection.source);
-        if (is_new) wait_ns = @max(wait_ns, shared.wait_ns(now, rates.joins_of_source));
+        const aim: rates.Arrivals.Aim = if (known == null) .begins_group else .enters_group;
+        const shared = c.arrivals.of(c.gpa, now, connection.source, aim);
+        if (is_new) wait_ns = @max(wait_ns, shared.wait_ns(now, rates.joins_of_network));
         if (wait_ns > 0) return @min(wait_ns, limits.pause_ns_max);
         own.take(now, rates.joins, 1);
-        if (is_new) shared.take(now, rates.joins_of_source, 1);
+        if (is_new) shared.take(now, rates.joins_of_network, 1);
         return null;
     }
 

@@ -511,7 +511,7 @@ test "joins and leaves without end come four a second, from one peer and from on
     const seconds = (court.now - began) / std.time.ns_per_s;
     try expect(seconds >= 2 and seconds <= 3);
     // Another one from there finds that others have joined too often; from elsewhere it does not.
-    const shared = court.c.arrivals.of(gpa, court.now, connection.source);
+    const shared = court.c.arrivals.of(gpa, court.now, connection.source, .begins_group);
     shared.paid_at = court.now + 3600 * std.time.ns_per_s;
     for ([_]base.Source{ connection.source, elsewhere }, 1..) |source, index| {
         court.source = source;
@@ -528,11 +528,26 @@ test "a member that comes back does not wait for the joins of its network" {
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    court.c.arrivals.of(gpa, court.now, court.source).paid_at = base.never;
+    court.c.arrivals.of(gpa, court.now, court.source, .enters_group).paid_at = base.never;
     court.hang_up(0);
     try court.come_back(0, court.attempt);
     try expect(!court.peers[0].?.is_paused(court.now));
     try expect(court.c.peer_of(id_of(0)).?.telling != null);
+}
+
+test "groups made without end keep no newcomer of the same network out of a group that works" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const begins = court.c.arrivals.of(gpa, court.now, court.source, .begins_group);
+    begins.paid_at = base.never;
+    for ([_][]const u8{ "another", "g" }, peers_max..) |group, index| {
+        try expect(try greet(&court, id_of(index), 1));
+        const connection = court.c.peer_of(id_of(index)).?.connection.?;
+        try say(&court, connection, join_of(group));
+        try expectEqual(index == peers_max, connection.is_paused(court.now));
+    }
 }
 
 test "attempts that one member causes come two a second after a burst, and others do not wait" {

@@ -41,9 +41,9 @@ pub const messages: Bucket.Price = .per_second(
 );
 pub const bytes: Bucket.Price = .per_second(limits.peer_bytes_per_s_max, limits.peer_bytes_burst);
 pub const joins: Bucket.Price = .per_second(limits.joins_per_s_max, limits.peer_joins_burst);
-pub const joins_of_source: Bucket.Price = .per_second(
+pub const joins_of_network: Bucket.Price = .per_second(
     limits.joins_per_s_max,
-    limits.source_joins_burst,
+    limits.network_joins_burst,
 );
 pub const attempts: Bucket.Price = .per_second(
     limits.peer_attempts_per_s_max,
@@ -101,32 +101,43 @@ pub const Rates = struct {
     }
 };
 
-/// Joins of newcomers, by where they come from.
+/// Joins of newcomers, by the network they come from. Those that begin a group are counted apart, so
+/// that whoever makes groups without end keeps nobody behind the same address out of one that works.
 pub const Arrivals = struct {
-    sources: std.AutoArrayHashMapUnmanaged(Source, Bucket) = .empty,
+    origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
     /// Of all for which there is no place in the table.
     others: Bucket = .{},
 
+    pub const Aim = enum { begins_group, enters_group };
+    const Origin = struct { network: Source, aim: Aim };
+
     pub fn deinit(arrivals: *Arrivals, gpa: std.mem.Allocator) void {
-        arrivals.sources.deinit(gpa);
+        arrivals.origins.deinit(gpa);
     }
 
-    /// The bucket of a source; valid until the next call.
-    pub fn of(arrivals: *Arrivals, gpa: std.mem.Allocator, now: Instant, source: Source) *Bucket {
-        if (arrivals.sources.getPtr(source)) |bucket| return bucket;
-        if (arrivals.sources.count() >= limits.sources_kept_max) arrivals.forget_paid(now);
-        if (arrivals.sources.count() >= limits.sources_kept_max) return &arrivals.others;
-        const entry = arrivals.sources.getOrPut(gpa, source) catch return &arrivals.others;
+    /// The bucket of those who come from there for this; valid until the next call.
+    pub fn of(
+        arrivals: *Arrivals,
+        gpa: std.mem.Allocator,
+        now: Instant,
+        source: Source,
+        aim: Aim,
+    ) *Bucket {
+        const origin: Origin = .{ .network = base.places.network_of(source), .aim = aim };
+        if (arrivals.origins.getPtr(origin)) |bucket| return bucket;
+        if (arrivals.origins.count() >= limits.sources_kept_max) arrivals.forget_paid(now);
+        if (arrivals.origins.count() >= limits.sources_kept_max) return &arrivals.others;
+        const entry = arrivals.origins.getOrPut(gpa, origin) catch return &arrivals.others;
         entry.value_ptr.* = .{};
         return entry.value_ptr;
     }
 
     fn forget_paid(arrivals: *Arrivals, now: Instant) void {
-        var index = arrivals.sources.count();
+        var index = arrivals.origins.count();
         while (index > 0) {
             index -= 1;
-            if (arrivals.sources.values()[index].paid_at > now) continue;
-            arrivals.sources.swapRemoveAt(index);
+            if (arrivals.origins.values()[index].paid_at > now) continue;
+            arrivals.origins.swapRemoveAt(index);
         }
     }
 };
@@ -203,11 +214,13 @@ test "sources beyond the table share one bucket, and those that have paid make r
     for (0..limits.sources_kept_max) |index| {
         var source: Source = @splat(0);
         std.mem.writeInt(u32, source[0..4], @intCast(index + 1), .little);
-        arrivals.of(testing.allocator, now, source).take(now, joins_of_source, 1);
+        arrivals.of(testing.allocator, now, source, .enters_group).take(now, joins_of_network, 1);
     }
     const another: Source = @splat(0xff);
-    try testing.expectEqual(&arrivals.others, arrivals.of(testing.allocator, now, another));
+    const shared = arrivals.of(testing.allocator, now, another, .enters_group);
+    try testing.expectEqual(&arrivals.others, shared);
     const later = now + 1000 * ms;
-    try testing.expect(arrivals.of(testing.allocator, later, another) != &arrivals.others);
-    try testing.expectEqual(1, arrivals.sources.count());
+    const own = arrivals.of(testing.allocator, later, another, .enters_group);
+    try testing.expect(own != &arrivals.others);
+    try testing.expectEqual(1, arrivals.origins.count());
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from honest import MIB, Run
@@ -20,6 +21,7 @@ FOUNDERS = 3
 # engine/base/limits.zig
 STRANGERS_MAX = 64
 PEERS_MAX = 512
+NETWORK_JOINS_BURST = 2_048
 NEWCOMER_SECONDS_MAX = 5
 
 STRANGERS = ("garbage", "resets", "slow", "silent", "holds")
@@ -100,10 +102,20 @@ def test_a_coordinator_is_killed_and_comes_back_in_the_midst_of_an_attack(
 def test_ten_thousand_of_them_and_newcomers_are_in_within_five_seconds(
     run: Run, attack: str, processes: int
 ) -> None:
-    counted = attack in ("garbage", "resets", "slow", "questions", "groups")
+    counted = attack in ("garbage", "resets", "slow", "questions")
     jobs = jobs_of(run, attack, processes=processes, connections=10_000 if counted else 0)
     descriptors = PEERS_MAX if attack in INSIDERS else STRANGERS_MAX
     assert run.strike(jobs, descriptors=descriptors) < NEWCOMER_SECONDS_MAX
+
+
+@pytest.mark.long
+def test_groups_beyond_what_one_network_may_make_come_slowly_and_newcomers_do_not(
+    tmp_path: Path,
+) -> None:
+    """As many at once as the coordinator takes, and then some, which wait for their time."""
+    with Run(FOUNDERS, tmp_path) as run:
+        jobs = jobs_of(run, "groups", connections=NETWORK_JOINS_BURST + 40)
+        assert run.strike(jobs, descriptors=PEERS_MAX) < NEWCOMER_SECONDS_MAX
 
 
 @pytest.mark.long
