@@ -810,17 +810,21 @@ pub fn operation(op: *const session.Operation) Error {
                 "sync). The tensors are as they were",
             .{name},
         ),
-        .cancelled => if (op.group.why_removed().len > 0) fail(
-            .cancelled,
-            "{s} was withdrawn here, and the others go on without this peer. {s}. Close this " ++
-                "communicator and create a new one",
-            .{ name, kept(op) },
-        ) else fail(
-            .cancelled,
-            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
-            .{ name, kept(op) },
-        ),
+        .cancelled => withdrawn(op, name),
     };
+}
+
+fn withdrawn(op: *const session.Operation, name: []const u8) Error {
+    return if (op.group.why_removed().len > 0) fail(
+        .cancelled,
+        "{s} was withdrawn here, and the others go on without this peer. {s}. Close this " ++
+            "communicator and create a new one",
+        .{ name, kept(op) },
+    ) else fail(
+        .cancelled,
+        "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+        .{ name, kept(op) },
+    );
 }
 
 /// What has become of the memory that the caller gave (docs/PROMISE.md, P3).
