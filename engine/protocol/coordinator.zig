@@ -541,6 +541,7 @@ pub const Coordinator = struct {
             if (c.must_wait(now, connection, &message)) |wait_ns| {
                 stream.in_start = at;
                 c.pause(now, connection, wait_ns);
+                c.keep_waiting(connection, message.join.name.data);
                 break;
             }
             c.dispatch(now, connection, &message) catch |err| {
@@ -559,6 +560,16 @@ pub const Coordinator = struct {
         c.due_at = @min(c.due_at, connection.paused_until);
         const peer = connection.peer orelse return;
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
+    }
+
+    /// It waits for its `join` to be read, so it does not dawdle; nor does a member that waits so to
+    /// say that it is back. What else it says too much of is time of its own.
+    fn keep_waiting(c: *const Coordinator, connection: *const Connection, name: []const u8) void {
+        const peer = connection.peer.?;
+        peer.idle_since = @max(peer.idle_since, connection.paused_until);
+        const group = c.group_named(name) orelse return;
+        if (!group.contains(peer) or peer.is_present(group.id)) return;
+        peer.away_since = @max(peer.away_since, connection.paused_until);
     }
 
     /// How long a join is left where it is, because there were too many.

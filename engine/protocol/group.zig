@@ -758,7 +758,9 @@ pub const Group = struct {
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
-    /// True: there is one that would have gone on as it is.
+    /// True: there is one that would have gone on as it is. Asked when somebody has said something
+    /// of a link, and when an epoch begins; never at a tick, which would begin at once what has to
+    /// wait because one member says it too often.
     pub fn go_around(group: *Group, at: base.Instant) bool {
         var any = false;
         if (group.broken.claims.items.len == 0) return any;
@@ -939,7 +941,6 @@ pub const Group = struct {
             },
             .idle, .activate => unreachable, // they have no deadline
         };
-        _ = group.go_around(now);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
