@@ -15,6 +15,7 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
+const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
@@ -1303,12 +1304,14 @@ pub const Coordinator = struct {
         };
     }
 
-    /// Members without whose calls the others have waited for too long.
+    /// Members for whose reports, or calls, the others have waited for too long.
     fn let_go_overdue(c: *Coordinator, now: Instant) void {
-        if (c.options.stall_ns == 0) return;
+        const stall_ns = c.options.stall_ns;
         var overdue: stall.Overdue = .{};
         for (c.groups.items) |group| {
-            while (stall.find_overdue(group, now, c.options.stall_ns, &overdue)) {
+            while (owed.find_overdue(group, now, stall_ns, c.options.silence_ns, &overdue) or
+                (stall_ns > 0 and stall.find_overdue(group, now, stall_ns, &overdue)))
+            {
                 for (overdue.peers[0..overdue.count]) |peer|
                     c.expel(now, group, peer, overdue.why());
             }
