@@ -45,5 +45,6 @@ test {
     _ = @import("silence_test.zig");
     _ = @import("owed_test.zig");
     _ = @import("stall_test.zig");
+    _ = @import("turns.zig");
     _ = @import("standing_test.zig");
 }
