@@ -220,7 +220,10 @@ const PollTable = struct {
             const write: i16 = if (entry.write and !is_waker) c.POLL.OUT else 0;
             const read: i16 = if (entry.read) c.POLL.IN else 0;
             const events = read | write;
-            table.waiting.items[index] = .{ .fd = entry.fd, .events = events, .revents = 0 };
+            // The end of a connection is told whether or not anybody asks, and for as long as it
+            // lasts: one of which nothing is wanted is left out.
+            const fd = if (events == 0) -1 else entry.fd;
+            table.waiting.items[index] = .{ .fd = fd, .events = events, .revents = 0 };
             table.contexts.items[index] = entry.context;
         }
     }
@@ -306,6 +309,13 @@ test "what is not to be read is not reported by poll, until it is" {
     try poller.add(fds[0], 7);
     poller.want_write(fds[0], false);
     _ = c.write(fds[1], "x", 1);
+    for ([_]bool{ false, true }) |wanted| {
+        poller.want_read(fds[0], wanted);
+        try poller.prepare();
+        try std.testing.expectEqual(@intFromBool(wanted), poller.wait(0).len);
+    }
+    // Nor does its end wake a loop again and again that cannot read up to it yet.
+    _ = c.shutdown(fds[0], c.SHUT.RDWR);
     for ([_]bool{ false, true }) |wanted| {
         poller.want_read(fds[0], wanted);
         try poller.prepare();

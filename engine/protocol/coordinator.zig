@@ -15,6 +15,7 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
+const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
@@ -541,6 +542,7 @@ pub const Coordinator = struct {
             if (c.must_wait(now, connection, &message)) |wait_ns| {
                 stream.in_start = at;
                 c.pause(now, connection, wait_ns);
+                keep_waiting(connection);
                 break;
             }
             c.dispatch(now, connection, &message) catch |err| {
@@ -559,6 +561,13 @@ pub const Coordinator = struct {
         c.due_at = @min(c.due_at, connection.paused_until);
         const peer = connection.peer orelse return;
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
+    }
+
+    /// It waits for its `join` to be read, so it does not dawdle. What else it says too much of is
+    /// time of its own.
+    fn keep_waiting(connection: *const Connection) void {
+        const peer = connection.peer.?;
+        peer.idle_since = @max(peer.idle_since, connection.paused_until);
     }
 
     /// How long a join is left where it is, because there were too many. A member that comes back
@@ -1295,12 +1304,14 @@ pub const Coordinator = struct {
         };
     }
 
-    /// Members without whose calls the others have waited for too long.
+    /// Members for whose reports, or calls, the others have waited for too long.
     fn let_go_overdue(c: *Coordinator, now: Instant) void {
-        if (c.options.stall_ns == 0) return;
+        const stall_ns = c.options.stall_ns;
         var overdue: stall.Overdue = .{};
         for (c.groups.items) |group| {
-            while (stall.find_overdue(group, now, c.options.stall_ns, &overdue)) {
+            while (owed.find_overdue(group, now, stall_ns, c.options.silence_ns, &overdue) or
+                (stall_ns > 0 and stall.find_overdue(group, now, stall_ns, &overdue)))
+            {
                 for (overdue.peers[0..overdue.count]) |peer|
                     c.expel(now, group, peer, overdue.why());
             }

@@ -10,6 +10,7 @@ const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
 const journal = @import("journal.zig");
+const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
 const Group = @import("group.zig").Group;
@@ -46,8 +47,10 @@ pub const MemberState = struct {
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
-    /// Others have waited for its call for long, and the log says so (stall.zig).
+    /// Others have waited for it for long, and the log says so (stall.zig).
     waited_for: bool = false,
+    /// What it owes after a view.
+    report: owed.Report = .{},
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
 };
@@ -75,6 +78,7 @@ pub const Record = struct {
     chunks_from: ?u16 = null,
     /// Who has called it, and since when the others are waited for.
     stall: Stall = .{},
+    vote_owed: owed.Vote = .{},
     /// Of a sync, from the first offer on.
     election: ?*Election = null,
 
@@ -634,6 +638,7 @@ pub const Epoch = struct {
             if (!epoch.recovering) return error.Unexpected;
             epoch.attempt = report.attempt;
         }
+        member.report.asked_anew(epoch.attempt);
         try epoch.acknowledge(rank, report.decisions_seen);
         member.seen_before = report.decisions_seen;
         member.named = true;
@@ -988,6 +993,7 @@ pub const Epoch = struct {
                 .other = epoch.members[rank].id,
             }, epoch.spendthrift(rank));
         }
+        epoch.members[rank].report.parts +%= @intFromBool(!known.reported.has(rank));
         known.reported.set(rank);
         known.stall.called.set(rank);
         known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
@@ -1047,6 +1053,7 @@ pub const Epoch = struct {
         rank: u16,
         message: *const control.ReportEnd,
     ) ProtocolError!void {
+        epoch.members[rank].report.ended(message.attempt, epoch.attempt);
         if (!epoch.hears_reports_of(message.attempt)) return;
         try epoch.acknowledge(rank, message.decisions_seen);
         epoch.reported.set(rank);

@@ -210,6 +210,14 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
                 f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
+    named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}
+    for member in epoch["members"]:
+        if member.get("waited_for") and member["rank"] not in named:
+            says = (
+                f"waiting for rank {member['rank']}, {member['peer_id'][:8]}: it owes the others a "
+                "vote or a report; the coordinator's log says which"
+            )
+            lines.append(Text(shown(says), style="yellow"))
     return lines
 
 

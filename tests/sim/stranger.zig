@@ -16,8 +16,8 @@ const World = world_file.World;
 const nobody = world_file.nobody;
 
 const words_max = 4096;
-/// Longest address that a newcomer may have.
-const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
+/// Longest address that a newcomer may have. It is found there, and nobody answers who dials it.
+pub const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
 
 /// What one says that has the run id, or not.
 pub const Words = enum {
@@ -35,15 +35,27 @@ pub const Words = enum {
     /// A lane under an id that nobody knows, then frames that others have sent.
     lane,
     nothing,
-    /// As a newcomer with a long address, which then does nothing. Only transcripts do this: it has
-    /// the token, and may make others wait.
+    // Only transcripts say these: who says them has the token, and may make others wait.
+    /// A hello as of a peer, which joins nothing.
+    greet,
+    /// As a newcomer with a long address, which opens no lane.
     join,
+    /// The same to a group that nobody else is in.
+    begin_group,
 };
 
 /// What strangers say who harm nobody.
 const drawn = [_]Words{ .noise, .magic, .half, .foreign, .status, .control, .lane, .nothing };
 
-pub const Manner = enum { drawn, hangs_up, stays, reads_nothing };
+pub const Manner = enum {
+    drawn,
+    hangs_up,
+    stays,
+    reads_nothing,
+    /// They stay, and heartbeats say so; the second reads nothing.
+    beats,
+    beats_unread,
+};
 
 /// Somebody connects and talks.
 pub fn strike(world: *World, prng: *Prng) void {
@@ -59,14 +71,35 @@ pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: 
     connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
 }
 
-/// They are gone, all at once.
-pub fn hang_up(world: *World) void {
+/// So many are gone, those that came first.
+pub fn hang_up(world: *World, count: u32) void {
+    var left = count;
     for (world.connections.items) |connection| {
+        if (left == 0) break;
         const here = &connection.ends[0];
         if (here.what != .stranger or here.state == .closed) continue;
         here.state = .closed;
         world.finish_pipe(.{ .connection = connection.index, .side = 0 });
+        left -= 1;
     }
+}
+
+/// A heartbeat of one that stays, and the next.
+pub fn beat(world: *World, index: u32) void {
+    const connection = world.connections.items[index];
+    if (connection.ends[0].state == .closed or connection.pipes[0].finished) return;
+    const message: wire.control.Message = .{ .heartbeat = .{
+        .number = 1,
+        .bytes_sent = 0,
+        .bytes_received = 0,
+    } };
+    var bytes: [64]u8 = undefined;
+    const said = wire.control.encode(message, &bytes) catch unreachable;
+    // A window that is closed has room for none, and nobody misses it.
+    if (connection.pipes[0].room() >= said.len)
+        _ = connection.pipes[0].write(world.now, &world.prng_network, said);
+    world.schedule_delivery(connection, 0);
+    world.after(world.config.heartbeat_ns, .{ .stranger_beats = index });
 }
 
 fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
@@ -81,6 +114,10 @@ fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner:
         .stays => {},
         // What it is told stays where it is.
         .reads_nothing => connection.pipes[1].stalled_until = base.never,
+        .beats, .beats_unread => |kind| {
+            if (kind == .beats_unread) connection.pipes[1].stalled_until = base.never;
+            world.after(world.config.heartbeat_ns, .{ .stranger_beats = connection.index });
+        },
     }
 }
 
@@ -136,12 +173,19 @@ fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_m
             }
             return bytes[0..length];
         },
-        .join => {
+        .greet => {
+            hello.purpose = .control;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            return bytes[0..hello_bytes];
+        },
+        .join, .begin_group => {
             hello.purpose = .control;
             bytes[0..hello_bytes].* = wire.hello.encode(hello);
             var length: usize = hello_bytes;
+            var name: [16]u8 = undefined;
+            const own = std.fmt.bufPrint(&name, "{x}", .{hello.instance}) catch unreachable;
             for ([_]wire.control.Message{ .{ .join = .{
-                .name = .of(users.group_names[0]),
+                .name = .of(if (words == .begin_group) own else users.group_names[0]),
                 .address = .of(long_address),
                 .initial_world_size = 0,
                 .round = 0,

@@ -30,6 +30,7 @@ const fuzz = @import("fuzz.zig");
 const insider = @import("insider.zig");
 const network = @import("network.zig");
 const rules = @import("rules.zig");
+const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const syncs = @import("syncs.zig");
 const users = @import("users.zig");
@@ -104,6 +105,8 @@ pub const Node = struct {
     /// Processes that have had this place before.
     generation: u32 = 0,
     memory: Memory = undefined,
+    /// What it has said to others.
+    said_bytes: u64 = 0,
     id: base.PeerId = .none,
     session: ?*Session = null,
     control: ?Ref = null,
@@ -221,6 +224,7 @@ pub const What = union(enum) {
     ending,
     over,
     searched: finder.Search,
+    stranger_beats: u32,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -238,6 +242,7 @@ pub const What = union(enum) {
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
             .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
+            .stranger_beats => null,
         };
     }
 };
@@ -582,6 +587,7 @@ pub const World = struct {
             .ending => ending.step(world),
             .over => world.phase = .over,
             .searched => |search| finder.found(world, search),
+            .stranger_beats => |index| stranger.beat(world, index),
         }
     }
 
@@ -808,7 +814,7 @@ pub const World = struct {
 
     fn dial_lane(world: *World, node: *Node, lane: *Lane, address: []const u8) void {
         const to = finder.told_of(world, address) orelse nobody;
-        if (to == nobody) {
+        if (to == nobody and !(world.scripted and finder.is_stranger(address))) {
             world.checkers.lives(.interface, "a dial to \"{s}\"", .{address});
         }
         const connection = world.connect(node.index, to, false);
@@ -1162,6 +1168,8 @@ pub const World = struct {
     pub fn write(world: *World, ref: Ref, bytes: []const u8) u32 {
         const connection = world.connections.items[ref.connection];
         const taken = connection.pipes[ref.side].write(world.now, &world.prng_network, bytes);
+        const sender = connection.ends[ref.side].node;
+        if (sender != nobody) world.nodes[sender].said_bytes += taken;
         if (world.trace.text != .off) {
             connection.taps[ref.side].feed(world, connection, ref.side, bytes[0..taken]);
         }
