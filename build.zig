@@ -119,6 +119,7 @@ pub fn build(b: *std.Build) void {
         // Zig's own backend, the default in Debug, does not instrument for the sanitizer.
         .use_llvm = if (tsan) true else null,
     });
+    if (optimize != .Debug and !tsan) library.bundle_compiler_rt = false;
     library.installHeader(b.path("include/pccl.h"), "pccl.h");
     b.installArtifact(library);
 

@@ -87,6 +87,9 @@ pub const Executor = struct {
     /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
     origin_slots: u16,
+    /// That each sender of partial sums, an owner's neighbour in the ring or a contributor, may
+    /// fill here in this attempt.
+    slots_each: u32 = 0,
 
     // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
     // settled.
@@ -353,7 +356,8 @@ pub const Executor = struct {
         for (options.order.slice(), 0..) |rank, position| x.positions[rank] = @intCast(position);
         x.reset_movement();
         // Before a receiver says what it allows, it is taken to have the same window as this peer.
-        for (x.credits) |*credit| credit.allowed = x.slots_per_sender();
+        x.slots_each = x.slots_per_sender();
+        for (x.credits) |*credit| credit.allowed = x.slots_each;
 
         x.kept.clear();
         x.voided.clear();
@@ -531,6 +535,7 @@ pub const Executor = struct {
     /// still reads or writes slots and results.
     pub fn halt(x: *Executor) void {
         x.members = 0;
+        x.slots_each = 0;
     }
 
     fn reset_movement(x: *Executor) void {
@@ -645,12 +650,6 @@ pub const Executor = struct {
         return &x.arrays.places[x.partition.shard_of(piece)];
     }
 
-    /// Bytes of its shard before it.
-    fn bytes_before(x: *const Executor, piece: usize) usize {
-        const shard = &x.partition.shards[x.partition.shard_of(piece)];
-        return @intCast((x.partition.offset(piece) - shard.first) * shard.dtype.size());
-    }
-
     /// The result grows over the contribution: what was overwritten is read from `shadow`.
     fn in_place(x: *const Executor, piece: usize) bool {
         return x.arrays.in_place(x.partition.shard_of(piece));
@@ -660,14 +659,17 @@ pub const Executor = struct {
     pub fn own(x: *const Executor, piece: usize) [*]const u8 {
         if (x.is_aside or (x.dirty.has(piece) and x.in_place(piece)))
             return x.shadow_piece(piece).ptr;
-        return x.arrays.send(x.partition.shard_of(piece)) + x.bytes_before(piece);
+        const found = x.partition.place_of(piece);
+        return x.arrays.send(found.shard) + found.before * found.dtype.size();
     }
 
     /// Where it is in the result, which has it.
     pub fn target_piece(x: *const Executor, piece: usize) []u8 {
         if (x.is_aside) return x.shadow_piece(piece);
-        const start = x.arrays.recv(x.partition.shard_of(piece)) + x.bytes_before(piece);
-        return start[0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.recv(found.shard) + found.before * size;
+        return start[0 .. found.elements * size];
     }
 
     /// The caller has it back as it was, if the call fails.
@@ -676,8 +678,10 @@ pub const Executor = struct {
     }
 
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
-        const start = x.at(piece).shadow + x.bytes_before(piece);
-        return x.shadow[start..][0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.places[found.shard].shadow + found.before * size;
+        return x.shadow[start..][0 .. found.elements * size];
     }
 
     fn in_target(x: *const Executor, piece: usize) bool {
@@ -706,7 +710,8 @@ pub const Executor = struct {
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
-        return x.partition.elements(piece) * x.dtype_of(piece).size();
+        const found = x.partition.place_of(piece);
+        return found.elements * found.dtype.size();
     }
 
     // ---- codecs
@@ -732,10 +737,9 @@ pub const Executor = struct {
 
     pub fn residual_of(x: *const Executor, piece: usize) ?kernels.Residual {
         const whole = x.residual orelse return null;
-        const index = x.partition.shard_of(piece);
-        const within = x.partition.offset(piece) - x.partition.shards[index].first;
-        const start: usize =
-            @intCast((x.arrays.places[index].residual + within) * @sizeOf(f32));
+        const found = x.partition.place_of(piece);
+        const first: usize = @intCast(x.arrays.places[found.shard].residual);
+        const start = (first + found.before) * @sizeOf(f32);
         return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
@@ -888,9 +892,8 @@ pub const Executor = struct {
         return x.slots[index * x.slot_bytes ..][0..x.slot_bytes];
     }
 
-    /// Slots that each sender of partial sums, an owner's neighbour in the ring or a contributor,
-    /// may fill here in this attempt.
-    pub fn slots_per_sender(x: *const Executor) u32 {
+    /// What `slots_each` is, from the beginning of an attempt on.
+    fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (converts_any(&x.partition)) x.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
@@ -926,7 +929,7 @@ pub const Executor = struct {
     ) PlaceError!Place {
         const bytes = x.partial_piece_bytes(piece);
         if (header.payload_bytes != bytes) return error.WrongLength;
-        if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
+        if (credit.held >= x.slots_each or x.free_count == 0) return error.NoCredit;
         credit.held += 1;
         const index = x.slot_take();
         return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
@@ -1079,7 +1082,7 @@ pub const Executor = struct {
 
     /// What a sender may send once it knows that this peer has called: told in the open frame.
     pub fn initial_credit(x: *const Executor) u64 {
-        return x.slots_per_sender();
+        return x.slots_each;
     }
 
     /// What this sender should be told of freed slots; null if nothing. Told in quarters of the
@@ -1097,7 +1100,7 @@ pub const Executor = struct {
 
     fn grant(x: *Executor, index: usize) ?u64 {
         const credit = &x.credits[index];
-        const window = x.slots_per_sender();
+        const window = x.slots_each;
         if (credit.freed - credit.announced < @max(1, window / 4)) return null;
         credit.announced = credit.freed;
         return credit.freed + window;

@@ -530,7 +530,7 @@ test "a sender fills no more slots than it was promised, though others are free"
         };
         taken += 1;
     }
-    try std.testing.expectEqual(x.slots_per_sender(), taken);
+    try std.testing.expectEqual(x.slots_each, taken);
     try std.testing.expect(x.free_count > 0);
 }
 

@@ -1,0 +1,39 @@
+//! What the compiler calls at the beginning of a function with a frame of more than a page: it
+//! touches each page of it, so that a stack that is too small ends in its guard page and not in
+//! what lies beyond. x86-64 with the checks only; other targets do it inline or not at all.
+//!
+//! Zig's compiler_rt has one as well, but taken from there it brings its memset and memcpy along,
+//! which go byte by byte and would be used instead of those of libc. build.zig links without
+//! compiler_rt where this file suffices, so nothing brings them back unnoticed.
+
+const std = @import("std");
+const builtin = @import("builtin");
+
+comptime {
+    if (builtin.cpu.arch == .x86_64 and builtin.os.tag == .linux and builtin.mode != .Debug) {
+        @export(&probe, .{ .name = "__zig_probe_stack", .visibility = .hidden });
+    }
+}
+
+/// The length is in rax, and every register stays as it is. The caller moves the stack pointer.
+fn probe() callconv(.naked) void {
+    @setRuntimeSafety(false);
+    asm volatile (
+        \\    push   %%rcx
+        \\    mov    %%rax, %%rcx
+        \\    cmp    $0x1000, %%rcx
+        \\    jb     2f
+        \\ 1:
+        \\    sub    $0x1000, %%rsp
+        \\    orl    $0, 16(%%rsp)
+        \\    sub    $0x1000, %%rcx
+        \\    cmp    $0x1000, %%rcx
+        \\    ja     1b
+        \\ 2:
+        \\    sub    %%rcx, %%rsp
+        \\    orl    $0, 16(%%rsp)
+        \\    add    %%rax, %%rsp
+        \\    pop    %%rcx
+        \\    ret
+    );
+}
