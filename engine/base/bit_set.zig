@@ -27,20 +27,32 @@ pub const BitSet = struct {
     }
 
     pub fn has(set: *const BitSet, index: usize) bool {
-        assert(index < set.bits);
-        return set.words[index / 64] >> @intCast(index % 64) & 1 == 1;
+        return set.word_of(index).* & bit_of(index) != 0;
     }
 
     pub fn set_bit(set: *BitSet, index: usize) void {
-        if (set.has(index)) return;
-        set.words[index / 64] |= @as(u64, 1) << @intCast(index % 64);
+        const word = set.word_of(index);
+        if (word.* & bit_of(index) != 0) return;
+        word.* |= bit_of(index);
         set.count += 1;
     }
 
     pub fn unset_bit(set: *BitSet, index: usize) void {
-        if (!set.has(index)) return;
-        set.words[index / 64] &= ~(@as(u64, 1) << @intCast(index % 64));
+        const word = set.word_of(index);
+        if (word.* & bit_of(index) == 0) return;
+        word.* &= ~bit_of(index);
         set.count -= 1;
+    }
+
+    /// Looked at several times for each frame. One check is enough: there is a word for every 64
+    /// of `bits`, the last rounded up, so the word of an index below `bits` is one of them.
+    inline fn word_of(set: *const BitSet, index: usize) *u64 {
+        assert(index < set.bits);
+        return &set.words.ptr[index / 64];
+    }
+
+    inline fn bit_of(index: usize) u64 {
+        return @as(u64, 1) << @truncate(index);
     }
 
     /// The first member at or after `from`, wrapping around once; null when the set is empty.

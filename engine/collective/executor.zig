@@ -76,6 +76,9 @@ pub const Executor = struct {
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
     roles: Roles,
+    /// All contribute to each part; all want each.
+    is_from_all: bool,
+    is_for_all: bool,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
@@ -257,6 +260,9 @@ pub const Executor = struct {
             .partition = partition,
             .arrays = arrays,
             .roles = roles,
+            // Of one part as of the others.
+            .is_from_all = roles.source(0) == null,
+            .is_for_all = roles.audience(0) == null,
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
@@ -404,12 +410,12 @@ pub const Executor = struct {
 
     /// The rank that alone contributes to it; null: all do.
     pub fn source(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.source(x.part_of(chunk));
+        return if (x.is_from_all) null else x.roles.source(x.part_of(chunk));
     }
 
     /// The rank that alone wants it; null: all do.
     pub fn audience(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.audience(x.part_of(chunk));
+        return if (x.is_for_all) null else x.roles.audience(x.part_of(chunk));
     }
 
     /// The number of its shard, among those of its array.
@@ -456,7 +462,7 @@ pub const Executor = struct {
     /// now, is void; without `resume`, all of its shard is, so that a shard is there or is not.
     fn give_from_source(x: *Executor, order: *const base.Order) void {
         const chunks = x.partition.chunks;
-        if (chunks == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..chunks) |chunk| {
             if (x.kept.has(chunk)) continue;
             const rank = x.source(chunk).?;
@@ -605,7 +611,7 @@ pub const Executor = struct {
 
     /// A source has its own chunks of the result from the start; their bytes come later.
     fn settle_own(x: *Executor) void {
-        if (x.piece_count() == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..x.piece_count()) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.roles.rank or !x.wants(chunk)) continue;
@@ -1221,7 +1227,7 @@ pub const Executor = struct {
     /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
         return switch (x.schedule) {
-            .ring => if (ring.is_origin(x, out.piece)) null else &x.credits[out.class],
+            .ring => if (ring.is_origin(x, x.partition.chunk_of(out.piece))) null else &x.credits[out.class],
             .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }
