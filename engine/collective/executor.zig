@@ -409,12 +409,12 @@ pub const Executor = struct {
     // ---- whose a chunk is
 
     /// The rank that alone contributes to it; null: all do.
-    pub fn source(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn source(x: *const Executor, chunk: usize) ?u16 {
         return if (x.is_from_all) null else x.roles.source(x.part_of(chunk));
     }
 
     /// The rank that alone wants it; null: all do.
-    pub fn audience(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn audience(x: *const Executor, chunk: usize) ?u16 {
         return if (x.is_for_all) null else x.roles.audience(x.part_of(chunk));
     }
 
@@ -438,11 +438,11 @@ pub const Executor = struct {
     }
 
     /// The audience's position; the chunk is not void.
-    pub fn audience_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn audience_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.audience(chunk) orelse return null];
     }
 
-    pub fn source_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn source_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.source(chunk) orelse return null];
     }
 

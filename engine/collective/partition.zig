@@ -114,12 +114,24 @@ pub const Partition = struct {
         return @intCast(elements_of);
     }
 
+    // What follows is asked several times for each frame, so it does without checks, but for one
+    // at its head. That one and `init` prove the rest. There is a shard, and the first begins at 0,
+    // so there is a last one that begins at a piece (chunk) or before it. It is not empty: those
+    // behind an empty one begin where it does. The next one begins behind the piece, or there is
+    // none and the number of all pieces bounds it; so what is within the shard is below its own
+    // count of pieces (chunks), and the elements before are below its elements: nothing is negative
+    // or too large. Uneven shards, which may have a chunk without pieces, have one each: nothing is
+    // before it. All products are below the elements of the operation, 2^40; both divisors are 1
+    // at least.
+
     /// The shard of a piece, or of a chunk: the last that begins there or before it.
-    fn shard_at(
+    inline fn shard_at(
         partition: *const Partition,
         comptime field: std.meta.FieldEnum(Shard),
         at: u64,
     ) usize {
+        @setRuntimeSafety(false);
+        // Always low < high <= shards.len.
         var low: usize = 0;
         var high = partition.shards.len;
         while (high - low > 1) {
@@ -139,6 +151,8 @@ pub const Partition = struct {
     }
 
     pub fn chunk_of(partition: *const Partition, piece: u64) u32 {
+        assert(piece < partition.pieces);
+        @setRuntimeSafety(false);
         const shard = &partition.shards[partition.shard_of(piece)];
         const within: u32 = @intCast((piece - shard.first_piece) / partition.pieces_per_chunk);
         return shard.first_chunk + within;
@@ -151,6 +165,8 @@ pub const Partition = struct {
     }
 
     pub fn pieces_of(partition: *const Partition, chunk: u32) u32 {
+        assert(chunk < partition.chunks);
+        @setRuntimeSafety(false);
         const shard = &partition.shards[partition.shard_of_chunk(chunk)];
         const before = @as(u64, chunk - shard.first_chunk) * partition.pieces_per_chunk;
         return @intCast(@min(shard.pieces - before, partition.pieces_per_chunk));
@@ -193,6 +209,8 @@ pub const Partition = struct {
 
     /// Where a piece is: its shard, the elements of that before it, and its own.
     pub fn place_of(partition: *const Partition, piece: u64) Place {
+        assert(piece < partition.pieces);
+        @setRuntimeSafety(false);
         const index = partition.shard_of(piece);
         const shard = &partition.shards[index];
         const before = (piece - shard.first_piece) * shard.piece_elements;

@@ -1,0 +1,38 @@
+//! unfilled: memory for large data that is about to come from somewhere else. Of an allocator, with
+//! safety, it is written when it is had and again when it is given back (0xaa): for undo logs and
+//! leaves that is two more passes than the operation needs, and makes pages resident that nobody
+//! uses. Whoever takes it reads nothing that was not written.
+
+const std = @import("std");
+const Allocator = std.mem.Allocator;
+const Alignment = std.mem.Alignment;
+
+pub fn Buffer(comptime alignment: Alignment) type {
+    return []align(alignment.toByteUnits()) u8;
+}
+
+pub fn alloc(
+    gpa: Allocator,
+    comptime alignment: Alignment,
+    bytes: usize,
+) Allocator.Error!Buffer(alignment) {
+    if (bytes == 0) return &.{};
+    const memory = gpa.rawAlloc(bytes, alignment, @returnAddress());
+    return @alignCast((memory orelse return error.OutOfMemory)[0..bytes]);
+}
+
+pub fn free(gpa: Allocator, comptime alignment: Alignment, buffer: Buffer(alignment)) void {
+    if (buffer.len > 0) gpa.rawFree(buffer, alignment, @returnAddress());
+}
+
+test "what is had is aligned and nothing wrote it, nor what is given back" {
+    var room: [4096]u8 align(4096) = @splat(7);
+    var fixed: std.heap.FixedBufferAllocator = .init(room[1..]);
+    const gpa = fixed.allocator();
+    const buffer = try alloc(gpa, .@"64", 1000);
+    try std.testing.expectEqual(0, @intFromPtr(buffer.ptr) % 64);
+    free(gpa, .@"64", buffer);
+    try std.testing.expect(std.mem.allEqual(u8, &room, 7));
+    try std.testing.expectEqual(0, (try alloc(gpa, .@"64", 0)).len);
+    try std.testing.expectError(error.OutOfMemory, alloc(gpa, .@"64", 5000));
+}
