@@ -2,6 +2,7 @@
 //! Used for the pieces of an operation (collective/ring.zig).
 
 const std = @import("std");
+const unfilled = @import("unfilled.zig");
 const assert = std.debug.assert;
 
 pub const BitSet = struct {
@@ -11,7 +12,15 @@ pub const BitSet = struct {
     count: usize = 0,
 
     pub fn init(gpa: std.mem.Allocator, bits: usize) !BitSet {
-        const words = try gpa.alloc(u64, (bits + 63) / 64);
+        return .over(try gpa.alloc(u64, (bits + 63) / 64), bits);
+    }
+
+    /// For an arena that gives it back.
+    pub fn in_arena(arena: std.mem.Allocator, bits: usize) !BitSet {
+        return .over(try unfilled.list(arena, u64, (bits + 63) / 64), bits);
+    }
+
+    fn over(words: []u64, bits: usize) BitSet {
         @memset(words, 0);
         return .{ .words = words, .bits = bits };
     }

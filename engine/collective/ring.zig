@@ -36,9 +36,9 @@ pub const State = struct {
     pub fn init(arena: Allocator, partition: *const Partition, slots: usize) Allocator.Error!State {
         const pieces: usize = @intCast(partition.pieces);
         return .{
-            .successor_holds = try .init(arena, partition.chunks),
-            .partial_seen = try .init(arena, pieces),
-            .final_ready = try .init(arena, pieces),
+            .successor_holds = try .in_arena(arena, partition.chunks),
+            .partial_seen = try .in_arena(arena, pieces),
+            .final_ready = try .in_arena(arena, pieces),
             .ready = try .initCapacity(arena, slots),
         };
     }
@@ -109,11 +109,11 @@ pub fn gives(x: *const Executor, chunk: u32) bool {
 }
 
 pub fn predecessor(x: *const Executor) u16 {
-    return (x.position + x.members - 1) % x.members;
+    return if (x.position == 0) x.members - 1 else x.position - 1;
 }
 
 pub fn successor(x: *const Executor) u16 {
-    return (x.position + 1) % x.members;
+    return if (x.position + 1 == x.members) 0 else x.position + 1;
 }
 
 /// The first piece at or after `from` that sets out here.

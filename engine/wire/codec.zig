@@ -16,7 +16,7 @@ pub const Reader = struct {
     bytes: []const u8,
     offset: usize = 0,
 
-    pub fn take(reader: *Reader, count: usize) Error![]const u8 {
+    pub inline fn take(reader: *Reader, count: usize) Error![]const u8 {
         if (reader.bytes.len - reader.offset < count) return error.Short;
         defer reader.offset += count;
         return reader.bytes[reader.offset..][0..count];
@@ -32,7 +32,7 @@ pub const Writer = struct {
     }
 
     /// The next so many bytes, for the caller to fill.
-    fn room(writer: *Writer, count: usize) Error![]u8 {
+    inline fn room(writer: *Writer, count: usize) Error![]u8 {
         if (writer.bytes.len - writer.offset < count) return error.TooLong;
         defer writer.offset += count;
         return writer.bytes[writer.offset..][0..count];
