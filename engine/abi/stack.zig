@@ -1,10 +1,10 @@
-//! What the compiler calls at the beginning of a function with a frame of more than a page: it
-//! touches each page of it, so that a stack that is too small ends in its guard page and not in
-//! what lies beyond. x86-64 with the checks only; other targets do it inline or not at all.
+//! stack: what the compiler calls at the beginning of a function with a frame of more than a page.
+//! It touches each page of it, so that a stack that is too small ends in its guard page and not in
+//! what lies beyond. Only on x86-64, in a build with safety.
 //!
-//! Zig's compiler_rt has one as well, but taken from there it brings its memset and memcpy along,
-//! which go byte by byte and would be used instead of those of libc. build.zig links without
-//! compiler_rt where this file suffices, so nothing brings them back unnoticed.
+//! Zig's compiler_rt has one as well, but taken from there it brings its memset along, which goes
+//! byte by byte, and its memcpy, and these would be used instead of those of libc. build.zig links
+//! without compiler_rt where this file suffices, so nothing brings them back unnoticed.
 
 const std = @import("std");
 const builtin = @import("builtin");
