@@ -78,13 +78,13 @@ pub const State = struct {
     ) Allocator.Error!State {
         const members = options.members_max();
         if (members > members_max) return .{};
-        const lanes = try arena.alloc(Lane, members);
-        for (lanes) |*lane| lane.* = .{ .ready = try .init(arena, @intCast(partition.pieces)) };
-        const places = try arena.alloc(u16, @intCast(partition.pieces));
+        const lanes = try base.unfilled.list(arena, Lane, members);
+        for (lanes) |*lane| lane.* = .{ .ready = try .in_arena(arena, @intCast(partition.pieces)) };
+        const places = try base.unfilled.list(arena, u16, @intCast(partition.pieces));
         @memset(places, no_place);
         return .{
             .places = places,
-            .holders = try arena.alloc(Set, partition.chunks),
+            .holders = try base.unfilled.list(arena, Set, partition.chunks),
             .lanes = lanes,
             .pending = try .initCapacity(arena, slots),
             .passing = try .initCapacity(arena, slots),

@@ -76,6 +76,9 @@ pub const Executor = struct {
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
     roles: Roles,
+    /// All contribute to each part; all want each.
+    is_from_all: bool,
+    is_for_all: bool,
     /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
@@ -87,6 +90,9 @@ pub const Executor = struct {
     /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
     origin_slots: u16,
+    /// That each sender of partial sums, an owner's neighbour in the ring or a contributor, may
+    /// fill here in this attempt.
+    slots_each: u32 = 0,
 
     // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
     // settled.
@@ -254,6 +260,9 @@ pub const Executor = struct {
             .partition = partition,
             .arrays = arrays,
             .roles = roles,
+            // Of one part as of the others.
+            .is_from_all = roles.source(0) == null,
+            .is_for_all = roles.audience(0) == null,
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
@@ -262,22 +271,22 @@ pub const Executor = struct {
             .slots = slots,
             .slot_bytes = slot_bytes,
             .origin_slots = origin_slots_of(options.world_size),
-            .free_slots = try memory.alloc(u16, slot_count),
+            .free_slots = try base.unfilled.list(memory, u16, slot_count),
             .free_count = 0,
-            .chunk_reduced = try memory.alloc(u32, partition.chunks),
-            .chunk_arriving = try memory.alloc(u32, partition.chunks),
-            .chunk_left = try memory.alloc(u32, partition.chunks),
-            .chunk_digest = try memory.alloc(u128, partition.chunks),
-            .kept = try .init(memory, partition.chunks),
-            .voided = try .init(memory, partition.chunks),
-            .own_left = try .init(memory, pieces),
-            .positions = try memory.alloc(u16, options.world_size),
-            .saved = try .init(memory, pieces),
-            .dirty = try .init(memory, pieces),
-            .settled = try .init(memory, pieces),
-            .final_seen = try .init(memory, pieces),
-            .targets = try memory.alloc(Target, options.members_max()),
-            .credits = try memory.alloc(Credit, options.members_max()),
+            .chunk_reduced = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_arriving = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_left = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_digest = try base.unfilled.list(memory, u128, partition.chunks),
+            .kept = try .in_arena(memory, partition.chunks),
+            .voided = try .in_arena(memory, partition.chunks),
+            .own_left = try .in_arena(memory, pieces),
+            .positions = try base.unfilled.list(memory, u16, options.world_size),
+            .saved = try .in_arena(memory, pieces),
+            .dirty = try .in_arena(memory, pieces),
+            .settled = try .in_arena(memory, pieces),
+            .final_seen = try .in_arena(memory, pieces),
+            .targets = try base.unfilled.list(memory, Target, options.members_max()),
+            .credits = try base.unfilled.list(memory, Credit, options.members_max()),
             // Both, whatever the call asks for: links that break may change the schedule, and then
             // it must not be memory that is missing.
             .ring = try .init(memory, &partition, slot_count),
@@ -353,7 +362,8 @@ pub const Executor = struct {
         for (options.order.slice(), 0..) |rank, position| x.positions[rank] = @intCast(position);
         x.reset_movement();
         // Before a receiver says what it allows, it is taken to have the same window as this peer.
-        for (x.credits) |*credit| credit.allowed = x.slots_per_sender();
+        x.slots_each = x.slots_per_sender();
+        for (x.credits) |*credit| credit.allowed = x.slots_each;
 
         x.kept.clear();
         x.voided.clear();
@@ -399,13 +409,13 @@ pub const Executor = struct {
     // ---- whose a chunk is
 
     /// The rank that alone contributes to it; null: all do.
-    pub fn source(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.source(x.part_of(chunk));
+    pub inline fn source(x: *const Executor, chunk: usize) ?u16 {
+        return if (x.is_from_all) null else x.roles.source(x.part_of(chunk));
     }
 
     /// The rank that alone wants it; null: all do.
-    pub fn audience(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.audience(x.part_of(chunk));
+    pub inline fn audience(x: *const Executor, chunk: usize) ?u16 {
+        return if (x.is_for_all) null else x.roles.audience(x.part_of(chunk));
     }
 
     /// The number of its shard, among those of its array.
@@ -428,11 +438,11 @@ pub const Executor = struct {
     }
 
     /// The audience's position; the chunk is not void.
-    pub fn audience_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn audience_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.audience(chunk) orelse return null];
     }
 
-    pub fn source_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn source_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.source(chunk) orelse return null];
     }
 
@@ -452,7 +462,7 @@ pub const Executor = struct {
     /// now, is void; without `resume`, all of its shard is, so that a shard is there or is not.
     fn give_from_source(x: *Executor, order: *const base.Order) void {
         const chunks = x.partition.chunks;
-        if (chunks == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..chunks) |chunk| {
             if (x.kept.has(chunk)) continue;
             const rank = x.source(chunk).?;
@@ -531,6 +541,7 @@ pub const Executor = struct {
     /// still reads or writes slots and results.
     pub fn halt(x: *Executor) void {
         x.members = 0;
+        x.slots_each = 0;
     }
 
     fn reset_movement(x: *Executor) void {
@@ -600,7 +611,7 @@ pub const Executor = struct {
 
     /// A source has its own chunks of the result from the start; their bytes come later.
     fn settle_own(x: *Executor) void {
-        if (x.piece_count() == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..x.piece_count()) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.roles.rank or !x.wants(chunk)) continue;
@@ -645,12 +656,6 @@ pub const Executor = struct {
         return &x.arrays.places[x.partition.shard_of(piece)];
     }
 
-    /// Bytes of its shard before it.
-    fn bytes_before(x: *const Executor, piece: usize) usize {
-        const shard = &x.partition.shards[x.partition.shard_of(piece)];
-        return @intCast((x.partition.offset(piece) - shard.first) * shard.dtype.size());
-    }
-
     /// The result grows over the contribution: what was overwritten is read from `shadow`.
     fn in_place(x: *const Executor, piece: usize) bool {
         return x.arrays.in_place(x.partition.shard_of(piece));
@@ -660,14 +665,17 @@ pub const Executor = struct {
     pub fn own(x: *const Executor, piece: usize) [*]const u8 {
         if (x.is_aside or (x.dirty.has(piece) and x.in_place(piece)))
             return x.shadow_piece(piece).ptr;
-        return x.arrays.send(x.partition.shard_of(piece)) + x.bytes_before(piece);
+        const found = x.partition.place_of(piece);
+        return x.arrays.send(found.shard) + found.before * found.dtype.size();
     }
 
     /// Where it is in the result, which has it.
     pub fn target_piece(x: *const Executor, piece: usize) []u8 {
         if (x.is_aside) return x.shadow_piece(piece);
-        const start = x.arrays.recv(x.partition.shard_of(piece)) + x.bytes_before(piece);
-        return start[0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.recv(found.shard) + found.before * size;
+        return start[0 .. found.elements * size];
     }
 
     /// The caller has it back as it was, if the call fails.
@@ -676,8 +684,10 @@ pub const Executor = struct {
     }
 
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
-        const start = x.at(piece).shadow + x.bytes_before(piece);
-        return x.shadow[start..][0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.places[found.shard].shadow + found.before * size;
+        return x.shadow[start..][0 .. found.elements * size];
     }
 
     fn in_target(x: *const Executor, piece: usize) bool {
@@ -706,7 +716,8 @@ pub const Executor = struct {
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
-        return x.partition.elements(piece) * x.dtype_of(piece).size();
+        const found = x.partition.place_of(piece);
+        return found.elements * found.dtype.size();
     }
 
     // ---- codecs
@@ -732,10 +743,9 @@ pub const Executor = struct {
 
     pub fn residual_of(x: *const Executor, piece: usize) ?kernels.Residual {
         const whole = x.residual orelse return null;
-        const index = x.partition.shard_of(piece);
-        const within = x.partition.offset(piece) - x.partition.shards[index].first;
-        const start: usize =
-            @intCast((x.arrays.places[index].residual + within) * @sizeOf(f32));
+        const found = x.partition.place_of(piece);
+        const first: usize = @intCast(x.arrays.places[found.shard].residual);
+        const start = (first + found.before) * @sizeOf(f32);
         return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
@@ -888,9 +898,8 @@ pub const Executor = struct {
         return x.slots[index * x.slot_bytes ..][0..x.slot_bytes];
     }
 
-    /// Slots that each sender of partial sums, an owner's neighbour in the ring or a contributor,
-    /// may fill here in this attempt.
-    pub fn slots_per_sender(x: *const Executor) u32 {
+    /// What `slots_each` is, from the beginning of an attempt on.
+    fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (converts_any(&x.partition)) x.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
@@ -926,7 +935,7 @@ pub const Executor = struct {
     ) PlaceError!Place {
         const bytes = x.partial_piece_bytes(piece);
         if (header.payload_bytes != bytes) return error.WrongLength;
-        if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
+        if (credit.held >= x.slots_each or x.free_count == 0) return error.NoCredit;
         credit.held += 1;
         const index = x.slot_take();
         return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
@@ -1079,7 +1088,7 @@ pub const Executor = struct {
 
     /// What a sender may send once it knows that this peer has called: told in the open frame.
     pub fn initial_credit(x: *const Executor) u64 {
-        return x.slots_per_sender();
+        return x.slots_each;
     }
 
     /// What this sender should be told of freed slots; null if nothing. Told in quarters of the
@@ -1097,7 +1106,7 @@ pub const Executor = struct {
 
     fn grant(x: *Executor, index: usize) ?u64 {
         const credit = &x.credits[index];
-        const window = x.slots_per_sender();
+        const window = x.slots_each;
         if (credit.freed - credit.announced < @max(1, window / 4)) return null;
         credit.announced = credit.freed;
         return credit.freed + window;
@@ -1218,7 +1227,7 @@ pub const Executor = struct {
     /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
         return switch (x.schedule) {
-            .ring => if (ring.is_origin(x, out.piece)) null else &x.credits[out.class],
+            .ring => if (ring.is_origin(x, x.partition.chunk_of(out.piece))) null else &x.credits[out.class],
             .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }

@@ -254,7 +254,7 @@ fn test_case(case: Case) !void {
         const x = &executors[bench.alive.at(position)];
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
-        const result: [*]align(1) const u64 = @ptrCast(x.target_piece(0).ptr);
+        const result: [*]align(1) const u64 = @ptrCast(x.arrays.recv(0));
         for (result[0..count], 0..) |value, index| {
             const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
             const lost_here = x.chunk_reduced[chunk] == 2;
@@ -530,7 +530,7 @@ test "a sender fills no more slots than it was promised, though others are free"
         };
         taken += 1;
     }
-    try std.testing.expectEqual(x.slots_per_sender(), taken);
+    try std.testing.expectEqual(x.slots_each, taken);
     try std.testing.expect(x.free_count > 0);
 }
 
@@ -1157,11 +1157,11 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(first.digest(), x.digest());
         const bytes = case.count * @sizeOf(f32);
-        const result: [*]align(1) const f32 = @ptrCast(x.target_piece(0).ptr);
+        const result: [*]align(1) const f32 = @ptrCast(x.arrays.recv(0));
         try std.testing.expectEqualSlices(
             u8,
-            first.target_piece(0).ptr[0..bytes],
-            x.target_piece(0).ptr[0..bytes],
+            first.arrays.recv(0)[0..bytes],
+            x.arrays.recv(0)[0..bytes],
         );
         for (result[0..case.count], 0..) |value, index| {
             const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);

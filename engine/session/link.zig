@@ -122,6 +122,7 @@ pub const Link = struct {
 
     /// What waits for this operation in this attempt. Of an older one it is forgotten.
     fn find(link: *Link, key: Key, attempt: u32) ?*Early {
+        if (link.early.count() == 0) return null; // most often: no hash of the key is needed
         const index = link.early.getIndex(key) orelse return null;
         const early = &link.early.values()[index];
         if (early.attempt == attempt) return early;
@@ -179,6 +180,7 @@ pub const Link = struct {
 
     /// An operation is over: whatever was kept for it is not wanted.
     pub fn forget(link: *Link, key: Key) void {
+        if (link.early.count() == 0) return;
         if (link.early.getIndex(key)) |index| link.forget_at(index);
     }
 

@@ -305,7 +305,8 @@ pub const State = struct {
     /// Memory for a leaf that is about to come in.
     pub fn stage(state: *State, index: u32) Allocator.Error![]u8 {
         if (state.staged[index] == null) {
-            state.staged[index] = try state.gpa.alloc(u8, state.leaf(index).len);
+            const bytes = state.leaf(index).len;
+            state.staged[index] = try base.unfilled.alloc(state.gpa, .@"1", bytes);
         }
         state.staged_hashes[index] = @splat(0); // of nothing, until it is whole
         return state.staged[index].?;
@@ -345,7 +346,7 @@ pub const State = struct {
     pub fn forget_staged(state: *State) void {
         state.wanted_root = null;
         for (state.staged) |*place| {
-            state.gpa.free(place.* orelse continue);
+            base.unfilled.free(state.gpa, .@"1", place.* orelse continue);
             place.* = null;
         }
     }
