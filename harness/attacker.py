@@ -3,7 +3,7 @@
 `python -m harness.attacker` reads one line, a `Job` as JSON, and does it until its standard input
 ends, or until it has made as many connections as the job says. It says {"began": 1} after its first
 blow and {"connections": ..., "answered": ..., "bytes": ...} at its end. It knows of PCCL only what
-docs/PROTOCOL.md says, so it imports nothing of it. `Attackers` starts such processes, for
+harness/wire.py says, so it imports nothing of it. `Attackers` starts such processes, for
 tests/hostile and `python -m bench hostile`; what must hold meanwhile is theirs.
 """
 
@@ -25,40 +25,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from harness import wire
 from harness.child import Child
+from harness.wire import CONTROL, LANE, MAGIC, STATUS, heartbeat, hello, join, message
 
-MAGIC = b"PCCL\r\n\x1a\n"
-WIRE_VERSION = 1
-CONTROL, LANE, STATUS = 1, 2, 3
-JOIN, JOIN_END, HEARTBEAT = 1, 5, 7
-STATUS_REQUEST = 21
-WELCOMED_BYTES = 32 + 8 + 37  # the answer to a hello, and what `welcome` says
+# The answer to a hello, and what `welcome` says.
+WELCOMED_BYTES = wire.ANSWER_BYTES + wire.HEAD_BYTES + 37
 WAIT_SECONDS_MAX = 60.0
 BYSTANDER_PLACES = 64  # as a coordinator has for strangers
 RESET = struct.pack("ii", 1, 0)
-
-
-def hello(purpose: int, run_id: bytes, sender: bytes, meant: bytes = bytes(16)) -> bytes:
-    """The first 96 bytes. The instance is drawn, as that of a process is."""
-    head = MAGIC + struct.pack("<HBBI", WIRE_VERSION, purpose, 0, 0)
-    return head + run_id + sender + meant + os.urandom(8) + bytes(24)
-
-
-def message(number: int, body: bytes = b"") -> bytes:
-    """A control message."""
-    return struct.pack("<IHH", len(body), number, 0) + body
-
-
-def join(group: bytes, address: bytes) -> bytes:
-    """A newcomer's wish to be in a group, whole."""
-    texts = b"".join(struct.pack("<I", len(text)) + text for text in (group, address))
-    key = bytes(16)  # by which it would be found, if it listened
-    return message(JOIN, texts + key + struct.pack("<IQQ", 1, 0, 0)) + message(JOIN_END)
-
-
-def heartbeat(number: int) -> bytes:
-    """What keeps a peer alive."""
-    return message(HEARTBEAT, struct.pack("<QQQ", number, 0, 0))
 
 
 def long_address(number: int) -> bytes:
@@ -170,8 +145,8 @@ class Attacker:
                 hello(LANE, some, some, some),
                 hello(STATUS, some, some)[: self.random.randrange(96)],
                 hello(self.random.randrange(256), some, some) + noise,
-                MAGIC + struct.pack("<HBBI", 99, 1, 0, 0) + bytes(80),
-                struct.pack("<IHH", 2**31, 1, 0) + noise,
+                hello(CONTROL, some, some, version=99),
+                wire.head(2**31, wire.JOIN) + noise,
             ]
         )
 
@@ -208,7 +183,7 @@ class Attacker:
             if to is None:
                 continue
             with to, contextlib.suppress(OSError):
-                to.sendall(hello(STATUS, self.secret(), self.name()) + message(STATUS_REQUEST))
+                to.sendall(hello(STATUS, self.secret(), self.name()) + message(wire.STATUS_REQUEST))
                 to.shutdown(socket.SHUT_WR)
                 while got := len(to.recv(1 << 16)):
                     self.received += got
