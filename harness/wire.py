@@ -17,6 +17,8 @@ HELLO_BYTES, ANSWER_BYTES, HEAD_BYTES = 96, 32, 8
 CONTROL, LANE, STATUS = 1, 2, 3  # purposes
 WELCOME, FULL, HELD = 1, 6, 7  # verdicts of an answer
 JOIN, JOIN_END, HEARTBEAT, HEARTBEAT_ACK = 1, 5, 7, 8
+PREPARED, DONE = 9, 13
+PREPARE, ACTIVATE = 25, 28
 STATUS_REQUEST, WELCOMED, JOINED, REFUSED, STATUS_REPLY = 21, 22, 23, 24, 35
 NOBODY = bytes(16)
 
@@ -77,6 +79,18 @@ def join(group: bytes, address: bytes = b"127.0.0.1:1", *, world_size: int = 1) 
 def heartbeat(number: int) -> bytes:
     """A sign of life, which has an answer."""
     return message(HEARTBEAT, struct.pack("<QQQ", number, 0, 0))
+
+
+def prepared(group: int, prepare_round: int) -> bytes:
+    """All lanes are open, and the user waits to enter."""
+    return message(PREPARED, struct.pack("<HQBI", group, prepare_round, 1, 0))
+
+
+def vote(group: int, epoch: int, sequence: int, seen: int) -> bytes:
+    """For a barrier, in the first attempt of an epoch. The voter has seen so many decisions."""
+    barrier = struct.pack("<BBBBBBBBBBHQQ16sQ", 2, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, NOBODY, 0)
+    where = struct.pack("<HQIQQ", group, epoch, 1, 0, sequence)
+    return message(DONE, where + barrier + bytes(16) + struct.pack("<Q", seen))
 
 
 def read(peer: socket.socket, size: int) -> bytes:

@@ -45,4 +45,5 @@ test {
     _ = @import("silence_test.zig");
     _ = @import("stall_test.zig");
     _ = @import("standing_test.zig");
+    _ = @import("unseen.zig");
 }
