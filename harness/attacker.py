@@ -47,7 +47,7 @@ def long_address(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Job:
-    """What to do to whom. Without a run id: as a stranger does it."""
+    """One attack and its targets. Without a run id it is a stranger's."""
 
     attack: str
     ports: list[int]
@@ -71,7 +71,7 @@ class Job:
 
 
 class Attacker:
-    """What all attacks share: connections that come back when they are closed, and a count."""
+    """All attacks, and their count of connections, which come back when they are closed."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -220,14 +220,14 @@ class Attacker:
         self.flood(8, lambda to: self.votes(to, tells=False))
 
     def beats(self, to: socket.socket) -> Iterator[bytes]:
-        """What a peer that joins nothing says."""
+        """The words of a peer that joins nothing."""
         to.sendall(hello(CONTROL, self.secret(), self.name()))
         while True:
             yield b"".join(heartbeat(number) for number in range(256))
 
     def votes(self, to: socket.socket, *, tells: bool) -> Iterator[bytes]:
-        """What a member says once its group has begun. Its calls have numbers of their own, since
-        each is decided once, and at once, so all before it are decided."""
+        """The votes of a member, once its group has begun. Its calls have numbers of their own,
+        since each is decided once, and at once, so all before it are decided."""
         group = b"v%d-%d" % (self.job.seed, self.connections)
         to.sendall(hello(CONTROL, self.secret(), self.name()) + join(group, b"127.0.0.1:1"))
         wire.read(to, wire.ANSWER_BYTES)
@@ -324,8 +324,8 @@ class Attacker:
 
     def bystander(self) -> None:
         """Is attacked itself: listens at the first port, which it says, keeps 64 connections, and
-        hangs up on whoever says something. What attackers cost a machine when they attack this is
-        what they cost it anyway."""
+        hangs up on whoever says something. Attackers cost a machine as much when they attack this
+        as they cost it anyway."""
         selector = selectors.DefaultSelector()
         held: dict[socket.socket, None] = {}  # in the order in which they came
         with socket.create_server(("127.0.0.1", self._ports[0]), backlog=128) as listener:
@@ -428,7 +428,7 @@ class Attacker:
         words: dict[socket.socket, Iterator[int]],
         to: object,
     ) -> None:
-        """What has come on one of them, perhaps its end."""
+        """Takes what has come on one of them, perhaps its end."""
         assert isinstance(to, socket.socket)
         try:
             got = len(to.recv(1 << 16))
@@ -478,7 +478,7 @@ class Attackers:
             self._children.append(child)
 
     def _next(self, place: int) -> dict[str, int]:
-        """What one of them says."""
+        """The next line of one of them."""
         line = self._lines[place].get(timeout=WAIT_SECONDS_MAX)
         if line is None:
             raise RuntimeError(f"an attacker ended: {self._children[place].errors}")

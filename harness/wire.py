@@ -1,8 +1,8 @@
 """Hellos, answers and control messages as bytes, the way docs/PROTOCOL.md has them.
 
 Attackers and tests speak with them to coordinators and peers, and stand in for these. Nothing of
-PCCL is imported here, so bytes that differ from the document's are refused by the library. Who says
-what to whom is the caller's.
+PCCL is imported here, so bytes that differ from the document's are refused by the library. The
+caller decides what is said to whom.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def answer(verdict: int) -> bytes:
 
 
 def verdict_of(answered: bytes) -> int:
-    """What an answer, or its first 11 bytes, says."""
+    """The verdict in an answer, or in its first 11 bytes."""
     return answered[10]
 
 

@@ -1,8 +1,8 @@
 """An honest run under attack: a coordinator and peers in their processes, and what they hold.
 
 Peers add up the digits of the oracle without a pause (tests/processes/loop.py), and judge each sum.
-What is done to them is harness/attacker.py's; which of it a test asks for, and what it allows, the
-tests say. Nothing here sleeps: it waits for what processes say, with a limit.
+The attacks are in harness/attacker.py; the tests say which of them they ask for, and what they
+allow. Nothing here sleeps: it waits for what processes say, with a limit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOKUPS_MAX = 4  # names that the coordinator looks up at once, each on a thread
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds."""
+    """The descriptors, threads and memory of a process."""
 
     descriptors: int
     threads: int
@@ -65,7 +65,7 @@ def _port_of(member: dict[str, Any]) -> int:
 
 
 def bytes_acknowledged(pid: int) -> int:
-    """What all TCP sockets that a process has now have sent, in all, and the other side has."""
+    """Counts what the TCP sockets that a process has now have sent, and the other side has got."""
     pidfd_getfd, acknowledged_at = 438, 120  # linux/tcp.h: tcpi_bytes_acked
     system = ctypes.CDLL(None, use_errno=True)
     process = os.pidfd_open(pid)
@@ -222,7 +222,7 @@ class Run:
     # ---- what is judged
 
     def held(self) -> dict[str, Held]:
-        """By whom."""
+        """What each process holds, by its name."""
         founders = {f"peer {peer.number}": peer.process.pid for peer in self.founders}
         return {name: Held.by(pid) for name, pid in [*self._coordinator(), *founders.items()]}
 
@@ -230,7 +230,7 @@ class Run:
         return [("coordinator", self.coordinator.pid)]
 
     def forget_peaks(self) -> None:
-        """Of everybody."""
+        """The peak of each process begins again."""
         for pid in (self.coordinator.pid, *(peer.process.pid for peer in self.founders)):
             forget_peak(pid)
 
@@ -263,7 +263,7 @@ class Run:
             self.rounds()
 
     def _left(self, before: dict[str, Held], kept_bytes: int) -> str:
-        """What has not come back yet."""
+        """Names something that has not come back yet."""
         for name, now in self.held().items():
             then = before[name]
             if now.descriptors > then.descriptors:

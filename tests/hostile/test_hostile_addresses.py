@@ -1,4 +1,4 @@
-"""Whom members dial, and who looks names up: what a newcomer says of itself is found out first.
+"""Members dial nobody, and look up no name, because a newcomer says so: it is found out first.
 
 Everything is on this machine, whose loopback interface has many hosts: peers come from 127.0.0.1,
 and 127.0.0.77 is somebody else.
@@ -52,7 +52,7 @@ class ThirdParty:
                     self.heard += more
 
     def end(self) -> None:
-        """What has connected before is counted: they are served in their order."""
+        """Connections that came before are counted: they are served in their order."""
         host, port = self.address.split(":")
         with socket.create_connection((host, int(port))) as last:
             last.sendall(b"end")

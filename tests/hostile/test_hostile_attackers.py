@@ -1,9 +1,9 @@
 """Attackers in processes of their own, against peers that work: nothing crashes, memory and
 descriptors stay within a budget and come back, nobody honest is lost, and newcomers get in.
 
-What each attack does is harness/attacker.py; how the run is judged, honest.py. What an attack costs
-the run in throughput is measured by `python -m bench hostile`. Of those who have the token there
-are here the attacks that cost no member its place; the others are in files of their own.
+The attacks are in harness/attacker.py; honest.py judges the run. `python -m bench hostile` measures
+what an attack costs the run in throughput. Here are the attacks of strangers, and those of somebody
+who has the token that cost no member its place; the others are in files of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEWCOMER_SECONDS_MAX = 5
 
 STRANGERS = ("garbage", "resets", "slow", "silent", "holds")
 INSIDERS = ("questions", "joins_nothing", "half_open", "groups")
-# What these do otherwise is in files of its own.
+# Other tests of these are in files of their own.
 HOLDERS = ("statuses", "zero_windows", "unread_decisions", "lanes", "newcomers", "never_ready")
 
 
@@ -52,7 +52,7 @@ def jobs_of(run: Run, attack: str, *, processes: int = 1, connections: int = 0) 
 
 @pytest.mark.parametrize("attack", STRANGERS)
 def test_two_strangers_stop_nobody(run: Run, attack: str) -> None:
-    """What the attack is: connect and reset, connect and hold, say a byte now and then …"""
+    """They connect and reset, connect and hold, say a byte now and then …"""
     jobs = jobs_of(run, attack, processes=2, connections=1_000 if attack == "garbage" else 0)
     run.strike(jobs, descriptors=STRANGERS_MAX)
 

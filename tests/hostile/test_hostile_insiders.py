@@ -43,7 +43,7 @@ def test_members_that_read_nothing_are_let_go_when_four_mebibytes_wait_for_each(
 
 @pytest.mark.long
 def test_members_that_do_not_say_what_they_have_seen_cost_little(tmp_path: Path) -> None:
-    """What they vote for is decided, and would be kept until they have seen it."""
+    """Their votes make decisions, each of which is kept until they have seen it."""
     with Run(FOUNDERS, tmp_path) as run:
         run.go_on(50)
         job = run.insider("untold_decisions", connections=3 * FLOODERS, nice=19)

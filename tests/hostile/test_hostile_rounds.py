@@ -26,7 +26,7 @@ NEWCOMERS_HONEST = 5
 def test_newcomers_that_read_nothing_and_go_cost_little(
     tmp_path: Path,
 ) -> None:
-    """They send 200 KiB in all. What the coordinator sends, and what waits in it, is bounded; all
+    """They send 200 KiB in all. The coordinator sends, and keeps for them, a bounded amount; all
     members stay, and an honest newcomer is in."""
     with Run(FOUNDERS, tmp_path) as run:
         run.go_on(50)

@@ -1,4 +1,4 @@
-"""What others call themselves, and what a coordinator that lies says: refused, or shown as text.
+"""Names of others, and words of a coordinator that lies, are refused or shown as text.
 
 The coordinators here that lie are sockets of the test; their bytes are those of harness/wire.py.
 Which names and addresses a real one refuses is engine/protocol/hostile_test.zig.
