@@ -84,6 +84,10 @@ pub const decisions_kept_max = 4096;
 /// The same for aborts of which nobody knows who caused them, because two members contradict each
 /// other.
 pub const contradictions_kept_max = 16 * decisions_kept_max;
+/// Decisions of an epoch that some member has not seen yet: beyond, votes of the others wait for
+/// it, and it is let go when it votes `decisions_kept_max` times more. Enforced by the coordinator
+/// (protocol/unseen.zig).
+pub const decisions_unseen_max = 4 * decisions_kept_max;
 /// Operations that one peer may have given up and whose abort the coordinator has still to send, as
 /// while it is away: told all at once, they must not be more than it may cause. Enforced at the
 /// call.

@@ -23,6 +23,7 @@ const seal = @import("seal.zig");
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
+const unseen = @import("unseen.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
 const Allocator = std.mem.Allocator;
@@ -580,7 +581,16 @@ pub const Coordinator = struct {
         message: *const control.Message,
     ) ?u64 {
         const peer = connection.peer orelse return null;
-        if (message.* != .join) return null;
+        switch (message.*) {
+            .join => {},
+            inline .done, .state_offer => |*body| {
+                const group = c.group_of(peer, body.group) catch return null;
+                const epoch = group.epoch_of(body.epoch) orelse return null;
+                const rank = epoch.rank_of(peer) orelse return null;
+                return if (unseen.must_wait(epoch, rank)) unseen.wait_ns else null;
+            },
+            else => return null,
+        }
         const known = c.group_named(message.join.name.data);
         if (known) |group| if (group.contains(peer) and !peer.is_present(group.id)) return null;
         const own = &peer.rates.joins;

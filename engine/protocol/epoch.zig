@@ -13,6 +13,7 @@ const journal = @import("journal.zig");
 const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
+const unseen = @import("unseen.zig");
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
@@ -47,6 +48,8 @@ pub const MemberState = struct {
     /// What `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
+    /// Votes since it has been far behind (unseen.zig).
+    votes_behind: u32 = 0,
     /// Others have waited for it for long, and the log says so (stall.zig).
     waited_for: bool = false,
     /// What it owes after a view.
@@ -329,7 +332,7 @@ pub const Epoch = struct {
         return epoch.decided_ids.contains(id);
     }
 
-    fn outstanding(epoch: *const Epoch) []const Decision {
+    pub fn outstanding(epoch: *const Epoch) []const Decision {
         return epoch.decided.items[epoch.decided_first..];
     }
 
@@ -393,6 +396,7 @@ pub const Epoch = struct {
 
     pub fn on_done(epoch: *Epoch, rank: u16, message: *const control.Done) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
+        try unseen.count_vote(epoch, rank);
         if (message.attempt > epoch.attempt) return error.Unexpected;
         // A vote of a passed attempt is given again after the resume.
         if (message.attempt < epoch.attempt or !epoch.running) return;
@@ -788,6 +792,7 @@ pub const Epoch = struct {
         message: *const control.StateOffer,
     ) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
+        try unseen.count_vote(epoch, rank);
         if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
             return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again

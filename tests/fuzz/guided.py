@@ -3,7 +3,7 @@
 `zig build fuzz --fuzz=N` ends after N runs of each target, without a web server, and keeps what it
 has found interesting in .zig-cache/f, so rounds of it add up. Here is what it lacks: an end by
 time, a line of progress for each round, and where the input is that failed. Such an input is kept
-by copying it to tests/fuzz/corpus and naming it in tests/fuzz/root.zig.
+by adding it to the file of its target in tests/fuzz/corpus.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def explain() -> int:
         kept = ROOT / "fuzz_crash"
         shutil.copy(CRASH, kept)
         print(f"a target failed, named above; its input is {kept}")
-        print("keep it: copy it to tests/fuzz/corpus and name it in tests/fuzz/root.zig;")
-        print("then `zig build fuzz` runs it every time")
+        print("keep it: cat fuzz_crash >> tests/fuzz/corpus/TARGET; then `zig build fuzz` runs it")
+        print("every time")
     return 1
 
 
