@@ -1,8 +1,8 @@
 """Groups: entering and leaving them, and safe points.
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
-What is checked here are arguments; everything else is decided in the native library. What members
-do together is in collectives.py, messages.py and shared_state.py, waiting for the world in
+Arguments are checked here; everything else is decided in the native library. Operations of members
+together are in collectives.py, messages.py and shared_state.py, waiting for the world in
 docs/ARCHITECTURE.md.
 """
 
@@ -28,7 +28,7 @@ from pccl_py.words import (
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """What this peer knows of its group right now.
+    """This peer's knowledge of its group right now.
 
     `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
     for the next safe point. Bytes are payload and headers since connect, over all groups.
@@ -106,7 +106,7 @@ class Group(Messages):
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def info(self) -> GroupInfo:
-        """What this peer knows of the group right now."""
+        """This peer's knowledge of the group right now."""
         *numbers, peer_id, sent, received = self._open().info()
         epoch, attempt, rank, world_size, alive, pending, in_flight = numbers
         return GroupInfo(
