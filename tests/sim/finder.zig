@@ -19,7 +19,7 @@ const name_prefix = "name-";
 const number_prefix = "p-";
 pub const text_bytes_max = 32;
 
-/// What is under way; of another start of the coordinator it is for nobody.
+/// A search under way; one of another start of the coordinator is for nobody.
 pub const Search = struct { incarnation: u32, number: u64, id: base.PeerId, node: ?NodeIndex };
 
 pub fn name_of(node: NodeIndex, text: *[text_bytes_max]u8) []const u8 {
@@ -64,7 +64,7 @@ pub fn find(world: *World, question: *const Question) Reply {
     return .later;
 }
 
-/// What a search ends with.
+/// The end of a search.
 pub fn found(world: *World, search: Search) void {
     if (search.incarnation != world.incarnations) return;
     const node = &world.nodes[world_file.coordinator_index];
@@ -74,7 +74,7 @@ pub fn found(world: *World, search: Search) void {
 
 threadlocal var told: [text_bytes_max]u8 = undefined;
 
-/// Who is at that node says who it is.
+/// The process at that node says who it is.
 fn answer_of(world: *const World, search: Search) Answer {
     const index = search.node orelse return .not_found;
     const node = &world.nodes[index];
