@@ -523,12 +523,13 @@ test "joins and leaves without end come four a second, from one peer and from on
     }
 }
 
-test "a member that comes back does not wait for the joins of its network" {
+test "a member that comes back waits neither for the joins of its network nor for its own" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
     court.c.arrivals.of(gpa, court.now, court.source, .enters_group).paid_at = base.never;
+    court.c.peer_of(id_of(0)).?.rates.joins.paid_at = base.never;
     court.hang_up(0);
     try court.come_back(0, court.attempt);
     try expect(!court.peers[0].?.is_paused(court.now));

@@ -421,6 +421,13 @@ pub const Member = struct {
         } });
     }
 
+    /// A newcomer has another connection: the round it was in went on without it, or is over.
+    pub fn forget_round(m: *Member) void {
+        m.round = 0;
+        m.linked_round = 0;
+        m.pending = 0;
+    }
+
     pub fn on_release(m: *Member, round: u64) void {
         if (m.round == round) m.round = 0;
         if (m.linked_round == round) m.linked_round = 0;

@@ -81,6 +81,19 @@ test "a newcomer that could not enter, or goes, waits twice as long each time" {
     }
 }
 
+test "a member that is lost is missing at the next safe point, however soon that comes" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const began = court.now;
+    try court.say(0, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    try expectEqual(began, court.now);
+    try expect(court.group().phase != .idle);
+    // Once: rounds for newcomers keep their distance.
+    try expect(court.group().round_due() > court.now);
+}
+
 test "whoever comes while nobody can enter is in a round within 2 s" {
     var court: Court = undefined;
     try form(&court);

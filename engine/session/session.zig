@@ -518,6 +518,10 @@ pub const Session = struct {
             group.state = .joined;
             group.id = body.group;
             group.member.welcomed(body.group);
+            if (group.member.current == null) {
+                group.member.forget_round();
+                rounds.over(s, group);
+            }
             return links.report_closed(s, group);
         }
         // The user left before the answer came, when the number to leave was not known yet.
