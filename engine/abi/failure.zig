@@ -457,7 +457,7 @@ pub fn forked() Error {
 }
 
 /// The coordinator's words follow.
-const removed = "the coordinator removed this peer from the group: ";
+const removed = "this peer is no longer a member of the group: ";
 
 /// A coordinator with its state is the one that was there; any other begins another run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
@@ -810,12 +810,21 @@ pub fn operation(op: *const session.Operation) Error {
                 "sync). The tensors are as they were",
             .{name},
         ),
-        .cancelled => fail(
-            .cancelled,
-            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
-            .{ name, kept(op) },
-        ),
+        .cancelled => withdrawn(op, name),
     };
+}
+
+fn withdrawn(op: *const session.Operation, name: []const u8) Error {
+    return if (op.group.why_removed().len > 0) fail(
+        .cancelled,
+        "{s} was withdrawn here, and the others go on without this peer. {s}. Close this " ++
+            "communicator and create a new one",
+        .{ name, kept(op) },
+    ) else fail(
+        .cancelled,
+        "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+        .{ name, kept(op) },
+    );
 }
 
 /// The state of the memory that the caller gave (docs/PROMISE.md, P3).

@@ -1178,6 +1178,13 @@ pub const Member = struct {
         m.end(.expelled, .expelled);
     }
 
+    /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
+    pub fn others_take_part(m: *Member, op: *const Op) bool {
+        if (op.state != .running) return false;
+        const epoch = m.epoch_of(op.epoch) orelse return false;
+        return epoch.partner(op.id.tag) == null and epoch.alive.count() > 1;
+    }
+
     /// The user leaves the group; the others go on without this peer.
     pub fn leave(m: *Member) void {
         if (m.state == .gone) return;

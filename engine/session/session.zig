@@ -1112,10 +1112,28 @@ pub const Session = struct {
         return hash.final() | 1;
     }
 
-    /// Withdraws an operation: cancelled before the vote, in doubt after it.
+    /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
+    /// it either.
     pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
         s.reach(now);
         if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
+        s.run_deferred();
+    }
+
+    /// The user wants no more of an operation. The others go on with it as after the death of this
+    /// peer, so it leaves the group: whoever has taken part in half of a sum cannot stay for the
+    /// next one. Only where nobody can go on is the operation alone withdrawn: a message, and a
+    /// world of one. After the vote it ends in doubt, which costs the others nothing.
+    pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
+        s.reach(now);
+        const group = operation.group;
+        if (operation.finished or !group.member.others_take_part(&operation.op))
+            return s.cancel(now, operation);
+        const why = "it withdrew an operation in which others take part";
+        s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
+        group.removed(why);
+        group.member.leave();
+        s.group_gone(group, .expelled, why);
         s.run_deferred();
     }
 
