@@ -166,15 +166,15 @@ fn greet(err: GreetError, at: []const u8) Error {
             .{at},
         ),
         error.NoAnswer => fail(
-            .version_mismatch,
-            "what listens at {s} accepted the connection but said nothing: probably it is not a " ++
-                "PCCL coordinator; check host and port",
+            .coordinator_unreachable,
+            "what listens at {s} accepted the connection but said nothing: the coordinator or " ++
+                "its machine is frozen, or something else listens there; check host and port",
             .{at},
         ),
         error.Closed => fail(
-            .version_mismatch,
-            "what listens at {s} closed the connection without an answer: probably it is not a " ++
-                "PCCL coordinator; check host and port",
+            .coordinator_unreachable,
+            "what listens at {s} closed the connection without an answer: the coordinator ended " ++
+                "just then, or something else listens there; check host and port",
             .{at},
         ),
         error.VersionMismatch => fail(
@@ -456,7 +456,7 @@ pub fn forked() Error {
     );
 }
 
-/// The coordinator's words follow.
+/// The reason follows, in the coordinator's words if it has removed this peer.
 const removed = "this peer is no longer a member of the group: ";
 
 /// A coordinator with its state is the one that was there; any other begins another run.
@@ -865,6 +865,12 @@ const WaitedFor = struct {
         if (op.failure.reason != .deadline) return;
         const missing = &op.failure.missing;
         const count = missing.count();
+        // Others cannot be blamed: what they have done, it alone would tell.
+        const silent_ns = op.failure.coordinator_silent_ns;
+        if (silent_ns > 0) return writer.print(
+            " (nothing was heard from the coordinator for {d} s)",
+            .{silent_ns / std.time.ns_per_s},
+        );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),

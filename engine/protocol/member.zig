@@ -49,6 +49,8 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
+    /// How long the coordinator had been silent, if for longer than it ever is; else 0.
+    coordinator_silent_ns: u64 = 0,
 };
 
 /// The protocol's knowledge of one operation; the session's Operation contains it.

@@ -123,6 +123,8 @@ pub const Session = struct {
     /// Which process of this id connects.
     instance: u64,
     last_heard: Instant = 0,
+    /// The same over all connections, also those on which nothing came.
+    last_message: Instant = 0,
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
@@ -275,6 +277,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator sent bytes that make no sense");
                 break;
             } orelse break;
+            s.last_message = s.now;
             s.dispatch(&message) catch |err| {
                 s.log(.err, "the coordinator broke the protocol: {t}", .{err});
                 s.hang_up("the coordinator broke the protocol");
@@ -1250,6 +1253,7 @@ pub const Session = struct {
         assert(!operation.finished);
         if (failure) |why| {
             operation.failure = why;
+            operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
             operation.status = why.status;
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
@@ -1405,6 +1409,12 @@ pub const Session = struct {
             .bytes_sent = s.bytes_sent,
             .bytes_received = s.bytes_received,
         } });
+    }
+
+    /// It answers each heartbeat, so 0 while it does.
+    fn coordinator_silent_ns(s: *const Session) u64 {
+        const silent_ns = s.now -| s.last_message;
+        return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
     }
 
     /// Whether the coordinator has said how this run beats.
