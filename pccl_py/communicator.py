@@ -271,7 +271,7 @@ def connect(
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
-    What is not given is taken from the environment (docs/ENVIRONMENT.md). `token`: the
+    Arguments that are not given come from the environment (docs/ENVIRONMENT.md). `token`: the
     coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other
