@@ -394,7 +394,7 @@ fn add_layer_tests(
             last = control;
         }
         if (std.mem.eql(u8, layer.name, "kernels")) {
-            // What they cover depends on the CPU, which no cache knows.
+            // Their coverage depends on the CPU, which no cache knows.
             run.has_side_effects = true;
             last = add_levels(b, library_layers.get(layer.name), last);
         }
@@ -491,7 +491,7 @@ fn add_coordinator_bench(
     check_step.dependOn(&compile_only.step);
 }
 
-/// What runs beneath a program on an emulated CPU (tests/emulated).
+/// The code beneath a program on an emulated CPU (tests/emulated).
 fn add_machine(b: *std.Build) void {
     const module = b.createModule(.{
         .root_source_file = b.path("tests/emulated/machine.zig"),

@@ -1,5 +1,5 @@
 //! Encoded pieces: cuts them into tiles that stay in the first-level cache, and runs on each the
-//! kernels that it needs, of the table of the best CPU level. What comes out is written in
+//! kernels that it needs, of the table of the best CPU level. The results are specified in
 //! codec_scalar.zig; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
 //!
 //! All tiles but the last have whole blocks. f32 without a residual are read where they lie, all

@@ -18,7 +18,7 @@
 //! after a failure is unspecified. Partial sums wait in slots. Whoever may send some has slots of
 //! its own here, so nobody's wait for those of another and no cycle of full buffers can form.
 //!
-//! Who calls: session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
+//! Called by session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -43,8 +43,8 @@ pub const Schedule = enum {
     ring,
     direct,
 
-    /// What the call asks for. By default encoded contributions go straight to their owners, so
-    /// that each is encoded once.
+    /// The schedule that the call asks for. By default encoded contributions go straight to their
+    /// owners, so that each is encoded once.
     pub fn of(descriptor: *const Descriptor) Schedule {
         return switch (descriptor.plan) {
             .auto => if (descriptor.codec.kind != .none or descriptor.kind.carries()) .direct //
@@ -56,7 +56,7 @@ pub const Schedule = enum {
 };
 
 pub const Executor = struct {
-    /// What the lists below are in; all of it is reserved at the start.
+    /// Memory of the lists below; all of it is reserved at the start.
     arena: std.heap.ArenaAllocator,
     pool: *Pool,
     descriptor: Descriptor,
@@ -66,12 +66,12 @@ pub const Executor = struct {
     arrays: Arrays,
     /// The caller has its arrays back: what this peer has for others is in `shadow`.
     is_aside: bool = false,
-    /// What the caller's arrays in place held before they were written: the undo log. Later, of all
+    /// The former contents of the caller's arrays in place: the undo log. Later, of all
     /// of them, the result that is set aside.
     shadow: Pool.Buffer,
     /// With a codec: the final bytes as they travel, of all pieces of the result, and room for one
     /// more. Whoever holds a chunk decodes these, its owner too, and passes on these, in later
-    /// attempts as well. What one peer alone wants is only received here.
+    /// attempts as well. A result that one peer alone wants is only received here.
     encoded: Pool.Buffer,
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
@@ -79,7 +79,7 @@ pub const Executor = struct {
     /// All contribute to each part; all want each.
     is_from_all: bool,
     is_for_all: bool,
-    /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
+    /// The caller's, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
 
@@ -102,7 +102,7 @@ pub const Executor = struct {
     chunk_digest: []u128,
     chunks_settled: u32 = 0,
     kept: BitSet,
-    /// What nobody waits for in this attempt, because its source or its audience is lost.
+    /// Chunks that nobody waits for in this attempt: their source or audience is lost.
     voided: BitSet,
     /// Pieces of which this peer is the source, and which are still to be brought to its result.
     own_left: BitSet,
@@ -122,7 +122,7 @@ pub const Executor = struct {
     positions: []u16,
     /// Chunks that are this peer's result in this attempt.
     chunks_wanted: u32 = 0,
-    /// Of private results: frames that this peer has still to send for others to have theirs.
+    /// With private results: frames that this peer has still to send for others to have theirs.
     frames_owed: u64 = 0,
     /// By position.
     targets: []Target,
@@ -171,7 +171,7 @@ pub const Executor = struct {
         descriptor: Descriptor,
         arrays: []const arrays_file.Array,
         residual: ?kernels.Residual = null,
-        /// Of the one array's parts, where they differ.
+        /// The sizes of the one array's parts, where they differ.
         elements: ?Elements = null,
         /// A number of the operation, the same on all peers.
         operation: u64 = 0,
@@ -192,7 +192,7 @@ pub const Executor = struct {
             };
         }
 
-        /// Who may have a part in the operation.
+        /// The most members that may have a part in the operation.
         pub fn members_max(options: *const Options) u32 {
             return if (options.descriptor.kind == .send_recv) 2 else options.world_size;
         }
@@ -377,7 +377,8 @@ pub const Executor = struct {
                 if (x.is_not_held_by_source(chunk, &range.holders)) continue;
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
-                // What this peer holds is not what is kept, if others said so: it gets that.
+                // If others said so, this peer holds another result than the kept one, and gets
+                // that.
                 if (!range.holders.has(x.roles.rank)) x.chunk_discard(@intCast(chunk));
             }
         }
@@ -428,7 +429,7 @@ pub const Executor = struct {
         unreachable;
     }
 
-    /// What this peer sends to a rank and what it wants of it, in an uneven all_to_all.
+    /// Elements that this peer sends to a rank and wants of it, in an uneven all_to_all.
     pub fn exchanged_with(x: *const Executor, rank: u16) struct { u64, u64 } {
         const shards = x.partition.shards;
         const ranks = x.positions.len;
@@ -458,8 +459,8 @@ pub const Executor = struct {
         return x.kept.has(chunk) or x.voided.has(chunk);
     }
 
-    /// What nobody else holds is still held by its source. What a lost one had, and nobody holds
-    /// now, is void; without `resume`, all of its shard is, so that a shard is there or is not.
+    /// A chunk that nobody else holds comes from its source. If that is lost, the chunk is void;
+    /// without `resume`, so is all of its shard, so that a shard is there or is not.
     fn give_from_source(x: *Executor, order: *const base.Order) void {
         const chunks = x.partition.chunks;
         if (x.is_from_all) return;
@@ -470,7 +471,7 @@ pub const Executor = struct {
                 x.give_up_chunk(@intCast(chunk));
                 continue;
             }
-            // What is carried is held by its audience alone, which may be its source.
+            // A carried chunk is held by its audience alone, which may be its source.
             if (x.descriptor.kind.carries() and x.audience(chunk).? != rank) continue;
             var holder: base.Mask = .empty;
             holder.set(rank);
@@ -509,7 +510,7 @@ pub const Executor = struct {
         }
     }
 
-    /// What others wait for, of private results: a frame for each piece that goes on from here.
+    /// The frames that others wait for, of private results: one for each piece that goes on.
     fn owed(x: *const Executor) u64 {
         var frames: u64 = 0;
         for (0..x.partition.chunks) |index| {
@@ -625,7 +626,7 @@ pub const Executor = struct {
         if (!x.own_left.has(piece)) return;
         x.own_left.unset_bit(piece);
         if (x.encodes() and !x.descriptor.kind.is_private()) {
-            // What all have is what it decodes to, here as well.
+            // All have the decoded values, this peer as well.
             const out = x.encoded_piece(piece).ptr;
             kernels.encode(x.encoding(piece, .contribution), out, x.own(piece), null);
             x.decode(piece);
@@ -728,7 +729,7 @@ pub const Executor = struct {
 
     pub const Stage = enum { contribution, result };
 
-    /// What the kernels must know of a piece that this peer encodes.
+    /// The kernels' description of a piece that this peer encodes.
     pub fn encoding(x: *const Executor, piece: usize, stage: Stage) kernels.Piece {
         return .{
             .codec = x.partition.codec,
@@ -783,8 +784,8 @@ pub const Executor = struct {
     }
 
     /// All contributions to a piece of the result are here, all but this peer's encoded: it is
-    /// added after `position` of them. What others want too is encoded once more; what this peer
-    /// alone wants is not.
+    /// added after `position` of them. A result that others want too is encoded once more; one that
+    /// this peer alone wants is not.
     pub fn reduce_encoded(
         x: *Executor,
         piece: usize,
@@ -835,7 +836,7 @@ pub const Executor = struct {
         x.copy_unread(to, from);
     }
 
-    /// What is not read again soon, as most of a large operation's undo log never is.
+    /// For bytes that are not read again soon: most of a large undo log is never read.
     fn copy_unread(x: *const Executor, to: []u8, from: []const u8) void {
         if (x.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
         else @memcpy(to, from);
@@ -1058,7 +1059,7 @@ pub const Executor = struct {
         }
     }
 
-    /// Of a piece as all members have it: as it travels, but for one that was finished alone.
+    /// Counts a piece as all members have it: as it travels, or as it is if finished alone.
     fn add_digest(x: *Executor, piece: usize, bytes: []const u8) void {
         if (x.descriptor.kind.is_private()) return;
         const chunk = x.partition.chunk_of(piece);
@@ -1086,12 +1087,12 @@ pub const Executor = struct {
 
     pub const Grant = struct { class: u16, allowed: u64 };
 
-    /// What a sender may send once it knows that this peer has called: told in the open frame.
+    /// The credit of a sender once it knows that this peer has called: told in the open frame.
     pub fn initial_credit(x: *const Executor) u64 {
         return x.slots_each;
     }
 
-    /// What this sender should be told of freed slots; null if nothing. Told in quarters of the
+    /// The freed slots to tell this sender of; null if none. Told in quarters of the
     /// window, so that credits cost little.
     pub fn next_grant(x: *Executor, from: u16) ?Grant {
         if (x.members < 2) return null;
@@ -1168,7 +1169,7 @@ pub const Executor = struct {
     pub fn next(x: *Executor, to: u16) ?Out {
         if (x.members < 2) return null;
         const target = &x.targets[to];
-        // Who has not called yet, as far as is known, is sent only little (limits.zig).
+        // A peer that, as far as is known, has not called yet is sent only little (limits.zig).
         const is_eager = !target.open;
         if (is_eager and target.eager_bytes + x.slot_bytes > base.limits.eager_bytes_max)
             return null;
@@ -1238,7 +1239,7 @@ pub const Executor = struct {
     pub fn complete(x: *const Executor) bool {
         if (x.chunks_settled != x.chunks_wanted or x.frames_owed > 0) return false;
         if (x.own_left.count > 0) return false;
-        // Of a message the other must have called, also where there is nothing to move.
+        // The other side of a message must have called, also where there is nothing to move.
         return x.descriptor.kind != .send_recv or x.targets[1 - x.position].open;
     }
 

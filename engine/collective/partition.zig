@@ -13,11 +13,11 @@ pub const Shard = struct {
     first: u64 = 0,
     elements: u64,
     dtype: base.DType,
-    /// Of an element as a partial sum on the wire.
+    /// The size of an element as a partial sum on the wire.
     partial_bytes: u8,
     piece_elements: u32 = 0,
     pieces: u64 = 0,
-    /// What codecs count its elements from: whole blocks in each shard.
+    /// Codecs count its elements from here: whole blocks in each shard.
     coded_first: u64 = 0,
     first_piece: u64 = 0,
     first_chunk: u32 = 0,
@@ -36,12 +36,12 @@ pub const Partition = struct {
     is_uneven: bool,
     pieces: u64,
     chunks: u32,
-    /// What travels is encoded so; with `none` it is not.
+    /// The encoding on the wire; `none` is without.
     codec: base.Codec,
 
     pub const Options = struct {
-        /// What is not 0 by default is set, the rest is done here; to be kept as long as the
-        /// partition.
+        /// The caller sets the fields without a default, `init` the others; to be kept as long as
+        /// the partition.
         shards: []Shard,
         /// Members of the epoch.
         world_size: u32,
@@ -247,7 +247,7 @@ pub const Partition = struct {
         return most;
     }
 
-    /// Of all pieces of a shard, as they travel.
+    /// The size of all pieces of a shard, as they travel.
     pub fn encoded_bytes(partition: *const Partition, shard: *const Shard) usize {
         const whole: usize = @intCast(shard.elements / shard.piece_elements);
         const rest: usize = @intCast(shard.elements % shard.piece_elements);
@@ -255,7 +255,7 @@ pub const Partition = struct {
         return whole * partition.codec.encoded_bytes(shard.piece_elements) + last;
     }
 
-    /// Of the arrays, without the sums' greater width.
+    /// The size of the arrays, without the sums' greater width.
     pub fn total_bytes(partition: *const Partition) usize {
         var total: usize = 0;
         for (partition.shards) |*shard| total += shard.bytes();

@@ -14,7 +14,7 @@ pub const Pool = struct {
     pub const Buffer = base.unfilled.Buffer(alignment);
     const alignment: std.mem.Alignment = .@"64";
     const kept_max = 16;
-    /// What an idle peer may hold on to.
+    /// The most that an idle peer holds on to.
     const kept_bytes_max = 1024 * base.limits.MiB;
 
     pub fn init(gpa: Allocator) Pool {

@@ -17,7 +17,7 @@ const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
 const no_slot = Executor.no_slot;
 
-/// What an attempt in a ring has under way.
+/// The state of an attempt in a ring.
 pub const State = struct {
     /// Per chunk.
     successor_holds: BitSet,
@@ -81,7 +81,7 @@ pub fn owner(x: *const Executor, piece: u64) u16 {
     return chunk_owner(x, x.partition.chunk_of(piece));
 }
 
-/// Who forms its result; the chunk is not void.
+/// The position that forms its result; the chunk is not void.
 pub fn chunk_owner(x: *const Executor, chunk: u32) u16 {
     return x.audience_position(chunk) orelse @intCast(chunk % x.members);
 }
@@ -172,7 +172,7 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     if (x.encodes()) {
         const encoding = x.encoding(piece, .contribution);
         if (x.residual_of(piece)) |residual| {
-            // What is lost is found in the end from the inputs, so they must still be there then.
+            // Losses are found in the end from the inputs, so these must still be there then.
             const aside = x.aside(piece);
             kernels.accumulate_encode(encoding, aside.ptr, partial.ptr, mine, residual, 1);
             @memcpy(partial[0..aside.len], aside);

@@ -172,7 +172,7 @@ fn bound_of(comptime T: type, comptime field: std.builtin.Type.StructField) ?u12
     return null;
 }
 
-/// What a bound is about: the number, the length of bytes, or how many items a list has.
+/// The quantity that a bound limits: the number, the length of bytes, or how many items a list has.
 fn measure(part: anytype) u128 {
     const T = @TypeOf(part);
     if (@typeInfo(T) == .int) return part;

@@ -473,7 +473,7 @@ const PeerList = struct {
     script: *Script,
     everybody: bool,
     parts: std.mem.SplitIterator(u8, .scalar),
-    /// Of `everybody`, or of a part such as 3-9.
+    /// In `everybody`, or in a part such as 3-9.
     next_index: world_file.NodeIndex = 1,
     last_index: world_file.NodeIndex = 0,
     bad: bool = false,
@@ -926,7 +926,7 @@ fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     if (!any) return script.fail("there is no connection from {d} to {d}", .{ from, to });
 }
 
-/// cut P P for D: the two cannot dial each other so long. What connects them stays.
+/// cut P P for D: the two cannot dial each other so long. Their connections stay.
 fn cut(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try any_node_of(script, words)).index;

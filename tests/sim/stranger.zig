@@ -1,7 +1,8 @@
-//! Stranger: who is no peer of this run, and what it does. Class `strangers` connects and talks,
-//! which must cost nobody anything: not even a call, for which worlds of nothing else are calm.
-//! Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays what
-//! was recorded again. What it never does, because keys alone could prevent it: excused.zig.
+//! Stranger: somebody who is no peer of this run, and what it does. Class `strangers` connects and
+//! talks, which must cost nobody anything: not even a call, for which worlds of nothing else are
+//! calm. Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays
+//! what was recorded again. excused.zig says what it never does, because keys alone could prevent
+//! it.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,7 +20,7 @@ const words_max = 4096;
 /// Longest address that a newcomer may have. It is found there, and nobody answers who dials it.
 pub const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
 
-/// What one says that has the run id, or not.
+/// The words of one that has the run id, or not.
 pub const Words = enum {
     noise,
     /// The first words of a hello, then noise.
@@ -44,7 +45,7 @@ pub const Words = enum {
     begin_group,
 };
 
-/// What strangers say who harm nobody.
+/// The words of strangers who harm nobody.
 const drawn = [_]Words{ .noise, .magic, .half, .foreign, .status, .control, .lane, .nothing };
 
 pub const Manner = enum {
@@ -112,7 +113,7 @@ fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner:
         .drawn => unreachable,
         .hangs_up => world.finish_pipe(.{ .connection = connection.index, .side = 0 }),
         .stays => {},
-        // What it is told stays where it is.
+        // The bytes sent to it stay where they are.
         .reads_nothing => connection.pipes[1].stalled_until = base.never,
         .beats, .beats_unread => |kind| {
             if (kind == .beats_unread) connection.pipes[1].stalled_until = base.never;
@@ -240,7 +241,7 @@ fn replay(world: *World, prng: *Prng) bool {
     return true;
 }
 
-/// What two peers have sent to one node, one behind the other, under an id that nobody knows.
+/// Sends what two peers have sent to one node, one behind the other, under an id that nobody knows.
 fn splice(world: *World, prng: *Prng) bool {
     const heard = world.overheard orelse return false;
     const one = heard.pick_recording(prng, false) orelse return false;
