@@ -1,4 +1,4 @@
-//! unfilled: memory that is about to be written. Of an allocator, with safety, it is filled with
+//! unfilled: memory that is about to be written. With safety, an allocator fills its memory with
 //! 0xaa when it is had and again when it is given back: for undo logs and leaves that is two more
 //! passes than the operation needs, and makes pages resident that nobody uses; for the lists of an
 //! operation, of which there are thirty, it costs more than to reserve them. Whoever takes it reads

@@ -260,7 +260,7 @@ pub const Executor = struct {
             .partition = partition,
             .arrays = arrays,
             .roles = roles,
-            // Of one part as of the others.
+            // All parts are alike in this.
             .is_from_all = roles.source(0) == null,
             .is_for_all = roles.audience(0) == null,
             .shadow = shadow,
@@ -899,7 +899,7 @@ pub const Executor = struct {
         return x.slots[index * x.slot_bytes ..][0..x.slot_bytes];
     }
 
-    /// What `slots_each` is, from the beginning of an attempt on.
+    /// The value of `slots_each`, from the beginning of an attempt on.
     fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (converts_any(&x.partition)) x.origin_slots else 0;
@@ -1228,7 +1228,10 @@ pub const Executor = struct {
     /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
         return switch (x.schedule) {
-            .ring => if (ring.is_origin(x, x.partition.chunk_of(out.piece))) null else &x.credits[out.class],
+            .ring => if (ring.is_origin(x, x.partition.chunk_of(out.piece)))
+                null
+            else
+                &x.credits[out.class],
             .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }

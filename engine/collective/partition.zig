@@ -114,7 +114,7 @@ pub const Partition = struct {
         return @intCast(elements_of);
     }
 
-    // What follows is asked several times for each frame, so it does without checks, but for one
+    // The following is asked several times for each frame, so it does without checks, but for one
     // at its head. That one and `init` prove the rest. There is a shard, and the first begins at 0,
     // so there is a last one that begins at a piece (chunk) or before it. It is not empty: those
     // behind an empty one begin where it does. The next one begins behind the piece, or there is

@@ -564,8 +564,8 @@ pub const Coordinator = struct {
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
     }
 
-    /// It waits for its `join` to be read, so it does not dawdle. What else it says too much of is
-    /// time of its own.
+    /// It waits for its `join` to be read, so it does not dawdle. Whoever says too much of anything
+    /// else loses its own time.
     fn keep_waiting(connection: *const Connection) void {
         const peer = connection.peer.?;
         peer.idle_since = @max(peer.idle_since, connection.paused_until);

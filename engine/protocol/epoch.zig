@@ -52,7 +52,7 @@ pub const MemberState = struct {
     votes_behind: u32 = 0,
     /// Others have waited for it for long, and the log says so (stall.zig).
     waited_for: bool = false,
-    /// What it owes after a view.
+    /// The report that it owes after a view.
     report: owed.Report = .{},
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,

@@ -2,8 +2,8 @@
 //! finds out who those are, tells the others, the log and the status, and lets them go where the
 //! run says so. Its evidence: a vote, an offer, a report, or `called`, which members say of
 //! operations that take long. It blames nobody who has called, however slow it is, and believes
-//! nobody but the member itself that it has. The member's half: member.zig. What is no call of a
-//! user and is waited for all the same: owed.zig.
+//! nobody but the member itself that it has. The member's half: member.zig. Debts that are no
+//! calls of users: owed.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -155,7 +155,8 @@ pub const Waits = struct {
             .call => missing_of(waits.epoch, known),
             .vote => voters.without(&known.done),
         };
-        try writer.writeAll(if (waits.lacks == .call) "has not called " else "alone has not finished ");
+        const has = if (waits.lacks == .call) "has not called " else "alone has not finished ";
+        try writer.writeAll(has);
         if (Pair.of(known.id.tag)) |pair| {
             try writer.print("its part of a message from rank {d} to rank {d} (", .{
                 pair.src,

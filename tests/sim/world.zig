@@ -105,7 +105,7 @@ pub const Node = struct {
     /// Processes that have had this place before.
     generation: u32 = 0,
     memory: Memory = undefined,
-    /// What it has said to others.
+    /// The bytes that it has said to others.
     said_bytes: u64 = 0,
     id: base.PeerId = .none,
     session: ?*Session = null,
