@@ -1227,11 +1227,9 @@ pub const Executor = struct {
 
     /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
+        const chunk = x.partition.chunk_of(out.piece);
         return switch (x.schedule) {
-            .ring => if (ring.is_origin(x, x.partition.chunk_of(out.piece)))
-                null
-            else
-                &x.credits[out.class],
+            .ring => if (ring.is_origin(x, chunk)) null else &x.credits[out.class],
             .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }
