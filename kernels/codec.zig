@@ -92,7 +92,7 @@ pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
 /// Never inlined, since its caller does other things, too, for which it needs no such stack.
 ///
 /// With safety, memory that is declared is filled with 0xaa first: here the tiles, 24 KiB, with
-/// every piece. All that computes and indexes is in `init` and `work`, which keep theirs; here are a
+/// every piece. Computing and indexing is in `init` and `work`, which keep theirs; here are a
 /// declaration and two calls, of which nothing can overflow or be out of bounds. Nothing reads what
 /// was not written: each tile is filled by the kernel that its reader follows.
 noinline fn with_call(

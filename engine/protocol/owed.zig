@@ -3,10 +3,10 @@
 //! (stall.zig).
 //!
 //! A report is the engine's own step, so a member that is heard and gives none is broken or
-//! hostile. It is let go when the run says so, and by itself when nothing of its report has come for
-//! twelve times the silence limit after all that it was told had left for it. A vote that is missing
-//! alone may be one that its neighbours keep from coming, by not sending what they have; so its
-//! debtor is named, and nobody is let go for it.
+//! hostile. It is let go when the run says so, and by itself when nothing of its report has come
+//! for twelve times the silence limit after all that it was told had left for it. A vote that is
+//! missing alone may be one that its neighbours keep from coming, by not sending what they have;
+//! so its debtor is named, and nobody is let go for it.
 
 const std = @import("std");
 const base = @import("base");
