@@ -48,6 +48,12 @@ bool poll(Work &work) {
   return finished != 0;
 }
 
+// False also in a forked child, where nothing of the parent's is in flight.
+bool in_flight(Work &work) {
+  int finished = 0;
+  return pccl_work_poll(work.native, &finished) == PCCL_OK && finished == 0;
+}
+
 int fileno(Work &work) {
   int fd = -1;
   pccl_status_t status;
@@ -119,6 +125,7 @@ void init_work(nb::module_ &module) {
   nb::class_<Work>(module, "Work", "Owns a pccl_work_t and the buffers it borrows.")
       .def("wait", &wait, nb::arg("timeout_ns"), "Raises unless the operation has committed.")
       .def("poll", &poll, "True if wait would not block.")
+      .def("in_flight", &in_flight, "The contrary of poll; never raises.")
       .def("fileno", &fileno, "Readable once wait would not block.")
       .def("cancel", &cancel)
       .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))

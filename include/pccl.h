@@ -45,7 +45,7 @@ typedef enum pccl_status {
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
   PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors */
   PCCL_ABORTED = 6,                 /* the operation was aborted for all peers; the input is as it was */
-  PCCL_EXPELLED = 7,                /* the coordinator removed this peer; connect again to go on */
+  PCCL_EXPELLED = 7,                /* this peer is no longer a member of the group; connect again to go on */
   PCCL_IN_DOUBT = 8,                /* the deadline, a cancel or the loss of the coordinator came after this peer had
                                        voted; see pccl_work_resolve */
   PCCL_DEADLINE_EXCEEDED = 9,       /* the deadline passed; the input is as it was */
@@ -520,17 +520,20 @@ PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void
  * costs a descriptor; to have one for all, write to your own in pccl_work_notify.
  * PCCL_SYSTEM_ERROR: too many open files; the work goes on. */
 PCCL_API pccl_status_t pccl_work_fd(pccl_work_t *work, int *fd);
-/* Withdraws an operation: before this peer's vote it ends with PCCL_CANCELLED here and PCCL_ABORTED on the others,
- * with the input as it was; after the vote it ends with PCCL_IN_DOUBT (a barrier votes as it calls, and so may the
- * root of a broadcast; who only sends to a reduce, once that has left).
+/* Withdraws an operation, and this peer from the group: the others go on without it, as after its death, with this
+ * operation too. Here it ends with PCCL_CANCELLED, the input is as it was, other operations of the group end so as
+ * well, and later calls in the group answer PCCL_EXPELLED: close the communicator and make a new one. After this
+ * peer's vote nobody needs it any more: the operation ends with PCCL_IN_DOUBT, and the peer stays (a barrier votes as
+ * it calls, and so may the root of a broadcast; a peer that only sends to a reduce, once that has left). A message,
+ * which two alone exchange, is withdrawn by itself; the other side gets PCCL_ABORTED.
  * Returns PCCL_OK also if it had finished before. */
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
  * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. PCCL_COORDINATOR_UNREACHABLE: it will never be known here. */
 PCCL_API pccl_status_t pccl_work_resolve(pccl_work_t *work, uint64_t timeout_ns, int copy);
-/* Frees a work. One that is not finished is cancelled first, and its buffers are released before this returns.
- * NULL is allowed. */
+/* Frees a work. One that is not finished is withdrawn first, as by pccl_work_cancel, so this peer leaves the group; its
+ * buffers are released before this returns. NULL is allowed. */
 PCCL_API void pccl_work_destroy(pccl_work_t *work);
 
 typedef struct pccl_outcome {

@@ -106,6 +106,9 @@ class Work:
     def poll(self) -> bool:
         """True if wait would not block."""
 
+    def in_flight(self) -> bool:
+        """The contrary of poll; never raises."""
+
     def fileno(self) -> int:
         """Readable once wait would not block."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from pccl_py import _pccl
-from pccl_py.errors import SystemRefused
+from pccl_py.errors import PcclError, SystemRefused
 
 if TYPE_CHECKING:
     from pccl_py._pccl import Work as NativeWork
@@ -44,8 +44,9 @@ class Watcher:
         self._stopping = False
         self._at_end: Callable[[], None] | None = None
         self._keys = itertools.count(1)
-        # Weak: a work that nobody holds any more must be withdrawn, not kept for its completion.
+        # Weak: a task that awaits a work keeps it, not the completion that may never come.
         self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
+        self._dropped: dict[int, NativeWork] = {}
 
     def start(self) -> None:
         """Starts the thread unless it runs or the process is ending. Raises SystemRefused."""
@@ -83,6 +84,14 @@ class Watcher:
         self._awaited[key] = awaited
         _pccl.work_notify(native, key)
 
+    def keep(self, native: NativeWork) -> None:
+        """Holds a work that its user has dropped, and its buffers, until it is finished. An error
+        that nobody else would see goes to the log."""
+        self.start()
+        key = next(self._keys)
+        self._dropped[key] = native
+        _pccl.work_notify(native, key)
+
     def drain_log(self) -> None:
         """Hands queued native events to logging.getLogger("pccl")."""
         while (event := _pccl.log_next()) is not None:
@@ -92,6 +101,9 @@ class Watcher:
     def _run(self) -> None:
         while not self._stopping:
             for key in _pccl.completions_wait(LOG_INTERVAL_NS):
+                if (dropped := self._dropped.pop(key, None)) is not None:
+                    self._see_off(dropped)
+                    dropped = None
                 awaited = self._awaited.pop(key, None)
                 if awaited is not None:
                     self._tell(awaited)
@@ -100,6 +112,12 @@ class Watcher:
         if self._at_end is not None:
             self._at_end()
         self.drain_log()
+
+    def _see_off(self, dropped: NativeWork) -> None:
+        try:
+            dropped.wait(0)
+        except PcclError as error:
+            logger.warning("an operation whose Work was dropped has failed: %s", error)
 
     def _tell(self, awaited: Awaited) -> None:
         try:

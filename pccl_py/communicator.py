@@ -12,8 +12,9 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from pccl_py import _lifecycle, _pccl
+from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.messages import Messages
 from pccl_py.outcome import Admission
@@ -243,7 +244,7 @@ class Communicator(Group):
         """
         native = self._open().join(
             text(name, "name"),
-            _world_size(initial_world_size),
+            at_least_one(initial_world_size, "initial_world_size"),
             nanoseconds(deadline, "deadline"),
         )
         group = Group(native, name)
@@ -270,44 +271,62 @@ def connect(
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
-    `token`: of the coordinator; default: the environment variable PCCL_TOKEN. `group`: name of the
-    group, up to 256 bytes; default: PCCL_GROUP, or "default". `initial_world_size`: peers the
-    first epoch of the group waits for; default: PCCL_INITIAL_WORLD_SIZE, or the coordinator's.
-    `bind`: "host:port" to listen on for other peers, ":0" for all interfaces; default: PCCL_BIND,
-    or a free port on the interface that leads to the coordinator (on all with `advertise`).
-    `advertise`: the address other peers dial, "host" or "host:port"; default: the local one. Where
-    it is not the host that the connection comes from, the coordinator must reach it. `deadline`:
-    default of all operations, in seconds (10 minutes). `connect_timeout`: seconds until
-    CoordinatorUnreachable (30). `peer_id`: default random.
+    What is not given is taken from the environment (docs/ENVIRONMENT.md). `token`: the
+    coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
+    "default". `initial_world_size`: peers that the first epoch of the group waits for;
+    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other
+    peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
+    coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
+    "host:port"; PCCL_ADVERTISE, or the local one. Where it is not the host that the connection
+    comes from, the coordinator must reach it. `deadline`: default of all operations, in seconds;
+    PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
+    PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
-    token = token if token is not None else os.environ.get("PCCL_TOKEN")
+    _log_output.configure()
+    token = _given(token, "PCCL_TOKEN")
     if token is None:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
-    name = group if group is not None else os.environ.get("PCCL_GROUP", "default")
-    bind = bind if bind is not None else os.environ.get("PCCL_BIND")
+    name = _given(group, "PCCL_GROUP")
+    name = "default" if name is None else text(name, "group")
+    bind = _given(bind, "PCCL_BIND")
+    advertise = _given(advertise, "PCCL_ADVERTISE")
+    peer_id = _given(peer_id, "PCCL_PEER_ID")
     native = _pccl.Comm.connect(
         text(token, "token").strip(),
-        text(name, "group"),
+        name,
         None if bind is None else text(bind, "bind"),
         None if advertise is None else text(advertise, "advertise"),
-        _world_size(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
-        nanoseconds(deadline, "deadline"),
-        nanoseconds(connect_timeout, "connect_timeout"),
+        at_least_one(
+            _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
+            "initial_world_size",
+        ),
+        nanoseconds(_number(deadline, "PCCL_DEADLINE", float, "seconds"), "deadline"),
+        nanoseconds(
+            _number(connect_timeout, "PCCL_CONNECT_TIMEOUT", float, "seconds"), "connect_timeout"
+        ),
         None if peer_id is None else PeerId(peer_id),
     )
     return Communicator(native, name)
 
 
-def _world_size(value: int | None, variable: str | None = None) -> int:
-    """A world size; None is 0, which the native library reads as the coordinator's default."""
-    if value is None and variable is not None and variable in os.environ:
-        try:
-            value = int(os.environ[variable])
-        except ValueError:
-            raise InvalidArgument(
-                f"{variable} is a number of peers, not {os.environ[variable]!r}"
-            ) from None
-    return at_least_one(value, "initial_world_size")
+_Value = TypeVar("_Value")
+_Number = TypeVar("_Number", int, float)
+
+
+def _given(value: _Value | None, variable: str) -> _Value | str | None:
+    """An argument, or else what the environment says, if it says anything."""
+    return value if value is not None else os.environ.get(variable) or None
+
+
+def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:
+    """The same for a number of something."""
+    said = os.environ.get(variable)
+    if value is not None or not said:
+        return value
+    try:
+        return kind(said)
+    except ValueError:
+        raise InvalidArgument(f"{variable} is a number of {of}, not {said!r}") from None

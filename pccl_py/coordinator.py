@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from pccl_py import _lifecycle, _pccl
+from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, VersionMismatch
 from pccl_py.words import at_least_one, nanoseconds, text
@@ -65,6 +65,7 @@ class Coordinator(Closing):
         state: str | os.PathLike[str] | None = None,
         memory: int | None = None,
     ) -> None:
+        _log_output.configure()
         self._native = _pccl.Coordinator(
             bind=None if bind is None else text(bind, "bind"),
             advertise=None if advertise is None else text(advertise, "advertise"),

@@ -48,7 +48,11 @@ class Aborted(PcclError):
 
 
 class Expelled(PcclError):
-    """The coordinator removed this peer. Connect again to go on."""
+    """This peer is no longer a member of the group. Connect again to go on.
+
+    The coordinator has removed it, or it has withdrawn an operation in which others take part; the
+    message says why.
+    """
 
 
 class InDoubt(PcclError):
@@ -89,7 +93,10 @@ class StateUnavailable(PcclError):
 
 
 class Cancelled(PcclError):
-    """The caller withdrew the operation, or closed the communicator."""
+    """The caller withdrew the operation, or closed the communicator; the others go on without it.
+
+    The input is as it was.
+    """
 
 
 class SystemRefused(PcclError, OSError):

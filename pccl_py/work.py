@@ -24,7 +24,8 @@ class Work:
     """An operation that was begun with async_op=True, or that an `InDoubt` carries.
 
     Any thread may use it. Until it is done, neither its input nor its output may be read or
-    written. One that is dropped before it is done is withdrawn, and its buffers are released.
+    written. One that is dropped before it is done goes on, and its buffers are kept until then; if
+    it fails, the log says so (logger `pccl`).
     """
 
     __slots__ = ("__weakref__", "_lock", "_native", "_outcome", "_waiters")
@@ -64,10 +65,14 @@ class Work:
         return self._native.fileno()
 
     def cancel(self) -> None:
-        """Withdraws the operation; does nothing if it is done.
+        """Withdraws the operation, and this peer from the group; does nothing if it is done.
 
-        Before this peer's vote it ends with `Cancelled` here and `Aborted` on the others, and the
-        input is as it was; after the vote it ends with `InDoubt`. Returns at once: `wait` tells.
+        To the others it is what the death of this peer would be: they go on without it, with this
+        operation too. Here it ends with `Cancelled`, the input is as it was, and later calls in the
+        group raise `Expelled`: connect again to go on. After this peer's vote nobody needs it any
+        more for this operation: it ends with `InDoubt`, and the peer stays. A message, which two
+        alone exchange, is withdrawn by itself, and ends with `Aborted` on the other side. Returns
+        at once: `wait` tells.
         """
         self._native.cancel()
 
@@ -103,14 +108,19 @@ class Work:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
         For `asyncio.gather`, `wait_for` and `ensure_future`; no coroutine, which a task is made of.
-        A task that is cancelled while it awaits does not withdraw the operation: `cancel` does, and
-        so does the end of the last reference to this Work, which the task may have held.
+        A task that is cancelled while it awaits does not withdraw the operation: `cancel` does.
         """
         if not self.done():
             import asyncio  # heavy, and only awaiting needs it
 
             yield from self._future(asyncio.get_running_loop()).__await__()
         return self.wait(0)
+
+    def __del__(self) -> None:
+        # __init__ may have been left by an exception.
+        native = getattr(self, "_native", None)
+        if native is not None and self._outcome is None and native.in_flight():
+            _watcher.watcher.keep(native)
 
     def __repr__(self) -> str:
         if self._outcome is not None:

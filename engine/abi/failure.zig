@@ -166,15 +166,15 @@ fn greet(err: GreetError, at: []const u8) Error {
             .{at},
         ),
         error.NoAnswer => fail(
-            .version_mismatch,
-            "what listens at {s} accepted the connection but said nothing: probably it is not a " ++
-                "PCCL coordinator; check host and port",
+            .coordinator_unreachable,
+            "what listens at {s} accepted the connection but said nothing: the coordinator or " ++
+                "its machine is frozen, or something else listens there; check host and port",
             .{at},
         ),
         error.Closed => fail(
-            .version_mismatch,
-            "what listens at {s} closed the connection without an answer: probably it is not a " ++
-                "PCCL coordinator; check host and port",
+            .coordinator_unreachable,
+            "what listens at {s} closed the connection without an answer: the coordinator ended " ++
+                "just then, or something else listens there; check host and port",
             .{at},
         ),
         error.VersionMismatch => fail(
@@ -456,8 +456,8 @@ pub fn forked() Error {
     );
 }
 
-/// The coordinator's words follow.
-const removed = "the coordinator removed this peer from the group: ";
+/// The reason follows, in the coordinator's words if it has removed this peer.
+const removed = "this peer is no longer a member of the group: ";
 
 /// A coordinator with its state is the one that was there; any other begins another run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
@@ -810,12 +810,21 @@ pub fn operation(op: *const session.Operation) Error {
                 "sync). The tensors are as they were",
             .{name},
         ),
-        .cancelled => fail(
-            .cancelled,
-            "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
-            .{ name, kept(op) },
-        ),
+        .cancelled => withdrawn(op, name),
     };
+}
+
+fn withdrawn(op: *const session.Operation, name: []const u8) Error {
+    return if (op.group.why_removed().len > 0) fail(
+        .cancelled,
+        "{s} was withdrawn here, and the others go on without this peer. {s}. Close this " ++
+            "communicator and create a new one",
+        .{ name, kept(op) },
+    ) else fail(
+        .cancelled,
+        "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+        .{ name, kept(op) },
+    );
 }
 
 /// What has become of the memory that the caller gave (docs/PROMISE.md, P3).
@@ -856,6 +865,12 @@ const WaitedFor = struct {
         if (op.failure.reason != .deadline) return;
         const missing = &op.failure.missing;
         const count = missing.count();
+        // Others cannot be blamed: what they have done, it alone would tell.
+        const silent_ns = op.failure.coordinator_silent_ns;
+        if (silent_ns > 0) return writer.print(
+            " (nothing was heard from the coordinator for {d} s)",
+            .{silent_ns / std.time.ns_per_s},
+        );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),

@@ -127,10 +127,11 @@ pub const Work = struct {
         return work.waker.?.read_fd;
     }
 
+    /// The others go on without this peer (session.zig: desert).
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
-        work.engine.session.cancel(clock.now(), work.operation);
+        work.engine.session.desert(clock.now(), work.operation);
     }
 
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
@@ -139,8 +140,8 @@ pub const Work = struct {
         const mode = engine.enter();
         defer engine.leave(mode);
         work.callback = null;
-        engine.session.cancel(clock.now(), work.operation);
-        // A cancel ends the call at once, perhaps in doubt.
+        engine.session.desert(clock.now(), work.operation);
+        // That ends the call at once, perhaps in doubt.
         std.debug.assert(work.finished.is_set());
         work.operation.user = 0;
         engine.session.release(work.operation);

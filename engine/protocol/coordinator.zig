@@ -542,7 +542,7 @@ pub const Coordinator = struct {
             if (c.must_wait(now, connection, &message)) |wait_ns| {
                 stream.in_start = at;
                 c.pause(now, connection, wait_ns);
-                c.keep_waiting(connection, message.join.name.data);
+                keep_waiting(connection);
                 break;
             }
             c.dispatch(now, connection, &message) catch |err| {
@@ -563,17 +563,16 @@ pub const Coordinator = struct {
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
     }
 
-    /// It waits for its `join` to be read, so it does not dawdle; nor does a member that waits so to
-    /// say that it is back. What else it says too much of is time of its own.
-    fn keep_waiting(c: *const Coordinator, connection: *const Connection, name: []const u8) void {
+    /// It waits for its `join` to be read, so it is not idle. What else it says too much of is time
+    /// of its own.
+    fn keep_waiting(connection: *const Connection) void {
         const peer = connection.peer.?;
         peer.idle_since = @max(peer.idle_since, connection.paused_until);
-        const group = c.group_named(name) orelse return;
-        if (!group.contains(peer) or peer.is_present(group.id)) return;
-        peer.away_since = @max(peer.away_since, connection.paused_until);
     }
 
-    /// How long a join is left where it is, because there were too many.
+    /// How long a join is left where it is, because there were too many. A member that comes back
+    /// does not wait: it tells all its groups again whenever its connection breaks, and loses those
+    /// that it cannot tell within the silence limit.
     fn must_wait(
         c: *Coordinator,
         now: Instant,
@@ -582,17 +581,18 @@ pub const Coordinator = struct {
     ) ?u64 {
         const peer = connection.peer orelse return null;
         if (message.* != .join) return null;
-        const own = &peer.rates.joins;
-        var wait_ns = own.wait_ns(now, rates.joins);
-        // A member that comes back does not wait for newcomers.
         const known = c.group_named(message.join.name.data);
-        const is_new = known == null or !known.?.contains(peer);
+        if (known) |group| if (group.contains(peer) and !peer.is_present(group.id)) return null;
+        const own = &peer.rates.joins;
         const aim: rates.Arrivals.Aim = if (known == null) .begins_group else .enters_group;
         const shared = c.arrivals.of(c.gpa, now, connection.source, aim);
-        if (is_new) wait_ns = @max(wait_ns, shared.wait_ns(now, rates.joins_of_network));
+        const wait_ns = @max(
+            own.wait_ns(now, rates.joins),
+            shared.wait_ns(now, rates.joins_of_network),
+        );
         if (wait_ns > 0) return @min(wait_ns, limits.pause_ns_max);
         own.take(now, rates.joins, 1);
-        if (is_new) shared.take(now, rates.joins_of_network, 1);
+        shared.take(now, rates.joins_of_network, 1);
         return null;
     }
 

@@ -561,38 +561,13 @@ test "a peer whose join is not read yet is not idle, and one that only says too 
     }
 }
 
-test "a member whose join is not read yet is not away, unless it joins something else" {
-    for ([_][]const u8{ "g", "another" }) |name| {
-        var court: Court = undefined;
-        try court.init(gpa);
-        defer court.c.destroy();
-        try court.form();
-        court.hang_up(2);
-        court.keeps_rates = true;
-        const peer = court.c.peer_of(id_of(2)).?;
-        peer.rates.joins.paid_at = court.now + 20 * std.time.ns_per_s;
-        try court.knock(2, .{
-            .purpose = .control,
-            .run_id = @splat(1),
-            .from = id_of(2),
-            .instance = 3,
-        });
-        try court.say(2, join_of(name));
-        try expect(peer.telling == null);
-        try wait(&court, 6);
-        const is_own = std.mem.eql(u8, name, "g");
-        try expectEqual(@as(u64, if (is_own) 0b111 else 0b011), court.members_alive());
-        if (is_own) try wait(&court, 14);
-        if (is_own) try expect(peer.telling != null);
-    }
-}
-
-test "a member that comes back does not wait for the joins of its network" {
+test "a member that comes back waits neither for the joins of its network nor for its own" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
     court.c.arrivals.of(gpa, court.now, court.source, .enters_group).paid_at = base.never;
+    court.c.peer_of(id_of(0)).?.rates.joins.paid_at = base.never;
     court.hang_up(0);
     try court.come_back(0, court.attempt);
     try expect(!court.peers[0].?.is_paused(court.now));

@@ -80,8 +80,9 @@ pub const Group = struct {
     round: u64 = 0,
     round_deadline: base.Instant = base.never,
     round_began: base.Instant = 0,
-    /// No other round begins earlier.
+    /// No other round begins earlier, unless a member was lost since the last one began.
     next_round_at: base.Instant = 0,
+    lost_member: bool = false,
     /// Rounds since the last that made an epoch: the more, the longer until the next.
     fruitless: u6 = 0,
     /// Whom the round under way waits for; its deadline is theirs.
@@ -272,12 +273,15 @@ pub const Group = struct {
         // As in `add`: others wait for it to end.
         if (!is_first and !group.narrow and group.leaves_some_out(now))
             group.round_deadline = now +| group.patience_ns();
+        group.lost_member = false;
         group.next_round_at = now +| (interval_ns << doublings);
         group.fruitless +|= 1;
     }
 
-    /// When the next round may begin, if there is one to begin.
+    /// When the next round may begin, if there is one to begin. A loss begins one at once: members
+    /// whose operation went on without the lost one find the new epoch at their next safe point.
     pub fn round_due(group: *const Group) base.Instant {
+        if (group.lost_member) return 0;
         return if (group.narrow) group.round_began +| interval_ns else group.next_round_at;
     }
 
@@ -732,6 +736,7 @@ pub const Group = struct {
             lost_count += 1;
         };
         if (lost_count == 0) return;
+        group.lost_member = true;
         group.broken.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,

@@ -49,6 +49,8 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
+    /// How long the coordinator had been silent, if for longer than it ever is; else 0.
+    coordinator_silent_ns: u64 = 0,
 };
 
 /// What the protocol knows of one operation; the session's Operation contains it.
@@ -418,6 +420,13 @@ pub const Member = struct {
             .entering = m.current != null or m.admitting,
             .missing = .of(missing),
         } });
+    }
+
+    /// A newcomer has another connection: the round it was in went on without it, or is over.
+    pub fn forget_round(m: *Member) void {
+        m.round = 0;
+        m.linked_round = 0;
+        m.pending = 0;
     }
 
     pub fn on_release(m: *Member, round: u64) void {
@@ -1167,6 +1176,13 @@ pub const Member = struct {
 
     pub fn on_expelled(m: *Member) void {
         m.end(.expelled, .expelled);
+    }
+
+    /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
+    pub fn others_take_part(m: *Member, op: *const Op) bool {
+        if (op.state != .running) return false;
+        const epoch = m.epoch_of(op.epoch) orelse return false;
+        return epoch.partner(op.id.tag) == null and epoch.alive.count() > 1;
     }
 
     /// The user leaves the group; the others go on without this peer.

@@ -106,6 +106,19 @@ test "a crowd that opens no lanes keeps nobody from elsewhere, who came later, o
     try expectEqual(first + 2, court.round);
 }
 
+test "a member that is lost is missing at the next safe point, however soon that comes" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const began = court.now;
+    try court.say(0, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    try expectEqual(began, court.now);
+    try expect(court.group().phase != .idle);
+    // Once: rounds for newcomers keep their distance.
+    try expect(court.group().round_due() > court.now);
+}
+
 test "whoever comes while nobody can enter is in a round within 2 s" {
     var court: Court = undefined;
     try form(&court);

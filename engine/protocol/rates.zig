@@ -101,8 +101,8 @@ pub const Rates = struct {
     }
 };
 
-/// Joins of newcomers, by the network they come from. Those that begin a group are counted apart, so
-/// that whoever makes groups without end keeps nobody behind the same address out of one that works.
+/// Joins of newcomers, by the network they come from. Those that begin a group are counted apart:
+/// whoever makes groups without end keeps nobody behind the same address out of one that works.
 pub const Arrivals = struct {
     origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
     /// Of all for which there is no place in the table.

@@ -247,6 +247,25 @@ test "a member says again which of its links are broken when a round begins" {
     try expect(broken.claims.items[0].from.eql(w.nodes[0].s.self));
 }
 
+test "a newcomer that has another connection wants no links for the round it was in" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const node = try w.add();
+    w.apart = .{ 0, 2 }; // so the round waits for it
+    try w.settle();
+    try expect(node.group.member.round != 0);
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    node.s.control_closed(w.now);
+    while (node.connection == null or node.group.id == null) try w.pass(1);
+    for (0..4) |_| _ = try w.step(); // hello, welcome, joined
+    try expectEqual(0, node.group.member.round);
+    try expectEqual(0, node.group.round_peers.items.len);
+}
+
 test "a link that was broken in a passed attempt ends no message in the next" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);

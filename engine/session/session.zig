@@ -123,6 +123,8 @@ pub const Session = struct {
     /// Which process of this id connects.
     instance: u64,
     last_heard: Instant = 0,
+    /// The same over all connections, also those on which nothing came.
+    last_message: Instant = 0,
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
@@ -275,6 +277,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator sent bytes that make no sense");
                 break;
             } orelse break;
+            s.last_message = s.now;
             s.dispatch(&message) catch |err| {
                 s.log(.err, "the coordinator broke the protocol: {t}", .{err});
                 s.hang_up("the coordinator broke the protocol");
@@ -518,6 +521,10 @@ pub const Session = struct {
             group.state = .joined;
             group.id = body.group;
             group.member.welcomed(body.group);
+            if (group.member.current == null) {
+                group.member.forget_round();
+                rounds.over(s, group);
+            }
             return links.report_closed(s, group);
         }
         // The user left before the answer came, when the number to leave was not known yet.
@@ -1108,10 +1115,28 @@ pub const Session = struct {
         return hash.final() | 1;
     }
 
-    /// Withdraws an operation: cancelled before the vote, in doubt after it.
+    /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
+    /// it either.
     pub fn cancel(s: *Session, now: Instant, operation: *Operation) void {
         s.reach(now);
         if (!operation.finished) operation.group.member.give_up(&operation.op, .cancelled);
+        s.run_deferred();
+    }
+
+    /// The user wants no more of an operation. The others go on with it as after the death of this
+    /// peer, so it leaves the group: whoever has taken part in half of a sum cannot stay for the
+    /// next one. Only where nobody can go on is the operation alone withdrawn: a message, and a
+    /// world of one. After the vote it ends in doubt, which costs the others nothing.
+    pub fn desert(s: *Session, now: Instant, operation: *Operation) void {
+        s.reach(now);
+        const group = operation.group;
+        if (operation.finished or !group.member.others_take_part(&operation.op))
+            return s.cancel(now, operation);
+        const why = "it withdrew an operation in which others take part";
+        s.log(.warning, "this peer leaves group \"{s}\": {s}", .{ group.name, why });
+        group.removed(why);
+        group.member.leave();
+        s.group_gone(group, .expelled, why);
         s.run_deferred();
     }
 
@@ -1228,6 +1253,7 @@ pub const Session = struct {
         assert(!operation.finished);
         if (failure) |why| {
             operation.failure = why;
+            operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
             operation.status = why.status;
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
@@ -1383,6 +1409,12 @@ pub const Session = struct {
             .bytes_sent = s.bytes_sent,
             .bytes_received = s.bytes_received,
         } });
+    }
+
+    /// It answers each heartbeat, so 0 while it does.
+    fn coordinator_silent_ns(s: *const Session) u64 {
+        const silent_ns = s.now -| s.last_message;
+        return if (silent_ns > 3 *| s.settings.heartbeat_ns) silent_ns else 0;
     }
 
     /// Whether the coordinator has said how this run beats.

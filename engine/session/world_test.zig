@@ -498,6 +498,58 @@ test "one that gives up aborts for all, and a late caller is told" {
     w.nodes[2].s.release(third);
 }
 
+test "a call that is deserted costs the others what a death does, and this peer its place" {
+    for ([_]wire.control.Recovery{ .resume_chunks, .restart, .raise }) |recovery| {
+        var w: World = .{ .gpa = std.testing.allocator };
+        try w.init(3, 3);
+        defer w.deinit();
+        try w.settle();
+        try w.admit_all();
+        var operations: [3]*Operation = undefined;
+        for (w.nodes[0..3], &operations) |*node, *operation| {
+            operation.* = try sum(node, elements, recovery);
+        }
+        for (0..6) |_| _ = try w.step();
+        const leaver = &w.nodes[1];
+        leaver.s.desert(w.now, operations[1]);
+        try expectEqual(.cancelled, operations[1].status);
+        try w.settle();
+        for ([_]usize{ 0, 2 }) |index| {
+            if (recovery == .raise) {
+                try expectEqual(.aborted, operations[index].status);
+            } else try check_sum(operations[index]);
+        }
+        try std.testing.expectError(error.Left, sum(leaver, elements, recovery));
+        for (w.nodes[0..3], operations) |*node, operation| node.s.release(operation);
+        // The others pass the safe point without it; it may come again.
+        leaver.s.group_release(leaver.group);
+        leaver.ready = false;
+        leaver.group = try leaver.s.join(w.now, "g", 0);
+        for ([_]usize{ 2, 3 }) |size| {
+            try w.admit_all();
+            try expectEqual(size, w.nodes[0].group.world_size());
+        }
+        for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
+    }
+}
+
+test "in a world of one a call is withdrawn alone" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(1, 1);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    const node = &w.nodes[0];
+    const lonely = try sum(node, elements, .resume_chunks);
+    node.s.desert(w.now, lonely);
+    try w.settle();
+    node.s.release(lonely);
+    const next = try sum(node, elements, .resume_chunks);
+    try w.settle();
+    try check_sum(next);
+    node.s.release(next);
+}
+
 test "a residual that an operation in flight uses is no buffer of another call" {
     var w: World = .{ .gpa = std.testing.allocator };
     try w.init(2, 2);

@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
     }
     if (waiting[1].revents != 0) {
       pccl_status_t status = pccl_work_wait(work, 0); /* does not block: the descriptor says so */
-      if (status == PCCL_ABORTED) { /* somebody withdrew it: for all, and numbers are as before */
+      if (status == PCCL_ABORTED) { /* a deadline passed: for all, and numbers are as before */
         printf("round %d again: %s\n", round, pccl_last_error());
       } else {
         check(status, "all_reduce");
@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
       work = round <= rounds ? begin(comm, &waiting[1]) : NULL;
     }
   }
-  pccl_work_destroy(work); /* withdraws one that is under way */
+  pccl_work_destroy(work); /* the others go on without this peer with one that is under way */
   check(pccl_comm_close(comm), "close");
   pccl_comm_destroy(comm);
   return 0;

@@ -19,6 +19,13 @@ unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, severa
 (`comm.all_reduce(array, async_op=True)`).
 """
 
+try:
+    import numpy as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pccl_numpy needs NumPy: pip install 'pccl-py[numpy]', or numpy alone", name=error.name
+    ) from error
+
 from pccl_numpy import tree
 from pccl_numpy.collectives import (
     all_reduce,

@@ -250,7 +250,7 @@ def all_to_all(comm: Group, tree: Tree, **options: Unpack[Options]) -> Tree:
 
 
 def _check_options(name: str, options: Mapping[str, Any], known: type) -> None:
-    # Others would reach the call underneath, and a Work that nobody waits for is withdrawn.
+    # Others would reach the call underneath, and nobody would wait for what `async_op` begins.
     for option in options:
         if option not in known.__annotations__:
             names = ", ".join(known.__annotations__)

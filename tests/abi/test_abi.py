@@ -1170,7 +1170,13 @@ def test_ranges_list_their_contributors(pair: tuple[Any, Any]) -> None:
             assert "range" in refused(lib.pccl_work_range(work, index, part, ids, 2))
 
 
-def test_a_work_in_flight_says_so_and_can_be_withdrawn(pair: tuple[Any, Any]) -> None:
+def test_a_work_in_flight_says_so_and_can_be_withdrawn() -> None:
+    """Its peer leaves the group with it, so these two are of no further use."""
+    with two_ranks() as pair:
+        withdraw_one_in_flight(pair)
+
+
+def withdraw_one_in_flight(pair: tuple[Any, Any]) -> None:
     tag = options("collective_options", tag=50)
     work = ffi.new("pccl_work_t **")
     data = ffi.new("double[2]", [1, 2])
@@ -1223,9 +1229,13 @@ def test_a_callback_runs_once_when_the_work_is_finished(pair: tuple[Any, Any]) -
         lib.pccl_work_destroy(work[0])
 
 
-def test_a_destroyed_work_is_withdrawn_and_its_callback_runs_before_or_never(
-    pair: tuple[Any, Any],
-) -> None:
+def test_a_destroyed_work_is_withdrawn_and_its_callback_runs_before_or_never() -> None:
+    """Its peer leaves the group with it, so these two are of no further use."""
+    with two_ranks() as pair:
+        destroy_one_in_flight(pair)
+
+
+def destroy_one_in_flight(pair: tuple[Any, Any]) -> None:
     called: list[bool] = []
     destroyed = threading.Event()
 
@@ -1239,7 +1249,8 @@ def test_a_destroyed_work_is_withdrawn_and_its_callback_runs_before_or_never(
     check(lib.pccl_work_notify(work[0], finished_callback, ffi.NULL))
     lib.pccl_work_destroy(work[0])
     destroyed.set()
-    refused(lib.pccl_all_reduce(pair[1], data, data, 4, 0, tag, ffi.NULL), "PCCL_ABORTED")
+    check(lib.pccl_all_reduce(pair[1], data, data, 4, 0, tag, ffi.NULL))
+    refused(lib.pccl_all_reduce(pair[0], data, data, 4, 0, tag, ffi.NULL), "PCCL_EXPELLED")
     assert called in ([], [False])
 
 

@@ -51,41 +51,39 @@ def interrupted(call):
 
 CALLS = {
     "all_reduce": """
-world = pccl.LocalWorld(2)
-a, b = world.comms
 array = np.full(100_000, 7.0)
 for _ in range(int(sys.argv[1])):
+    world = pccl.LocalWorld(2)
+    a, b = world.comms
     say_when(lambda: a.info().operations_in_flight == 1)
     interrupted(lambda: a.all_reduce(array))
     assert a.info().operations_in_flight == 0, "it was not withdrawn"
     assert sys.getrefcount(array) == 2, "its buffer was not released"
     assert (array == 7.0).all()
-    try:
-        b.all_reduce(np.ones(100_000))
-    except pccl.Aborted:
-        print("aborted", flush=True)
-world.run(lambda comm: comm.barrier())
+    outcome = b.all_reduce(np.ones(100_000))
+    assert outcome.contributors == (b.peer_id,)
+    print("went on", flush=True)
+    world.close()
 """,
     "all_reduce with error feedback": """
-world = pccl.LocalWorld(2)
-a, b = world.comms
 array = np.full(100_000, 7.0)
 options = {"codec": pccl.Codec("int4", rotate=False), "tag": 1}
-feedback = a.error_feedback(tag=1)
-world.run(lambda comm: comm.all_reduce(np.linspace(0, 1, 100_000), **options))
-residual = feedback.save()
-assert any(residual)
 for _ in range(int(sys.argv[1])):
+    world = pccl.LocalWorld(2)
+    a, b = world.comms
+    feedback = a.error_feedback(tag=1)
+    world.run(lambda comm: comm.all_reduce(np.linspace(0, 1, 100_000), **options))
+    residual = feedback.save()
+    assert any(residual)
     say_when(lambda: a.info().operations_in_flight == 1)
     interrupted(lambda: a.all_reduce(array, **options))
     assert a.info().operations_in_flight == 0, "it was not withdrawn"
     assert sys.getrefcount(array) == 2, "its buffer was not released"
     assert (array == 7.0).all()
     assert feedback.save() == residual, "nothing was reduced, and the residual has changed"
-    try:
-        b.all_reduce(np.ones(100_000), **options)
-    except pccl.Aborted:
-        print("aborted", flush=True)
+    b.all_reduce(np.ones(100_000), **options)
+    print("went on", flush=True)
+    world.close()
 """,
     "wait": """
 world = pccl.LocalWorld(2)
@@ -387,11 +385,37 @@ TERMINATED = {
 }
 
 
+def test_ctrl_c_in_an_all_reduce_ends_one_peer_and_the_others_go_on(
+    start: Any, coordinator: pccl.Coordinator
+) -> None:
+    """The loop of the README: its `with` block unwinds by itself."""
+    source = """
+with pccl.connect(bind=LOOPBACK, initial_world_size=3) as comm:
+    comm.admit()
+    say_when(lambda: comm.info().operations_in_flight == 1)
+    outcome = comm.all_reduce(np.ones(100_000))
+    print(len(outcome.contributors), len(comm.admit().left), flush=True)
+"""
+    leaver, stayer = (start(BLOCKED + source, PCCL_TOKEN=coordinator.token) for _ in range(2))
+    with pccl.connect(coordinator.token, bind="127.0.0.1:0", initial_world_size=3) as comm:
+        comm.admit()
+        for program in (leaver, stayer):
+            program.expect("blocked")
+        leaver.interrupt()
+        assert leaver.end() == -signal.SIGINT
+        assert "KeyboardInterrupt" in leaver.errors
+        array = np.ones(100_000)
+        outcome = comm.all_reduce(array)
+        assert (array == 2.0).all() and len(outcome.contributors) == 2
+        assert len(comm.admit().left) == 1
+        stayer.expect("2 1")
+        assert stayer.end() == 0, stayer.errors
+
+
 @pytest.mark.parametrize("call", TERMINATED)
 def test_sigterm_leaves_and_the_others_finish_what_is_in_flight(
     start: Any, coordinator: pccl.Coordinator, call: str
 ) -> None:
-    """Withdrawing it, as Ctrl-C does, would abort it for the others."""
     what, begun = TERMINATED[call]
     other = TERMINATED["all_reduce"][0] if call == "elsewhere" else what
     begin = """

@@ -361,9 +361,17 @@ pub fn cancel(work: *Work) void {
     if (work.state != .running) return;
     work.cancelled = true;
     const world = work.node.world;
-    world.note("p{d} cancels {f}", .{ work.node.index, work.name() });
-    work.node.session.?.cancel(work.node.here(), work.op.?);
+    const session = work.node.session.?;
+    if (!world.scripted and world.faults.stream(.cancel).chance(2)) {
+        world.note("p{d} deserts {f}", .{ work.node.index, work.name() });
+        work.user.deserts = true;
+        session.desert(work.node.here(), work.op.?);
+    } else {
+        world.note("p{d} cancels {f}", .{ work.node.index, work.name() });
+        session.cancel(work.node.here(), work.op.?);
+    }
     world.settle(work.node);
+    work.user.deserts = false;
     if (work.state == .running and !world.failed()) {
         world.checkers.fail(.p7_bounded_wait, "{f}: cancel did not end it", .{work.name()});
     }

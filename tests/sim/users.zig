@@ -56,6 +56,8 @@ pub const User = struct {
     /// Filled by callbacks, emptied by listen().
     heard: [4]Heard = undefined,
     heard_count: u8 = 0,
+    /// It withdraws a call, which costs it its place.
+    deserts: bool = false,
     /// Groups that were left, until nothing of them is held any more.
     old_groups: std.ArrayList(*Group) = .empty,
     version: u32 = 0,
@@ -436,7 +438,7 @@ pub fn listen(node: *Node) bool {
                 .join_failed => come_again(user),
                 .gone => {
                     const well = world.config.only_cuts or world.config.only_resets;
-                    if (well and world.phase == .safety) world.checkers.fail(
+                    if (well and !user.deserts and world.phase == .safety) world.checkers.fail(
                         .place,
                         "p{d} group {d} has lost its place, and there was a way to keep it",
                         .{ node.index, user.index },
