@@ -53,6 +53,8 @@ pub const Insiders = struct {
     /// They never say these.
     never: std.EnumSet(Tag) = .initEmpty(),
     lies_about_data: bool,
+    /// They tell a coordinator that has started again that what they have called was committed.
+    forges: bool = false,
 
     /// In a world that follows a transcript: they do what it says, and nothing besides.
     pub const scripted: Insiders = .{
@@ -78,6 +80,8 @@ pub const Insiders = struct {
             .tricks = .initEmpty(),
             .lies_about_data = prng.chance(2),
         };
+        var forgery = swarm.stream(config.seed, "forgery");
+        insiders.forges = forgery.chance(2);
         for (&insiders.nodes) |*node| node.* = @intCast(prng.between(1, config.peers_start));
         while (insiders.tricks.count() == 0) for (std.enums.values(Trick)) |trick| {
             if (prng.chance(2)) insiders.tricks.insert(trick);
@@ -136,6 +140,7 @@ fn say_unit(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
     if (unit.kind == .message) {
         const tag = std.enums.fromInt(Tag, number_of(unit.bytes)).?; // its engine knows no others
         if (insiders.never.contains(tag)) return;
+        if (insiders.forges and tag == .join_end) forge(world, ref, mouth);
     }
     if (world.scripted) return mouth.say(world, unit.bytes);
     const corrupts = insiders.lies_about_data and insiders.tricks.contains(.corrupt) and
@@ -191,6 +196,30 @@ fn play(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
             corrupt(world, mouth, unit)
         else
             mouth.say(world, unit.bytes),
+    }
+}
+
+/// What it has called was committed, it says as it comes back: nobody may believe that without the
+/// seal. Only where it has one group, of which it speaks then.
+fn forge(world: *World, ref: Ref, mouth: *Mouth) void {
+    const node = &world.nodes[world.end(ref).node];
+    if (node.users.len != 1) return;
+    for (node.open_works.items) |work| {
+        const call = work.op orelse continue;
+        const group = node.users[0].group orelse continue;
+        const message: Message = .{ .knows_commit = .{
+            .group = group.id orelse continue,
+            .epoch = call.op.epoch,
+            .op = call.op.id,
+            .attempt = 1,
+            .digest = 0,
+            .decision = 0,
+            .acknowledged = 0,
+            .seal = world.insiders.?.prng.next(),
+        } };
+        const bytes = world.gpa.alloc(u8, 256) catch @panic("out of memory");
+        world.note("p{d} says that its call was committed, which is a lie", .{node.index});
+        mouth.say(world, wire.control.encode(message, bytes) catch unreachable);
     }
 }
 

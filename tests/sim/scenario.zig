@@ -104,6 +104,7 @@ pub const all = .{
     "a_member_that_never_reports",
     "a_member_that_never_votes",
     "a_stranger_at_every_door",
+    "an_insider_far_ahead",
     "an_insider_that_never_votes",
     "world_of_64",
     "world_of_128",

@@ -69,7 +69,30 @@ pub fn strike(world: *World, prng: *Prng) void {
 pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: Manner) void {
     var bytes: [words_max]u8 = undefined;
     world.note("a stranger calls on {d}: {t}", .{ to, words });
-    connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    const connection = connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    if (to != world_file.coordinator_index) look_after(world, connection, stays_ns_max);
+}
+
+/// How long a peer may keep somebody who has not said who it is, and a tick or two.
+const stays_ns_max = base.limits.stranger_ns_max + 2 * std.time.ns_per_s;
+
+/// It must be gone by then, on the clock of the peer.
+fn look_after(world: *World, connection: *const Connection, ns: u64) void {
+    const node = &world.nodes[connection.ends[1].node];
+    if (node.state != .up) return;
+    world.at(node.global(node.here() + ns), .{ .stranger_due = connection.index });
+}
+
+pub fn due(world: *World, index: u32) void {
+    const connection = world.connections.items[index];
+    const there = &connection.ends[1];
+    if (there.state != .open) return;
+    const node = &world.nodes[there.node];
+    // One that was stopped a moment ago has not looked yet.
+    const ago_ns = std.time.ns_per_s;
+    if (node.is_frozen() or node.thawed_at + ago_ns > world.now)
+        return look_after(world, connection, 2 * ago_ns);
+    world.checkers.fail(.leak, "p{d} still has a stranger's connection {d}", .{ node.index, index });
 }
 
 /// So many are gone, those that came first.
@@ -103,7 +126,13 @@ pub fn beat(world: *World, index: u32) void {
     world.after(world.config.heartbeat_ns, .{ .stranger_beats = index });
 }
 
-fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
+fn connect(
+    world: *World,
+    prng: *Prng,
+    to: NodeIndex,
+    bytes: []const u8,
+    manner: Manner,
+) *Connection {
     const connection = world.connect(nobody, to, to == world_file.coordinator_index);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     _ = connection.pipes[0].write(world.now, &world.prng_network, bytes);
@@ -120,6 +149,7 @@ fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner:
             world.after(world.config.heartbeat_ns, .{ .stranger_beats = connection.index });
         },
     }
+    return connection;
 }
 
 fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_max]u8) []u8 {
@@ -237,7 +267,7 @@ fn replay(world: *World, prng: *Prng) bool {
     if (recording.to == nobody or world.nodes[recording.to].state != .up) return false;
     const bytes = recording.slice();
     world.note("connection {d} is played again", .{recording.connection});
-    connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
+    _ = connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
     return true;
 }
 
@@ -260,6 +290,6 @@ fn splice(world: *World, prng: *Prng) bool {
         length += tail.len;
     }
     world.note("connections {d} and {d} are spliced", .{ one.connection, other.connection });
-    connect(world, prng, one.to, bytes[0..length], .drawn);
+    _ = connect(world, prng, one.to, bytes[0..length], .drawn);
     return true;
 }
