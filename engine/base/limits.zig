@@ -52,7 +52,7 @@ pub const stall_tells = 10;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.
-pub const safe_points_ahead_max = 16;
+pub const safe_points_ahead_max = 4096;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
 /// "host:port" of a peer or a coordinator.

@@ -69,30 +69,7 @@ pub fn strike(world: *World, prng: *Prng) void {
 pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: Manner) void {
     var bytes: [words_max]u8 = undefined;
     world.note("a stranger calls on {d}: {t}", .{ to, words });
-    const connection = connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
-    if (to != world_file.coordinator_index) look_after(world, connection, stays_ns_max);
-}
-
-/// How long a peer may keep somebody who has not said who it is, and a tick or two.
-const stays_ns_max = base.limits.stranger_ns_max + 2 * std.time.ns_per_s;
-
-/// It must be gone by then, on the clock of the peer.
-fn look_after(world: *World, connection: *const Connection, ns: u64) void {
-    const node = &world.nodes[connection.ends[1].node];
-    if (node.state != .up) return;
-    world.at(node.global(node.here() + ns), .{ .stranger_due = connection.index });
-}
-
-pub fn due(world: *World, index: u32) void {
-    const connection = world.connections.items[index];
-    const there = &connection.ends[1];
-    if (there.state != .open) return;
-    const node = &world.nodes[there.node];
-    // One that was stopped a moment ago has not looked yet.
-    const ago_ns = std.time.ns_per_s;
-    if (node.is_frozen() or node.thawed_at + ago_ns > world.now)
-        return look_after(world, connection, 2 * ago_ns);
-    world.checkers.fail(.leak, "p{d} still has a stranger's connection {d}", .{ node.index, index });
+    connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
 }
 
 /// So many are gone, those that came first.
@@ -126,13 +103,7 @@ pub fn beat(world: *World, index: u32) void {
     world.after(world.config.heartbeat_ns, .{ .stranger_beats = index });
 }
 
-fn connect(
-    world: *World,
-    prng: *Prng,
-    to: NodeIndex,
-    bytes: []const u8,
-    manner: Manner,
-) *Connection {
+fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
     const connection = world.connect(nobody, to, to == world_file.coordinator_index);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     _ = connection.pipes[0].write(world.now, &world.prng_network, bytes);
@@ -149,7 +120,27 @@ fn connect(
             world.after(world.config.heartbeat_ns, .{ .stranger_beats = connection.index });
         },
     }
-    return connection;
+}
+
+/// The group of the first user, or one that nobody else names. Answers how many bytes that is.
+fn ask_to_join(own_group: ?u64, bytes: []u8) usize {
+    var name: [16]u8 = undefined;
+    const group = if (own_group) |number|
+        std.fmt.bufPrint(&name, "{x}", .{number}) catch unreachable
+    else
+        users.group_names[0];
+    var length: usize = 0;
+    for ([_]wire.control.Message{ .{ .join = .{
+        .name = .of(group),
+        .address = .of(long_address),
+        .initial_world_size = 0,
+        .round = 0,
+        .stop_round = 0,
+        .address_key = @splat(0),
+    } }, .{ .join_end = .{} } }) |message| {
+        length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
+    }
+    return length;
 }
 
 fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_max]u8) []u8 {
@@ -212,20 +203,8 @@ fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_m
         .join, .begin_group => {
             hello.purpose = .control;
             bytes[0..hello_bytes].* = wire.hello.encode(hello);
-            var length: usize = hello_bytes;
-            var name: [16]u8 = undefined;
-            const own = std.fmt.bufPrint(&name, "{x}", .{hello.instance}) catch unreachable;
-            for ([_]wire.control.Message{ .{ .join = .{
-                .name = .of(if (words == .begin_group) own else users.group_names[0]),
-                .address = .of(long_address),
-                .initial_world_size = 0,
-                .round = 0,
-                .stop_round = 0,
-                .address_key = @splat(0),
-            } }, .{ .join_end = .{} } }) |message| {
-                length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
-            }
-            return bytes[0..length];
+            const own = if (words == .begin_group) hello.instance else null;
+            return bytes[0 .. hello_bytes + ask_to_join(own, rest)];
         },
     }
 }
@@ -267,7 +246,7 @@ fn replay(world: *World, prng: *Prng) bool {
     if (recording.to == nobody or world.nodes[recording.to].state != .up) return false;
     const bytes = recording.slice();
     world.note("connection {d} is played again", .{recording.connection});
-    _ = connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
+    connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
     return true;
 }
 
@@ -290,6 +269,6 @@ fn splice(world: *World, prng: *Prng) bool {
         length += tail.len;
     }
     world.note("connections {d} and {d} are spliced", .{ one.connection, other.connection });
-    _ = connect(world, prng, one.to, bytes[0..length], .drawn);
+    connect(world, prng, one.to, bytes[0..length], .drawn);
     return true;
 }

@@ -225,7 +225,6 @@ pub const What = union(enum) {
     over,
     searched: finder.Search,
     stranger_beats: u32,
-    stranger_due: u32,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -243,7 +242,7 @@ pub const What = union(enum) {
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
             .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
-            .stranger_beats, .stranger_due => null,
+            .stranger_beats => null,
         };
     }
 };
@@ -589,7 +588,6 @@ pub const World = struct {
             .over => world.phase = .over,
             .searched => |search| finder.found(world, search),
             .stranger_beats => |index| stranger.beat(world, index),
-            .stranger_due => |index| stranger.due(world, index),
         }
     }
 
