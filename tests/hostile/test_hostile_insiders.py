@@ -23,7 +23,7 @@ def test_somebody_with_the_token_holds_what_there_is_and_stops_nobody(
     """64 that ask for the status and do not go on; peers that beat without end and read nothing."""
     with Run(FOUNDERS, tmp_path) as run:
         run.go_on(50)
-        run.strike([run.insider(attack)], descriptors=PEERS_MAX)
+        run.strike([run.insider(attack)], descriptors=PEERS_MAX, peak_bytes=SPARE_BYTES)
 
 
 @pytest.mark.long
