@@ -47,8 +47,8 @@ pub const CoordinatorEngine = struct {
         bind: address.Endpoint = .{ .host = "127.0.0.1", .port = 0 },
         /// Where peers reach it, "host" or "host:port"; null: where it listens.
         advertise: ?[]const u8 = null,
-        /// The engine's own from a successful create on. What it holds of the run is already in
-        /// `bind` and `protocol`.
+        /// The engine's own from a successful create on. The run that it holds is already in `bind`
+        /// and `protocol`.
         journal: ?*JournalFile = null,
         /// Says more of an error about the journal.
         trouble: ?*journal_file.Trouble = null,
@@ -213,7 +213,7 @@ pub const CoordinatorEngine = struct {
         engine.coordinator.tick(now);
     }
 
-    /// What the disk has done, in the order in which it was given.
+    /// Hears what the disk has done, in the order in which it was given.
     fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
         const c = engine.coordinator;
         const fails_last = news.failed > news.written;

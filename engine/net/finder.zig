@@ -29,8 +29,9 @@ pub const Finder = struct {
     text: [base.limits.address_bytes_max]u8 = undefined,
 
     pub const searches_max = 4;
-    /// Who names what does not answer must not hold up those who come from elsewhere.
-    const per_source_max = 2;
+    /// For one network: a peer that names what does not answer must not hold up those from
+    /// elsewhere.
+    const per_network_max = 2;
 
     pub const Found = struct { number: u64, answer: Answer };
 
@@ -45,15 +46,16 @@ pub const Finder = struct {
         question: *const Question,
         wake_fd: socket.Fd,
     ) error{Busy}!void {
-        var of_source: usize = 0;
+        var of_network: usize = 0;
         var free: ?*?*Search = null;
         for (&finder.searches) |*place| if (place.*) |search| {
-            of_source += @intFromBool(std.mem.eql(u8, &search.source, &question.source));
+            const is_same = base.places.same_network(search.source, question.source);
+            of_network += @intFromBool(is_same);
         } else {
             free = place;
         };
         const place = free orelse return error.Busy;
-        if (of_source >= per_source_max) return error.Busy;
+        if (of_network >= per_network_max) return error.Busy;
         place.* = Search.start(finder.run_id, question, wake_fd) catch return error.Busy;
     }
 
@@ -160,7 +162,7 @@ const Search = struct {
     }
 
     fn may_dial(search: *const Search, at: *const Address) bool {
-        // What listens on this machine for itself alone is not for peers of other machines to ask.
+        // Peers of other machines may not ask what listens on this machine for itself alone.
         if (is_loopback(at.source()) and !is_loopback(search.source)) return false;
         var text: [base.limits.address_bytes_max]u8 = undefined;
         return told_as(at, &text) != null;
@@ -258,7 +260,7 @@ fn found_at(finder: *Finder, text: []const u8, source: []const u8) !?[]const u8 
     };
 }
 
-/// What takes one connection, and answers one hello: as the peer does, or as something else.
+/// Takes one connection, and answers one hello: as the peer does, or as something else.
 const Somebody = struct {
     held: HeldPort,
     says: Says,
@@ -371,20 +373,25 @@ test "a name that nobody knows, a port that refuses and this machine's own are n
     try testing.expectEqual(0, somebody.heard_bytes);
 }
 
-test "there are at most four searches, and two for one source" {
+test "there are at most four searches, and two for one network" {
     var finder: Finder = .{ .run_id = test_run };
     defer finder.deinit();
-    const sources = [_][]const u8{ "127.0.0.2:1", "127.0.0.3:1" };
+    // A host of IPv6 has as many addresses as it likes.
+    const networks = [_][3][]const u8{
+        @splat("127.0.0.2:1"),
+        .{ "[2001:db8:0:1::1]:1", "[2001:db8:0:1::2]:1", "[2001:db8:0:1:ffff::]:1" },
+    };
     var ports: [2]HeldPort = undefined;
     for (&ports) |*held| held.* = try .init();
     defer for (ports) |held| held.deinit();
     // They listen, and never answer.
     for (&ports) |*held| try held.listen();
     var room: [64]u8 = undefined;
-    for (sources, &ports) |source, *held| {
+    for (networks, &ports) |sources, *held| {
         const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
-        for (0..2) |index| try finder.start(&try question_of(index, text, source), -1);
-        try testing.expectError(error.Busy, finder.start(&try question_of(3, text, source), -1));
+        for (0..2) |index| try finder.start(&try question_of(index, text, sources[index]), -1);
+        const third = try question_of(3, text, sources[2]);
+        try testing.expectError(error.Busy, finder.start(&third, -1));
     }
     try testing.expectError(
         error.Busy,

@@ -15,7 +15,7 @@ const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 
-/// What one peer says.
+/// The claim of one peer.
 pub const Claim = struct {
     /// As the peer says it.
     text: []u8 = &.{},
@@ -52,7 +52,7 @@ pub const Claim = struct {
     }
 };
 
-/// What the driver is asked.
+/// A question to the driver.
 pub const Question = struct {
     number: u64,
     peer: base.PeerId,
@@ -82,7 +82,7 @@ const pace_ns = std.time.ns_per_s / 20;
 /// A member that was not found is looked for again.
 const again_ns = 10 * std.time.ns_per_s;
 
-/// What all peers together wait for.
+/// The queue of all peers' claims.
 pub const Queue = struct {
     last_number: u64 = 0,
     next_at: Instant = 0,
@@ -90,7 +90,7 @@ pub const Queue = struct {
     any: bool = false,
 };
 
-/// A peer says where it is dialed. What it has said before holds until this is found, too.
+/// A peer says where it is dialed. Its former address holds until this is found, too.
 pub fn claim_told(
     c: *Coordinator,
     peer: *Peer,
@@ -189,9 +189,11 @@ fn queue(c: *Coordinator, peer: *Peer, not_before: Instant) void {
 /// Asks about those who wait, in their order, members first: newcomers wait for them, too.
 pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
     if (!c.questions.any) return;
-    var after: Turn = .{ .is_newcomer = false, .number = 0 };
-    while (now >= c.questions.next_at) {
-        const peer = next(c, now, &after) orelse break;
+    // In order once, however many of them there is no room for.
+    var buffer: [base.limits.peers_max]Turn = undefined;
+    for (turns(c, now, &buffer)) |turn| {
+        if (now < c.questions.next_at) break;
+        const peer = turn.peer;
         const claim = &peer.claim;
         const reply = c.host.vtable.find(c.host.ctx, &.{
             .number = claim.number,
@@ -211,32 +213,31 @@ pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
 }
 
 const Turn = struct {
+    peer: *Peer,
     is_newcomer: bool,
-    number: u64,
 
-    fn less_than(a: Turn, b: Turn) bool {
+    fn less_than(_: void, a: Turn, b: Turn) bool {
         if (a.is_newcomer != b.is_newcomer) return b.is_newcomer;
-        return a.number < b.number;
+        return a.peer.claim.number < b.peer.claim.number;
     }
 };
 
-/// The first behind this one.
-fn next(c: *const Coordinator, now: Instant, after: *Turn) ?*Peer {
-    var best: ?Turn = null;
-    var found: ?*Peer = null;
+/// Those who may be asked about now, in their order.
+fn turns(
+    c: *const Coordinator,
+    now: Instant,
+    buffer: *[base.limits.peers_max]Turn,
+) []const Turn {
+    var count: usize = 0;
+    if (now < c.questions.next_at) return buffer[0..count];
     for (c.peers.items) |peer| {
-        const claim = &peer.claim;
-        if (claim.state != .queued or claim.not_before > now) continue;
-        if (peer.connection == null) continue;
-        const turn: Turn = .{ .is_newcomer = !c.is_member(peer), .number = claim.number };
-        if (!after.less_than(turn)) continue;
-        if (best == null or turn.less_than(best.?)) {
-            best = turn;
-            found = peer;
-        }
+        if (peer.claim.state != .queued or peer.claim.not_before > now) continue;
+        if (peer.connection == null or count == buffer.len) continue;
+        buffer[count] = .{ .peer = peer, .is_newcomer = !c.is_member(peer) };
+        count += 1;
     }
-    after.* = best orelse return null;
-    return found;
+    std.mem.sort(Turn, buffer[0..count], {}, Turn.less_than);
+    return buffer[0..count];
 }
 
 /// The driver has an answer. One to who is gone, or has said something else since, is for nobody.

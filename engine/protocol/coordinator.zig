@@ -3,9 +3,9 @@
 //! by tests/sim.
 //!
 //! A member whose connection ends has the silence limit to come back, unless another member says
-//! that its lanes to it are closed as well. What a coordinator must know after it was killed is in
-//! its journal (journal.zig) before anybody is told (hold.zig); after a restart all members are
-//! away.
+//! that its lanes to it are closed as well. Facts that a coordinator must know after it was killed
+//! are in its journal (journal.zig) before anybody is told (hold.zig); after a restart all members
+//! are away.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,6 +15,7 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
+const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
@@ -37,7 +38,7 @@ pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 /// One TCP connection to the coordinator. The driver owns the socket and moves bytes of `stream`.
 pub const Connection = struct {
     stream: wire.Stream,
-    /// What it will hear when the disk has what that relies on; lost if it ends before.
+    /// The messages that wait for the disk to have what they rely on; lost if it ends before.
     hold: Hold = .{},
     /// The driver's to use.
     driver: usize = 0,
@@ -88,7 +89,7 @@ pub const Connection = struct {
         return connection.stream.memory() + connection.hold.memory();
     }
 
-    /// What waited for this record, or an earlier one, may be heard.
+    /// Messages that waited for this record, or an earlier one, may be heard.
     pub fn release(connection: *Connection, settled: u64) void {
         const c = connection.coordinator;
         const any = connection.hold.release(settled, &connection.stream) catch
@@ -167,7 +168,7 @@ pub const Peer = struct {
     witnesses: [2]Witness = @splat(.{}),
     /// Groups in which it has told, on this connection, what it is a member of; a bit each.
     present: u64 = 0,
-    /// Of the group that it is telling about.
+    /// Its account of the group that it is telling about.
     telling: ?Telling = null,
     /// The group that it asks for was refused: what it still tells of that one is passed over.
     refused: bool = false,
@@ -265,7 +266,7 @@ pub const Coordinator = struct {
     /// Where the search for a free number of a group begins: those freed last come last.
     next_group: u16 = 0,
     arrivals: rates.Arrivals = .{},
-    /// Who is let in at the door, and who must go.
+    /// Draws who is let in at the door, and who must go.
     prng: base.Prng,
     /// When somebody last came to it.
     door_at: Instant = 0,
@@ -275,7 +276,7 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
     deaf: bool = false,
-    /// Of all connections.
+    /// The budget of all connections.
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
@@ -321,7 +322,7 @@ pub const Coordinator = struct {
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
-        /// What all its queues may hold, bytes. Beyond, the longest goes.
+        /// The bytes that all its queues may hold. Beyond, the longest goes.
         memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
@@ -408,8 +409,8 @@ pub const Coordinator = struct {
 
     const epochs_per_start = 1 << 20;
 
-    /// Puts on disk what must be known after a restart. What relies on it waits for the number that
-    /// is returned.
+    /// Puts on disk what must be known after a restart. Messages that rely on it wait for the
+    /// number that is returned.
     pub fn record(c: *Coordinator, entry: journal_file.Record) u64 {
         return recovery.record(c, entry);
     }
@@ -542,6 +543,7 @@ pub const Coordinator = struct {
             if (c.must_wait(now, connection, &message)) |wait_ns| {
                 stream.in_start = at;
                 c.pause(now, connection, wait_ns);
+                keep_waiting(connection);
                 break;
             }
             c.dispatch(now, connection, &message) catch |err| {
@@ -560,6 +562,13 @@ pub const Coordinator = struct {
         c.due_at = @min(c.due_at, connection.paused_until);
         const peer = connection.peer orelse return;
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
+    }
+
+    /// It waits for its `join` to be read, so it does not dawdle. Whoever says too much of anything
+    /// else loses its own time.
+    fn keep_waiting(connection: *const Connection) void {
+        const peer = connection.peer.?;
+        peer.idle_since = @max(peer.idle_since, connection.paused_until);
     }
 
     /// How long a join is left where it is, because there were too many. A member that comes back
@@ -748,8 +757,8 @@ pub const Coordinator = struct {
         c.peer_free(peer);
     }
 
-    /// Takes a peer out of one group and tells it, after that is recorded. Who is not there and
-    /// nowhere a member is forgotten.
+    /// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
+    /// there nor a member anywhere is forgotten.
     fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
         c.log(.warning, "peer {s} must leave group {s}: {s}", .{
             peer.id.short(),
@@ -804,8 +813,8 @@ pub const Coordinator = struct {
                 if (hello.instance == 0) return c.refuse(connection, .refused);
                 const known = c.peer_of(hello.from);
                 if (known) |peer| {
-                    // Of those who are away only members are known, and only their processes
-                    // come back as them.
+                    // Only members are known while they are away, and only their processes come
+                    // back as them.
                     if (peer.instance != hello.instance) {
                         const taken = peer.connection != null;
                         return c.refuse(connection, if (taken) .refused else .held);
@@ -995,7 +1004,7 @@ pub const Coordinator = struct {
                     else => comptime unreachable,
                 }
             },
-            // What only a coordinator says, or who is no peer.
+            // Messages of coordinators alone, or of those who are no peers.
             .status_request,
             .heartbeat_ack,
             .welcome,
@@ -1065,7 +1074,7 @@ pub const Coordinator = struct {
     /// The last that the peer says of the group, after an `expelled` as well; whatever it says of
     /// the number from now on is of another group.
     fn on_leave(c: *Coordinator, now: Instant, peer: *Peer, id: u16) void {
-        // Of a group whose number it did not know yet it may say so twice.
+        // It may say so twice of a group whose number it did not know yet.
         if (!peer.is_present(id)) return;
         c.take_out(now, c.group_at(id).?, peer, "it left");
         peer.present &= ~Peer.bit(id);
@@ -1233,13 +1242,13 @@ pub const Coordinator = struct {
         try group.add(now, peer, initial_world_size);
     }
 
-    /// What `Host.find` was to find out. The driver may be late, or not know that nobody waits.
+    /// Takes what `Host.find` was to find out. The driver may be late: nobody need wait.
     pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: addresses.Answer) void {
         addresses.answered(c, now, number, answer) catch |err| c.not_asked(err);
         c.sweep(now);
     }
 
-    /// Who waits is asked about again at the next tick.
+    /// Those who wait are asked about again at the next tick.
     fn not_asked(c: *Coordinator, err: Allocator.Error) void {
         c.log(.err, "{t} while peers were looked for where they say they are", .{err});
     }
@@ -1314,12 +1323,14 @@ pub const Coordinator = struct {
         };
     }
 
-    /// Members without whose calls the others have waited for too long.
+    /// Members for whose reports, or calls, the others have waited for too long.
     fn let_go_overdue(c: *Coordinator, now: Instant) void {
-        if (c.options.stall_ns == 0) return;
+        const stall_ns = c.options.stall_ns;
         var overdue: stall.Overdue = .{};
         for (c.groups.items) |group| {
-            while (stall.find_overdue(group, now, c.options.stall_ns, &overdue)) {
+            while (owed.find_overdue(group, now, stall_ns, c.options.silence_ns, &overdue) or
+                (stall_ns > 0 and stall.find_overdue(group, now, stall_ns, &overdue)))
+            {
                 for (overdue.peers[0..overdue.count]) |peer|
                     c.expel(now, group, peer, overdue.why());
             }

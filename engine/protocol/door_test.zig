@@ -7,6 +7,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const rates = @import("rates.zig");
 const Connection = @import("coordinator.zig").Connection;
 const control = wire.control;
 const limits = base.limits;
@@ -544,6 +545,43 @@ test "joins and leaves without end come four a second, from one peer and from on
     }
 }
 
+/// So many seconds pass at the tick of a coordinator; members and others beat.
+fn wait(court: *Court, seconds: usize) !void {
+    for (0..2 * seconds) |_| {
+        court.now += 500 * ms;
+        for (0..peers_max) |index| if (court.peers[index]) |connection| {
+            if (!connection.is_paused(court.now)) try court.beat(index);
+        };
+        court.c.tick(court.now);
+    }
+}
+
+test "a peer whose join is not read yet is not idle, and one that only says too much is" {
+    for ([_]bool{ true, false }) |joins| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try expect(try greet(&court, id_of(0), 1));
+        const connection = court.c.peer_of(id_of(0)).?.connection.?;
+        if (joins) {
+            const arrivals = court.c.arrivals.of(gpa, court.now, court.source, .begins_group);
+            arrivals.paid_at = court.now + 20 * std.time.ns_per_s +
+                rates.joins_of_network.burst_ns;
+            try say(&court, connection, join_of("g"));
+            try say(&court, connection, .{ .join_end = .{} });
+        } else {
+            connection.peer.?.rates.messages.paid_at = base.never;
+            try say(&court, connection, .{ .leave = .{ .group = 0 } });
+        }
+        try wait(&court, 5);
+        try expectEqual(joins, is_there(&court, connection));
+        if (!joins) continue;
+        try expectEqual(0, court.c.groups.items.len);
+        try wait(&court, 20);
+        try expect(court.group().contains(connection.peer.?));
+    }
+}
+
 test "a member that comes back waits neither for the joins of its network nor for its own" {
     var court: Court = undefined;
     try court.init(gpa);
@@ -611,4 +649,34 @@ test "attempts that one member causes come two a second after a burst, and other
         .state = .broken,
     } });
     try expect(epoch.replan_at <= court.now + 100 * ms);
+}
+
+test "ways around links that one member says are broken come two a second, however often it ticks" {
+    // Method: one of three says of its links, in turn, that one is broken and the other is not, so
+    // that there is always another way; the coordinator ticks forty times a second.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.keeps_rates = true;
+    const first = court.attempt;
+    const ends = court.now + 10 * std.time.ns_per_s;
+    var broken: usize = 0;
+    while (court.now < ends) {
+        const before = court.attempt;
+        try court.listen();
+        if (court.attempt > before) for (0..peers_max) |index| try court.report_end(index);
+        for (1..peers_max) |index| try court.beat(index);
+        broken = 1 - broken;
+        for (0..2) |other| try court.say(2, .{ .link_told = .{
+            .other = id_of(other),
+            .group = 0,
+            .health = if (other == broken) .silent else .up,
+        } });
+        court.now += 25 * ms;
+        court.c.tick(court.now);
+    }
+    const caused = court.attempt - first;
+    try expect(caused >= 10 and caused <= limits.peer_attempts_burst + 22);
+    try expectEqual(0b111, court.members_alive());
 }

@@ -7,7 +7,7 @@
 //! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
 //! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
 //! entered, and the next round may start. A loss is followed by such a round too, without
-//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
+//! newcomers: ranks are dense again from the next safe point on. Events inside an epoch are
 //! epoch.zig's.
 
 const std = @import("std");
@@ -17,6 +17,7 @@ const addresses = @import("addresses.zig");
 const journal = @import("journal.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
+const turns = @import("turns.zig");
 const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
 const ProtocolError = @import("epoch.zig").ProtocolError;
@@ -180,7 +181,7 @@ pub const Group = struct {
 
     // ---- restarts
 
-    /// What a journal keeps of it.
+    /// The journal's record of it.
     pub fn record(group: *const Group) journal.GroupMade {
         return .{
             .id = group.id,
@@ -270,6 +271,9 @@ pub const Group = struct {
         const is_first = group.roster.members == 0;
         group.round_deadline = now +| (group.prepare_ns <<| if (is_first) doublings else 0);
         group.lost_member = false;
+        // As in `add`: others wait for it to end.
+        if (!is_first and !group.narrow and group.leaves_some_out(now))
+            group.round_deadline = now +| group.patience_ns();
         group.next_round_at = now +| (interval_ns << doublings);
         group.fruitless +|= 1;
     }
@@ -312,19 +316,40 @@ pub const Group = struct {
     const Which = enum { chosen, prompt, all, waiting };
 
     fn mark(group: *Group, now: base.Instant, which: Which, most: u32) u32 {
-        var taken: u32 = 0;
-        for (group.newcomers.items) |*newcomer| {
+        var buffer: [base.limits.peers_max]turns.Candidate = undefined;
+        var count: u32 = 0;
+        for (group.newcomers.items, 0..) |*newcomer, index| {
             newcomer.prepared = false;
             newcomer.entering = false;
-            newcomer.in_round = taken < most and switch (which) {
+            newcomer.in_round = false;
+            if (!switch (which) {
                 .chosen => newcomer.chosen,
                 .prompt => !newcomer.dawdles and group.is_due(newcomer, now),
                 .all => group.is_due(newcomer, now),
                 .waiting => true,
+            }) continue;
+            buffer[count] = .{
+                .index = @intCast(index),
+                .source = newcomer.peer.source,
+                .has_failed = group.patience.until(newcomer.peer.id) > 0,
             };
-            taken += @intFromBool(newcomer.in_round);
+            count += 1;
         }
+        const candidates = buffer[0..count];
+        if (count > most) turns.order(candidates);
+        const taken = @min(count, most);
+        for (candidates[0..taken]) |*candidate|
+            group.newcomers.items[candidate.index].in_round = true;
         return taken;
+    }
+
+    /// Some who could be in the round under way are not, because it has not room for them.
+    fn leaves_some_out(group: *const Group, now: base.Instant) bool {
+        for (group.newcomers.items) |*newcomer| {
+            const is_out = !newcomer.in_round and !newcomer.dawdles;
+            if (is_out and group.is_due(newcomer, now)) return true;
+        }
+        return false;
     }
 
     fn is_due(group: *const Group, newcomer: *const Newcomer, now: base.Instant) bool {
@@ -763,7 +788,9 @@ pub const Group = struct {
     }
 
     /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
-    /// True: there is one that would have gone on as it is.
+    /// True: there is one that would have gone on as it is. Asked when somebody has said something
+    /// of a link, and when an epoch begins; never at a tick, which would begin at once what has to
+    /// wait because one member says it too often.
     pub fn go_around(group: *Group, at: base.Instant) bool {
         var any = false;
         if (group.broken.claims.items.len == 0) return any;
@@ -779,8 +806,8 @@ pub const Group = struct {
         return any;
     }
 
-    /// Who must leave because no ring goes around the links that have been broken for long, and
-    /// nobody reaches all others.
+    /// The peer that must leave because no ring goes around the links that have been broken for
+    /// long, and nobody reaches all others.
     pub fn stranded(group: *const Group) ?*Peer {
         if (group.broken.claims.items.len == 0) return null;
         for (group.epochs.items) |epoch| {
@@ -900,7 +927,8 @@ pub const Group = struct {
                 told = true;
             }
         }
-        // Whatever it waits for will not come. Who is let into an epoch stays where it stopped.
+        // Whatever it waits for will not come. A peer that is let into an epoch stays where it
+        // stopped.
         if (!told) for ([_]u64{ rounds.preparing, rounds.stopping }) |round| {
             if (round == 0) continue;
             peer.send(group.id, .{ .release = .{ .group = group.id, .round = round } });
@@ -944,7 +972,6 @@ pub const Group = struct {
             },
             .idle, .activate => unreachable, // they have no deadline
         };
-        _ = group.go_around(now);
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);

@@ -94,6 +94,31 @@ test "a member that is lost is missing at the next safe point, however soon that
     try expect(court.group().round_due() > court.now);
 }
 
+test "a crowd that opens no lanes keeps nobody from elsewhere, who came later, out for long" {
+    // Method: sixty from one network, of which rounds take 32, and one from another,
+    // which came last. Nobody comes while the rounds are under way.
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const last = places_max - 1;
+    const source = court.source;
+    court.source = @splat(7);
+    try court.connect(3);
+    try court.next_round();
+    const first = court.round;
+    for (4..last) |place| try court.connect(place);
+    court.source = source;
+    try court.connect(last);
+    // The round that has one alone, and two of 32: each takes 2 s.
+    try court.pass(2000 * ms);
+    try court.next_round();
+    try expectEqual(first + 1, court.round);
+    try expectEqual(1, court.prepares[last]);
+    try court.pass(2000 * ms);
+    try court.next_round();
+    try expectEqual(first + 2, court.round);
+}
+
 test "whoever comes while nobody can enter is in a round within 2 s" {
     var court: Court = undefined;
     try form(&court);

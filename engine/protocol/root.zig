@@ -43,7 +43,9 @@ test {
     _ = @import("rates.zig");
     _ = @import("rules_test.zig");
     _ = @import("silence_test.zig");
+    _ = @import("owed_test.zig");
     _ = @import("stall_test.zig");
+    _ = @import("turns.zig");
     _ = @import("standing_test.zig");
     _ = @import("unseen.zig");
 }

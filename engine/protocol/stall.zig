@@ -1,14 +1,16 @@
 //! Stall: operations that over half of the members have called, and some have not. The coordinator
 //! finds out who those are, tells the others, the log and the status, and lets them go where the
-//! run says so. What it goes by: a vote, an offer, a report, or `called`, which members say of
+//! run says so. Its evidence: a vote, an offer, a report, or `called`, which members say of
 //! operations that take long. It blames nobody who has called, however slow it is, and believes
-//! nobody but the member itself that it has. The member's half: member.zig.
+//! nobody but the member itself that it has. The member's half: member.zig. Debts that are no
+//! calls of users: owed.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
+const owed = @import("owed.zig");
 const Peer = @import("coordinator.zig").Peer;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Record = @import("epoch.zig").Record;
@@ -17,7 +19,7 @@ const Mask = base.Mask;
 const Pair = base.Pair;
 const control = wire.control;
 
-/// What is known of one operation.
+/// The calls of one operation.
 pub const Stall = struct {
     /// They have said that they have called it, whatever the attempt.
     called: Mask = .empty,
@@ -48,7 +50,7 @@ pub fn missing_of(epoch: *const Epoch, known: *const Record) Mask {
 
 pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) ProtocolError!void {
     if (message.attempt > epoch.attempt) return error.Unexpected;
-    // Of a passed attempt the report says it, too.
+    // The report says it of a passed attempt, too.
     if (message.attempt < epoch.attempt or !epoch.running) return;
     if (epoch.is_decided(message.op)) return;
     const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
@@ -75,6 +77,7 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
         warn(group, epoch, known, &missing, now);
         waited_for.merge(&missing);
     }
+    owed.review(group, epoch, now, late, &waited_for);
     for (epoch.members, 0..) |*member, rank| {
         if (!member.waited_for or waited_for.has(rank)) continue;
         member.waited_for = false;
@@ -131,36 +134,44 @@ fn warn(
         group.coordinator.log(.warning, "peer {s} (rank {d}) {f}; group {s}", .{
             member.id.short(),
             rank,
-            Waits{ .epoch = epoch, .known = known, .now = now },
+            Waits{ .epoch = epoch, .known = known, .waited_ns = now -| known.stall.since },
             group.name,
         });
     }
 }
 
 /// "has not called all_reduce (tag 0, number 12 of epoch 3), for which 2 of 3 have waited 10 s"
-const Waits = struct {
+pub const Waits = struct {
     epoch: *const Epoch,
     known: *const Record,
-    now: Instant,
+    waited_ns: u64,
+    lacks: enum { call, vote } = .call,
 
     pub fn format(waits: Waits, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const known = waits.known;
-        const needed = waits.epoch.voters(known.id).count();
+        const voters = waits.epoch.voters(known.id);
+        const needed = voters.count();
+        const missing = switch (waits.lacks) {
+            .call => missing_of(waits.epoch, known),
+            .vote => voters.without(&known.done),
+        };
+        const has = if (waits.lacks == .call) "has not called " else "alone has not finished ";
+        try writer.writeAll(has);
         if (Pair.of(known.id.tag)) |pair| {
-            try writer.print("has not called its part of a message from rank {d} to rank {d} (", .{
+            try writer.print("its part of a message from rank {d} to rank {d} (", .{
                 pair.src,
                 pair.dst,
             });
-        } else try writer.print("has not called {t} (", .{known.descriptor.kind});
+        } else try writer.print("{t} (", .{known.descriptor.kind});
         // That of a sync says nothing to a person.
         if (known.descriptor.kind != .sync)
             try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});
         try writer.print("number {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{
             known.id.sequence,
             waits.epoch.number,
-            needed - missing_of(waits.epoch, known).count(),
+            needed - missing.count(),
             needed,
-            (waits.now -| known.stall.since) / std.time.ns_per_s,
+            waits.waited_ns / std.time.ns_per_s,
         });
     }
 };
@@ -178,6 +189,17 @@ pub const Overdue = struct {
 
     pub fn why(overdue: *const Overdue) []const u8 {
         return overdue.why_storage[0..overdue.why_length];
+    }
+
+    pub fn add(overdue: *Overdue, peer: *Peer) void {
+        overdue.peers[overdue.count] = peer;
+        overdue.count += 1;
+    }
+
+    pub fn say(overdue: *Overdue, comptime format: []const u8, args: anytype) void {
+        const text = std.fmt.bufPrint(&overdue.why_storage, format, args) catch
+            &overdue.why_storage;
+        overdue.why_length = text.len;
     }
 };
 
@@ -215,11 +237,8 @@ fn take(
     for (epoch.members, 0..) |*member, rank| {
         const peer = member.peer orelse continue;
         if (!missing.has(rank) or !peer.is_present(epoch.group)) continue;
-        overdue.peers[overdue.count] = peer;
-        overdue.count += 1;
+        overdue.add(peer);
     }
-    const text = std.fmt.bufPrint(&overdue.why_storage, "it {f}", .{
-        Waits{ .epoch = epoch, .known = known, .now = now },
-    }) catch &overdue.why_storage;
-    overdue.why_length = text.len;
+    const waited_ns = now -| known.stall.since;
+    overdue.say("it {f}", .{Waits{ .epoch = epoch, .known = known, .waited_ns = waited_ns }});
 }

@@ -42,7 +42,7 @@ pub const Status = struct {
     }
 };
 
-/// What is written, and whether there is room for more: nothing that is one item of a list takes
+/// The text so far, and whether there is room for more: nothing that is one item of a list takes
 /// up more than the rest of a message.
 const Page = struct {
     text: std.Io.Writer.Allocating,
@@ -150,6 +150,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "peer_id", &member.id.hex());
         try field(json, "rank", rank);
         try field(json, "alive", member.peer != null);
+        try field(json, "waited_for", member.waited_for and member.peer != null);
         if (member.peer) |peer| {
             try field(json, "address", peer.address);
             try field(json, "silence_ns", now -| peer.last_heard);

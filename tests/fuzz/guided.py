@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 CRASH = ROOT / ".zig-cache" / "f" / "crash"
-# Of each target; a round of all takes some seconds.
+# Runs of each target; a round of all takes some seconds.
 RUNS = "20K"
-# What a round may take; the first compiles everything twice, once with counters in it.
+# The longest that a round may take; the first compiles everything twice, once with counters in it.
 FIRST_SECONDS_MAX, ROUND_SECONDS_MAX = 3600.0, 900.0
 
 
@@ -66,7 +66,7 @@ def one_round(command: list[str], seconds_max: float) -> tuple[int, str]:
 
 
 def summary(report: str) -> str:
-    """What Zig's report says of how far it has come."""
+    """Zig's report of how far it has come."""
     found = {
         name: re.findall(rf"^{name}: \S+ -> (.*)$", report, re.MULTILINE)
         for name in ("Runs", "Unique runs", "Coverage")

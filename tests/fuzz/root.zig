@@ -16,7 +16,7 @@ const Smith = std.testing.Smith;
 
 /// Longest input.
 const bytes_max = 2048;
-/// What one coordinator, or one session, may hold here.
+/// The memory that one coordinator, or one session, may hold here.
 const budget_bytes = 16 << 20;
 
 pub const Target = enum {
@@ -99,7 +99,7 @@ fn fuzz(comptime target: Target) !void {
 
 // ---- fresh inputs without guidance
 
-/// What `fresh` has under way, for whoever reports a panic.
+/// The target that `fresh` has under way, for whoever reports a panic.
 pub threadlocal var under_way: ?Target = null;
 
 /// Inputs of one seed for every target. On an error `under_way` says which it was.

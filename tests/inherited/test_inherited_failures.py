@@ -115,7 +115,7 @@ def test_g3_streams_may_arrive_one_byte_at_a_time() -> None:
 
 
 def test_g4_messages_that_are_too_short_end_a_connection_and_nothing_else() -> None:
-    """Of every number, and for every purpose: the reference throws out of its event loop."""
+    """Messages of every number, for every purpose: the reference throws out of its event loop."""
     with strangers.run_of(2) as (coordinator, token, peers):
         run_id = pccl.token_parse(token).run_id
         ports = [strangers.listening_port(one) for one in (coordinator, *peers)]

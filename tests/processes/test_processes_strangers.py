@@ -1,4 +1,4 @@
-"""What a stranger sends, to a coordinator or a peer, crashes nothing, costs nothing, stops nobody.
+"""Bytes of a stranger, to a coordinator or a peer, crash nothing, cost nothing, stop nobody.
 
 Strangers here are plain TCP clients of the test. Bytes that are nearly right come from
 docs/PROTOCOL.md. That the decoders refuse every wrong byte is unit-tested beside them.
@@ -34,7 +34,7 @@ def greeting(purpose: int, run_id: bytes, **options: Any) -> bytes:
 
 
 def messages(run_id: bytes, seed: int) -> list[bytes]:
-    """What strangers say: nothing sensible, and things that are more and more nearly right."""
+    """The words of strangers: nothing sensible, and things that are more and more nearly right."""
     generator = random.Random(seed)
     noise = generator.randbytes(10_000)
     wrong_run = generator.randbytes(16)
@@ -167,7 +167,7 @@ def test_nonsense_costs_no_memory_and_stops_nobody() -> None:
 def test_the_work_goes_on_while_strangers_talk(
     words: Callable[[bytes, int], list[bytes]],
 ) -> None:
-    """Who knows the token and a member's id can break a lane, which costs attempts, no more."""
+    """One who knows the token and a member's id can break a lane, which costs attempts, no more."""
     undisturbed = words is messages
     seeds = range(5 if undisturbed else 400)
     with World(3, **SETTINGS) as world:

@@ -250,6 +250,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     ]
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
     operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
+    example["groups"][0]["epochs"][0]["members"][0]["waited_for"] = True
     from rich.console import Console
 
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -259,6 +260,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
         "77777777", "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
         "called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "waiting for rank 0, 0b0f5e0e: it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
     assert "longer than a message" not in text

@@ -7,6 +7,7 @@
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
+const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const world_file = @import("world.zig");
 const World = world_file.World;
@@ -19,8 +20,16 @@ const name_prefix = "name-";
 const number_prefix = "p-";
 pub const text_bytes_max = 32;
 
-/// What is under way; of another start of the coordinator it is for nobody.
-pub const Search = struct { incarnation: u32, number: u64, id: base.PeerId, node: ?NodeIndex };
+/// A search under way; one of another start of the coordinator is for nobody.
+pub const Search = struct {
+    incarnation: u32,
+    number: u64,
+    id: base.PeerId,
+    where: Where,
+
+    /// Strangers of transcripts are found where they say, and refuse every dial.
+    const Where = union(enum) { nowhere, stranger, node: NodeIndex };
+};
 
 pub fn name_of(node: NodeIndex, text: *[text_bytes_max]u8) []const u8 {
     return write(name_prefix, node, text);
@@ -52,7 +61,9 @@ pub fn find(world: *World, question: *const Question) Reply {
         .incarnation = world.incarnations,
         .number = question.number,
         .id = question.peer,
-        .node = read(world, name_prefix, question.address),
+        .where = if (read(world, name_prefix, question.address)) |node|
+            .{ .node = node }
+        else if (world.scripted and is_stranger(question.address)) .stranger else .nowhere,
     };
     const seed = world.config.seed;
     var of_world = swarm.stream(seed, "addresses");
@@ -64,7 +75,7 @@ pub fn find(world: *World, question: *const Question) Reply {
     return .later;
 }
 
-/// What a search ends with.
+/// The end of a search.
 pub fn found(world: *World, search: Search) void {
     if (search.incarnation != world.incarnations) return;
     const node = &world.nodes[world_file.coordinator_index];
@@ -74,10 +85,19 @@ pub fn found(world: *World, search: Search) void {
 
 threadlocal var told: [text_bytes_max]u8 = undefined;
 
-/// Who is at that node says who it is.
+/// The process at that node says who it is.
 fn answer_of(world: *const World, search: Search) Answer {
-    const index = search.node orelse return .not_found;
+    const index = switch (search.where) {
+        .nowhere => return .not_found,
+        .stranger => return .{ .found = stranger.long_address },
+        .node => |index| index,
+    };
     const node = &world.nodes[index];
     if (node.state != .up or !node.id.eql(search.id)) return .not_found;
     return .{ .found = number_of(index, &told) };
+}
+
+/// One that nobody but a stranger of a transcript says.
+pub fn is_stranger(address: []const u8) bool {
+    return std.mem.eql(u8, address, stranger.long_address);
 }

@@ -2,7 +2,7 @@
 //! goes through here and is changed, said twice, late or not at all, and other things are said
 //! besides. It lies as somebody does who knows the protocol: most of it still parses. Which nodes
 //! are insiders, and what they do, is drawn once for a world; they are gone when all is well.
-//! What honest peers are still promised: excused.zig says what not.
+//! excused.zig says what honest peers are no longer promised.
 
 const std = @import("std");
 const base = @import("base");
@@ -34,7 +34,7 @@ pub const Trick = enum {
     /// Later, behind what follows.
     delay,
     withhold,
-    /// What somebody else has said, with a lie in it perhaps.
+    /// A message that somebody else has sent, with a lie in it perhaps.
     invent,
     /// Data is not what it should be, and arrives. Only those who lie about data do it, more often
     /// than anything else.
@@ -43,7 +43,7 @@ pub const Trick = enum {
 
 pub const Insiders = struct {
     prng: Prng,
-    /// Who changes bytes.
+    /// It changes bytes.
     mutator: Fuzz,
     nodes: [2]NodeIndex,
     count: u8,
@@ -53,6 +53,8 @@ pub const Insiders = struct {
     /// They never say these.
     never: std.EnumSet(Tag) = .initEmpty(),
     lies_about_data: bool,
+    /// They tell a coordinator that has started again that what they have called was committed.
+    forges: bool = false,
 
     /// In a world that follows a transcript: they do what it says, and nothing besides.
     pub const scripted: Insiders = .{
@@ -78,11 +80,13 @@ pub const Insiders = struct {
             .tricks = .initEmpty(),
             .lies_about_data = prng.chance(2),
         };
+        var forgery = swarm.stream(config.seed, "forgery");
+        insiders.forges = forgery.chance(2);
         for (&insiders.nodes) |*node| node.* = @intCast(prng.between(1, config.peers_start));
         while (insiders.tricks.count() == 0) for (std.enums.values(Trick)) |trick| {
             if (prng.chance(2)) insiders.tricks.insert(trick);
         };
-        // What every operation, or every round, waits for.
+        // Messages that every operation, or every round, waits for.
         const awaited = [_]Tag{
             .done, .prepared, .safe_points, .activated, .report_end, .state_offer,
         };
@@ -136,6 +140,7 @@ fn say_unit(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
     if (unit.kind == .message) {
         const tag = std.enums.fromInt(Tag, number_of(unit.bytes)).?; // its engine knows no others
         if (insiders.never.contains(tag)) return;
+        if (insiders.forges and tag == .join_end) forge(world, ref, mouth);
     }
     if (world.scripted) return mouth.say(world, unit.bytes);
     const corrupts = insiders.lies_about_data and insiders.tricks.contains(.corrupt) and
@@ -191,6 +196,30 @@ fn play(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
             corrupt(world, mouth, unit)
         else
             mouth.say(world, unit.bytes),
+    }
+}
+
+/// What it has called was committed, it says as it comes back: nobody may believe that without the
+/// seal. Only where it has one group, of which it speaks then.
+fn forge(world: *World, ref: Ref, mouth: *Mouth) void {
+    const node = &world.nodes[world.end(ref).node];
+    if (node.users.len != 1) return;
+    for (node.open_works.items) |work| {
+        const call = work.op orelse continue;
+        const group = node.users[0].group orelse continue;
+        const message: Message = .{ .knows_commit = .{
+            .group = group.id orelse continue,
+            .epoch = call.op.epoch,
+            .op = call.op.id,
+            .attempt = 1,
+            .digest = 0,
+            .decision = 0,
+            .acknowledged = 0,
+            .seal = world.insiders.?.prng.next(),
+        } };
+        const bytes = world.gpa.alloc(u8, 256) catch @panic("out of memory");
+        world.note("p{d} says that its call was committed, which is a lie", .{node.index});
+        mouth.say(world, wire.control.encode(message, bytes) catch unreachable);
     }
 }
 
@@ -301,7 +330,7 @@ const Liar = struct {
     }
 };
 
-/// What an insider has to say goes to the network as far as there is room.
+/// The words of an insider go to the network as far as there is room.
 pub fn drain(world: *World, ref: Ref) void {
     const connection = world.connections.items[ref.connection];
     const mouth = &connection.mouths[ref.side];

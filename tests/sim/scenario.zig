@@ -57,6 +57,7 @@ pub const all = .{
     "frames_of_a_passed_attempt",
     "give_up_races_done",
     "gives_up_while_nobody_hears",
+    "groups_of_newcomers_that_go",
     "half_open_lane",
     "hears_no_coordinator",
     "holder_lost_after_its_report",
@@ -83,20 +84,27 @@ pub const all = .{
     "mismatch_then_dies",
     "newcomer_behind_a_broken_link",
     "newcomer_never_prepared",
+    "newcomers_that_read_nothing",
+    "newcomers_without_lanes",
     "one_never_calls",
     "one_never_calls_and_is_let_go",
     "two_wait_for_each_other",
     "opposite_order",
     "peer_dies",
+    "peers_that_never_join",
     "raise",
     "restart",
     "root_dies_as_ranks_shift",
     "root_without_a_result",
     "sender_dies_in_a_frame",
+    "statuses_keep_nobody_out",
     "structures_asked_in_a_passed_attempt",
     "votes_for_a_private_result",
     "withdrawn_unheard",
+    "a_member_that_never_reports",
+    "a_member_that_never_votes",
     "a_stranger_at_every_door",
+    "an_insider_far_ahead",
     "an_insider_that_never_votes",
     "world_of_64",
     "world_of_128",
@@ -126,6 +134,8 @@ const Script = struct {
     label_count: u32 = 0,
     /// By label and node.
     works: [labels_max][]?*calls.Work = @splat(&.{}),
+    /// How often all of a label was called: it is another operation each time.
+    turns: [labels_max]u32 = @splat(0),
     line: usize = 0,
     why_bytes: [300]u8 = undefined,
     why: []const u8 = "",
@@ -243,6 +253,12 @@ fn settings(
             config.stall_warning_ns = @as(u64, amount) * std.time.ns_per_ms;
         } else if (std.mem.eql(u8, name, "stall_ms")) {
             config.stall_ns = @as(u64, amount) * std.time.ns_per_ms;
+        } else if (std.mem.eql(u8, name, "heartbeat_ms")) {
+            config.heartbeat_ns = @as(u64, amount) * std.time.ns_per_ms;
+        } else if (std.mem.eql(u8, name, "silence_ms")) {
+            config.silence_ns = @as(u64, amount) * std.time.ns_per_ms;
+        } else if (std.mem.eql(u8, name, "prepare_ms")) {
+            config.prepare_ns = @as(u64, amount) * std.time.ns_per_ms;
         } else if (std.mem.eql(u8, name, "peers_max")) {
             if (amount < 1 or amount > base.limits.peers_max) return error.Syntax;
             config.peers_max = @intCast(amount);
@@ -252,18 +268,46 @@ fn settings(
     }
 }
 
-fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!void {
+const Lines = std.mem.SplitIterator(u8, .scalar);
+
+fn follow(script: *Script, lines: *Lines) Error!void {
     while (lines.next()) |line| {
         script.line += 1;
-        const code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
-        var words = std.mem.tokenizeAny(u8, code, " \t");
+        var words = words_of(line);
         const verb = words.next() orelse continue;
-        script.world.note("> {s}", .{std.mem.trim(u8, code, " ")});
-        try obey(script, verb, &words);
+        script.world.note("> {s}", .{std.mem.trim(u8, line, " ")});
+        if (std.mem.eql(u8, verb, "repeat")) try repeat(script, &words, lines) //
+        else try obey(script, verb, &words);
         if (script.world.checkers.violation) |*violation| {
             return script.fail("{t}: {s}", .{ violation.check, violation.text() });
         }
     }
+}
+
+/// Up to a comment.
+fn words_of(line: []const u8) Words {
+    const code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
+    return std.mem.tokenizeAny(u8, code, " \t");
+}
+
+/// repeat N: the lines that follow and begin with a space, so many times.
+fn repeat(script: *Script, words: *Words, lines: *Lines) Error!void {
+    const times = try number(script, words);
+    const first = lines.*;
+    const line_before = script.line;
+    for (0..times) |_| {
+        lines.* = first;
+        script.line = line_before;
+        while (lines.peek()) |line| {
+            if (!std.mem.startsWith(u8, line, " ")) break;
+            _ = lines.next();
+            script.line += 1;
+            var inner = words_of(line);
+            try obey(script, try take_word(script, &inner), &inner);
+            if (script.world.failed()) return;
+        }
+    }
+    if (script.line == line_before) return script.fail("repeat has no lines", .{});
 }
 
 const Words = std.mem.TokenIterator(u8, .any);
@@ -444,7 +488,7 @@ const PeerList = struct {
     script: *Script,
     everybody: bool,
     parts: std.mem.SplitIterator(u8, .scalar),
-    /// Of `everybody`, or of a part such as 3-9.
+    /// In `everybody`, or in a part such as 3-9.
     next_index: world_file.NodeIndex = 1,
     last_index: world_file.NodeIndex = 0,
     bad: bool = false,
@@ -601,6 +645,11 @@ fn call(script: *Script, words: *Words) Error!void {
         .{program.floats_max},
     );
     while (peers.next()) |node| {
+        if (script.works[label][node.index]) |before| if (is_over(before)) {
+            script.turns[label] += 1;
+            @memset(script.works[label], null);
+        };
+        step.key.round = label + labels_max * script.turns[label];
         const user = &node.users[0];
         const deadline = node.here() + deadline_ns;
         const work = calls.lend(user, step, deadline, true) orelse
@@ -802,12 +851,15 @@ fn set_value(script: *Script, comptime T: type, value: *T, text: []const u8) Err
     }
 }
 
-/// stranger WORDS NODE [hangs_up|stays|reads_nothing] [times N]: so many connect to it and say this
-/// (stranger.zig). stranger gone: all hang up.
+/// stranger WORDS NODE [MANNER] [times N]: so many connect to it and say this (stranger.zig).
+/// stranger gone [N]: all hang up, or those that came first.
 fn strangers(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const text = try take_word(script, words);
-    if (std.mem.eql(u8, text, "gone")) return stranger.hang_up(world);
+    if (std.mem.eql(u8, text, "gone")) return stranger.hang_up(
+        world,
+        if (words.peek() == null) std.math.maxInt(u32) else try number(script, words),
+    );
     const said = std.meta.stringToEnum(stranger.Words, text) orelse return script.syntax(text);
     const node = try any_node_of(script, words);
     var manner: stranger.Manner = .stays;
@@ -889,7 +941,7 @@ fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     if (!any) return script.fail("there is no connection from {d} to {d}", .{ from, to });
 }
 
-/// cut P P for D: the two cannot dial each other so long. What connects them stays.
+/// cut P P for D: the two cannot dial each other so long. Their connections stay.
 fn cut(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try any_node_of(script, words)).index;
@@ -913,7 +965,7 @@ const Until = union(enum) {
 };
 const Phase = protocol.Phase;
 
-/// run DURATION | run until CONDITION
+/// run DURATION | run until CONDITION [within DURATION]
 fn run_directive(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const first = try take_word(script, words);
@@ -926,7 +978,12 @@ fn run_directive(script: *Script, words: *Words) Error!void {
         world.now = end;
         return;
     }
-    try run_until(script, 100_000 * ms, try condition(script, words));
+    const until = try condition(script, words);
+    const most_ns = if (words.peek() != null)
+        try duration_after(script, words, "within")
+    else
+        100_000 * ms;
+    try run_until(script, most_ns, until);
 }
 
 fn condition(script: *Script, words: *Words) Error!Until {
@@ -1029,6 +1086,19 @@ fn expect(script: *Script, words: *Words) Error!void {
         if (held < most) return;
         return script.fail("node {d} has held {d} KiB", .{ node.index, held >> 10 });
     }
+    if (std.mem.eql(u8, what, "said")) {
+        const node = try any_node_of(script, words);
+        try expect_word(script, words, "below");
+        const most: u64 = @as(u64, try number(script, words)) << 10;
+        if (node.said_bytes < most) return;
+        return script.fail("node {d} has said {d} KiB", .{ node.index, node.said_bytes >> 10 });
+    }
+    if (std.mem.eql(u8, what, "peers") or std.mem.eql(u8, what, "groups")) {
+        const c = world.coordinator;
+        const found = if (what[0] == 'p') c.peers.items.len else c.groups.items.len;
+        if (found == try number(script, words)) return;
+        return script.fail("the coordinator has {d} {s}", .{ found, what });
+    }
     const Number = enum { world, alive, epoch, attempt, joined, left };
     if (std.meta.stringToEnum(Number, what)) |kind| {
         var peers = try peer_list(script, words);
@@ -1060,7 +1130,6 @@ fn expect(script: *Script, words: *Words) Error!void {
         var rest = words.*;
         try expect_of(script, work, wanted, &rest);
     }
-    _ = world;
 }
 
 fn expect_of(script: *Script, work: *calls.Work, wanted: []const u8, words: *Words) Error!void {

@@ -1,7 +1,8 @@
-//! Stranger: who is no peer of this run, and what it does. Class `strangers` connects and talks,
-//! which must cost nobody anything: not even a call, for which worlds of nothing else are calm.
-//! Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays what
-//! was recorded again. What it never does, because keys alone could prevent it: excused.zig.
+//! Stranger: somebody who is no peer of this run, and what it does. Class `strangers` connects and
+//! talks, which must cost nobody anything: not even a call, for which worlds of nothing else are
+//! calm. Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays
+//! what was recorded again. excused.zig says what it never does, because keys alone could prevent
+//! it.
 
 const std = @import("std");
 const base = @import("base");
@@ -16,10 +17,10 @@ const World = world_file.World;
 const nobody = world_file.nobody;
 
 const words_max = 4096;
-/// Longest address that a newcomer may have.
-const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
+/// Longest address that a newcomer may have. It is found there, and nobody answers who dials it.
+pub const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
 
-/// What one says that has the run id, or not.
+/// The words of one that has the run id, or not.
 pub const Words = enum {
     noise,
     /// The first words of a hello, then noise.
@@ -35,15 +36,27 @@ pub const Words = enum {
     /// A lane under an id that nobody knows, then frames that others have sent.
     lane,
     nothing,
-    /// As a newcomer with a long address, which then does nothing. Only transcripts do this: it has
-    /// the token, and may make others wait.
+    // Only transcripts say these: who says them has the token, and may make others wait.
+    /// A hello as of a peer, which joins nothing.
+    greet,
+    /// As a newcomer with a long address, which opens no lane.
     join,
+    /// The same to a group that nobody else is in.
+    begin_group,
 };
 
-/// What strangers say who harm nobody.
+/// The words of strangers who harm nobody.
 const drawn = [_]Words{ .noise, .magic, .half, .foreign, .status, .control, .lane, .nothing };
 
-pub const Manner = enum { drawn, hangs_up, stays, reads_nothing };
+pub const Manner = enum {
+    drawn,
+    hangs_up,
+    stays,
+    reads_nothing,
+    /// They stay, and heartbeats say so; the second reads nothing.
+    beats,
+    beats_unread,
+};
 
 /// Somebody connects and talks.
 pub fn strike(world: *World, prng: *Prng) void {
@@ -56,20 +69,70 @@ pub fn strike(world: *World, prng: *Prng) void {
 pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: Manner) void {
     var bytes: [words_max]u8 = undefined;
     world.note("a stranger calls on {d}: {t}", .{ to, words });
-    connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    const connection = connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    if (to != world_file.coordinator_index) look_after(world, connection, stays_ns_max);
 }
 
-/// They are gone, all at once.
-pub fn hang_up(world: *World) void {
+/// How long a peer may keep somebody who has not said who it is, and a tick or two.
+const stays_ns_max = base.limits.stranger_ns_max + 2 * std.time.ns_per_s;
+
+/// It must be gone by then, on the clock of the peer.
+fn look_after(world: *World, connection: *const Connection, ns: u64) void {
+    const node = &world.nodes[connection.ends[1].node];
+    if (node.state != .up) return;
+    world.at(node.global(node.here() + ns), .{ .stranger_due = connection.index });
+}
+
+pub fn due(world: *World, index: u32) void {
+    const connection = world.connections.items[index];
+    const there = &connection.ends[1];
+    if (there.state != .open) return;
+    const node = &world.nodes[there.node];
+    // One that was stopped a moment ago has not looked yet.
+    const ago_ns = std.time.ns_per_s;
+    if (node.is_frozen() or node.thawed_at + ago_ns > world.now)
+        return look_after(world, connection, 2 * ago_ns);
+    world.checkers.fail(.leak, "p{d} still has a stranger's connection {d}", .{ node.index, index });
+}
+
+/// So many are gone, those that came first.
+pub fn hang_up(world: *World, count: u32) void {
+    var left = count;
     for (world.connections.items) |connection| {
+        if (left == 0) break;
         const here = &connection.ends[0];
         if (here.what != .stranger or here.state == .closed) continue;
         here.state = .closed;
         world.finish_pipe(.{ .connection = connection.index, .side = 0 });
+        left -= 1;
     }
 }
 
-fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
+/// A heartbeat of one that stays, and the next.
+pub fn beat(world: *World, index: u32) void {
+    const connection = world.connections.items[index];
+    if (connection.ends[0].state == .closed or connection.pipes[0].finished) return;
+    const message: wire.control.Message = .{ .heartbeat = .{
+        .number = 1,
+        .bytes_sent = 0,
+        .bytes_received = 0,
+    } };
+    var bytes: [64]u8 = undefined;
+    const said = wire.control.encode(message, &bytes) catch unreachable;
+    // A window that is closed has room for none, and nobody misses it.
+    if (connection.pipes[0].room() >= said.len)
+        _ = connection.pipes[0].write(world.now, &world.prng_network, said);
+    world.schedule_delivery(connection, 0);
+    world.after(world.config.heartbeat_ns, .{ .stranger_beats = index });
+}
+
+fn connect(
+    world: *World,
+    prng: *Prng,
+    to: NodeIndex,
+    bytes: []const u8,
+    manner: Manner,
+) *Connection {
     const connection = world.connect(nobody, to, to == world_file.coordinator_index);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     _ = connection.pipes[0].write(world.now, &world.prng_network, bytes);
@@ -79,9 +142,14 @@ fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner:
         .drawn => unreachable,
         .hangs_up => world.finish_pipe(.{ .connection = connection.index, .side = 0 }),
         .stays => {},
-        // What it is told stays where it is.
+        // The bytes sent to it stay where they are.
         .reads_nothing => connection.pipes[1].stalled_until = base.never,
+        .beats, .beats_unread => |kind| {
+            if (kind == .beats_unread) connection.pipes[1].stalled_until = base.never;
+            world.after(world.config.heartbeat_ns, .{ .stranger_beats = connection.index });
+        },
     }
+    return connection;
 }
 
 fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_max]u8) []u8 {
@@ -136,12 +204,19 @@ fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_m
             }
             return bytes[0..length];
         },
-        .join => {
+        .greet => {
+            hello.purpose = .control;
+            bytes[0..hello_bytes].* = wire.hello.encode(hello);
+            return bytes[0..hello_bytes];
+        },
+        .join, .begin_group => {
             hello.purpose = .control;
             bytes[0..hello_bytes].* = wire.hello.encode(hello);
             var length: usize = hello_bytes;
+            var name: [16]u8 = undefined;
+            const own = std.fmt.bufPrint(&name, "{x}", .{hello.instance}) catch unreachable;
             for ([_]wire.control.Message{ .{ .join = .{
-                .name = .of(users.group_names[0]),
+                .name = .of(if (words == .begin_group) own else users.group_names[0]),
                 .address = .of(long_address),
                 .initial_world_size = 0,
                 .round = 0,
@@ -192,11 +267,11 @@ fn replay(world: *World, prng: *Prng) bool {
     if (recording.to == nobody or world.nodes[recording.to].state != .up) return false;
     const bytes = recording.slice();
     world.note("connection {d} is played again", .{recording.connection});
-    connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
+    _ = connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
     return true;
 }
 
-/// What two peers have sent to one node, one behind the other, under an id that nobody knows.
+/// Sends what two peers have sent to one node, one behind the other, under an id that nobody knows.
 fn splice(world: *World, prng: *Prng) bool {
     const heard = world.overheard orelse return false;
     const one = heard.pick_recording(prng, false) orelse return false;
@@ -215,6 +290,6 @@ fn splice(world: *World, prng: *Prng) bool {
         length += tail.len;
     }
     world.note("connections {d} and {d} are spliced", .{ one.connection, other.connection });
-    connect(world, prng, one.to, bytes[0..length], .drawn);
+    _ = connect(world, prng, one.to, bytes[0..length], .drawn);
     return true;
 }
