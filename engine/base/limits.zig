@@ -152,7 +152,9 @@ pub const network_joins_burst = 4 * peers_max;
 /// Attempts that one peer may cause by saying that links are broken; more come later.
 pub const peer_attempts_per_s_max = 2;
 pub const peer_attempts_burst = 8;
-/// The longest time for which nothing is read from a peer, or an attempt is put off.
+/// The shortest and the longest time for which nothing is read from a peer that has said too much;
+/// the longest also for which an attempt is put off.
+pub const pause_ns_min = 10 * std.time.ns_per_ms;
 pub const pause_ns_max = std.time.ns_per_s;
 /// Addresses whose joins are counted apart.
 pub const sources_kept_max = 1024;

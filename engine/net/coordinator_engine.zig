@@ -236,6 +236,8 @@ pub const CoordinatorEngine = struct {
         const connection: *Connection = @ptrFromInt(link.owner);
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
+            engine.coordinator.take_said(now, connection);
+            if (link.closed) return;
             if (connection.is_paused(now)) break;
             const count = link.receive_stream(&connection.stream) catch
                 return engine.ended(now, link);

@@ -620,6 +620,15 @@ pub const Coordinator = struct {
         }
     }
 
+    /// Before more is read from somebody who was paused: what it has said is taken first, for as
+    /// long as its rates go, so that it does not pile up here.
+    pub fn take_said(c: *Coordinator, now: Instant, connection: *Connection) void {
+        if (connection.paused_until == 0 or connection.is_paused(now)) return;
+        connection.paused_until = 0;
+        c.hear(now, connection);
+        c.sweep(now);
+    }
+
     /// A member may say more at once than somebody who only wants to become one.
     fn hears_more_of(c: *const Coordinator, connection: *Connection) bool {
         const peer = connection.peer orelse return false;
