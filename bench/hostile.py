@@ -162,7 +162,7 @@ class Bench:
         return Window(calls / (ended - began), (cpu_ended - cpu_began) / calls)
 
     def _cpu_seconds(self) -> float:
-        """What coordinator and founders have used so far."""
+        """CPU seconds of coordinator and founders so far."""
         processes = [self._world.coordinator, *self._founders]
         return sum(_cpu_seconds(process.pid) for process in processes)
 

@@ -222,7 +222,7 @@ class Run:
     # ---- what is judged
 
     def held(self) -> dict[str, Held]:
-        """What each process holds, by its name."""
+        """The holdings of each process, by its name."""
         founders = {f"peer {peer.number}": peer.process.pid for peer in self.founders}
         return {name: Held.by(pid) for name, pid in [*self._coordinator(), *founders.items()]}
 
