@@ -292,7 +292,7 @@ typedef struct pccl_comm_info {
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */
   uint32_t alive;        /* members of the epoch that are still there */
-  uint32_t pending;      /* newcomers that wait for the next safe point, as far as known here */
+  uint32_t pending;      /* newcomers that wait for the next safe point of this peer, as far as known here */
   uint32_t operations_in_flight;
   pccl_peer_id_t peer_id;
   uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */
