@@ -152,6 +152,9 @@ pub const network_joins_burst = 4 * peers_max;
 /// Attempts that one peer may cause by saying that links are broken; more come later.
 pub const peer_attempts_per_s_max = 2;
 pub const peer_attempts_burst = 8;
+/// Links of one member of a group that it says are broken: more than any has. Beyond, one that it
+/// said earlier is forgotten. Enforced by the coordinator (protocol/broken.zig).
+pub const links_broken_max = 2 * full_mesh_max;
 /// The shortest and the longest time for which nothing is read from a peer that has said too much;
 /// the longest also for which an attempt is put off.
 pub const pause_ns_min = 10 * std.time.ns_per_ms;

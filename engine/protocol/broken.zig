@@ -13,6 +13,8 @@ const Health = wire.control.LinkHealth;
 
 pub const Broken = struct {
     claims: std.ArrayList(Claim) = .empty,
+    /// Grows whenever they are others than before.
+    changes: u64 = 0,
 
     pub const Claim = struct {
         from: PeerId,
@@ -25,21 +27,35 @@ pub const Broken = struct {
         broken.claims.deinit(gpa);
     }
 
-    /// `from` says how its link to `to` is.
+    /// `from` says how its link to `to` is. False: it said so before. Of very many that it says are
+    /// broken, more than any honest member has links, one that it said earlier does not count.
     pub fn tell(
         broken: *Broken,
         gpa: Allocator,
         from: PeerId,
         to: PeerId,
         health: Health,
-    ) Allocator.Error!void {
+    ) Allocator.Error!bool {
+        var earlier: ?*Claim = null;
+        var count: usize = 0;
         for (broken.claims.items, 0..) |*claim, index| {
-            if (!claim.from.eql(from) or !claim.to.eql(to)) continue;
+            if (!claim.from.eql(from)) continue;
+            earlier = earlier orelse claim;
+            count += 1;
+            if (!claim.to.eql(to)) continue;
+            if (claim.health == health) return false;
             if (health != .up) claim.health = health else _ = broken.claims.swapRemove(index);
-            return;
+            broken.changes += 1;
+            return true;
         }
-        if (health == .up) return;
-        try broken.claims.append(gpa, .{ .from = from, .to = to, .health = health });
+        if (health == .up) return false;
+        const claim: Claim = .{ .from = from, .to = to, .health = health };
+        if (count >= base.limits.links_broken_max)
+            earlier.?.* = claim
+        else
+            try broken.claims.append(gpa, claim);
+        broken.changes += 1;
+        return true;
     }
 
     /// The claims of this member so far do not count: it repeats those that still hold.
@@ -59,6 +75,7 @@ pub const Broken = struct {
             broken.claims.items[kept] = claim;
             kept += 1;
         }
+        broken.changes += @intFromBool(kept < broken.claims.items.len);
         broken.claims.shrinkRetainingCapacity(kept);
     }
 
@@ -74,6 +91,17 @@ pub const Broken = struct {
         }
         return found;
     }
+
+    /// The ranks to which the links of this one are broken.
+    pub fn edges_of(broken: *const Broken, ranks: *const Ranks, id: PeerId) base.Mask {
+        var found: base.Mask = .empty;
+        for (broken.claims.items) |*claim| {
+            const is_from = claim.from.eql(id);
+            if (!is_from and !claim.to.eql(id)) continue;
+            found.set(ranks.get(if (is_from) claim.to else claim.from) orelse continue);
+        }
+        return found;
+    }
 };
 
 test "a link is broken until both ends that said so have taken it back" {
@@ -84,15 +112,16 @@ test "a link is broken until both ends that said so have taken it back" {
     var ranks: Ranks = .empty;
     defer ranks.deinit(gpa);
     for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
-    try broken.tell(gpa, ids[2], ids[0], .up); // it was never said to be broken
+    // It was never said to be broken.
+    try std.testing.expect(!try broken.tell(gpa, ids[2], ids[0], .up));
     try std.testing.expectEqual(0, broken.claims.items.len);
-    try broken.tell(gpa, ids[0], ids[1], .silent);
-    try broken.tell(gpa, ids[1], ids[0], .down);
+    try std.testing.expect(try broken.tell(gpa, ids[0], ids[1], .silent));
+    try std.testing.expect(try broken.tell(gpa, ids[1], ids[0], .down));
     try std.testing.expect(broken.edges(&ranks, true).has(0, 1));
-    try broken.tell(gpa, ids[1], ids[0], .up);
+    try std.testing.expect(try broken.tell(gpa, ids[1], ids[0], .up));
     try std.testing.expect(!broken.edges(&ranks, true).has(0, 1));
     try std.testing.expect(broken.edges(&ranks, false).has(1, 0));
-    try broken.tell(gpa, ids[0], ids[1], .up);
+    try std.testing.expect(try broken.tell(gpa, ids[0], ids[1], .up));
     try std.testing.expect(!broken.edges(&ranks, false).has(0, 1));
     try std.testing.expectEqual(0, broken.claims.items.len);
 }
@@ -105,10 +134,40 @@ test "who comes back says it again, and who is gone has no links" {
     var ranks: Ranks = .empty;
     defer ranks.deinit(gpa);
     for (ids, 0..) |id, rank| try ranks.put(gpa, id, @intCast(rank));
-    try broken.tell(gpa, ids[0], ids[1], .down);
-    try broken.tell(gpa, ids[1], ids[2], .down);
+    try std.testing.expect(try broken.tell(gpa, ids[0], ids[1], .down));
+    try std.testing.expect(try broken.tell(gpa, ids[1], ids[2], .down));
     broken.forget_from(ids[0]);
     try std.testing.expect(!broken.edges(&ranks, false).has(0, 1));
     broken.forget(ids[2]);
     try std.testing.expectEqual(0, broken.claims.items.len);
+}
+
+test "a member that repeats itself changes nothing, and of very many words its last ones count" {
+    const gpa = std.testing.allocator;
+    const expect = std.testing.expect;
+    const most = base.limits.links_broken_max;
+    var broken: Broken = .{};
+    defer broken.deinit(gpa);
+    const liar: PeerId = .from_int(1);
+    const honest: PeerId = .from_int(2);
+    try expect(try broken.tell(gpa, honest, liar, .down));
+    for (0..2 * most) |index| {
+        try expect(try broken.tell(gpa, liar, .from_int(3 + index), .silent));
+        const before = broken.changes;
+        try expect(!try broken.tell(gpa, liar, .from_int(3 + index), .silent));
+        try std.testing.expectEqual(before, broken.changes);
+    }
+    try std.testing.expectEqual(1 + most, broken.claims.items.len);
+    try expect(!try broken.tell(gpa, honest, liar, .down)); // it is still there
+    var ranks: Ranks = .empty;
+    defer ranks.deinit(gpa);
+    for (1..4) |number| try ranks.put(gpa, .from_int(number), @intCast(number));
+    try ranks.put(gpa, .from_int(2 + 2 * most), 4);
+    var mask: base.Mask = .empty;
+    mask.set(1);
+    try expect(broken.edges_of(&ranks, honest).eql(&mask));
+    mask = .empty;
+    mask.set(2);
+    mask.set(4);
+    try expect(broken.edges_of(&ranks, liar).eql(&mask));
 }

@@ -1302,7 +1302,7 @@ pub const Coordinator = struct {
         const other = c.peer_of(body.other) orelse return;
         if (other == peer) return error.Unexpected;
         if (!group.contains(peer) or !group.contains(other)) return;
-        try group.broken.tell(c.gpa, peer.id, other.id, body.health);
+        const is_news = try group.broken.tell(c.gpa, peer.id, other.id, body.health);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
         c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
@@ -1310,17 +1310,22 @@ pub const Coordinator = struct {
             other.id.short(),
             body.health,
         });
-        if (group.go_around(now + replan_ns + peer.rates.attempt_wait_ns(now)))
-            peer.rates.cost_attempt(now);
+        if (!is_news) return;
+        group.look.ask(now + replan_ns + peer.rates.attempt_wait_ns(now), peer.id);
     }
 
-    /// At a tick, so that it is known by then what others say of the same links.
-    fn let_go_stranded(c: *Coordinator, now: Instant) void {
-        for (c.groups.items) |group| while (group.stranded()) |peer| {
-            const why = "other members could not reach it for longer than the silence limit, " ++
-                "and nothing goes around that";
-            c.expel(now, group, peer, why);
-        };
+    /// What follows from what was said of links, once it is known what others say of the same.
+    fn look_around(c: *Coordinator, now: Instant) void {
+        for (c.groups.items) |group| {
+            const by = group.take_look(now) orelse continue;
+            while (group.stranded()) |peer| {
+                const why = "other members could not reach it for longer than the silence " ++
+                    "limit, and nothing goes around that";
+                c.expel(now, group, peer, why);
+            }
+            if (!group.go_around(now)) continue;
+            if (c.peer_of(by)) |peer| peer.rates.cost_attempt(now);
+        }
     }
 
     /// Members for whose reports, or calls, the others have waited for too long.
@@ -1390,7 +1395,7 @@ pub const Coordinator = struct {
         c.sweep(now);
         addresses.ask(c, now) catch |err| c.not_asked(err);
         c.judge_absent(now, late);
-        c.let_go_stranded(now);
+        c.look_around(now);
         for (c.groups.items) |group| {
             // Nobody answers what waits for the disk.
             const waits = recovery.waits(c, group.recorded);

@@ -275,18 +275,9 @@ pub const Court = struct {
         for (0..court.peers.len) |index| {
             const bytes = try court.told(index);
             defer gpa.free(bytes);
-            var rest = bytes;
+            var rest: []const u8 = bytes;
             court.told_bytes += bytes.len;
-            while (rest.len > 0) {
-                if (std.mem.startsWith(u8, rest, &wire.hello.encode_answer(.welcome))) {
-                    rest = rest[wire.hello.answer_bytes..];
-                    continue;
-                }
-                const length = try control.body_length(rest[0..control.header_bytes]);
-                const total = control.header_bytes + length;
-                court.hear(index, try control.decode(rest[0..total]));
-                rest = rest[total..];
-            }
+            while (try next_of(&rest)) |message| court.hear(index, message);
         }
     }
 
@@ -353,6 +344,35 @@ pub const Court = struct {
             court.c.tick(court.now);
             try court.write();
         }
+    }
+
+    /// The same. All read what they are told, and these do what rounds ask of members.
+    pub fn pass_answering(court: *Court, duration_ns: u64, answering: []const usize) !void {
+        const until = court.now + duration_ns;
+        while (court.now < until) {
+            try court.pass(500 * ms);
+            for (0..places_max) |index| {
+                const bytes = try court.told(index);
+                defer gpa.free(bytes);
+                const answers = std.mem.indexOfScalar(usize, answering, index) != null;
+                var rest: []const u8 = bytes;
+                while (try next_of(&rest)) |message| {
+                    court.hear(index, message);
+                    if (answers) try court.obey(index, message);
+                }
+            }
+        }
+    }
+
+    /// Takes one message of what a peer was told.
+    fn next_of(rest: *[]const u8) !?control.Message {
+        const welcome = wire.hello.encode_answer(.welcome);
+        if (std.mem.startsWith(u8, rest.*, &welcome)) rest.* = rest.*[welcome.len..];
+        if (rest.len == 0) return null;
+        const length = try control.body_length(rest.*[0..control.header_bytes]);
+        const total = control.header_bytes + length;
+        defer rest.* = rest.*[total..];
+        return try control.decode(rest.*[0..total]);
     }
 
     /// A round that is due soon begins, and is listened to.

@@ -159,7 +159,7 @@ test "who is left out because it is stranded hears so after the record" {
         .group = 0,
         .health = .down,
     } });
-    court.c.tick(court.now + ms);
+    court.c.tick(court.now + 20 * ms);
     try expectEqual(0b011, court.members_alive());
     try expectEqual(0, try told(&court, 2, .expelled));
     try shelf.write(&court);

@@ -14,6 +14,7 @@ const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
 const unseen = @import("unseen.zig");
+const Asked = @import("asked.zig").Asked;
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
@@ -47,14 +48,16 @@ pub const MemberState = struct {
     withdrawn: u32 = 0,
     /// The number that `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
-    seen_wanted_at: base.Instant = 0,
+    seen_asked: Asked = .{},
     /// Votes since it has been far behind (unseen.zig).
     votes_behind: u32 = 0,
     /// Others have waited for it for long, and the log says so (stall.zig).
     waited_for: bool = false,
     /// The report that it owes after a view.
     report: owed.Report = .{},
-    /// In the round under way (group.zig), once it is `stopping`.
+    /// In the round under way (group.zig): the answer that is wanted of it, and once it is
+    /// `stopping`, another one.
+    round_asked: Asked = .{},
     safe_points: u64 = 0,
 };
 
@@ -556,11 +559,10 @@ pub const Epoch = struct {
         for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
             if (epoch.closed.has(rank)) continue;
-            const away = !peer.is_present(epoch.group) or peer.waits_for_disk();
-            if (late or away or member.decisions_seen >= member.seen_wanted) {
+            if (!peer.is_present(epoch.group) or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
-                member.seen_wanted_at = now;
-            } else if (now -| member.seen_wanted_at >= silence_ns) {
+                member.seen_asked.ask(peer, now);
+            } else if (member.seen_asked.is_overdue(peer, now, silence_ns, late)) {
                 peer.doom("it does not say which decisions it has seen");
             }
         }

@@ -20,6 +20,7 @@ const stall = @import("stall.zig");
 const turns = @import("turns.zig");
 const Broken = @import("broken.zig").Broken;
 const Epoch = @import("epoch.zig").Epoch;
+const Look = @import("look.zig").Look;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
 const Patience = @import("patience.zig").Patience;
@@ -98,8 +99,11 @@ pub const Group = struct {
     recovering: bool = false,
     /// Members that are back already, and are answered when all are.
     returned: std.ArrayList(Returned) = .empty,
-    /// Links between its peers that do not work.
+    /// Links between its peers that do not work, and when ways around them are looked for.
     broken: Broken = .{},
+    look: Look = .{},
+    /// The round for which a way around them was found, and the state of both then.
+    found: Found = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -121,6 +125,7 @@ pub const Group = struct {
     /// Rounds whose end a member waits for; 0: none.
     pub const Rounds = struct { preparing: u64, stopping: u64 };
     const Returned = struct { peer: *Peer, rounds: Rounds };
+    const Found = struct { round: u64 = 0, gone: u32 = 0, changes: u64 = 0 };
 
     pub fn create(gpa: Allocator, options: Options) Allocator.Error!*Group {
         const group = try gpa.create(Group);
@@ -258,6 +263,7 @@ pub const Group = struct {
         group.round += 1;
         group.send_prepare(peers);
         if (epoch) |it| it.stopping = .empty;
+        group.ask_members(now);
         // They open lanes anew, and what comes of that is said then.
         for (group.newcomers.items) |*newcomer| {
             if (newcomer.in_round) group.broken.forget(newcomer.peer.id);
@@ -482,7 +488,8 @@ pub const Group = struct {
             if (group.roster.waits()) return group.hurry(now);
             // Only those who have gone since are missed.
             if (!group.roster.is_whole()) return group.begin_again(now, .lanes);
-            if (try group.leave_out_unreachable(now)) return group.start_round(now);
+            const is_left_out = try group.leave_out_unreachable(now) orelse return;
+            if (is_left_out) return group.start_round(now);
             const some = group.entering();
             if (some < group.roster.newcomers()) {
                 // Lanes are open: from here on it is their users who take their time.
@@ -495,6 +502,7 @@ pub const Group = struct {
                 .group = group.id,
                 .round = group.round,
             } });
+            group.ask_members(now);
         }
         if (group.phase == .ask) {
             const last = if (group.current()) |epoch| epoch.last_safe_point() orelse return else 0;
@@ -620,7 +628,7 @@ pub const Group = struct {
             group.name,
         });
         group.drop_empty();
-        _ = group.go_around(now);
+        group.look_soon(now);
     }
 
     pub fn on_activated(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
@@ -649,14 +657,31 @@ pub const Group = struct {
         }
     }
 
-    /// Safe points are told at once, whatever the user does: while they are not, all others stop.
-    fn let_go_mute(group: *Group) void {
+    fn ask_members(group: *Group, now: base.Instant) void {
         const epoch = group.current() orelse return;
+        for (epoch.members) |*member| {
+            if (member.peer) |peer| member.round_asked.ask(peer, now);
+        }
+    }
+
+    /// Lanes that are there or missing, and safe points, are told at once, whatever the user does:
+    /// while they are not, newcomers wait, and in the end all others stop.
+    fn let_go_mute(group: *Group, now: base.Instant, silence_ns: u64, late: bool) void {
+        const epoch = group.current() orelse return;
+        const prepares = group.phase == .prepare;
+        if (!prepares and group.phase != .ask) return;
         for (epoch.members, 0..) |*member, rank| {
             const peer = member.peer orelse continue;
-            if (epoch.stopping.has(rank) or !peer.is_present(group.id)) continue;
-            if (peer.waits_for_disk()) continue; // it may not have heard the question
-            peer.doom("it does not say how many safe points it has passed");
+            const has_answered = if (prepares)
+                group.roster.has_spoken(peer.id)
+            else
+                epoch.stopping.has(rank);
+            if (has_answered or !peer.is_present(group.id)) continue;
+            if (!member.round_asked.is_overdue(peer, now, silence_ns, late)) continue;
+            peer.doom(if (prepares)
+                "it does not say which lanes it has"
+            else
+                "it does not say how many safe points it has passed");
         }
     }
 
@@ -756,6 +781,7 @@ pub const Group = struct {
         });
         // Nobody can open lanes to who is gone: the round begins again, without it.
         if (group.phase == .prepare) group.release();
+        group.look_soon(now);
         for (lost[0..lost_count]) |item| {
             try item.commit_voted();
             try group.new_attempt(item);
@@ -787,20 +813,31 @@ pub const Group = struct {
         return .all(&epoch.alive, world_size);
     }
 
-    /// An epoch whose paths use a broken link gets a new attempt at that time, if there are others.
-    /// True: there is one that would have gone on as it is. Asked when somebody has said something
-    /// of a link, and when an epoch begins; never at a tick, which would begin at once what has to
-    /// wait because one member says it too often.
-    pub fn go_around(group: *Group, at: base.Instant) bool {
+    /// Who is there has changed.
+    fn look_soon(group: *Group, now: base.Instant) void {
+        if (group.broken.claims.items.len > 0) group.look.ask(now, .none);
+    }
+
+    /// Whether ways around broken links are to be looked for now, and at whose expense.
+    pub fn take_look(group: *Group, now: base.Instant) ?PeerId {
+        var members: usize = 0;
+        for (group.epochs.items) |epoch| members += epoch.members.len;
+        return group.look.take(now, members);
+    }
+
+    /// An epoch whose paths use a broken link gets a new attempt now, if there are others. True:
+    /// there is one that would have gone on as it is. Only for a look that is due: others come
+    /// later, because one member says too often that links are broken.
+    pub fn go_around(group: *Group, now: base.Instant) bool {
         var any = false;
         if (group.broken.claims.items.len == 0) return any;
         for (group.epochs.items) |epoch| {
             if (epoch.alive.is_empty() or epoch.recovering) continue;
-            if (epoch.replan_at <= at) continue; // not later, whatever is broken
+            if (epoch.replan_at <= now) continue;
             const edges = group.broken.edges(&epoch.ranks, false);
             if (!plan.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
             if (group.paths_for(epoch).eql(&epoch.paths)) continue;
-            epoch.replan_at = at;
+            epoch.replan_at = now;
             any = true;
         }
         return any;
@@ -827,12 +864,12 @@ pub const Group = struct {
     pub fn neighbours_of(group: *const Group, peer: *const Peer) usize {
         var most: usize = 0;
         for (group.epochs.items) |epoch| {
-            const rank = epoch.rank_of(peer) orelse continue;
-            const edges = group.broken.edges(&epoch.ranks, false);
+            if (epoch.rank_of(peer) == null) continue;
+            const broken = group.broken.edges_of(&epoch.ranks, peer.id);
             var count: usize = 0;
             for (epoch.members, 0..) |*member, other| {
                 const neighbour = member.peer orelse continue;
-                const could_notice = !edges.has(rank, other) or peer.has_word_of(neighbour.id);
+                const could_notice = !broken.has(other) or peer.has_word_of(neighbour.id);
                 if (neighbour == peer or !could_notice) continue;
                 count += @intFromBool(neighbour.connection != null or group.recovering);
             }
@@ -842,11 +879,19 @@ pub const Group = struct {
     }
 
     /// With all newcomers of the round there would be no way around broken links: the one that
-    /// reaches fewest is not let in now.
-    fn leave_out_unreachable(group: *Group, now: base.Instant) Allocator.Error!bool {
+    /// reaches fewest is not let in now. Null: it is too early to look, and the round waits.
+    fn leave_out_unreachable(group: *Group, now: base.Instant) Allocator.Error!?bool {
         if (group.broken.claims.items.len == 0) return false;
+        const found: Found = .{
+            .round = group.round,
+            .gone = group.roster.gone.count(),
+            .changes = group.broken.changes,
+        };
+        if (std.meta.eql(found, group.found)) return false;
+        if (now < group.look.not_before) return null;
         const peers = try group.future_members();
         defer group.gpa.free(peers);
+        group.look.pause(now, peers.len);
         var ranks = try Epoch.ranks_of(group.gpa, peers);
         defer ranks.deinit(group.gpa);
         var newcomers: base.Mask = .empty;
@@ -855,6 +900,7 @@ pub const Group = struct {
         }
         const edges = group.broken.edges(&ranks, true);
         const all: base.Mask = .full(peers.len);
+        group.found = found;
         if (plan.paths(&all, peers.len, &edges) != null) return false;
         const index = edges.worst(&all, &newcomers) orelse return false;
         group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
@@ -952,6 +998,7 @@ pub const Group = struct {
         group.returned.clearAndFree(group.gpa);
         group.drop_empty();
         for (group.epochs.items) |epoch| try group.new_attempt(epoch);
+        group.look_soon(now);
         if (group.current() != null) group.phase = .activate; // until all have entered
         group.coordinator.log(.info, "group {s} goes on after a restart", .{group.name});
         group.advance(now);
@@ -962,14 +1009,12 @@ pub const Group = struct {
     /// `late`: the coordinator was frozen, and judges nobody by the time that passed.
     pub fn tick(group: *Group, now: base.Instant, silence_ns: u64, late: bool) !void {
         if (late and group.phase == .ask) group.round_deadline = now +| silence_ns;
+        group.let_go_mute(now, silence_ns, late);
         if (group.round_deadline <= now) switch (group.phase) {
             .prepare => group.end_preparation(now) catch {
                 group.out_of_memory = true;
             },
-            .ask => {
-                group.let_go_mute();
-                group.release();
-            },
+            .ask => group.release(),
             .idle, .activate => unreachable, // they have no deadline
         };
         for (group.epochs.items) |epoch| {
@@ -981,7 +1026,7 @@ pub const Group = struct {
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {
-        var next = group.round_deadline;
+        var next = @min(group.round_deadline, group.look.next_deadline(now));
         for (group.epochs.items) |epoch| if (epoch.running) {
             next = @min(next, epoch.replan_at);
         };

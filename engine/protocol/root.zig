@@ -24,7 +24,10 @@ test {
     _ = @import("epoch.zig");
     _ = @import("election.zig");
     _ = @import("plan.zig");
+    _ = @import("asked.zig");
+    _ = @import("asked_test.zig");
     _ = @import("broken.zig");
+    _ = @import("look.zig");
     _ = @import("patience.zig");
     _ = @import("roster.zig");
     _ = @import("structure.zig");

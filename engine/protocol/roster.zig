@@ -122,6 +122,10 @@ pub const Roster = struct {
         return roster.places.items.len - roster.members - roster.gone.count();
     }
 
+    pub fn has_spoken(roster: *const Roster, id: PeerId) bool {
+        return roster.places.items[roster.find(id) orelse return true].spoke;
+    }
+
     /// Everybody has all lanes, so that the epoch can begin. Where not all keep links to all, the
     /// neighbours of whoever has gone would have others.
     pub fn is_whole(roster: *const Roster) bool {

@@ -169,6 +169,7 @@ test "members that are asked for their safe points have time after a freeze of t
     try court.next_round();
     for (0..2) |index| try court.prepare(index, court.round, true);
     try expectEqual(.ask, court.group().phase);
+    try court.listen();
     try freeze(&court, 2 * silence_ns);
     try court.say(0, .{ .safe_points = .{ .group = 0, .round = court.round, .count = 1 } });
     try pass_hearing(&court, 2, silence_ns - 500 * ms);
@@ -184,23 +185,24 @@ test "an attempt with the same paths is not begun, however often links are said 
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    try tell(&court, 0, 1, .silent);
-    try tell(&court, 1, 2, .silent);
-    try pass_hearing(&court, 3, 500 * ms);
-    try court.listen();
-    try expectEqual(2, court.attempt);
-    for (0..peers_max) |index| try court.report_end(index);
-    try expect(court.group().current().?.running);
-    for (0..3) |_| {
-        try tell(&court, 1, 2, .silent);
-        try pass_hearing(&court, 3, 1000 * ms);
+    for ([_][2]usize{ .{ 0, 1 }, .{ 1, 2 } }, 2..) |link, attempt| {
+        try tell(&court, link[0], link[1], .silent);
+        try pass_hearing(&court, 3, 500 * ms);
+        try court.listen();
+        try expectEqual(attempt, court.attempt);
+        for (0..peers_max) |index| try court.report_end(index);
+        try expect(court.group().current().?.running);
+    }
+    for (0..6) |turn| {
+        try tell(&court, 2, 1, if (turn % 2 == 0) .silent else .up);
+        try pass_hearing(&court, 3, 500 * ms);
     }
     try court.listen();
-    try expectEqual(2, court.attempt);
+    try expectEqual(3, court.attempt);
     try tell(&court, 0, 1, .up);
     try pass_hearing(&court, 3, 500 * ms);
     try court.listen();
-    try expectEqual(3, court.attempt);
+    try expectEqual(4, court.attempt);
 }
 
 fn tell(court: *Court, index: usize, other: usize, health: control.LinkHealth) !void {

@@ -36,7 +36,7 @@ fn named_to(court: *Court, index: usize) u64 {
 
 fn waited_for(court: *const Court) u64 {
     var ranks: u64 = 0;
-    for (court.group().current().?.members, 0..) |*member, rank| {
+    for (court.group().epochs.items[0].members, 0..) |*member, rank| {
         if (member.waited_for) ranks |= @as(u64, 1) << @intCast(rank);
     }
     return ranks;
@@ -270,6 +270,13 @@ test "in a group of two nobody is let go on the word of the other" {
     try court.listen();
     for (0..2) |index| try court.report_end(index);
     try court.called(0, tag);
+    // The next epoch waits for both to get there.
+    for (0..2) |index| try court.prepare(index, court.round, true);
+    for (0..2) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
     try court.pass(60 * second);
     try expectEqual(0b010, waited_for(&court));
     try expectEqual(0b011, court.members_alive());

@@ -23,6 +23,8 @@ pub const Stream = struct {
     /// other hold more. And the waiting bulk, which adds to it.
     out_bytes_max: usize = limits.report_queue_bytes_max,
     out_bulk: usize = 0,
+    /// All bytes that have gone to the driver.
+    sent_bytes: u64 = 0,
     /// Nothing is sent any more.
     is_dropped: bool = false,
 
@@ -58,6 +60,7 @@ pub const Stream = struct {
         stream.in_start = 0;
         stream.out.clear();
         stream.out_bulk = 0;
+        stream.sent_bytes = 0;
     }
 
     /// Memory that would come back without this stream.
@@ -171,7 +174,13 @@ pub const Stream = struct {
 
     pub fn sent(stream: *Stream, count: usize) void {
         stream.out.sent(count);
+        stream.sent_bytes += count;
         stream.out_bulk = @min(stream.out_bulk, stream.out.length);
+    }
+
+    /// The bytes that will have gone when all that waits now has.
+    pub fn told_bytes(stream: *const Stream) u64 {
+        return stream.sent_bytes + stream.out.length;
     }
 
     /// Gives up what waits, but for the last message, which others may still be told.

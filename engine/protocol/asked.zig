@@ -1,0 +1,67 @@
+//! Asked: what a member must answer by itself, and since when it could. A question may lie behind
+//! much else that the member is told, for as long as its line takes, which others can make long; so
+//! its time begins when the question has left for it. An engine that is well answers within a
+//! moment, whatever its user does: after the silence limit the member is let go. The same after
+//! twelve times that limit, whatever it reads. Questions: lanes and safe points of a round
+//! (group.zig), decisions that it has seen (epoch.zig).
+
+const std = @import("std");
+const base = @import("base");
+const Peer = @import("coordinator.zig").Peer;
+const Instant = base.Instant;
+
+/// When a question ends that has not left, or whose answer waits at the coordinator, in silence
+/// limits.
+const silences_max = 12;
+
+pub const Asked = struct {
+    /// When it was asked, or the first of several of which none has left.
+    at: Instant = 0,
+    /// When it had not left yet.
+    since: Instant = 0,
+    /// It has left when so many bytes of the connection have.
+    mark: u64 = 0,
+    has_left: bool = true,
+
+    /// Whoever asks anew before the last question has left gives no more time for reading.
+    pub fn ask(asked: *Asked, peer: *const Peer, now: Instant) void {
+        asked.look(peer, now);
+        if (asked.has_left) asked.at = now;
+        asked.put(peer, now);
+    }
+
+    fn put(asked: *Asked, peer: *const Peer, now: Instant) void {
+        asked.since = now;
+        asked.mark = if (peer.connection) |connection| connection.stream.told_bytes() else 0;
+        asked.has_left = false;
+    }
+
+    /// At a tick. Others could not go on without the answer for longer. `late`: the coordinator was
+    /// frozen, or has not put the question on the disk, and judges nobody by the time that passed.
+    pub fn is_overdue(
+        asked: *Asked,
+        peer: *const Peer,
+        now: Instant,
+        silence_ns: u64,
+        late: bool,
+    ) bool {
+        if (late or peer.waits_for_disk()) {
+            asked.at = now;
+            asked.put(peer, now);
+        }
+        asked.look(peer, now);
+        if (now -| asked.at >= silences_max *| silence_ns) return true;
+        // An answer may be behind something that the coordinator has left unread for a while.
+        const could_answer = @max(asked.since, peer.idle_since);
+        return asked.has_left and now -| could_answer >= silence_ns;
+    }
+
+    fn look(asked: *Asked, peer: *const Peer, now: Instant) void {
+        if (asked.has_left) return;
+        const connection = peer.connection orelse return;
+        // On another connection less may have been told.
+        asked.mark = @min(asked.mark, connection.stream.told_bytes());
+        asked.has_left = connection.stream.sent_bytes >= asked.mark;
+        if (!asked.has_left) asked.since = now;
+    }
+};
