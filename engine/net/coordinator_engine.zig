@@ -4,6 +4,7 @@
 //! second thread: journal_writer.zig.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const wire = @import("wire");
 const protocol = @import("protocol");
@@ -74,7 +75,7 @@ pub const CoordinatorEngine = struct {
             .coordinator = undefined,
             .journal = options.journal,
             .links = try .init(gpa, options.backend),
-            .finder = .{ .run_id = options.protocol.run_id },
+            .finder = .{ .run_id = undefined },
             .thread = undefined,
             .port = undefined,
             .address_storage = undefined,
@@ -104,6 +105,7 @@ pub const CoordinatorEngine = struct {
             },
         }, random.array(16));
         errdefer engine.coordinator.destroy();
+        engine.finder.run_id = &engine.coordinator.options.run_id;
         if (options.journal) |file| try engine.take_up(file, options.trouble);
         if (engine.writer) |writer| try writer.start();
         engine.thread = try thread.spawn("pccl-coord", engine, run);
@@ -207,7 +209,8 @@ pub const CoordinatorEngine = struct {
         while (engine.finder.next(now)) |found|
             engine.coordinator.answered(now, found.number, found.answer);
         // Those who have said something are heard before others take their places.
-        for (0..Links.accepts_per_round) |_| engine.accepted(now, links.accept() orelse break);
+        var left: usize = Links.accepts_per_round;
+        while (links.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < engine.coordinator.next_deadline()) return;
         links.accepting = true; // in case it had stopped for want of descriptors
         engine.coordinator.tick(now);
@@ -364,4 +367,42 @@ test "a stranger that says nothing loses its place, and descriptors do not run o
             if (count == 0) closed.* = true;
         }
     }
+}
+
+test "a round takes in no more connections than there are places for strangers" {
+    const gpa = std.testing.allocator;
+    const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
+    defer engine.destroy();
+    // Its rounds are the test's.
+    engine.lock.lock();
+    engine.stopping = true;
+    engine.lock.unlock();
+    engine.links.poller.wake();
+    engine.thread.join();
+    const at: address.Address = .v4_from(.{ 127, 0, 0, 1 }, engine.port);
+    var strangers: [200]socket.Fd = undefined;
+    for (&strangers) |*fd| fd.* = try socket.connect_start(&at);
+    defer for (strangers) |fd| socket.close(fd);
+    const c = engine.coordinator;
+    engine.lock.lock();
+    while (c.connections.items.len + c.strangers_refused == 0) engine.round();
+    engine.lock.unlock();
+    engine.thread = try thread.spawn("pccl-coord", engine, run_no_more);
+    // Some of them may have been turned away at the door.
+    try std.testing.expect(c.connections.items.len <= Links.accepts_per_round);
+    const taken = c.connections.items.len + c.strangers_refused;
+    try std.testing.expectEqual(Links.accepts_per_round, taken);
+}
+
+/// The thread of an engine that is at its end.
+fn run_no_more(_: *CoordinatorEngine) void {}
+
+test "the run id that the engine and its finder keep is in no core file" {
+    if (builtin.os.tag != .linux) return error.SkipZigTest;
+    const gpa = std.testing.allocator;
+    const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
+    defer engine.destroy();
+    try std.testing.expect(try secret.is_left_out(&engine.coordinator.options.run_id[0]));
+    try std.testing.expect(try secret.is_left_out(&engine.coordinator.seal_key[0]));
+    try std.testing.expect(try secret.is_left_out(&engine.finder.run_id[0]));
 }

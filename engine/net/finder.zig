@@ -14,6 +14,7 @@ const clock = @import("clock.zig");
 const lock = @import("lock.zig");
 const random = @import("random.zig");
 const reach = @import("reach.zig");
+const secret = @import("secret.zig");
 const socket = @import("socket.zig");
 const thread = @import("thread.zig");
 const HeldPort = @import("held_port.zig").HeldPort;
@@ -24,14 +25,16 @@ const Answer = protocol.addresses.Answer;
 const hello = wire.hello;
 
 pub const Finder = struct {
-    run_id: base.RunId,
+    /// The owner's, so that there is no other copy for long.
+    run_id: *const base.RunId,
     searches: [searches_max]?*Search = @splat(null),
     text: [base.limits.address_bytes_max]u8 = undefined,
 
     pub const searches_max = 4;
-    /// For one network: a peer that names what does not answer must not hold up those from
-    /// elsewhere.
+    /// For one network, and for all from which somebody was not found lately: peers that name what
+    /// does not answer must not hold up those from elsewhere.
     const per_network_max = 2;
+    const doubtful_max = 2;
 
     pub const Found = struct { number: u64, answer: Answer };
 
@@ -47,16 +50,23 @@ pub const Finder = struct {
         wake_fd: socket.Fd,
     ) error{Busy}!void {
         var of_network: usize = 0;
-        var free: ?*?*Search = null;
+        var doubtful: usize = 0;
+        var free: usize = 0;
+        var last: ?*?*Search = null;
         for (&finder.searches) |*place| if (place.*) |search| {
             const is_same = base.places.same_network(search.source, question.source);
             of_network += @intFromBool(is_same);
+            doubtful += @intFromBool(search.is_doubtful);
         } else {
-            free = place;
+            free += 1;
+            last = place;
         };
-        const place = free orelse return error.Busy;
+        const place = last orelse return error.Busy;
         if (of_network >= per_network_max) return error.Busy;
-        place.* = Search.start(finder.run_id, question, wake_fd) catch return error.Busy;
+        // The last place is for a network that has none.
+        if (of_network > 0 and free == 1) return error.Busy;
+        if (question.is_doubtful and doubtful >= doubtful_max) return error.Busy;
+        place.* = Search.start(finder.run_id.*, question, wake_fd) catch return error.Busy;
     }
 
     /// An answer that is there, or will not come in time; null: none. Valid until the next call.
@@ -81,13 +91,15 @@ pub const Finder = struct {
     }
 };
 
-/// It outlives both sides: the last to release frees it. Allocated from libc, which has no owner.
+/// It outlives both sides: the last to release frees it. It has the run id, so it is on pages of
+/// its own (secret.zig), which have no owner either.
 const Search = struct {
     references: std.atomic.Value(u32) = .init(2),
     number: u64,
     run_id: base.RunId,
     peer: base.PeerId,
     source: base.Source,
+    is_doubtful: bool,
     key: hello.Key,
     endpoint_storage: [base.limits.address_bytes_max]u8 = undefined,
     endpoint_length: usize,
@@ -105,13 +117,14 @@ const Search = struct {
     const dial_ns_max = 2 * std.time.ns_per_s;
 
     fn start(run_id: base.RunId, question: *const Question, wake_fd: socket.Fd) !*Search {
-        const search = try std.heap.c_allocator.create(Search);
-        errdefer std.heap.c_allocator.destroy(search);
+        const search = try secret.allocator.create(Search);
+        errdefer secret.allocator.destroy(search);
         search.* = .{
             .number = question.number,
             .run_id = run_id,
             .peer = question.peer,
             .source = question.source,
+            .is_doubtful = question.is_doubtful,
             .key = question.key,
             .endpoint_length = question.address.len,
             .deadline = clock.after(answer_ns_max),
@@ -126,7 +139,7 @@ const Search = struct {
     fn release(search: *Search) void {
         if (search.references.fetchSub(1, .acq_rel) > 1) return;
         search.close_wake();
-        std.heap.c_allocator.destroy(search);
+        secret.allocator.destroy(search);
     }
 
     fn close_wake(search: *Search) void {
@@ -322,7 +335,7 @@ const Somebody = struct {
 
 test "who proves to be the peer is found, and nobody else that answers" {
     for (std.enums.values(Somebody.Says)) |says| {
-        var finder: Finder = .{ .run_id = test_run };
+        var finder: Finder = .{ .run_id = &test_run };
         defer finder.deinit();
         var somebody: Somebody = undefined;
         try somebody.start(says);
@@ -341,7 +354,7 @@ test "who proves to be the peer is found, and nobody else that answers" {
 }
 
 test "a name is found where its connection comes from, without a dial, and told as a number" {
-    var finder: Finder = .{ .run_id = test_run };
+    var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();
     const held = try HeldPort.init(); // refuses
     defer held.deinit();
@@ -354,7 +367,7 @@ test "a name is found where its connection comes from, without a dial, and told 
 }
 
 test "a name that nobody knows, a port that refuses and this machine's own are not found" {
-    var finder: Finder = .{ .run_id = test_run };
+    var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();
     try testing.expectEqual(null, try found_at(&finder, "no-such-host.invalid:1", "127.0.0.1:1"));
     const held = try HeldPort.init();
@@ -373,30 +386,46 @@ test "a name that nobody knows, a port that refuses and this machine's own are n
     try testing.expectEqual(0, somebody.heard_bytes);
 }
 
-test "there are at most four searches, and two for one network" {
-    var finder: Finder = .{ .run_id = test_run };
+test "there are at most four searches, two for one network, and the last for one without any" {
+    var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();
-    // A host of IPv6 has as many addresses as it likes.
-    const networks = [_][3][]const u8{
-        @splat("127.0.0.2:1"),
-        .{ "[2001:db8:0:1::1]:1", "[2001:db8:0:1::2]:1", "[2001:db8:0:1:ffff::]:1" },
-    };
-    var ports: [2]HeldPort = undefined;
-    for (&ports) |*held| held.* = try .init();
-    defer for (ports) |held| held.deinit();
-    // They listen, and never answer.
-    for (&ports) |*held| try held.listen();
+    const held: HeldPort = try .init();
+    defer held.deinit();
+    try held.listen(); // and never answers
     var room: [64]u8 = undefined;
-    for (networks, &ports) |sources, *held| {
-        const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
-        for (0..2) |index| try finder.start(&try question_of(index, text, sources[index]), -1);
-        const third = try question_of(3, text, sources[2]);
-        try testing.expectError(error.Busy, finder.start(&third, -1));
+    const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
+    const Case = struct { source: []const u8, has_place: bool };
+    // A host of IPv6 has as many addresses as it likes.
+    for ([_]Case{
+        .{ .source = "[2001:db8:0:1::1]:1", .has_place = true },
+        .{ .source = "[2001:db8:0:1::2]:1", .has_place = true },
+        .{ .source = "[2001:db8:0:1:ffff::]:1", .has_place = false },
+        .{ .source = "127.0.0.2:1", .has_place = true },
+        .{ .source = "127.0.0.2:1", .has_place = false },
+        .{ .source = "127.0.0.3:1", .has_place = true },
+        .{ .source = "127.0.0.4:1", .has_place = false },
+    }, 0..) |case, index| {
+        const started = finder.start(&try question_of(index, text, case.source), -1);
+        if (case.has_place) try started else try testing.expectError(error.Busy, started);
     }
-    try testing.expectError(
-        error.Busy,
-        finder.start(&try question_of(4, "127.0.0.1:1", "127.0.0.4:1"), -1),
-    );
     for (0..4) |_| try testing.expect((try wait(&finder)).answer == .not_found);
     try finder.start(&try question_of(5, "127.0.0.1:1", "127.0.0.4:1"), -1);
+}
+
+test "those from where somebody was not found lately have two places, and others the rest" {
+    var finder: Finder = .{ .run_id = &test_run };
+    defer finder.deinit();
+    const held: HeldPort = try .init();
+    defer held.deinit();
+    try held.listen();
+    var room: [64]u8 = undefined;
+    const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
+    const sources = [_][]const u8{ "127.0.0.2:1", "127.0.0.3:1", "127.0.0.4:1" };
+    for (sources, 0..) |source, index| {
+        var question = try question_of(index, text, source);
+        question.is_doubtful = true;
+        const started = finder.start(&question, -1);
+        if (index < 2) try started else try testing.expectError(error.Busy, started);
+    }
+    try finder.start(&try question_of(3, text, sources[2]), -1);
 }

@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const address = @import("address.zig");
 const descriptors = @import("descriptors.zig");
 const poller = @import("poller.zig");
 const socket = @import("socket.zig");
@@ -130,9 +131,11 @@ pub const Links = struct {
     /// each of them is heard once before those of the next round can take its place.
     pub const accepts_per_round = limits.strangers_max;
 
-    /// The next connection that came in; null if there is none now.
-    pub fn accept(links: *Links) ?Fd {
-        while (links.accepting) {
+    /// The next connection that came in; null if there is none now, or no more are `left` to this
+    /// round. Those that are turned away for want of descriptors count, too.
+    pub fn accept(links: *Links, left: *usize) ?Fd {
+        while (links.accepting and left.* > 0) {
+            left.* -= 1;
             const fd = socket.accept(links.listener) catch |err| switch (err) {
                 error.WouldBlock => {
                     links.accepting = false;
@@ -286,5 +289,35 @@ test "a full socket blocks, and says when it takes bytes again" {
         try links.poller.prepare();
         links.note(links.poller.wait(base.never));
         try std.testing.expect(link.writable);
+    }
+}
+
+test "a round takes so many connections in, whether or not there are descriptors for them" {
+    const c = std.c;
+    var restore: c.rlimit = undefined;
+    try std.testing.expectEqual(0, c.getrlimit(.NOFILE, &restore));
+    defer _ = c.setrlimit(.NOFILE, &restore);
+    var tight = restore;
+    tight.cur = @min(restore.cur, 512);
+    try std.testing.expectEqual(0, c.setrlimit(.NOFILE, &tight));
+    for ([_]bool{ true, false }) |has_room| {
+        var links = try Links.init(std.testing.allocator, .default);
+        defer links.deinit();
+        const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
+        try links.listen(try socket.listen(&any_port));
+        const at = socket.local_address(links.listener).?;
+        const most = Links.accepts_per_round;
+        var fds: [most + 20]Fd = undefined;
+        for (&fds) |*fd| fd.* = try socket.connect_start(&at);
+        defer for (fds) |fd| socket.close(fd);
+        var held: usize = 0; // by other engines
+        defer for (0..held) |_| descriptors.give_back();
+        if (!has_room) while (descriptors.take()) : (held += 1) {};
+        var left: usize = most;
+        var taken: usize = 0;
+        while (links.accept(&left)) |fd| : (taken += 1) socket.close(fd);
+        try std.testing.expectEqual(0, left);
+        try std.testing.expectEqual(@as(usize, if (has_room) most else 0), taken);
+        try std.testing.expect(links.accepting); // more wait, for the next round
     }
 }

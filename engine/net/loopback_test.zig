@@ -4,11 +4,13 @@
 //! tests/chaos.
 
 const std = @import("std");
+const builtin = @import("builtin");
 const base = @import("base");
 const session = @import("session");
 const net = @import("root.zig");
 const clock = net.clock;
 const CoordinatorEngine = net.CoordinatorEngine;
+const secret = @import("secret.zig");
 const HeldPort = @import("held_port.zig").HeldPort;
 const Membership = net.Membership;
 const PeerEngine = net.PeerEngine;
@@ -131,6 +133,15 @@ fn expect_sum(values: []const u64, ranks: []const usize) !void {
         for (ranks) |rank| expected += (index % 7 + 1) << @intCast(4 * rank);
         try std.testing.expectEqual(expected, value);
     }
+}
+
+test "the run id that a peer's engine keeps is in no core file" {
+    if (builtin.os.tag != .linux) return error.SkipZigTest;
+    const coordinator = try start_coordinator(.default);
+    defer coordinator.destroy();
+    const peer = try Peer.join(coordinator, .{ .world_size = 1 });
+    defer peer.leave();
+    try std.testing.expect(try secret.is_left_out(&peer.engine.session.run_id[0]));
 }
 
 test "one to four peers reduce u64 and f32, with either poller" {

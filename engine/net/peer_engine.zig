@@ -368,7 +368,8 @@ pub const PeerEngine = struct {
             if (engine.lock.contended()) engine.lock.pass();
         }
         // As at the coordinator: who has said something is heard before another takes its place.
-        for (0..Links.accepts_per_round) |_| engine.accepted(now, links.accept() orelse break);
+        var left: usize = Links.accepts_per_round;
+        while (links.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < engine.session.next_deadline()) return;
         links.accepting = links.listener >= 0; // in case it had stopped for want of descriptors
         engine.session.tick(now);

@@ -51,8 +51,8 @@ test "what is secret is in no core file, and what is not is" {
     try testing.expect(!try is_left_out(&open[0]));
 }
 
-/// The kernel's account of the mapping: proc_pid_smaps(5), "dd".
-fn is_left_out(byte: *const u8) !bool {
+/// Whether a core file lacks it, for tests: the kernel's account, proc_pid_smaps(5), "dd".
+pub fn is_left_out(byte: *const u8) !bool {
     const gpa = testing.allocator;
     const path = "/proc/self/smaps";
     const fd = std.c.open(path, .{ .ACCMODE = .RDONLY, .CLOEXEC = true });

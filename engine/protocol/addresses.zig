@@ -9,6 +9,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const networks = @import("turns.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
@@ -58,6 +59,8 @@ pub const Question = struct {
     peer: base.PeerId,
     /// Where its connection comes from.
     source: base.Source,
+    /// Somebody from there was not found lately.
+    is_doubtful: bool = false,
     /// Read with Endpoint.parse_told already. Valid during the call.
     address: []const u8,
     key: wire.hello.Key,
@@ -88,6 +91,44 @@ pub const Queue = struct {
     next_at: Instant = 0,
     /// Some claim is queued.
     any: bool = false,
+    not_found: NotFound = .{},
+};
+
+/// The networks of those who were not found lately: they come after the others.
+const NotFound = struct {
+    places: [places_max]struct { network: base.Source, at: Instant } = undefined,
+    count: usize = 0,
+
+    const places_max = 64;
+    const lately_ns = 60 * std.time.ns_per_s;
+
+    fn find(lost: *const NotFound, source: base.Source) ?usize {
+        for (lost.places[0..lost.count], 0..) |*place, index| {
+            if (base.places.same_network(place.network, source)) return index;
+        }
+        return null;
+    }
+
+    fn has(lost: *const NotFound, source: base.Source, now: Instant) bool {
+        const index = lost.find(source) orelse return false;
+        return now -| lost.places[index].at < lately_ns;
+    }
+
+    /// Where there is no room, the one that lies back furthest is forgotten.
+    fn add(lost: *NotFound, source: base.Source, now: Instant) void {
+        const is_full = lost.count == places_max;
+        const index = lost.find(source) orelse if (is_full) lost.oldest() else lost.count;
+        lost.count = @max(lost.count, index + 1);
+        lost.places[index] = .{ .network = source, .at = now };
+    }
+
+    fn oldest(lost: *const NotFound) usize {
+        var found: usize = 0;
+        for (lost.places[0..lost.count], 0..) |*place, index| {
+            if (place.at < lost.places[found].at) found = index;
+        }
+        return found;
+    }
 };
 
 /// A peer says where it is dialed. Its former address holds until this is found, too.
@@ -186,7 +227,7 @@ fn queue(c: *Coordinator, peer: *Peer, not_before: Instant) void {
 
 // ---- questions and answers
 
-/// Asks about those who wait, in their order, members first: newcomers wait for them, too.
+/// Asks about those who wait, members first: newcomers wait for them, too. Networks take turns.
 pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
     if (!c.questions.any) return;
     // In order once, however many of them there is no room for.
@@ -199,6 +240,7 @@ pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
             .number = claim.number,
             .peer = peer.id,
             .source = peer.connection.?.source,
+            .is_doubtful = c.questions.not_found.has(peer.connection.?.source, now),
             .address = claim.text,
             .key = claim.key,
         });
@@ -237,7 +279,35 @@ fn turns(
         count += 1;
     }
     std.mem.sort(Turn, buffer[0..count], {}, Turn.less_than);
+    const members = for (buffer[0..count], 0..) |turn, index| {
+        if (turn.is_newcomer) break index;
+    } else count;
+    take_turns(c, now, buffer[0..members]);
+    take_turns(c, now, buffer[members..count]);
     return buffer[0..count];
+}
+
+/// Among those who wait alike, a network of which nobody is being looked for comes before one of
+/// which somebody is, and those from which somebody was not found lately come last.
+fn take_turns(c: *const Coordinator, now: Instant, waiting: []Turn) void {
+    var candidates: [base.limits.peers_max]networks.Candidate = undefined;
+    var before: [base.limits.peers_max]Turn = undefined;
+    @memcpy(before[0..waiting.len], waiting);
+    for (waiting, candidates[0..waiting.len], 0..) |turn, *candidate, index| {
+        const source = turn.peer.connection.?.source;
+        candidate.* = .{
+            .index = @intCast(index),
+            .source = source,
+            .has_failed = c.questions.not_found.has(source, now),
+        };
+        for (c.peers.items) |peer| {
+            if (peer.claim.state != .asked or peer.connection == null) continue;
+            const is_same = base.places.same_network(peer.connection.?.source, source);
+            candidate.turn += @intFromBool(is_same);
+        }
+    }
+    networks.order(candidates[0..waiting.len]);
+    for (waiting, candidates[0..waiting.len]) |*turn, *candidate| turn.* = before[candidate.index];
 }
 
 /// The driver has an answer. One to who is gone, or has said something else since, is for nobody.
@@ -261,6 +331,8 @@ fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Er
         },
         .not_found => {
             claim.state = .unknown;
+            if (peer.connection) |connection|
+                c.questions.not_found.add(connection.source, now);
             refuse(c, peer);
             if (c.is_member(peer)) {
                 const why = "peer {s} is not found at {s}: newcomers are not told where it is";

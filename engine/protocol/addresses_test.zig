@@ -174,6 +174,62 @@ test "questions for which there is no room are asked later, and not one upon the
     }
 }
 
+test "networks take turns to be looked for, and those from where somebody was not found come last" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.reply = .later;
+    court.room = 0;
+    // Two networks have many who wait before one comes from a third.
+    for (0..9) |index| {
+        court.source = @splat(if (index == 8) 3 else @intCast(1 + index % 2));
+        try knock(&court, index);
+        try join(&court, index, "192.0.2.1:80");
+    }
+    var order: [9]usize = undefined;
+    for (&order, 0..) |*place, turn| {
+        court.room = 1;
+        court.now += 50 * ms;
+        court.c.tick(court.now);
+        try expectEqual(turn + 1, court.asked);
+        place.* = asked_of(&court);
+    }
+    try std.testing.expectEqualSlices(usize, &.{ 0, 1, 8 }, order[0..3]);
+    try std.testing.expectEqualSlices(usize, &.{ 2, 3, 4, 5, 6, 7 }, order[3..]);
+}
+
+/// Whose question was the last.
+fn asked_of(court: *const Court) usize {
+    for (0..9) |index| {
+        const peer = court.c.peer_of(id_of(index)) orelse continue;
+        if (peer.claim.number == court.last_question) return index;
+    }
+    unreachable;
+}
+
+test "a network from where somebody was not found waits for the others, for a minute" {
+    for ([_]bool{ true, false }) |waits| {
+        var court: Court = undefined;
+        try init(&court);
+        defer court.c.destroy();
+        court.reply = .later;
+        court.source = @splat(1);
+        try knock(&court, 0);
+        try join(&court, 0, "192.0.2.1:80");
+        court.room = 0;
+        court.c.answered(court.now, court.last_question, .not_found);
+        if (!waits) try court.pass(60_000 * ms);
+        for (1..3) |index| {
+            court.source = @splat(@intCast(index));
+            try knock(&court, index);
+            try join(&court, index, "192.0.2.1:80");
+        }
+        court.room = 1;
+        try court.pass(500 * ms);
+        try expectEqual(@as(usize, if (waits) 2 else 1), asked_of(&court));
+    }
+}
+
 test "members are looked for again after a restart, and stay whatever comes of it" {
     var court: Court = undefined;
     try court.init(gpa);

@@ -105,6 +105,61 @@ test "what members say of their links, as often as they like, is no line of the 
     while (lines.next()) |line| try expect(line.len == 0 or std.mem.startsWith(u8, line, "debug "));
 }
 
+test "what one member says of its links has ways looked for now and then, and not for each word" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    const look = &court.group().look;
+    var looks: usize = 0;
+    const began = court.now;
+    for (0..2000) |turn| {
+        try court.say(2, .{ .link_told = .{
+            .other = id_of(0),
+            .group = 0,
+            .health = if (turn % 2 == 0) .silent else .up,
+        } });
+        court.now += ms;
+        const before = look.not_before;
+        court.c.tick(court.now);
+        looks += @intFromBool(look.not_before != before);
+    }
+    try expect(looks > 10 and looks <= (court.now - began) / (20 * ms) + 1);
+    // The same again has nobody look at all.
+    try court.pass(1000 * ms);
+    for (0..2) |turn| {
+        try expectEqual(base.never, look.at);
+        try court.say(2, .{ .link_told = .{ .other = id_of(0), .group = 0, .health = .silent } });
+        try expect(turn > 0 or look.at < base.never);
+        try court.pass(1000 * ms);
+    }
+}
+
+test "a newcomer that repeats itself has ways looked for once, and another member's words later" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.connect(3);
+    try court.next_round();
+    const look = &court.group().look;
+    try court.say(2, .{ .link_told = .{ .other = id_of(0), .group = 0, .health = .silent } });
+    for (0..peers_max) |index| try court.prepare(index, court.round, true);
+    try court.prepare(3, court.round, false);
+    const first = look.not_before;
+    try expect(first > court.now);
+    court.now += 5 * ms; // 2 ms for each of four
+    try court.say(2, .{ .link_told = .{ .other = id_of(1), .group = 0, .health = .silent } });
+    try court.prepare(3, court.round, true);
+    try expectEqual(.prepare, court.group().phase); // the round waits for the next look
+    try expectEqual(first, look.not_before);
+    try expect(court.c.next_deadline() <= first);
+    court.now = first;
+    court.c.tick(court.now);
+    try expectEqual(.ask, court.group().phase);
+    try expect(look.not_before > first);
+}
+
 test "what members say of links that are none of theirs changes nothing, or ends them" {
     var court: Court = undefined;
     try court.init(gpa);
