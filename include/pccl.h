@@ -156,6 +156,8 @@ typedef enum pccl_rounding {
                                              answers again */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
+#define PCCL_LABEL_BYTES_MAX 80  /* labels of peers, the same */
+
 typedef struct pccl_peer_id {
   uint8_t bytes[PCCL_PEER_ID_BYTES];
 } pccl_peer_id_t;
@@ -249,8 +251,10 @@ typedef struct pccl_comm_options {
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
+  const char *label;           /* name of this peer for people, up to 80 bytes of UTF-8, shown beside its id in errors,
+                                  logs and the status; nothing is decided by it. NULL or "": "host:pid" */
 } pccl_comm_options_t;
-#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
+#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL }
 
 /* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.
@@ -303,6 +307,11 @@ typedef struct pccl_comm_info {
 PCCL_API pccl_status_t pccl_comm_info(pccl_comm_t *comm, pccl_comm_info_t *info);
 /* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
 PCCL_API uint32_t pccl_comm_members(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
+
+/* The label of a peer: of this one, of members of the epoch, of those that joined, left or wait to enter. Empty if
+ * it is not known (any more). Writes it with its terminating zero. PCCL_INVALID_ARGUMENT if capacity is too small:
+ * PCCL_LABEL_BYTES_MAX + 1 is always enough. */
+PCCL_API pccl_status_t pccl_comm_label(pccl_comm_t *comm, const pccl_peer_id_t *peer, char *label, size_t capacity);
 
 /* ---- Collectives ----------------------------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const failure = @import("failure.zig");
+const label = @import("label.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -28,6 +29,7 @@ pub const CommOptions = extern struct {
     peer_id: ?*const [16]u8,
     interrupted: ?*const fn (?*anyopaque) callconv(.c) c_int,
     interrupted_context: ?*anyopaque,
+    label: ?[*:0]const u8,
 };
 
 pub const Admission = extern struct {
@@ -110,6 +112,7 @@ fn create(
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
+        .label = try label.of_peer(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
             return failure.create(error.BadAddress, place) else null,
         .advertise = advertise,
@@ -301,6 +304,32 @@ export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) 
 
 export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .left, ids, capacity);
+}
+
+export fn pccl_comm_label(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) Status {
+    return status.code(name(handle, peer, to, capacity));
+}
+
+fn name(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) status.Error!void {
+    const comm = try usable(handle);
+    const id = peer orelse return status.is_null("peer");
+    const room = to orelse return status.is_null("label");
+    const found = comm.membership.label(.{ .bytes = id.bytes });
+    if (!text.copy(found.slice(), room, capacity)) return status.fail(
+        .invalid_argument,
+        "the label has {d} bytes and a terminating zero, and there is room for {d}",
+        .{ found.length, capacity },
+    );
 }
 
 /// pccl_peer_id_t

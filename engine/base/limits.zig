@@ -55,6 +55,9 @@ pub const stall_tells = 10;
 pub const safe_points_ahead_max = 4096;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
+/// The name of a peer for people (base/label.zig), in bytes: the longest name of a host, a process
+/// id and a number. Enforced by the coordinator at join.
+pub const label_bytes_max = 80;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.

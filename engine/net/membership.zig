@@ -34,6 +34,8 @@ pub const Membership = struct {
         status: Status,
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
+        /// The peers that had come, where they were too few for the group to begin.
+        attendance: ?session.Group.Attendance = null,
 
         const why_bytes_max = 200;
 
@@ -97,8 +99,12 @@ pub const Membership = struct {
             engine.reference();
         }
         errdefer membership.destroy();
-        if (!try options.interrupt.wait(&membership.changed, options.deadline))
+        if (!try options.interrupt.wait(&membership.changed, options.deadline)) {
+            engine.lock.lock();
+            defer engine.lock.unlock();
+            failure.attendance = membership.group.attendance;
             return error.DeadlineExceeded;
+        }
         engine.lock.lock();
         defer engine.lock.unlock();
         if (membership.failure) |why| {
@@ -260,6 +266,14 @@ pub const Membership = struct {
             .bytes_sent = engine.session.bytes_sent,
             .bytes_received = engine.session.bytes_received,
         };
+    }
+
+    /// The name of a peer for people, as far as it is known; after leaving, too.
+    pub fn label(membership: *Membership, id: PeerId) base.Label {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return session.labels.of(engine.session, id);
     }
 
     pub const List = enum { members, joined, left };

@@ -177,6 +177,8 @@ pub const Peer = struct {
     rates: rates.Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+    /// Its name for people.
+    label: base.Label = .{},
 
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
 
@@ -242,6 +244,20 @@ pub const Peer = struct {
     pub fn doom(peer: *Peer, why: []const u8) void {
         if (peer.connection) |connection| connection.doom(why);
     }
+
+    /// As the log shows it: "7f3a01c2 (node7:4242)".
+    pub fn named(peer: *const Peer) Named {
+        return .{ .id = peer.id, .label = &peer.label };
+    }
+
+    const Named = struct {
+        id: PeerId,
+        label: *const base.Label,
+
+        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            try writer.print("{s}{f}", .{ it.id.short(), it.label });
+        }
+    };
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
@@ -743,7 +759,7 @@ pub const Coordinator = struct {
 
     /// Takes a peer out of the run.
     fn lose(c: *Coordinator, now: Instant, peer: *Peer, why: []const u8) void {
-        c.log(.info, "peer {s} is gone: {s}", .{ peer.id.short(), why });
+        c.log(.info, "peer {f} is gone: {s}", .{ peer.named(), why });
         disconnect(peer);
         for (c.groups.items) |group| c.take_out(now, group, peer, why);
         c.forget_peer(peer);
@@ -760,8 +776,8 @@ pub const Coordinator = struct {
     /// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
     /// there nor a member anywhere is forgotten.
     fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
-        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
-            peer.id.short(),
+        c.log(.warning, "peer {f} must leave group {s}: {s}", .{
+            peer.named(),
             group.name,
             why,
         });
@@ -1026,6 +1042,8 @@ pub const Coordinator = struct {
             .state_differs,
             .address_told,
             .stalled,
+            .labels,
+            .waiting,
             => return error.Unexpected,
         }
     }
@@ -1051,6 +1069,12 @@ pub const Coordinator = struct {
             peer,
             name,
             "the address of this peer is not that of one host, with a port",
+        );
+        peer.label = base.Label.read(body.label.data) orelse return refuse_group(
+            peer,
+            name,
+            "the label of this peer cannot be shown: it must be UTF-8 without control " ++
+                "characters, line ends and marks that turn the writing",
         );
         try addresses.claim_told(c, peer, body.address.data, body.address_key);
         const known = c.group_named(name);
@@ -1238,7 +1262,7 @@ pub const Coordinator = struct {
         initial_world_size: u32,
     ) Allocator.Error!void {
         welcome_to(group, peer);
-        c.log(.info, "peer {s} asks to join group {s}", .{ peer.id.short(), group.name });
+        c.log(.info, "peer {f} asks to join group {s}", .{ peer.named(), group.name });
         try group.add(now, peer, initial_world_size);
     }
 

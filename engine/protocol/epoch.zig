@@ -33,6 +33,8 @@ pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
+    /// That of a lost one; of any other see `peer`.
+    lost_label: base.Label = .{},
     /// Which process it is.
     instance: u64,
     /// Its report of the connection under way names this epoch.
@@ -56,6 +58,32 @@ pub const MemberState = struct {
     report: owed.Report = .{},
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
+
+    /// Its name for people.
+    pub fn label(member: *const MemberState) *const base.Label {
+        return if (member.peer) |peer| &peer.label else &member.lost_label;
+    }
+
+    /// As the log shows it: "7f3a01c2 (node7:4242, rank 3)".
+    pub fn shown(member: *const MemberState, rank: usize) Shown {
+        return .{ .member = member, .rank = rank };
+    }
+
+    const Shown = struct {
+        member: *const MemberState,
+        rank: usize,
+
+        pub fn format(it: Shown, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const name = it.member.label().slice();
+            const comma = if (name.len > 0) ", " else "";
+            try writer.print("{s} ({s}{s}rank {d})", .{
+                it.member.id.short(),
+                name,
+                comma,
+                it.rank,
+            });
+        }
+    };
 };
 
 /// The coordinator's knowledge of one operation that is not decided.
@@ -898,7 +926,9 @@ pub const Epoch = struct {
 
     /// A member is gone: nothing is sent to it any more. Attempt `from` must follow.
     pub fn detach(epoch: *Epoch, rank: u16, from: u32) void {
-        epoch.members[rank].peer = null;
+        const member = &epoch.members[rank];
+        if (member.peer) |peer| member.lost_label = peer.label;
+        member.peer = null;
         epoch.alive.unset(rank);
         epoch.least_seen_by = 0;
         epoch.history.note(from, &epoch.alive);

@@ -14,7 +14,9 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const attendance = @import("attendance.zig");
 const journal = @import("journal.zig");
+const labels = @import("labels.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
 const turns = @import("turns.zig");
@@ -41,6 +43,8 @@ pub const Newcomer = struct {
     dawdles: bool = false,
     /// The next round is for those who could go on when this one ended.
     chosen: bool = false,
+    /// How many it was told are there (attendance.zig); 0: it was not.
+    here_told: u32 = 0,
 };
 
 /// Some peers in a line of the log.
@@ -100,6 +104,8 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
+    /// How many the log says are there (attendance.zig); 0: nothing of it.
+    here_said: u32 = 0,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -369,7 +375,7 @@ pub const Group = struct {
     }
 
     /// Newcomers that a round needs, unless it closes gaps.
-    fn least(group: *const Group) u32 {
+    pub fn least(group: *const Group) u32 {
         if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
         return @max(group.initial_world_size, group.min_world_size);
     }
@@ -418,6 +424,7 @@ pub const Group = struct {
                 .links = .of(entries[0..linked.len]),
             } });
         }
+        labels.tell(group.id, peers, group.roster.members);
     }
 
     /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
@@ -745,9 +752,9 @@ pub const Group = struct {
         } });
         for (lost[0..lost_count]) |item| item.recorded = recorded;
         const epoch = lost[lost_count - 1];
-        const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
+        const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
         group.coordinator.log(.info, out, .{
-            peer.id.short(),
+            peer.named(),
             epoch.number,
             why,
             epoch.alive.count(),
@@ -978,6 +985,7 @@ pub const Group = struct {
             stall.review(group, epoch, now, late);
         }
         group.advance(now);
+        attendance.review(group);
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {

@@ -51,6 +51,8 @@ pub const Failure = struct {
     missing: Mask = .empty,
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
     coordinator_silent_ns: u64 = 0,
+    /// How long there had been no connection to it; null while there was one.
+    coordinator_away_ns: ?u64 = null,
 };
 
 /// The protocol's knowledge of one operation; the session's Operation contains it.

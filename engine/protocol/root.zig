@@ -19,6 +19,8 @@ pub const plan = @import("plan.zig");
 test {
     _ = @import("addresses.zig");
     _ = @import("addresses_test.zig");
+    _ = @import("attendance.zig");
+    _ = @import("attendance_test.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");
@@ -31,6 +33,7 @@ test {
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
+    _ = @import("labels_test.zig");
     _ = @import("hold.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");

@@ -8,6 +8,7 @@ const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Epoch = @import("epoch.zig").Epoch;
 const Record = @import("epoch.zig").Record;
+const attendance = @import("attendance.zig");
 const stall = @import("stall.zig");
 const limits = base.limits;
 
@@ -105,11 +106,17 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     try json.beginObject();
     try field(json, "name", group.name);
     try field(json, "state", @tagName(group.phase));
+    if (attendance.of(group)) |count| {
+        try field(json, "here", count.here);
+        try field(json, "needed", count.needed);
+        try field(json, "emptied", count.emptied);
+    }
     try json.objectField("pending");
     try json.beginArray();
     for (group.newcomers.items) |*newcomer| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &newcomer.peer.id.hex());
+        try field(json, "label", newcomer.peer.label.slice());
         try field(json, "address", newcomer.peer.address);
         try field(json, "prepared", newcomer.prepared);
         try json.endObject();
@@ -148,6 +155,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     for (epoch.members, 0..) |*member, rank| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &member.id.hex());
+        try field(json, "label", member.label().slice());
         try field(json, "rank", rank);
         try field(json, "alive", member.peer != null);
         try field(json, "waited_for", member.waited_for and member.peer != null);
@@ -190,6 +198,11 @@ fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: bas
     const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
     try field(&page.json, "waits_for", ranks.slice());
     if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
+    // However few have called: those who have not were asked before that.
+    const is_told = record.stall.has_waited(now, page.stall_warning_ns / stall.told_part);
+    const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
+    try field(&page.json, "not_called", silent.slice());
+    if (is_told) try field(&page.json, "waited_ns", now -| record.stall.waits_since);
 }
 
 fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {

@@ -24,10 +24,12 @@ const Span = @import("uses.zig").Span;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const links = @import("links.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
+const waits = @import("waits.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -125,12 +127,17 @@ pub const Session = struct {
     last_heard: Instant = 0,
     /// The same over all connections, also those on which nothing came.
     last_message: Instant = 0,
+    /// Since when there is no connection on which it has answered; `never` while there is one.
+    away_since: Instant = base.never,
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
     address_key: wire.hello.Key,
+    /// Its name for people, and those of others.
+    label: base.Label,
+    labels: labels.Labels = .{},
     strangers_max: u32,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
@@ -182,6 +189,7 @@ pub const Session = struct {
         seed: u64,
         /// Random: it shows that this peer is where it says.
         address_key: wire.hello.Key,
+        label: base.Label = .{},
         /// Connections that have not shown that they are of this peer's groups.
         strangers_max: u32 = limits.strangers_max,
         host: Host,
@@ -202,6 +210,7 @@ pub const Session = struct {
             .control = .init(gpa),
             .instance = undefined,
             .address_key = options.address_key,
+            .label = options.label,
             .strangers_max = options.strangers_max,
         };
         s.instance = s.prng.next() | 1;
@@ -220,6 +229,7 @@ pub const Session = struct {
         s.strangers.deinit(s.gpa);
         for (s.addresses.values()) |address| s.gpa.free(address);
         s.addresses.deinit(s.gpa);
+        s.labels.deinit(s.gpa);
         s.deferred.deinit(s.gpa);
         s.control.deinit();
         s.pool.deinit();
@@ -309,6 +319,7 @@ pub const Session = struct {
             return s.hang_up("the coordinator refused this peer");
         }
         s.control_state = .open;
+        s.away_since = base.never;
         s.reconnects = 0;
         s.heartbeat_at = s.now;
         if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
@@ -337,6 +348,7 @@ pub const Session = struct {
         if (s.control_state == .open) {
             if (wanted) s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
             for (s.groups.items) |group| group.member.disconnected();
+            s.away_since = s.now;
         }
         s.control_state = .away;
         const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
@@ -439,6 +451,7 @@ pub const Session = struct {
             },
             .expelled => |*body| s.on_expelled(body),
             .address_told => |*body| try links.on_address(s, &body.peer),
+            .labels => |*body| try labels.on_labels(s, body),
             .state_elected => |*body| if (s.group_of(body.group)) |group| {
                 const op = try group.member.on_elected(body) orelse return;
                 sync.elected(s, operation_from(op), body);
@@ -451,9 +464,8 @@ pub const Session = struct {
                 const op = group.member.find_sync(body.epoch, body.op) orelse return;
                 operation_from(op).sync.?.note_differs(body.text.data);
             },
-            .stalled => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_stalled(body);
-            },
+            .stalled => |*body| try waits.on_stalled(s, body),
+            .waiting => |*body| waits.on_waiting(s, body),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -556,8 +568,10 @@ pub const Session = struct {
         }
     }
 
-    /// Forgets where peers are dialed that are in no epoch and no round of this one any more.
+    /// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
+    /// their labels.
     pub fn prune_addresses(s: *Session) void {
+        labels.prune(s);
         var index = s.addresses.count();
         while (index > 0) {
             index -= 1;
@@ -638,6 +652,7 @@ pub const Session = struct {
             .initial_world_size = group.initial_world_size,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
+            .label = .of(s.label.slice()),
         } });
         member.present();
     }
@@ -1254,7 +1269,10 @@ pub const Session = struct {
         if (failure) |why| {
             operation.failure = why;
             operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
+            if (s.away_since != base.never)
+                operation.failure.coordinator_away_ns = s.now -| s.away_since;
             operation.status = why.status;
+            operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
         if (operation.status == .in_doubt and op.state == .in_doubt) {

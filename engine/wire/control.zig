@@ -229,6 +229,14 @@ pub const MemberEntry = struct {
     pub const bounds = .{ .address = limits.address_bytes_max };
 };
 
+/// A peer and its name for people.
+pub const LabelEntry = struct {
+    id: PeerId,
+    label: Bytes,
+
+    pub const bounds = .{ .label = limits.label_bytes_max };
+};
+
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
 
@@ -266,6 +274,8 @@ pub const Join = struct {
     /// none. A peer that names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
+    /// The name of the peer for people; none if it is empty.
+    label: Bytes = .{},
 
     pub const bounds = .{
         .name = limits.name_bytes_max,
@@ -273,6 +283,7 @@ pub const Join = struct {
         .initial_world_size = limits.peers_max,
         .round = .any,
         .stop_round = .any,
+        .label = limits.label_bytes_max,
     };
 };
 /// An epoch that the peer is in.
@@ -543,6 +554,14 @@ pub const Prepare = struct {
         .links = limits.peers_max,
     };
 };
+/// The names of peers of a round, for people: to a newcomer those of all; to a member those of who
+/// is new. Behind `prepare`, which says that these are of the round.
+pub const Labels = struct {
+    group: u16,
+    peers: List(LabelEntry),
+
+    pub const bounds = .{ .group = group_last, .peers = limits.peers_max };
+};
 pub const Release = struct {
     group: u16,
     round: u64,
@@ -723,8 +742,8 @@ pub const AskAddress = struct {
 pub const AddressTold = struct {
     peer: MemberEntry,
 };
-/// Over half of the members, or one of the two of a message, have called an operation, and the
-/// missing have not: one of those says `called` when it calls; the others know whom they wait for.
+/// Some have called an operation, and the missing have not: one of those says `called` when it
+/// calls; the others know whom they wait for.
 pub const Stalled = struct {
     group: u16,
     epoch: u64,
@@ -733,6 +752,20 @@ pub const Stalled = struct {
     missing: Mask,
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
+/// To newcomers of a group that has no members: it begins when so many are there.
+pub const Waiting = struct {
+    group: u16,
+    here: u32,
+    needed: u32,
+    /// It has had members, and all of them are gone.
+    emptied: bool,
+
+    pub const bounds = .{
+        .group = group_last,
+        .here = limits.peers_max,
+        .needed = limits.peers_max,
+    };
 };
 pub const StatusReply = struct {
     json: Bytes,
@@ -785,6 +818,8 @@ pub const Message = union(enum(u16)) {
     address_told: AddressTold,
     called: Called,
     stalled: Stalled,
+    labels: Labels,
+    waiting: Waiting,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -81,6 +81,7 @@ class Processes:
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n),
             "PCCL_BIND": os.environ.get("PCCL_BIND", "127.0.0.1:0"),
+            "PCCL_LABEL": f"{os.environ.get('PCCL_LABEL') or '%h:%p'} #{index}",
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),

@@ -129,8 +129,9 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:
         parts += [Text(), Text.assemble(("group ", "dim"), (shown(group["name"]), "bold"))]
+        names = _names(group)
         # A coordinator of an earlier release does not say.
-        parts += [_broken(link) for link in group.get("broken_links", [])]
+        parts += [_broken(link, names) for link in group.get("broken_links", [])]
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch)]
             if epoch["operations"]:
@@ -152,33 +153,46 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
     )
 
 
-def _broken(link: dict[str, Any]) -> Text:
-    says = f"{link['peer_id'][:8]} cannot reach {link['other'][:8]}: the link is {link['state']}"
+def _name(peer: dict[str, Any]) -> str:
+    """A member or a newcomer as a sentence has it: "node7:4242, 7f3a01c2"."""
+    # A coordinator of an earlier release has no labels, and a peer may have none.
+    label, short = peer.get("label", ""), peer["peer_id"][:8]
+    return f"{label}, {short}" if label else short
+
+
+def _names(group: dict[str, Any]) -> dict[str, str]:
+    """The names of all peers of a group by their ids."""
+    peers = [member for epoch in group["epochs"] for member in epoch["members"]]
+    return {peer["peer_id"]: _name(peer) for peer in [*peers, *group["pending"]]}
+
+
+def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
+    one, other = (names.get(link[key], link[key][:8]) for key in ("peer_id", "other"))
+    says = f"{one} cannot reach {other}: the link is {link['state']}"
     return Text(shown(says), style="yellow")
 
 
 def _newcomer(newcomer: dict[str, Any]) -> Text:
     state = "waits for the next safe point" if newcomer["prepared"] else "opens its lanes"
-    says = f"{newcomer['peer_id'][:8]}  {newcomer['address']}  {state}"
+    says = f"{_name(newcomer)}  {newcomer['address']}  {state}"
     return Text(shown(says), style="yellow")
 
 
 def _members(epoch: dict[str, Any]) -> Table:
-    table = _table("rank", "peer", "address", "silent", "sent", "received")
+    table = _table("rank", "peer", "label", "address", "silent", "sent", "received")
     for member in epoch["members"]:
-        rank, peer = str(member["rank"]), member["peer_id"][:8]
+        who = (member["rank"], member["peer_id"][:8], member.get("label", ""))
         if member["alive"]:
             _add_row(
                 table,
-                rank,
-                peer,
+                *who,
                 member["address"],
                 duration(member["silence_ns"]),
                 size(member["bytes_sent"]),
                 size(member["bytes_received"]),
             )
         else:
-            _add_row(table, rank, peer, "lost", style="red")
+            _add_row(table, *who, "lost", style="red")
     return table
 
 
@@ -204,9 +218,9 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):
-            peer, tag = epoch["members"][rank]["peer_id"][:8], operation["tag"]
+            peer, tag = _name(epoch["members"][rank]), operation["tag"]
             says = (
-                f"waiting for rank {rank}, {peer}: it has not called {operation['kind']} (tag "
+                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} (tag "
                 f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
@@ -214,8 +228,8 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     for member in epoch["members"]:
         if member.get("waited_for") and member["rank"] not in named:
             says = (
-                f"waiting for rank {member['rank']}, {member['peer_id'][:8]}: it owes the others a "
-                "vote or a report; the coordinator's log says which"
+                f"waiting for rank {member['rank']} ({_name(member)}): it owes the others a vote "
+                "or a report; the coordinator's log says which"
             )
             lines.append(Text(shown(says), style="yellow"))
     return lines
@@ -228,7 +242,7 @@ def _add_row(table: Table, *values: object, style: str | None = None) -> None:
 def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
-        left = title in ("peer", "address", "operation", "dtype", "op")
+        left = title in ("peer", "label", "address", "operation", "dtype", "op")
         table.add_column(title, justify="left" if left else "right")
     return table
 

@@ -246,7 +246,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     example = json.loads(page.split("```json")[1].split("```")[0])
     assert keys_of(example) <= documented_keys()
     example["groups"][0]["pending"] = [
-        {"peer_id": "77" * 16, "address": "10.0.0.7:1", "prepared": True}
+        {"peer_id": "77" * 16, "label": "new:1", "address": "10.0.0.7:1", "prepared": True}
     ]
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
     operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
@@ -258,9 +258,9 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "77777777", "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
-        "called all_reduce (tag 0, number 12) for 1 min 05 s",
-        "waiting for rank 0, 0b0f5e0e: it owes the others a vote or a report",
+        "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
+        "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
     assert "longer than a message" not in text
