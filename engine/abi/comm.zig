@@ -256,7 +256,11 @@ fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!
         return failure.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
-        .failed => |why| return failure.membership(why, comm.membership.why_removed()),
+        .failed => |why| {
+            if (why == .deadline_exceeded) if (comm.membership.attendance()) |count|
+                return failure.too_few_came(comm.membership.group.name, &count);
+            return failure.membership(why, comm.membership.why_removed());
+        },
     };
     if (admission) |to| sized.write(Admission, to, .{
         .size = undefined,

@@ -402,24 +402,16 @@ pub fn join(
             .{name},
         ),
         error.Closed => closed(),
-        error.DeadlineExceeded => if (failure.attendance) |*count| fail(
-            .deadline_exceeded,
-            "group \"{s}\" did not begin before the deadline: {d} of {d} peers are here, counting " ++
-                "this one{s}. It begins when {d} are (initial_world_size)",
-            .{
-                name,
-                count.here,
-                count.needed,
-                if (count.emptied) ", and all that were in it before are gone" else "",
-                count.needed,
-            },
-        ) else fail(
-            .deadline_exceeded,
-            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
-                "peers came, or no connection to one of them could be made; check that peers " ++
-                "can reach each other",
-            .{name},
-        ),
+        error.DeadlineExceeded => if (failure.attendance) |*count|
+            too_few_came(name, count)
+        else
+            fail(
+                .deadline_exceeded,
+                "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
+                    "peers came, or no connection to one of them could be made; check that peers " ++
+                    "can reach each other",
+                .{name},
+            ),
         error.Interrupted => interrupted(),
         error.Failed => switch (failure.status) {
             // A refusal is not the end of a membership that was: it never was one.
@@ -440,6 +432,22 @@ pub fn join(
             => membership(failure.status, failure.why()),
         },
     };
+}
+
+/// A group without members has not begun.
+pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Error {
+    return fail(
+        .deadline_exceeded,
+        "group \"{s}\" did not begin before the deadline: {d} of {d} peers are here, counting " ++
+            "this one{s}. It begins when {d} are (initial_world_size)",
+        .{
+            name,
+            count.here,
+            count.needed,
+            if (count.emptied) ", and all that were in it before are gone" else "",
+            count.needed,
+        },
+    );
 }
 
 pub fn admit(err: net.Membership.AdmitError) Error {

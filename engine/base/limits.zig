@@ -58,6 +58,8 @@ pub const name_bytes_max = 256;
 /// The name of a peer for people (base/label.zig), in bytes: the longest name of a host, a process
 /// id and a number. Enforced by the coordinator at join.
 pub const label_bytes_max = 80;
+/// Links of a peer whose traffic is in the status: the busiest. Enforced where it is told.
+pub const links_told_max = 32;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.

@@ -232,6 +232,14 @@ pub const Membership = struct {
         return if (membership.failure) |failure| failure.status else null;
     }
 
+    /// How many have come, as the coordinator has said last; null while enough have.
+    pub fn attendance(membership: *Membership) ?session.Group.Attendance {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return membership.group.attendance;
+    }
+
     /// The coordinator's words when it let this peer go, if it has.
     pub fn why_removed(membership: *const Membership) []const u8 {
         return membership.group.why_removed();

@@ -23,7 +23,7 @@ pub fn of(group: *const Group) ?Count {
         here += @intFromBool(item.group == group);
     };
     if (here == 0 or here >= needed) return null;
-    return .{ .here = @intCast(here), .needed = needed, .emptied = group.last_epoch > 0 };
+    return .{ .here = @intCast(here), .needed = needed, .emptied = group.had_members };
 }
 
 /// At a tick, so that those who come together are one line of the log.

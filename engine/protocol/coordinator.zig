@@ -15,14 +15,17 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
+const Late = @import("late.zig").Late;
 const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
+const Speed = @import("speed.zig").Speed;
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
+const Traffic = @import("traffic.zig").Traffic;
 const unseen = @import("unseen.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
@@ -179,6 +182,10 @@ pub const Peer = struct {
     bytes_received: u64 = 0,
     /// Its name for people.
     label: base.Label = .{},
+    /// For the status.
+    speed: Speed = .{},
+    traffic: Traffic = .{},
+    late: Late = .{},
 
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
 
@@ -978,8 +985,10 @@ pub const Coordinator = struct {
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
+                peer.speed.note(now, body.bytes_sent, body.bytes_received);
                 peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
+            .traffic => |*body| peer.traffic.note(now, body),
             .prepared => |*body| {
                 (try c.group_of(peer, body.group)).on_prepared(now, peer, body);
             },
@@ -1009,7 +1018,7 @@ pub const Coordinator = struct {
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
                 const rank = epoch.rank_of(peer) orelse return;
                 switch (tag) {
-                    .done => try epoch.on_done(rank, body),
+                    .done => try epoch.on_done(now, rank, body),
                     .mismatch_seen => try epoch.on_mismatch(rank, body),
                     .report_op => try epoch.on_report_op(rank, body),
                     .report_end => try epoch.on_report_end(rank, body),

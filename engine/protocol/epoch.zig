@@ -10,6 +10,7 @@ const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
 const journal = @import("journal.zig");
+const lateness = @import("late.zig");
 const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
@@ -96,6 +97,8 @@ pub const Record = struct {
     done: Mask = .empty,
     digest: u128 = 0,
     digest_from: u16 = 0,
+    /// When those have called who have voted.
+    calls: lateness.Calls = .{},
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
@@ -422,7 +425,12 @@ pub const Epoch = struct {
 
     // ---- votes and decisions
 
-    pub fn on_done(epoch: *Epoch, rank: u16, message: *const control.Done) ProtocolError!void {
+    pub fn on_done(
+        epoch: *Epoch,
+        now: base.Instant,
+        rank: u16,
+        message: *const control.Done,
+    ) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
         try unseen.count_vote(epoch, rank);
         if (message.attempt > epoch.attempt) return error.Unexpected;
@@ -434,6 +442,7 @@ pub const Epoch = struct {
         if (known.done.is_empty()) {
             known.digest = message.digest;
             known.digest_from = rank;
+            known.calls = .{};
         } else if (known.digest != message.digest) {
             return epoch.abort(message.op, .{
                 .reason = .digest,
@@ -441,6 +450,7 @@ pub const Epoch = struct {
                 .other = epoch.members[rank].id,
             }, epoch.spendthrift(rank));
         }
+        if (!known.done.has(rank)) known.calls.note(rank, now, message.age_ns);
         known.done.set(rank);
         try epoch.evaluate(known);
     }
@@ -454,6 +464,7 @@ pub const Epoch = struct {
             return epoch.abort(known.id, root_lost(known), null);
         if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
             return epoch.abort(known.id, epoch.party_lost(pair).?, null);
+        lateness.judge(epoch, known);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
 

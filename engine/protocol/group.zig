@@ -106,6 +106,8 @@ pub const Group = struct {
     broken: Broken = .{},
     /// How many the log says are there (attendance.zig); 0: nothing of it.
     here_said: u32 = 0,
+    /// It has had an epoch.
+    had_members: bool = false,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -206,6 +208,7 @@ pub const Group = struct {
     /// It was made from a journal: whoever is a member has to come back first.
     pub fn restored(group: *Group) void {
         group.round = group.coordinator.first_round();
+        group.had_members = group.epochs.items.len > 0;
         group.drop_empty();
         group.recovering = group.epochs.items.len > 0;
         for (group.epochs.items) |epoch| epoch.restored(group.coordinator.incarnation - 1);
@@ -603,6 +606,7 @@ pub const Group = struct {
         epoch.recorded = group.note(epoch.record(ids.items, &instances));
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
+        group.had_members = true;
         group.phase = .activate;
         group.round_deadline = base.never;
         group.open_to_all();

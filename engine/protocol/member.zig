@@ -72,6 +72,8 @@ pub const Op = struct {
     attempts: u32 = 0,
     /// A sync that was given up after its vote: why the coordinator was asked to abort it.
     abort_asked: ?control.AbortReason = null,
+    /// How long ago it was called, as of its vote.
+    age_ns: u64 = 0,
     /// The coordinator was told of the call, because it takes long.
     is_told: bool = false,
     /// Ranks that have not called it, as the coordinator says.
@@ -787,6 +789,7 @@ pub const Member = struct {
             .descriptor = op.descriptor,
             .digest = digest,
             .decisions_seen = epoch.decisions_seen,
+            .age_ns = op.age_ns,
         } });
         epoch.decisions_told = epoch.decisions_seen;
     }

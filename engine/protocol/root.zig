@@ -34,6 +34,10 @@ test {
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("labels_test.zig");
+    _ = @import("late.zig");
+    _ = @import("measured_test.zig");
+    _ = @import("speed.zig");
+    _ = @import("traffic.zig");
     _ = @import("hold.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");

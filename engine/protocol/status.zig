@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
 const Epoch = @import("epoch.zig").Epoch;
 const Record = @import("epoch.zig").Record;
 const attendance = @import("attendance.zig");
@@ -164,6 +165,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
             try field(json, "silence_ns", now -| peer.last_heard);
             try field(json, "bytes_sent", peer.bytes_sent);
             try field(json, "bytes_received", peer.bytes_received);
+            try write_measured(page, epoch, peer, now);
         }
         try json.endObject();
     };
@@ -189,6 +191,28 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     };
     try json.endArray();
     try json.endObject();
+}
+
+/// Speeds and lateness of a member that is there.
+fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
+    const json = &page.json;
+    const speed = peer.speed.per_second();
+    try field(json, "sent_per_s", speed.sent);
+    try field(json, "received_per_s", speed.received);
+    try field(json, "calls", peer.late.calls);
+    try field(json, "last_to_call", peer.late.last);
+    try field(json, "late_ns", peer.late.ns);
+    try json.objectField("links");
+    try json.beginArray();
+    for (peer.traffic.now_moving(now)) |*link| {
+        const rank = epoch.ranks.get(link.peer) orelse continue; // it is of another group
+        try json.beginObject();
+        try field(json, "rank", rank);
+        try field(json, "sent_per_s", link.sent);
+        try field(json, "received_per_s", link.received);
+        try json.endObject();
+    }
+    try json.endArray();
 }
 
 /// Whom the others wait for, since it is so long that it is worth a word.

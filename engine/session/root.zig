@@ -34,6 +34,7 @@ test {
     _ = @import("sync.zig");
     _ = @import("prefetch.zig");
     _ = @import("sync_test.zig");
+    _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
     _ = @import("rules_test.zig");

@@ -29,6 +29,7 @@ const links = @import("links.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
+const traffic = @import("traffic.zig");
 const waits = @import("waits.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -132,6 +133,11 @@ pub const Session = struct {
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
+    /// When the last heartbeat left, and how long an answer takes at best.
+    beat_at: Instant = 0,
+    round_trip_ns: u64 = 0,
+    /// What the coordinator was told of the links.
+    traffic: traffic.Told = .{},
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
     address_key: wire.hello.Key,
@@ -413,7 +419,7 @@ pub const Session = struct {
             .welcome => |body| try s.on_welcome(body),
             .joined => |*body| try s.on_joined(body),
             .refused => |*body| s.on_refused(body),
-            .heartbeat_ack => {},
+            .heartbeat_ack => |body| s.note_round_trip(body.number),
             .prepare => |*body| try rounds.on_prepare(s, body),
             .release => |body| {
                 const group = s.group_of(body.group) orelse return;
@@ -492,6 +498,7 @@ pub const Session = struct {
             .state_tensors,
             .ask_address,
             .called,
+            .traffic,
             => return error.Unexpected,
         }
     }
@@ -1346,6 +1353,7 @@ pub const Session = struct {
     pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.reach(now);
         s.bytes_received += count;
+        if (lane.link) |link| link.received += count;
         lane.heard_at = now;
         frames.received(s, lane, count);
         s.run_deferred();
@@ -1367,6 +1375,7 @@ pub const Session = struct {
     pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.reach(now);
         s.bytes_sent += count;
+        if (lane.link) |link| link.sent += count;
         lane.spoke_at = now;
         if (lane.sent(count)) frames.sent(s, lane);
     }
@@ -1427,6 +1436,23 @@ pub const Session = struct {
             .bytes_sent = s.bytes_sent,
             .bytes_received = s.bytes_received,
         } });
+        s.beat_at = s.now;
+        traffic.tell(s);
+    }
+
+    /// The way to the coordinator and back. A machine that is busy answers later, so the shortest
+    /// counts, and is forgotten slowly: the way may have become longer.
+    fn note_round_trip(s: *Session, number: u64) void {
+        if (number != s.heartbeats) return;
+        const taken_ns = s.now -| s.beat_at;
+        const known_ns = s.round_trip_ns;
+        s.round_trip_ns = if (known_ns == 0) taken_ns else @min(taken_ns, known_ns + known_ns / 8);
+    }
+
+    /// How long ago an operation was called, when the coordinator hears of it.
+    pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
+        const here_ns = s.now -| operation.started_at;
+        return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
     }
 
     /// It answers each heartbeat, so 0 while it does.

@@ -359,6 +359,8 @@ pub const Done = struct {
     descriptor: Descriptor,
     digest: u128,
     decisions_seen: u64,
+    /// How long ago it was called, counting the way to the coordinator.
+    age_ns: u64 = 0,
 
     pub const bounds = .{
         .group = group_last,
@@ -366,6 +368,7 @@ pub const Done = struct {
         .attempt = .any,
         .digest = .any,
         .decisions_seen = .any,
+        .age_ns = limits.interval_ns_max,
     };
 };
 pub const GaveUp = struct {
@@ -447,6 +450,19 @@ pub const LinkTold = struct {
     health: LinkHealth,
 
     pub const bounds = .{ .group = group_last };
+};
+/// What moves on the link to a peer, in bytes per second; for the status.
+pub const LinkTraffic = struct {
+    peer: PeerId,
+    sent: u64,
+    received: u64,
+
+    pub const bounds = .{ .sent = .any, .received = .any };
+};
+pub const Traffic = struct {
+    links: List(LinkTraffic),
+
+    pub const bounds = .{ .links = limits.links_told_max };
 };
 pub const StatusRequest = struct {};
 /// It has called an operation that takes long, or of which the coordinator has said that others
@@ -820,6 +836,7 @@ pub const Message = union(enum(u16)) {
     stalled: Stalled,
     labels: Labels,
     waiting: Waiting,
+    traffic: Traffic,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -1,4 +1,4 @@
-"""Showing the status of a run: as JSON, as a page, and as a page that refreshes.
+"""Showing the status of a run: as JSON, as a page, and both again and again.
 
 docs/STATUS.md says what the numbers mean; here they only get a shape for people. A coordinator may
 lie, or be older than what is refused today, so no text of it reaches the terminal but by `shown`.
@@ -7,8 +7,10 @@ lie, or be older than what is refused today, so no text of it reaches the termin
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -31,6 +33,27 @@ def show_json(token: str, *, timeout: float) -> None:
 def show(token: str, *, timeout: float) -> None:
     """Prints the status as a page on stdout."""
     Console().print(page(_ask(token, timeout)))
+
+
+def stream_json(token: str, *, interval: float, timeout: float) -> None:
+    """Prints the status as one line of JSON per interval until Ctrl-C or the end of the reader.
+
+    While the coordinator does not answer, the lines are `{"unreachable": "why"}`.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while True:
+            try:
+                line = json.dumps(_ask(token, timeout))
+            except pccl_py.CoordinatorUnreachable as error:
+                line = json.dumps({"unreachable": str(error)})
+            print(line, flush=True)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # Nobody reads any more; the interpreter would say so once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def watch(token: str, *, interval: float, timeout: float) -> None:
@@ -132,10 +155,12 @@ def render(status: dict[str, Any]) -> RenderableType:
         names = _names(group)
         # A coordinator of an earlier release does not say.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
+        parts += _attendance(group)
         for epoch in group["epochs"]:
-            parts += [_epoch_head(epoch), _members(epoch)]
+            parts += [_epoch_head(epoch), _members(epoch), *_links(epoch)]
             if epoch["operations"]:
-                parts += [_operations(epoch), *_waits(epoch)]
+                parts += [_operations(epoch)]
+            parts += _waits(epoch)
         parts += [_newcomer(newcomer) for newcomer in group["pending"]]
     return Group(*parts)
 
@@ -172,6 +197,16 @@ def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
     return Text(shown(says), style="yellow")
 
 
+def _attendance(group: dict[str, Any]) -> list[Text]:
+    """How many are there of those that a group waits for before it begins."""
+    if "here" not in group:
+        return []
+    says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
+    if group["emptied"]:
+        says += ", as at first: all that were in it are gone"
+    return [Text(shown(says), style="yellow")]
+
+
 def _newcomer(newcomer: dict[str, Any]) -> Text:
     state = "waits for the next safe point" if newcomer["prepared"] else "opens its lanes"
     says = f"{_name(newcomer)}  {newcomer['address']}  {state}"
@@ -179,7 +214,10 @@ def _newcomer(newcomer: dict[str, Any]) -> Text:
 
 
 def _members(epoch: dict[str, Any]) -> Table:
-    table = _table("rank", "peer", "label", "address", "silent", "sent", "received")
+    table = _table(
+        "rank", "peer", "label", "address", "silent", "sent", "received",
+        "sent/s", "received/s", "last to call", "late",
+    )  # fmt: skip
     for member in epoch["members"]:
         who = (member["rank"], member["peer_id"][:8], member.get("label", ""))
         if member["alive"]:
@@ -190,14 +228,37 @@ def _members(epoch: dict[str, Any]) -> Table:
                 duration(member["silence_ns"]),
                 size(member["bytes_sent"]),
                 size(member["bytes_received"]),
+                *_measured(member),
             )
         else:
             _add_row(table, *who, "lost", style="red")
     return table
 
 
+def _measured(member: dict[str, Any]) -> tuple[str, ...]:
+    """Speeds and lateness; a coordinator of an earlier release does not say."""
+    if "last_to_call" not in member:
+        return ()
+    return (
+        size(member["sent_per_s"]),
+        size(member["received_per_s"]),
+        f"{member['last_to_call']} of {member['calls']}",
+        duration(member["late_ns"]),
+    )
+
+
+def _links(epoch: dict[str, Any]) -> list[RenderableType]:
+    """Links on which something moves, each as the peer at its beginning tells it."""
+    table = _table("from", "to", "sent/s", "received/s")
+    for member in epoch["members"]:
+        for link in member.get("links", []):
+            speeds = (size(link["sent_per_s"]), size(link["received_per_s"]))
+            _add_row(table, member["rank"], link["rank"], *speeds)
+    return [table] if table.row_count else []
+
+
 def _operations(epoch: dict[str, Any]) -> Table:
-    table = _table("tag", "sequence", "operation", "count", "dtype", "op", "done")
+    table = _table("tag", "sequence", "operation", "count", "dtype", "op", "called", "done")
     alive = sum(1 for member in epoch["members"] if member["alive"])
     for operation in epoch["operations"]:
         _add_row(
@@ -208,6 +269,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
             operation["count"],
             operation["dtype"],
             operation["op"],
+            f"{operation.get('called', operation['done'])} of {alive}",
             f"{operation['done']} of {alive}",
         )
     return table
@@ -224,6 +286,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
                 f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
+        lines += _minority(epoch, operation)
     named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}
     for member in epoch["members"]:
         if member.get("waited_for") and member["rank"] not in named:
@@ -233,6 +296,22 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             )
             lines.append(Text(shown(says), style="yellow"))
     return lines
+
+
+def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
+    """Those for whom the calls of a few wait, so that they are not named as above."""
+    if operation.get("waits_for") or not operation.get("not_called"):
+        return []
+    whom = " and ".join(
+        f"rank {rank} ({_name(epoch['members'][rank])})" for rank in operation["not_called"][:4]
+    )
+    if len(operation["not_called"]) > 4:
+        whom += f" and {len(operation['not_called']) - 4} more"
+    says = (
+        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} waits for "
+        f"{whom} since {duration(operation['waited_ns'])}"
+    )
+    return [Text(shown(says), style="yellow")]
 
 
 def _add_row(table: Table, *values: object, style: str | None = None) -> None:

@@ -111,7 +111,6 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
         ["token", "--show", "--run-id-file", "-"],
         ["token", "example.org:4000", "--token-file", "-"],
         ["status"],
-        ["status", "--json", "--watch"],
     ],
 )
 def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
@@ -268,6 +267,72 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     assert "longer than a message" in console.export_text()
     with pytest.raises(pccl.PcclError, match="schema 2"):
         status_view.render({**example, "schema": 2})
+
+
+def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
+    """What the example has of it; a group that begins, and a call that only a few have made."""
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    example = json.loads(page.split("```json")[1].split("```")[0])
+    (group,) = example["groups"]
+    group |= {"here": 2, "needed": 3, "emptied": True}
+    (operation,) = group["epochs"][0]["operations"]
+    operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
+    assert keys_of(example) <= documented_keys()
+    from rich.console import Console
+
+    console = Console(width=240, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(status_view.render(example))
+    text = console.export_text()
+    for word in (
+        "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
+        "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
+        "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
+    ):  # fmt: skip
+        assert word in text, text
+
+
+def test_watching_as_json_is_a_line_for_each_interval(coordinator: pccl.Coordinator) -> None:
+    """Then the coordinator goes, which is a line too, and Ctrl-C ends it with 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", CLI, "status", "--watch", "--json", "--interval", "0.1",
+         "--timeout", "0.3"],
+        stdout=subprocess.PIPE, text=True, process_group=0,
+        env={**os.environ, "PCCL_TOKEN": coordinator.token},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for _ in range(3):
+            assert json.loads(process.stdout.readline())["schema"] == 1
+        coordinator.close()
+        while "unreachable" not in json.loads(process.stdout.readline()):
+            continue
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_peers_are_called_by_their_labels() -> None:
+    with pccl.Coordinator(initial_world_size=2) as coordinator, ThreadPoolExecutor(2) as pool:
+        token = coordinator.token
+        comms = list(
+            pool.map(lambda label: pccl.connect(token, label=label), ["left one", "right"])
+        )
+        list(pool.map(lambda comm: comm.admit(), comms))
+        for comm in comms:
+            assert sorted(comm.labels) == ["left one", "right"]
+            assert comm.label(comm.peer_id) == comm.labels[comm.rank]
+            assert comm.label(pccl.PeerId("ab" * 16)) == "abababab"
+        members = pccl.run_status(token)["groups"][0]["epochs"][0]["members"]
+        assert [member["label"] for member in members] == list(comms[0].labels)
+        with pytest.raises(pccl.InvalidArgument, match="more than 80 bytes"):
+            pccl.connect(token, label="x" * 81)
+        with pytest.raises(pccl.InvalidArgument, match="cannot be shown"):
+            pccl.connect(token, label="a\nb")
+        for comm in comms:
+            comm.close()
 
 
 def test_a_coordinator_says_what_its_queues_may_hold() -> None:
