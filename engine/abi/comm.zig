@@ -316,10 +316,10 @@ export fn pccl_comm_label(
     to: ?[*]u8,
     capacity: usize,
 ) Status {
-    return status.code(name(handle, peer, to, capacity));
+    return status.code(name_of(handle, peer, to, capacity));
 }
 
-fn name(
+fn name_of(
     handle: ?*Comm,
     peer: ?*const PeerIdBytes,
     to: ?[*]u8,

@@ -394,6 +394,8 @@ pub fn join(
     failure: *const net.Membership.Failure,
     name: []const u8,
 ) Error {
+    if (err == error.DeadlineExceeded) if (failure.attendance) |*count|
+        return too_few_came(name, count);
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.AlreadyJoined => fail(
@@ -402,16 +404,13 @@ pub fn join(
             .{name},
         ),
         error.Closed => closed(),
-        error.DeadlineExceeded => if (failure.attendance) |*count|
-            too_few_came(name, count)
-        else
-            fail(
-                .deadline_exceeded,
-                "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
-                    "peers came, or no connection to one of them could be made; check that peers " ++
-                    "can reach each other",
-                .{name},
-            ),
+        error.DeadlineExceeded => fail(
+            .deadline_exceeded,
+            "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
+                "peers came, or no connection to one of them could be made; check that peers " ++
+                "can reach each other",
+            .{name},
+        ),
         error.Interrupted => interrupted(),
         error.Failed => switch (failure.status) {
             // A refusal is not the end of a membership that was: it never was one.
@@ -784,9 +783,9 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
-            "{s} ended without an answer of the coordinator{f}, so the others may have committed " ++
-                "it. The tensors are as they were; sync again, which brings this peer to what " ++
-                "the others have",
+            "{s} ended without an answer of the coordinator{f}, so the others may have " ++
+                "committed it. The tensors are as they were; sync again, which brings this peer " ++
+                "to what the others have",
             .{ name, Coordinator{ .failure = &op.failure } },
         ) else fail(
             .in_doubt,
@@ -1056,7 +1055,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     );
     return fail(
         .mismatch,
-        "{s}: the members called different things: {f} {s}, {f} {s}. All members must " ++
+        "{s}: the members called different things: {f} {s}, {f} {s}. {f}All members must " ++
             "make the same calls in the same order on each tag. {s}",
         .{
             name,
@@ -1064,10 +1063,48 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
             describe(op.failure.descriptor, &op.names, &first),
             other,
             describe(op.failure.other_descriptor, &op.names, &second),
+            Arrays{ .op = op },
             kept(op),
         },
     );
 }
+
+/// Which array of a list, or which shard, the two of a mismatch have called differently: "arrays[1]
+/// has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (node7:4242, 7f3a01c2). "
+const Arrays = struct {
+    op: *const session.Operation,
+
+    pub fn format(it: Arrays, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const op = it.op;
+        const first = op.failure.descriptor orelse return;
+        const second = op.failure.other_descriptor orelse return;
+        // Any other difference is seen in their descriptions.
+        const alike = first.kind == second.kind and first.arrays == second.arrays;
+        if (!alike or first.counts == second.counts or first.uneven) return;
+        if (first.counts == 0 or second.counts == 0) return;
+        const what = if (first.arrays > 0) "arrays" else "counts";
+        const found = session.outline.find(op) orelse
+            return writer.print("More than one of the {s} differ. ", .{what});
+        if (found.swapped) |other| return writer.print(
+            "{s}[{d}] and {s}[{d}] of one are in each other's place at the other. ",
+            .{ what, found.change.index, what, other },
+        );
+        const own, const there = if (found.is_peer)
+            .{ op.failure.peer, op.failure.other }
+        else
+            .{ op.failure.other, op.failure.peer };
+        try writer.print("{s}[{d}] has {d} {s} at {f} and {d} {s} at {f}. ", .{
+            what,
+            found.change.index,
+            found.own.count,
+            found.own.dtype.name(),
+            op.names.who(own),
+            found.change.item.count,
+            found.change.item.dtype.name(),
+            op.names.who(there),
+        });
+    }
+};
 
 /// More than the longest takes.
 const description_bytes_max = 320;
@@ -1129,12 +1166,10 @@ fn write_descriptor(
         .barrier => try writer.writeAll("barrier("),
         .sync => try writer.writeAll("sync("),
     }
-    // Their lists are long; that they differ is what matters.
-    if (descriptor.counts != 0 and !descriptor.uneven)
-        try writer.print(", {s} that hash to {x:0>16}", .{
-            if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
-            descriptor.counts,
-        });
+    if (descriptor.arrays > 0) {
+        try writer.print(", {d} arrays", .{descriptor.arrays});
+    } else if (descriptor.counts != 0 and !descriptor.uneven)
+        try writer.writeAll(", shards of different sizes");
     if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
         if (descriptor.kind != .barrier) try writer.writeAll(", ");
         try writer.print("recovery {s}", .{recovery});
@@ -1368,12 +1403,14 @@ test "a mismatch shows every option in which calls can differ, the longest whole
     }) |field, value| {
         var differs = full;
         @field(differs, field) = value;
-        try std.testing.expect(!std.mem.eql(u8, describe(full, &.{}, &text), describe(differs, &.{}, &other)));
+        const one = describe(full, &.{}, &text);
+        try std.testing.expect(!std.mem.eql(u8, one, describe(differs, &.{}, &other)));
     }
     for (std.enums.values(wire.control.OpKind)) |kind| {
         if (kind == full.kind) continue;
         var differs = full;
         differs.kind = kind;
-        try std.testing.expect(std.mem.endsWith(u8, describe(differs, &.{}, &text), "safe points)"));
+        const one = describe(differs, &.{}, &text);
+        try std.testing.expect(std.mem.endsWith(u8, one, "safe points)"));
     }
 }

@@ -1,6 +1,6 @@
 //! Label: the name of a peer for people, "node7:4242 #2": beside its id in logs, errors and the
-//! status. The peer chooses it, so two may have the same, and nothing is decided by it. Who tells
-//! it to whom: protocol/group.zig; where a peer keeps those of the others: session/labels.zig.
+//! status. The peer chooses it, so two may have the same, and nothing is decided by it. It is
+//! told by protocol/labels.zig; a peer keeps those of the others in session/labels.zig.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -21,7 +21,7 @@ pub const Label = struct {
         return label;
     }
 
-    /// Of what this machine says of itself, which may be anything: as far as it can be shown.
+    /// The name that this machine gives itself may be anything: as far as it can be shown.
     pub fn shown(bytes: []const u8) Label {
         var label: Label = .{};
         label.length = @intCast(text.show(bytes, &label.storage).len);

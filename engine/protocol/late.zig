@@ -42,10 +42,11 @@ pub const Late = struct {
     ns: u64 = 0,
 };
 
-/// An operation of all is committed. Of a message nobody can say who was to come first, and a sync
-/// that was an election has no votes with ages.
+/// An operation of all is committed. Nobody can say who was to come first in a message, and the
+/// votes of a sync have no ages.
 pub fn judge(epoch: *const Epoch, known: *const Record) void {
-    if (known.descriptor.kind == .send_recv or known.calls.count < 2) return;
+    const kind = known.descriptor.kind;
+    if (kind == .send_recv or kind == .sync or known.calls.count < 2) return;
     for (epoch.members, 0..) |*member, rank| if (known.done.has(rank)) {
         if (member.peer) |peer| peer.late.calls += 1;
     };

@@ -1,4 +1,4 @@
-//! What the status says that was measured: speeds of peers and links, and who calls last (speed.zig,
+//! Measurements in the status: speeds of peers and links, and who calls last (speed.zig,
 //! traffic.zig, late.zig). The harness: court_test.zig.
 
 const std = @import("std");
@@ -74,6 +74,13 @@ test "who calls last is counted, with the time that the others have waited for i
     const none = "\"calls\":3,\"last_to_call\":0,\"late_ns\":0,";
     try expect_status(&court, none);
     try expect_status(&court, "\"calls\":3,\"last_to_call\":3,\"late_ns\":1500000000,");
+    // A sync is voted for last by whoever had to fetch, and has no ages.
+    for (0..3) |index| {
+        var vote = court.vote(4, 0);
+        vote.descriptor.kind = .sync;
+        vote.age_ns = index * 100 * ms;
+        try court.say(index, .{ .done = vote });
+    }
     // Within a millisecond, nobody is late; the votes of an attempt that was cut short say nothing.
     for (0..3) |index| try court.done(index, 7, 0);
     try expect_status(&court, "\"calls\":4,\"last_to_call\":3,\"late_ns\":1500000000,");

@@ -39,8 +39,7 @@ pub const Speed = struct {
 
     pub fn rate(bytes: u64, span_ns: u64) u64 {
         if (span_ns < span_ns_min) return 0;
-        const all = @as(u128, bytes) * std.time.ns_per_s / span_ns;
-        return @intCast(@min(all, std.math.maxInt(u64)));
+        return bytes *| std.time.ms_per_s / (span_ns / std.time.ns_per_ms);
     }
 };
 

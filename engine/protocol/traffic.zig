@@ -1,5 +1,5 @@
-//! traffic: what a peer has told of its links, for the status. Nothing is decided by it, and what it
-//! says of links to others it alone knows, so it is shown as its own words.
+//! traffic: a peer's account of its links, for the status. Nothing is decided by it. The peer alone
+//! knows it, so it is shown as its own words.
 
 const std = @import("std");
 const base = @import("base");

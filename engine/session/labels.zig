@@ -129,7 +129,8 @@ pub const Names = struct {
         pub fn format(it: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const short = it.id.short();
             const name = it.names.find(it.id) orelse return writer.print("peer {s}", .{short});
-            const rank = name.rank orelse return writer.print("peer {s}{f}", .{ short, name.label });
+            const rank = name.rank orelse
+                return writer.print("peer {s}{f}", .{ short, name.label });
             if (it.id.eql(it.names.self)) return writer.print("rank {d} (this peer)", .{rank});
             const comma = if (name.label.length > 0) ", " else "";
             try writer.print("rank {d} ({s}{s}{s})", .{ rank, name.label.slice(), comma, short });

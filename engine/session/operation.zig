@@ -39,7 +39,7 @@ pub const Operation = struct {
     finished: bool = false,
     status: protocol.Status = .ok,
     failure: protocol.Failure = .{ .status = .ok },
-    /// Of the peers that the failure is about.
+    /// The peers that the failure is about.
     names: Names = .{},
     /// After in_doubt: what the coordinator decided, once known.
     committed: ?bool = null,

@@ -103,8 +103,9 @@ fn find_in(
     if (sums.count != 0) {
         const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
         var item = items.at(index);
-        const count = std.math.cast(u64, @as(i128, item.count) + sums.count) orelse return null;
-        item.count = count;
+        // Both are bounded (limits.elements_max).
+        const count = @as(i64, @intCast(item.count)) + sums.count;
+        item.count = std.math.cast(u64, count) orelse return null;
         changed = .{ .index = index, .item = item };
     }
     if (sums.dtypes != 0) {
@@ -160,9 +161,10 @@ fn find_swap(items: anytype, is_peer: bool, delta: *const Delta, counts: u64) ?D
     if (items.len() > swaps_searched_max) return null;
     for (0..items.len()) |a| for (a + 1..items.len()) |b| {
         const one, const two = .{ items.at(a), items.at(b) };
-        const apart: i128 = @intCast(b - a);
-        const moved = apart * (@as(i128, one.count) - two.count);
-        const turned = apart * (@as(i128, code_of(one.dtype)) - code_of(two.dtype));
+        const apart: i64 = @intCast(b - a);
+        const fewer = @as(i64, @intCast(one.count)) - @as(i64, @intCast(two.count));
+        const moved = apart * fewer;
+        const turned = apart * (@as(i64, code_of(one.dtype)) - code_of(two.dtype));
         if (moved != delta.counts_at or turned != delta.dtypes_at) continue;
         const changes = [_]Change{ .{ .index = a, .item = two }, .{ .index = b, .item = one } };
         if (hash(items, &changes) != counts) continue;

@@ -13,6 +13,7 @@ pub const Lane = @import("lane.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
 pub const labels = @import("labels.zig");
+pub const outline = @import("outline.zig");
 pub const Operation = @import("operation.zig").Operation;
 pub const Span = @import("uses.zig").Span;
 pub const State = @import("state.zig").State;
@@ -25,6 +26,7 @@ test {
     _ = @import("link.zig");
     _ = @import("labels.zig");
     _ = @import("links.zig");
+    _ = @import("outline.zig");
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("state.zig");

@@ -26,6 +26,7 @@ const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
+const outline = @import("outline.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
@@ -136,7 +137,7 @@ pub const Session = struct {
     /// When the last heartbeat left, and how long an answer takes at best.
     beat_at: Instant = 0,
     round_trip_ns: u64 = 0,
-    /// What the coordinator was told of the links.
+    /// The last account of the links to the coordinator.
     traffic: traffic.Told = .{},
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
@@ -1046,6 +1047,7 @@ pub const Session = struct {
         arrays: []const Array,
         count: u64,
     ) Allocator.Error!*Operation {
+        const listed = Listed.of(call, arrays);
         const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
             .kind = call.kind,
@@ -1056,8 +1058,9 @@ pub const Session = struct {
             .plan = call.plan,
             .uneven = call.exchanged != null,
             .count = if (call.exchanged == null) count else 0,
-            .counts = if (arrays.len > 1) hash_of_arrays(arrays) //
-            else if (call.counts) |counts| hash_of(counts) else 0,
+            .arrays = if (arrays.len > 1) @intCast(arrays.len) else 0,
+            .counts = if (listed) |items| outline.hash(items, &.{}) else 0,
+            .outline = if (listed) |items| items.sums().outline else .{},
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
         };
@@ -1119,23 +1122,35 @@ pub const Session = struct {
         return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
     }
 
-    /// The same counts have the same; 0 only where all are equal, as if there were one count.
-    fn hash_of(counts: []const u64) u64 {
-        if (std.mem.allEqual(u64, counts, counts[0])) return 0;
-        var hash: std.hash.Wyhash = .init(0);
-        for (counts) |count| hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, count)));
-        return hash.final() | 1;
-    }
+    /// The part of a call that only a hash tells the others: several arrays, or shards that differ.
+    const Listed = struct {
+        arrays: []const Array,
+        counts: ?[]const u64,
 
-    /// For several arrays: the same shards and dtypes have the same, never 0.
-    fn hash_of_arrays(arrays: []const Array) u64 {
-        var hash: std.hash.Wyhash = .init(arrays.len);
-        for (arrays) |*array| {
-            hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, array.count)));
-            hash.update(&.{@intFromEnum(array.dtype)});
+        fn of(call: *const Call, arrays: []const Array) ?Listed {
+            if (arrays.len > 1) return .{ .arrays = arrays, .counts = null };
+            const counts = call.counts orelse return null;
+            // As if there were one count.
+            if (std.mem.allEqual(u64, counts, counts[0])) return null;
+            return .{ .arrays = arrays, .counts = counts };
         }
-        return hash.final() | 1;
-    }
+
+        pub fn len(listed: Listed) usize {
+            return if (listed.counts) |counts| counts.len else listed.arrays.len;
+        }
+
+        pub fn at(listed: Listed, index: usize) outline.Item {
+            const array = &listed.arrays[if (listed.counts == null) index else 0];
+            const count = if (listed.counts) |counts| counts[index] else array.count;
+            return .{ .count = count, .dtype = array.dtype };
+        }
+
+        fn sums(listed: Listed) outline.Sums {
+            var result: outline.Sums = .{};
+            for (0..listed.len()) |index| result.add(listed.at(index));
+            return result;
+        }
+    };
 
     /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
     /// it either.

@@ -5,12 +5,12 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Session = @import("session.zig").Session;
-const control = wire.control;
+const Traffic = wire.control.LinkTraffic;
 const most = base.limits.links_told_max;
 
 pub const every_ns = 2 * std.time.ns_per_s;
 
-/// What was told last.
+/// The last account.
 pub const Told = struct {
     at: base.Instant = 0,
     any: bool = false,
@@ -21,10 +21,10 @@ pub fn tell(s: *Session) void {
     const told = &s.traffic;
     const span_ns = s.now -| told.at;
     if (span_ns < every_ns) return;
-    var found: [most]control.LinkTraffic = undefined;
+    var found: [most]Traffic = undefined;
     var count: usize = 0;
     for (s.links.items) |link| {
-        const moved: control.LinkTraffic = .{
+        const moved: Traffic = .{
             .peer = link.peer,
             .sent = per_second(link.sent - link.sent_told, span_ns),
             .received = per_second(link.received - link.received_told, span_ns),
@@ -45,7 +45,7 @@ pub fn tell(s: *Session) void {
 }
 
 /// The weakest, where it is weaker than this one: the busiest are told.
-fn weaker(than: *const control.LinkTraffic, found: *[most]control.LinkTraffic) ?*control.LinkTraffic {
+fn weaker(than: *const Traffic, found: *[most]Traffic) ?*Traffic {
     var weakest = &found[0];
     for (found[1..]) |*item| if (sum(item) < sum(weakest)) {
         weakest = item;
@@ -53,10 +53,10 @@ fn weaker(than: *const control.LinkTraffic, found: *[most]control.LinkTraffic) ?
     return if (sum(weakest) < sum(than)) weakest else null;
 }
 
-fn sum(item: *const control.LinkTraffic) u64 {
+fn sum(item: *const Traffic) u64 {
     return item.sent +| item.received;
 }
 
 fn per_second(bytes: u64, span_ns: u64) u64 {
-    return @intCast(@as(u128, bytes) * std.time.ns_per_s / span_ns);
+    return bytes *| std.time.ms_per_s / (span_ns / std.time.ns_per_ms);
 }

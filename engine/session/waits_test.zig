@@ -1,4 +1,4 @@
-//! What a peer says of others: their labels, and for whom it waits (labels.zig, waits.zig). Worlds as
+//! A peer speaks of others: their labels, and for whom it waits (labels.zig, waits.zig). Worlds as
 //! in world_test.zig.
 
 const std = @import("std");
@@ -75,10 +75,10 @@ test "a call that fails names its peers as they were then, with rank and label" 
     try w.settle();
     try expectEqual(.mismatch, operation.status);
     var line: [100]u8 = undefined;
-    const of_other = operation.names.who(.from_int(2));
-    try expectEqualStrings("rank 1 (n1, 00000000)", try std.fmt.bufPrint(&line, "{f}", .{of_other}));
-    const own = operation.names.who(.from_int(1));
-    try expectEqualStrings("rank 0 (this peer)", try std.fmt.bufPrint(&line, "{f}", .{own}));
+    for ([_][]const u8{ "rank 0 (this peer)", "rank 1 (n1, 00000000)" }, 1..) |wanted, number| {
+        const who = operation.names.who(.from_int(number));
+        try expectEqualStrings(wanted, try std.fmt.bufPrint(&line, "{f}", .{who}));
+    }
     w.nodes[0].s.release(operation);
     w.nodes[1].s.release(other);
 }

@@ -108,18 +108,22 @@ pub const Descriptor = struct {
     plan: base.Plan = .auto,
     /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
     uneven: bool = false,
-    reserved: [2]u8 = @splat(0),
+    /// How many there are, if there are several.
+    arrays: u16 = 0,
     /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
     /// receiver.
     count: u64,
-    /// A hash of the shards' elements, where they differ; else 0. In the open of an uneven
-    /// all_to_all: what its sender wants of its receiver.
+    /// A hash of the shards' elements, where they differ, or of several arrays; else 0. In the open
+    /// of an uneven all_to_all: what its sender wants of its receiver.
     counts: u64 = 0,
+    /// Beside a hash: says which of them differs, if one does (session/outline.zig).
+    outline: Outline = .{},
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
 
     pub const bounds = .{
+        .arrays = limits.chunks_max,
         .count = limits.elements_max,
         .counts = .any,
         .safe_points = safe_points_told_max,
@@ -143,7 +147,17 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 8;
+
+/// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
+/// times its number, from 1 on.
+pub const Outline = struct {
+    counts_at: u64 = 0,
+    dtypes: u32 = 0,
+    dtypes_at: u32 = 0,
+
+    pub const bounds = .{ .counts_at = .any, .dtypes = .any, .dtypes_at = .any };
+};
 
 /// An operation within its group and epoch.
 pub const OpId = struct {
@@ -451,7 +465,7 @@ pub const LinkTold = struct {
 
     pub const bounds = .{ .group = group_last };
 };
-/// What moves on the link to a peer, in bytes per second; for the status.
+/// The traffic on the link to a peer, in bytes per second; for the status.
 pub const LinkTraffic = struct {
     peer: PeerId,
     sent: u64,

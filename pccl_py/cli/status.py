@@ -157,7 +157,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
         parts += _attendance(group)
         for epoch in group["epochs"]:
-            parts += [_epoch_head(epoch), _members(epoch), *_links(epoch)]
+            parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
             if epoch["operations"]:
                 parts += [_operations(epoch)]
             parts += _waits(epoch)
@@ -214,10 +214,7 @@ def _newcomer(newcomer: dict[str, Any]) -> Text:
 
 
 def _members(epoch: dict[str, Any]) -> Table:
-    table = _table(
-        "rank", "peer", "label", "address", "silent", "sent", "received",
-        "sent/s", "received/s", "last to call", "late",
-    )  # fmt: skip
+    table = _table("rank", "peer", "label", "address", "silent", "sent", "received")
     for member in epoch["members"]:
         who = (member["rank"], member["peer_id"][:8], member.get("label", ""))
         if member["alive"]:
@@ -228,32 +225,33 @@ def _members(epoch: dict[str, Any]) -> Table:
                 duration(member["silence_ns"]),
                 size(member["bytes_sent"]),
                 size(member["bytes_received"]),
-                *_measured(member),
             )
         else:
             _add_row(table, *who, "lost", style="red")
     return table
 
 
-def _measured(member: dict[str, Any]) -> tuple[str, ...]:
-    """Speeds and lateness; a coordinator of an earlier release does not say."""
-    if "last_to_call" not in member:
-        return ()
-    return (
-        size(member["sent_per_s"]),
-        size(member["received_per_s"]),
-        f"{member['last_to_call']} of {member['calls']}",
-        duration(member["late_ns"]),
-    )
+def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
+    """The speeds of each member, in all and on its links, as it tells them; and who is late.
 
-
-def _links(epoch: dict[str, Any]) -> list[RenderableType]:
-    """Links on which something moves, each as the peer at its beginning tells it."""
-    table = _table("from", "to", "sent/s", "received/s")
+    A coordinator of an earlier release does not say.
+    """
+    table = _table("rank", "to", "sent/s", "received/s", "last to call", "late")
     for member in epoch["members"]:
-        for link in member.get("links", []):
+        if "last_to_call" not in member:
+            continue
+        _add_row(
+            table,
+            member["rank"],
+            "all",
+            size(member["sent_per_s"]),
+            size(member["received_per_s"]),
+            f"{member['last_to_call']} of {member['calls']}",
+            duration(member["late_ns"]),
+        )
+        for link in member["links"]:
             speeds = (size(link["sent_per_s"]), size(link["received_per_s"]))
-            _add_row(table, member["rank"], link["rank"], *speeds)
+            _add_row(table, "", link["rank"], *speeds)
     return [table] if table.row_count else []
 
 
@@ -322,7 +320,11 @@ def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
         left = title in ("peer", "label", "address", "operation", "dtype", "op")
-        table.add_column(title, justify="left" if left else "right")
+        # Where the terminal is narrow, the long ones give way.
+        wraps = title in ("label", "address")
+        table.add_column(
+            title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"
+        )
     return table
 
 

@@ -73,13 +73,17 @@ def test_a_member_that_never_calls_is_named_in_status_log_and_errors(
         assert (named["kind"], named["called"], named["done"]) == ("all_reduce", 2, 0)
         assert named["waits_for"] == [2]
         assert named["stalled_ns"] >= 0.5e9
-        waiting = rf"waiting for \d+ s for rank 2 \({LABEL}, {absent.name}\), which has not called it"
+        waiting = (
+            rf"waiting for \d+ s for rank 2 \({LABEL}, {absent.name}\), which has not called it"
+        )
         raised = hasty.failure()
         assert raised.kind == "DeadlineExceeded" and re.search(waiting, raised.message), raised
         patient.send("wait", work="w")
         raised = patient.failure()
         assert raised.kind == "Aborted" and re.search(waiting, raised.message), raised
-        assert re.search(rf"the deadline of rank 0 \({LABEL}, {hasty.name}\) passed", raised.message)
+        assert re.search(
+            rf"the deadline of rank 0 \({LABEL}, {hasty.name}\) passed", raised.message
+        )
         for peer in (hasty, patient):
             check_untouched(peer)
         said = wait_until_said(caplog, "has not called all_reduce (tag 0, number 0 of epoch 1)")

@@ -238,7 +238,9 @@ def test_a_peer_that_comes_alone_is_told_how_many_are_missing(
 
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(alone)
-            while not any("here" in group for group in pccl.run_status(coordinator.token)["groups"]):
+            while not any(
+                "here" in group for group in pccl.run_status(coordinator.token)["groups"]
+            ):
                 continue
             (group,) = pccl.run_status(coordinator.token)["groups"]
             assert (group["here"], group["needed"], group["emptied"]) == (1, 2, False)

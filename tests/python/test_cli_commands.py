@@ -270,7 +270,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
 
 
 def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
-    """What the example has of it; a group that begins, and a call that only a few have made."""
+    """The example has most of it; a group that begins, and a call of a few, are added."""
     page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     (group,) = example["groups"]
