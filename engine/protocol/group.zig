@@ -208,7 +208,7 @@ pub const Group = struct {
     /// It was made from a journal: whoever is a member has to come back first.
     pub fn restored(group: *Group) void {
         group.round = group.coordinator.first_round();
-        group.had_members = group.epochs.items.len > 0;
+        group.had_members = group.current() != null;
         group.drop_empty();
         group.recovering = group.epochs.items.len > 0;
         for (group.epochs.items) |epoch| epoch.restored(group.coordinator.incarnation - 1);
