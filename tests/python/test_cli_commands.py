@@ -10,6 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,40 @@ def test_peers_are_called_by_their_labels() -> None:
             pccl.connect(token, label="a\nb")
         for comm in comms:
             comm.close()
+
+
+def test_the_status_says_who_is_slow_and_what_moves() -> None:
+    """Rank 1 works for 30 ms before each call: it is the last to call, and the speeds are there."""
+    over = threading.Event()
+
+    def program(comm: pccl.Communicator) -> None:
+        array, go_on = np.ones(100_000), np.ones(1)
+        while go_on[0]:
+            if comm.rank == 1:
+                time.sleep(0.03)
+            comm.all_reduce(array, op="avg")
+            go_on[0] = comm.rank != 0 or not over.is_set()
+            comm.broadcast(go_on, 0)
+
+    def members() -> list[dict[str, Any]]:
+        (epoch,) = pccl.run_status(world.coordinator.token)["groups"][0]["epochs"]
+        return list(epoch["members"])
+
+    with pccl.LocalWorld(2, heartbeat=0.1) as world, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(world.run, program)
+        try:
+            while not all(member["links"] and member["sent_per_s"] for member in members()):
+                assert not running.done(), running.result()
+            quick, slow = members()
+        finally:
+            over.set()
+            running.result()
+    assert [link["rank"] for link in quick["links"]] == [1]
+    assert quick["links"][0]["sent_per_s"] > 100_000
+    # Half of the calls are broadcasts, which rank 1 makes right after the all_reduce.
+    assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 4
+    assert slow["last_to_call"] > 3 * quick["last_to_call"]
+    assert slow["late_ns"] / slow["last_to_call"] > 10e6
 
 
 def test_a_coordinator_says_what_its_queues_may_hold() -> None:
