@@ -150,6 +150,9 @@ class Comm:
     def members(self) -> list[bytes]:
         """In rank order."""
 
+    def label(self, peer: bytes) -> str:
+        """Empty if it is not known."""
+
 def coalesced(
     comm: Comm,
     collective: int,
