@@ -130,6 +130,7 @@ class Comm:
         group: str,
         bind: str | None,
         advertise: str | None,
+        ports: str | None,
         initial_world_size: int,
         deadline_ns: int,
         connect_ns: int,

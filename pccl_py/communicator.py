@@ -265,6 +265,7 @@ def connect(
     initial_world_size: int | None = None,
     bind: str | None = None,
     advertise: str | None = None,
+    ports: str | None = None,
     deadline: float | None = None,
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
@@ -278,9 +279,11 @@ def connect(
     peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one. Where it is not the host that the connection
-    comes from, the coordinator must reach it. `deadline`: default of all operations, in seconds;
-    PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
-    PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random.
+    comes from, the coordinator must reach it. `ports`: the range from which the port to listen on
+    is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
+    default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
+    until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
+    PCCL_PEER_ID, or random.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -293,12 +296,14 @@ def connect(
     name = "default" if name is None else text(name, "group")
     bind = _given(bind, "PCCL_BIND")
     advertise = _given(advertise, "PCCL_ADVERTISE")
+    ports = _given(ports, "PCCL_PORTS")
     peer_id = _given(peer_id, "PCCL_PEER_ID")
     native = _pccl.Comm.connect(
         text(token, "token").strip(),
         name,
         None if bind is None else text(bind, "bind"),
         None if advertise is None else text(advertise, "advertise"),
+        None if ports is None else text(ports, "ports"),
         at_least_one(
             _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
             "initial_world_size",

@@ -247,7 +247,7 @@ def run_command(
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine.
 
-    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its \
+    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, RANK and WORLD_SIZE in its \
 environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
 of their process.
 
