@@ -27,7 +27,7 @@ pub const Place = struct {
 pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8,
-    /// Of a peer.
+    /// A peer's; a coordinator has one port.
     ports: ?net.Ports = null,
 };
 
@@ -45,8 +45,8 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         => |listen_error| listen(listen_error, place.own.bind),
         error.NoPortFree => fail(
             .system_error,
-            "no port of {d}-{d} is free to listen on: widen the range (ports, PCCL_PORTS), or end " ++
-                "the programs that have them",
+            "no port of {d}-{d} is free to listen on: widen the range (ports, PCCL_PORTS), or " ++
+                "end the programs that have them",
             .{ place.own.ports.?.first, place.own.ports.?.last },
         ),
         error.BadAddress => bad_address(place.own) orelse reach(error.BadAddress, at),

@@ -100,7 +100,7 @@ const Search = struct {
     done: lock.Signal = .{},
     /// Valid once `done` is set, as is the next.
     found: ?Address = null,
-    /// What has become of the last dial.
+    /// The end of the last dial.
     why: wire.Dialed = .no_address,
 
     /// From the question to the answer, and for one connection.

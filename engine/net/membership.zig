@@ -234,7 +234,7 @@ pub const Membership = struct {
         return membership.group.why_removed();
     }
 
-    /// Whom this peer could not dial lately, and who could not dial it: half a sentence, or nothing.
+    /// Dials between this peer and others that came to nothing lately: half a sentence, or nothing.
     pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
         const engine = membership.engine;
         engine.lock.lock();

@@ -202,8 +202,8 @@ pub const PeerEngine = struct {
         local.v4.port = 0;
         var to_bind: address.AddressList = .{ .count = 1 };
         to_bind.items[0] = local;
-        const is_loopback = base.source.is_loopback(local.source());
-        if (is_loopback and !options.coordinator.is_loopback()) to_bind = address.every_interface(0);
+        const leads_home = base.source.is_loopback(local.source());
+        if (leads_home and !options.coordinator.is_loopback()) to_bind = address.every_interface(0);
         try engine.listen(&to_bind, options.ports);
     }
 

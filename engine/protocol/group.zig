@@ -101,7 +101,7 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
-    /// What they say of dials that came to nothing.
+    /// Dials among its peers that came to nothing.
     unreached: unreached_file.Unreached = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };

@@ -18,7 +18,7 @@ const Dialed = wire.Dialed;
 const tell_ns = 30 * std.time.ns_per_s;
 
 pub const Unreached = struct {
-    /// Of peers that a round has asked for lanes to each other.
+    /// About peers that a round has asked for lanes to each other.
     claims: std.ArrayList(Claim) = .empty,
 
     pub const Claim = struct {

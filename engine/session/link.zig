@@ -32,7 +32,7 @@ pub const Link = struct {
     borrowed: bool = false,
     /// When an unwanted link is closed.
     expires_at: base.Instant,
-    /// What has become of the last dial; `pending` again once there is a lane.
+    /// The end of the last dial; `pending` again once there is a lane.
     dialed: wire.Dialed = .pending,
     retry_at: base.Instant = 0,
     retries: u6 = 0,

@@ -15,7 +15,7 @@ pub const Unreached = struct {
     /// More than one sentence has room for.
     const entries_max = 8;
     const shown_max = 3;
-    /// What was so for the last time so long ago is no reason for what fails now.
+    /// A dial that failed longer ago is no reason for what fails now.
     const fresh_ns = 2 * std.time.ns_per_min;
 
     pub const Entry = struct {

@@ -326,7 +326,7 @@ pub const Prepared = struct {
 };
 pub const Missing = struct {
     peer: PeerId,
-    /// Of the last dial, once lanes have been missing for a while.
+    /// The end of the last dial, told once lanes have been missing for a while.
     dialed: Dialed,
 };
 pub const SafePoints = struct {
@@ -442,7 +442,7 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
-    /// Of the last dial.
+    /// The end of the last dial.
     dialed: Dialed = .pending,
 
     pub const bounds = .{ .group = group_last };

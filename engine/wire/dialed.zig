@@ -1,5 +1,5 @@
-//! Dialed: how it went when one peer dialed another, as a byte of a message and in words. For people
-//! alone: no decision depends on it.
+//! Dialed: how it went when one peer dialed another, as a byte of a message and in words. It is for
+//! people alone: no decision depends on it.
 
 pub const Dialed = enum(u8) {
     /// No dial has failed, as far as is known.

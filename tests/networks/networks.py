@@ -107,7 +107,7 @@ class Machine:
 
 
 def ends(*peers: subprocess.Popen[str]) -> list[tuple[str, str]]:
-    """What each has said on stdout and stderr by its end."""
+    """Each one's stdout and stderr, once all have ended."""
     return [peer.communicate(timeout=SECONDS_MAX) for peer in peers]
 
 
