@@ -73,6 +73,21 @@ def test_a_coordinator_whose_name_is_loopback_at_home_is_joined_from_elsewhere(
         expect_sums(*ends(first, second))
 
 
+def test_the_doctor_finds_a_member_that_cannot_be_dialed(internet: Internet) -> None:
+    walled, healthy = internet.firewalled(), internet.public()
+    with (
+        internet.coordinator(internet.public()) as coordinator,
+        walled.inside(lambda: pccl.connect(coordinator.token, peer_id="11" * 16)) as comm,
+    ):
+        comm.admit()
+        options = ("-m", "pccl_py.cli", "doctor", "--timeout", "1")
+        program = healthy.start(*options, PCCL_TOKEN=coordinator.token)
+        ((out, errors),) = ends(program)
+        assert program.returncode == 1, (out, errors)
+        assert f"wrong  member 11111111: {walled.address}:" in out and "does not answer" in out
+        assert f"ok     seen: others dial a peer of this machine at {healthy.address}:" in out
+
+
 def test_a_coordinator_without_a_route_warns_that_its_token_leads_nowhere(
     internet: Internet,
 ) -> None:
