@@ -142,8 +142,11 @@ class Work:
         with self._lock:
             waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
-            if not loop.is_closed():  # else nobody is left to be told
+            try:
                 loop.call_soon_threadsafe(_settle, future)
+            except RuntimeError:
+                if not loop.is_closed():  # else nobody is left to be told
+                    raise
 
     def _read_outcome(self) -> Outcome:
         with self._lock:
