@@ -14,8 +14,9 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const Dialed = wire.Dialed;
 
-/// The other side and the log hear of one pair no more often.
+/// The other side and the log hear of one pair no more often, and of so many pairs of one peer.
 const tell_ns = 30 * std.time.ns_per_s;
+const tells_max = base.limits.full_mesh_max;
 
 pub const Unreached = struct {
     /// About peers that a round has asked for lanes to each other.
@@ -38,6 +39,15 @@ pub const Unreached = struct {
             if (claim.from.eql(from) and claim.to.eql(to)) return claim;
         }
         return null;
+    }
+
+    /// Pairs of this peer that were told lately.
+    fn told_by(unreached: *const Unreached, from: PeerId, now: Instant) usize {
+        var count: usize = 0;
+        for (unreached.claims.items) |*claim| {
+            count += @intFromBool(claim.from.eql(from) and now -| claim.told_at < tell_ns);
+        }
+        return count;
     }
 
     /// The peer is gone.
@@ -82,7 +92,8 @@ fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) voi
     const c = group.coordinator;
     const other = c.peer_of(to) orelse return;
     const known = group.unreached.find(from.id, to);
-    const is_new = if (known) |claim| now -| claim.told_at >= tell_ns else true;
+    const is_due = if (known) |claim| now -| claim.told_at >= tell_ns else true;
+    const is_new = is_due and group.unreached.told_by(from.id, now) < tells_max;
     if (known) |claim| {
         claim.dialed = dialed;
         if (is_new) claim.told_at = now;
@@ -90,7 +101,7 @@ fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) voi
         .from = from.id,
         .to = to,
         .dialed = dialed,
-        .told_at = now,
+        .told_at = if (is_new) now else 0,
     }) catch return; // it is said again
     if (!is_new) return;
     var room: addresses.Room = undefined;

@@ -152,8 +152,8 @@ class Internet(Closing):
         namespaces.ip("-n", router.namespace, lines=lines)
         lines = [f"address add {machine.address}/24 dev eth0", "link set eth0 up"]
         namespaces.ip("-n", machine.namespace, lines=[*lines, "route add default via 192.168.7.1"])
-        forward = [*router.prefix(), "sysctl", "-qw", "net.ipv4.ip_forward=1"]
-        subprocess.run(forward, check=True, timeout=SECONDS_MAX)
+        forward = Path("/proc/sys/net/ipv4/ip_forward")
+        router.inside(lambda: forward.write_text("1"))
         router.rule(MASQUERADE)
         return machine
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import networks
 import pytest
+from linked import await_condition
 from networks import Internet, Machine, ends
 
 import pccl_py as pccl
@@ -42,12 +43,23 @@ def test_a_peer_that_nobody_can_dial_joins_whichever_of_the_two_leads(
 @pytest.mark.long
 def test_two_that_cannot_dial_each_other_say_so_and_why(internet: Internet) -> None:
     """The errors of both, their logs, and the status; nobody is blamed for not calling admit."""
-    with internet.coordinator(internet.public()) as coordinator:
+    home = internet.public()
+    with internet.coordinator(home) as coordinator:
         machines = [internet.firewalled(), internet.firewalled()]
         peers = [
             machine.peer(coordinator.token, number, PCCL_DEADLINE="9")
             for number, machine in enumerate(machines, 1)
         ]
+
+        def unreached() -> list[dict[str, str]]:
+            groups = home.inside(lambda: pccl.run_status(coordinator.token))["groups"]
+            return [pair for group in groups for pair in group["unreached"]]
+
+        await_condition(lambda: len(unreached()) == 2, "the coordinator to hear of both dials")
+        for pair in unreached():
+            dialed = machines[int(pair["other"][:2], 16) - 1]
+            assert pair["address"].startswith(f"{dialed.address}:")
+            assert pair["why"].startswith("no answer") and pair["peer_id"] != pair["other"]
         said = ends(*peers)
     for number, (out, errors) in enumerate(said, 1):
         other = 3 - number
