@@ -261,7 +261,8 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "77777777", "cannot dial 0b0b0b0b at 10.0.0.8:1: refused", "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
+        "77777777", "cannot dial 0b0b0b0b at 10.0.0.8:1: refused",
+        "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
         "called all_reduce (tag 0, number 12) for 1 min 05 s",
         "waiting for rank 0, 0b0f5e0e: it owes the others a vote or a report",
     ):  # fmt: skip
