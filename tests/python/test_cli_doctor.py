@@ -1,6 +1,4 @@
-"""`pccl doctor`: what it finds, what it says to do, and its exit status. What it says of firewalls
-and NAT: tests/networks.
-"""
+"""`pccl doctor`: its findings, its advice, its exit status. For firewalls and NAT: tests/networks."""
 
 from __future__ import annotations
 
