@@ -1,4 +1,7 @@
-"""`pccl doctor`: its findings, its advice, its exit status. For firewalls and NAT: tests/networks."""
+"""`pccl doctor`: its findings, its advice, and its exit status.
+
+With firewalls and NAT it is looked at in tests/networks.
+"""
 
 from __future__ import annotations
 
