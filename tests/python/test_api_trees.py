@@ -159,7 +159,7 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
             pnp.tree.all_reduce_(comm, [other, 3.5])
         with pytest.raises(TypeError, match="complex"):
             pnp.tree.all_reduce(comm, [other, np.ones(2, "c8")])
-        for option in ("async_op", "out", "opp"):
+        for option in ("return_outcome", "out", "opp"):
             wrong: dict[str, Any] = {option: True}
             with pytest.raises(TypeError, match=f"no option '{option}'"):
                 pnp.tree.all_reduce_(comm, [other], **wrong)
