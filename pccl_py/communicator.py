@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.messages import Messages
 from pccl_py.outcome import Admission
@@ -148,7 +149,7 @@ class Group(Messages):
 
     def shared_state(
         self,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, Array],
         *,
         name: str = "state",
         revision: int = 0,

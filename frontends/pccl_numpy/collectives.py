@@ -9,7 +9,7 @@ may hold anything. After an InDoubt `work.resolve()` returns what the call would
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -30,8 +30,17 @@ from pccl_py.options import (
     documented,
 )
 
-S = TypeVar("S", bound=np.generic)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", bound=np.generic, default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S", bound=np.generic)
+
 Array: TypeAlias = NDArray[S]
+Like: TypeAlias = NDArray[S] | ArrayLike
 Out: TypeAlias = NDArray[S] | None
 DTypeOf: TypeAlias = type[S] | np.dtype[S]
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
@@ -43,14 +52,18 @@ def all_reduce(
 ) -> Array[S]: ...
 @overload
 def all_reduce(
-    comm: Group, x: Array[S], out: Out[S] = None, **_: Unpack[Reduce.Both]
+    comm: Group, x: ArrayLike, out: Out[Any] = None, **_: Unpack[Reduce.Wait]
+) -> Array[Any]: ...
+@overload
+def all_reduce(
+    comm: Group, x: Like[S], out: Out[S] = None, **_: Unpack[Reduce.Both]
 ) -> tuple[Array[S], Outcome]: ...
 @overload
 def all_reduce(
-    comm: Group, x: Array[S], out: Out[S] = None, **_: Unpack[Reduce.Begin]
+    comm: Group, x: Like[S], out: Out[S] = None, **_: Unpack[Reduce.Begin]
 ) -> Work[Array[S]]: ...
 @overload
-def all_reduce(comm: Group, x: ArrayLike, out: Out[Any] = None, **_: Unpack[Reduce.Any]) -> Any: ...
+def all_reduce(comm: Group, x: Like[S], out: Out[S] = None, **_: Unpack[Reduce.Told]) -> Any: ...
 @documented(ReduceOptions, "return_outcome")
 def all_reduce(
     comm: Group, x: ArrayLike, out: Out[Any] = None, **options: Unpack[Reduce.Any]
@@ -86,15 +99,19 @@ def reduce(
 ) -> Array[S] | None: ...
 @overload
 def reduce(
-    comm: Group, x: Array[S], out: Out[S] = None, root: Root = 0, **_: Unpack[Reduce.Both]
+    comm: Group, x: ArrayLike, out: Out[Any] = None, root: Root = 0, **_: Unpack[Reduce.Wait]
+) -> Array[Any] | None: ...
+@overload
+def reduce(
+    comm: Group, x: Like[S], out: Out[S] = None, root: Root = 0, **_: Unpack[Reduce.Both]
 ) -> tuple[Array[S] | None, Outcome]: ...
 @overload
 def reduce(
-    comm: Group, x: Array[S], out: Out[S] = None, root: Root = 0, **_: Unpack[Reduce.Begin]
+    comm: Group, x: Like[S], out: Out[S] = None, root: Root = 0, **_: Unpack[Reduce.Begin]
 ) -> Work[Array[S] | None]: ...
 @overload
 def reduce(
-    comm: Group, x: ArrayLike, out: Out[Any] = None, root: Root = 0, **_: Unpack[Reduce.Any]
+    comm: Group, x: Like[S], out: Out[S] = None, root: Root = 0, **_: Unpack[Reduce.Told]
 ) -> Any: ...
 @documented(ReduceOptions, "return_outcome")
 def reduce(
@@ -132,14 +149,18 @@ def broadcast(
 ) -> Array[S]: ...
 @overload
 def broadcast(
-    comm: Group, x: Array[S], root: Root = 0, **_: Unpack[Broadcast.Both]
+    comm: Group, x: ArrayLike, root: Root = 0, **_: Unpack[Broadcast.Wait]
+) -> Array[Any]: ...
+@overload
+def broadcast(
+    comm: Group, x: Like[S], root: Root = 0, **_: Unpack[Broadcast.Both]
 ) -> tuple[Array[S], Outcome]: ...
 @overload
 def broadcast(
-    comm: Group, x: Array[S], root: Root = 0, **_: Unpack[Broadcast.Begin]
+    comm: Group, x: Like[S], root: Root = 0, **_: Unpack[Broadcast.Begin]
 ) -> Work[Array[S]]: ...
 @overload
-def broadcast(comm: Group, x: ArrayLike, root: Root = 0, **_: Unpack[Broadcast.Any]) -> Any: ...
+def broadcast(comm: Group, x: Like[S], root: Root = 0, **_: Unpack[Broadcast.Told]) -> Any: ...
 @documented(BroadcastOptions, "return_outcome")
 def broadcast(comm: Group, x: ArrayLike, root: Root = 0, **options: Unpack[Broadcast.Any]) -> Any:
     """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
@@ -192,15 +213,19 @@ def reduce_scatter(
 ) -> Array[S]: ...
 @overload
 def reduce_scatter(
-    comm: Group, x: Array[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Reduce.Both]
+    comm: Group, x: ArrayLike, out: Out[Any] = None, counts: Counts = None, **_: Unpack[Reduce.Wait]
+) -> Array[Any]: ...
+@overload
+def reduce_scatter(
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Reduce.Both]
 ) -> tuple[Array[S], Outcome]: ...
 @overload
 def reduce_scatter(
-    comm: Group, x: Array[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Reduce.Begin]
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Reduce.Begin]
 ) -> Work[Array[S]]: ...
 @overload
 def reduce_scatter(
-    comm: Group, x: ArrayLike, out: Out[Any] = None, counts: Counts = None, **_: Unpack[Reduce.Any]
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Reduce.Told]
 ) -> Any: ...
 @documented(ReduceOptions, "return_outcome")
 def reduce_scatter(
@@ -249,15 +274,19 @@ def all_gather(
 ) -> Array[S]: ...
 @overload
 def all_gather(
-    comm: Group, x: Array[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Move.Both]
+    comm: Group, x: ArrayLike, out: Out[Any] = None, counts: Counts = None, **_: Unpack[Move.Wait]
+) -> Array[Any]: ...
+@overload
+def all_gather(
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Move.Both]
 ) -> tuple[Array[S], Outcome]: ...
 @overload
 def all_gather(
-    comm: Group, x: Array[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Move.Begin]
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Move.Begin]
 ) -> Work[Array[S]]: ...
 @overload
 def all_gather(
-    comm: Group, x: ArrayLike, out: Out[Any] = None, counts: Counts = None, **_: Unpack[Move.Any]
+    comm: Group, x: Like[S], out: Out[S] = None, counts: Counts = None, **_: Unpack[Move.Told]
 ) -> Any: ...
 @documented(MoveOptions, "return_outcome")
 def all_gather(
@@ -318,7 +347,16 @@ def scatter(
 @overload
 def scatter(
     comm: Group,
-    x: Array[S] | None,
+    x: ArrayLike | None,
+    out: Out[Any] = None,
+    root: Root = 0,
+    counts: Counts = None,
+    **_: Unpack[Move.Wait],
+) -> Array[Any]: ...
+@overload
+def scatter(
+    comm: Group,
+    x: Like[S] | None,
     out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
@@ -327,7 +365,7 @@ def scatter(
 @overload
 def scatter(
     comm: Group,
-    x: Array[S] | None,
+    x: Like[S] | None,
     out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
@@ -336,11 +374,11 @@ def scatter(
 @overload
 def scatter(
     comm: Group,
-    x: ArrayLike | None,
-    out: Out[Any] = None,
+    x: Like[S] | None,
+    out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
-    **_: Unpack[Move.Any],
+    **_: Unpack[Move.Told],
 ) -> Any: ...
 @documented(MoveOptions, "return_outcome")
 def scatter(
@@ -374,7 +412,16 @@ def gather(
 @overload
 def gather(
     comm: Group,
-    x: Array[S],
+    x: ArrayLike,
+    out: Out[Any] = None,
+    root: Root = 0,
+    counts: Counts = None,
+    **_: Unpack[Move.Wait],
+) -> Array[Any] | None: ...
+@overload
+def gather(
+    comm: Group,
+    x: Like[S],
     out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
@@ -383,7 +430,7 @@ def gather(
 @overload
 def gather(
     comm: Group,
-    x: Array[S],
+    x: Like[S],
     out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
@@ -392,11 +439,11 @@ def gather(
 @overload
 def gather(
     comm: Group,
-    x: ArrayLike,
-    out: Out[Any] = None,
+    x: Like[S],
+    out: Out[S] = None,
     root: Root = 0,
     counts: Counts = None,
-    **_: Unpack[Move.Any],
+    **_: Unpack[Move.Told],
 ) -> Any: ...
 @documented(MoveOptions, "return_outcome")
 def gather(
@@ -427,7 +474,16 @@ def all_to_all(
 @overload
 def all_to_all(
     comm: Group,
-    x: Array[S],
+    x: ArrayLike,
+    out: Out[Any] = None,
+    send_counts: Counts = None,
+    recv_counts: Counts = None,
+    **_: Unpack[Move.Wait],
+) -> Array[Any]: ...
+@overload
+def all_to_all(
+    comm: Group,
+    x: Like[S],
     out: Out[S] = None,
     send_counts: Counts = None,
     recv_counts: Counts = None,
@@ -436,7 +492,7 @@ def all_to_all(
 @overload
 def all_to_all(
     comm: Group,
-    x: Array[S],
+    x: Like[S],
     out: Out[S] = None,
     send_counts: Counts = None,
     recv_counts: Counts = None,
@@ -445,11 +501,11 @@ def all_to_all(
 @overload
 def all_to_all(
     comm: Group,
-    x: ArrayLike,
-    out: Out[Any] = None,
+    x: Like[S],
+    out: Out[S] = None,
     send_counts: Counts = None,
     recv_counts: Counts = None,
-    **_: Unpack[Move.Any],
+    **_: Unpack[Move.Told],
 ) -> Any: ...
 @documented(MoveOptions, "return_outcome")
 def all_to_all(

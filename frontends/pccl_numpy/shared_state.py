@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pccl_numpy.arrays import NUMPY, Array
-from pccl_py import Group, InvalidArgument, Strategy, SyncOutcome
+from pccl_py import Group, InvalidArgument, Strategy, StrategyName, SyncOutcome
 from pccl_py import SharedState as CoreState
 from pccl_py.closing import Closing
 
@@ -68,7 +68,7 @@ class SharedState(Closing):
         return self._state.revision
 
     def sync(
-        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
     ) -> SyncOutcome:
         """Makes the arrays equal on all members; see `pccl_py.SharedState.sync`."""
         for array, packed in self._packed:

@@ -444,7 +444,7 @@ def test_a_doubt_that_is_resolved_returns_the_array_that_the_call_would_have_ret
 ) -> None:
     """The root of a small broadcast votes at once: it is in doubt until the other has called."""
 
-    def program(comm: pccl.Communicator) -> np.ndarray | None:
+    def program(comm: pccl.Communicator) -> Any:
         if comm.rank == 1:
             comm.barrier(tag=1)
             return pnp.broadcast(comm, values(1), root=0)
