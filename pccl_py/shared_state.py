@@ -102,7 +102,8 @@ class SharedState(Closing):
     def close(self) -> None:
         """Lets go of the arrays, which stay as they are. Idempotent.
 
-        A sync on another thread is withdrawn, and ends with Cancelled or InDoubt.
+        A sync on another thread is withdrawn, which leaves the group as `Work.cancel` does; it ends
+        with Cancelled or InDoubt.
         """
         self._native.close()
 

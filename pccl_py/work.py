@@ -162,8 +162,11 @@ class Work(Generic[ResultType]):
         with self._lock:
             waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
-            if not loop.is_closed():  # else nobody is left to be told
+            try:
                 loop.call_soon_threadsafe(_settle, future)
+            except RuntimeError:
+                if not loop.is_closed():  # else nobody is left to be told
+                    raise
 
     def _wait(self, timeout: float | None) -> None:
         try:
