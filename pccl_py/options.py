@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.words import (
@@ -77,15 +77,9 @@ class _Any(_Either, total=False):
     return_outcome: bool
 
 
-class _Told(TypedDict):
-    async_op: bool
-    return_outcome: NotRequired[bool]
-
-
 class Message:
     """The forms of MessageOptions, for overloads: Wait returns the result, Begin a Work, Either one
-    of both; of functions that return arrays, Both the array and the outcome, Any what is asked,
-    which Told asks by variables.
+    of both; of functions that return arrays, Both the array and the outcome, Any what is asked.
     """
 
     class Wait(MessageOptions, _Wait, total=False): ...
@@ -97,8 +91,6 @@ class Message:
     class Both(MessageOptions, _Both): ...
 
     class Any(MessageOptions, _Any, total=False): ...
-
-    class Told(MessageOptions, _Told): ...
 
 
 class Broadcast:
@@ -114,8 +106,6 @@ class Broadcast:
 
     class Any(BroadcastOptions, _Any, total=False): ...
 
-    class Told(BroadcastOptions, _Told): ...
-
 
 class Move:
     """The forms of MoveOptions."""
@@ -130,8 +120,6 @@ class Move:
 
     class Any(MoveOptions, _Any, total=False): ...
 
-    class Told(MoveOptions, _Told): ...
-
 
 class Reduce:
     """The forms of ReduceOptions."""
@@ -145,8 +133,6 @@ class Reduce:
     class Both(ReduceOptions, _Both): ...
 
     class Any(ReduceOptions, _Any, total=False): ...
-
-    class Told(ReduceOptions, _Told): ...
 
 
 _KNOWN: dict[type, frozenset[str]] = {

@@ -7,23 +7,25 @@
 
 A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
 their keys. All of its arrays are one operation: either all of them have their result or none has.
-More about it, and the functions themselves, in pccl_py.kit.trees.
+More about it in pccl_py.kit.trees.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from pccl_numpy.arrays import NUMPY
-from pccl_py.kit import Trees
+from pccl_py.kit import Functions, flatten
 
-_trees = Trees(NUMPY)
-
+_trees: Functions[Any] = Functions(NUMPY, flatten)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
 reduce = _trees.reduce
+reduce_ = _trees.reduce_
 broadcast = _trees.broadcast
 broadcast_ = _trees.broadcast_
 reduce_scatter = _trees.reduce_scatter
 all_gather = _trees.all_gather
-gather = _trees.gather
 scatter = _trees.scatter
+gather = _trees.gather
 all_to_all = _trees.all_to_all

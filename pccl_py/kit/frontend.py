@@ -21,7 +21,6 @@ from pccl_py.outcome import Outcome
 from pccl_py.work import Call
 
 ArrayType = TypeVar("ArrayType")
-Out: TypeAlias = list[Any] | None
 
 
 class Form(NamedTuple):
@@ -29,6 +28,9 @@ class Form(NamedTuple):
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
+
+
+Out: TypeAlias = Form | None
 
 
 def one(x: object) -> Form:
@@ -105,7 +107,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._targets(sends, shapes, out, "x", adds=True)
         recvs = self._recvs(targets)
         call = comm._all_reduce(_plain(sends), _plain(recvs), options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     def reduce(self, comm: Group, form: Form, out: Out, root: Root, options: Any) -> Any:
         flags = _flags(options)
@@ -117,7 +119,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._targets(sends, shapes, out, "x", adds=True)
         recvs = self._recvs(targets)
         call = comm._reduce(_plain(sends), _plain(recvs), root, options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     def broadcast(self, comm: Group, form: Form, root: Root, options: Any) -> Any:
         flags = _flags(options)
@@ -136,7 +138,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._targets(sends, shapes, out, what, dealt=rows, adds=True)
         recvs = self._recvs(targets)
         call = comm._reduce_scatter(_plain(sends), _plain(recvs), rows[0].elements, options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     def all_gather(self, comm: Group, form: Form, out: Out, counts: Counts, options: Any) -> Any:
         flags = _flags(options)
@@ -144,7 +146,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._wholes(parts, rows, out)
         recvs = self._recvs(targets)
         call = comm._all_gather(_plain(parts), _plain(recvs), rows[0].elements, options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     def gather(
         self, comm: Group, form: Form, out: Out, root: Root, counts: Counts, options: Any
@@ -158,16 +160,10 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._wholes(parts, rows, out)
         recvs = self._recvs(targets)
         call = comm._gather(_plain(parts), _plain(recvs), root, rows[0].elements, options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     def scatter(
-        self,
-        comm: Group,
-        form: Form | None,
-        out: Form | None,
-        root: Root,
-        counts: Counts,
-        options: Any,
+        self, comm: Group, form: Form | None, out: Out, root: Root, counts: Counts, options: Any
     ) -> Any:
         flags = _flags(options)
         sends = None
@@ -177,11 +173,8 @@ class Frontend(ABC, Generic[ArrayType]):
             sends = self._sources(form)
             rows = [Rows.of_whole(comm, self.shape(send), counts) for send in sends]
             shapes = [(row.own, *row.tail) for row in rows]
-            outs = None if out is None else out.arrays
-            if outs is not None and len(outs) != len(sends):
-                raise InvalidArgument(f"tree has {len(sends)} arrays, out has {len(outs)}")
             what = "this rank's part of x"
-            targets = self._targets(sends, shapes, outs, what, dealt=rows)
+            targets = self._targets(sends, shapes, out, what, dealt=rows)
         else:
             if out is None:
                 raise InvalidArgument(
@@ -193,7 +186,7 @@ class Frontend(ABC, Generic[ArrayType]):
         recvs = self._recvs(targets)
         given = None if sends is None else _plain(sends)
         call = comm._scatter(given, _plain(recvs), root, rows[0].elements, options)
-        answer = form if out is None else out
+        answer = out or form
         assert answer is not None
         return self._run(call, answer, targets, recvs, flags)
 
@@ -224,7 +217,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._targets(sends, shapes, out, what, apart=True)
         recvs = self._recvs(targets)
         call = comm._all_to_all(_plain(sends), _plain(recvs), sent, received, options)
-        return self._run(call, form, targets, recvs, flags)
+        return self._run(call, out or form, targets, recvs, flags)
 
     # ---- collectives in place, whose answer is the outcome
 
@@ -336,8 +329,10 @@ class Frontend(ABC, Generic[ArrayType]):
         """
         if out is None:
             return [self.empty(shape, send) for shape, send in zip(shapes, sends, strict=True)]
+        if len(out.arrays) != len(sends):
+            raise InvalidArgument(f"out has {len(out.arrays)} arrays, x has {len(sends)}")
         targets = []
-        for number, (given, shape) in enumerate(zip(out, shapes, strict=True)):
+        for number, (given, shape) in enumerate(zip(out.arrays, shapes, strict=True)):
             target, send = self.target(given, adds), sends[number]
             self.check_dtypes(target, send)
             if self.shape(target) != shape:
@@ -407,7 +402,7 @@ class Frontend(ABC, Generic[ArrayType]):
 
 
 def _check_no_root(out: Out) -> None:
-    for each in out or ():
+    for each in out.arrays if out else ():
         check_no_root(each)
 
 
