@@ -52,7 +52,7 @@ class Functions(Generic[Mode]):
         return None if out is None else Form(self._form(out).arrays, lambda _: out)
 
     def _dealt(self, comm: Group, x: Any, root: Root) -> Out:
-        """What a root deals out; elsewhere it is not looked at."""
+        """The array that a root deals out; elsewhere it is not looked at."""
         here = comm._rank_of(root) == comm.rank
         return None if x is None or not here else self._form(x)
 
