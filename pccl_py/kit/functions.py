@@ -76,8 +76,7 @@ class Functions(Generic[Mode]):
     def all_reduce(
         self, comm: Group, x: Any, out: Any = None, **options: Unpack[Reduce.Any]
     ) -> Any:
-        """The reduction of `x` over all members, as a new array of its shape and dtype, or in
-        `out`.
+        """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
         `x`: any layout, a dtype in `pccl_py.DType`; the same shape and dtype on every peer. `out`:
         of exactly that shape and dtype, any layout; it may be `x` or overlap it, as with NumPy's
@@ -195,8 +194,7 @@ class Functions(Generic[Mode]):
     def broadcast_(
         self, comm: Group, x: Any, root: Root = 0, **options: Unpack[Broadcast.Either]
     ) -> Any:
-        """Overwrites `x`, of any layout, with `x` of `root` on every member, and returns the
-        outcome.
+        """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
 
         A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
         `broadcast`.
@@ -302,8 +300,7 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[Move.Any],
     ) -> Any:
-        """`x` of all members, one behind the other along axis 0 in rank order; a new array, or
-        `out`.
+        """`x` of all members, one behind the other along axis 0 in rank order, new or in `out`.
 
         `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with
         `counts`, of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one
@@ -330,8 +327,7 @@ class Functions(Generic[Mode]):
     def all_gather_(
         self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[Move.Either]
     ) -> Any:
-        """Fills `x` with the rows of all members; those of this rank are its own. Returns the
-        outcome.
+        """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
 
         `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
         rounded, so that all members have equal bytes. Otherwise as `all_gather`.
@@ -368,8 +364,7 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[Move.Any],
     ) -> Any:
-        """This rank's rows of `x` of `root`: there a new array or `out`, elsewhere `out`, and
-        needed.
+        """This rank's rows of `x` of `root`: in a new array there, or in `out`; elsewhere in `out`.
 
         `x`: on the root, of n * k rows in a world of n ranks, or with `counts` of sum(counts);
         `out` may be this rank's rows of it, or overlap it. Elsewhere `x` is not looked at, and
@@ -440,8 +435,7 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[Move.Any],
     ) -> Any:
-        """`x` of all members on `root`, as `all_gather` has it; elsewhere None, and `out` is
-        unused.
+        """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
 
         Elements of a lost member that the root has not got are zeros; the outcome names no
         contributor for them. A lost root ends the operation with Aborted on all.
