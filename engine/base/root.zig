@@ -17,6 +17,7 @@ pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
 pub const Label = @import("label.zig").Label;
 pub const places = @import("places.zig");
+pub const source = @import("source.zig");
 pub const text = @import("text.zig");
 pub const unfilled = @import("unfilled.zig");
 
@@ -41,6 +42,7 @@ test {
     _ = @import("prng.zig");
     _ = @import("endpoint.zig");
     _ = @import("label.zig");
+    _ = @import("source.zig");
     _ = @import("text.zig");
     _ = @import("unfilled.zig");
 }

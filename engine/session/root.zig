@@ -30,6 +30,7 @@ test {
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("state.zig");
+    _ = @import("unreached.zig");
     _ = @import("uses.zig");
     _ = @import("waits.zig");
     _ = @import("waits_test.zig");

@@ -31,6 +31,7 @@ const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const traffic = @import("traffic.zig");
+const Unreached = @import("unreached.zig").Unreached;
 const waits = @import("waits.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -141,6 +142,8 @@ pub const Session = struct {
     traffic: traffic.Told = .{},
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
+    /// The user has named it.
+    advertised: bool = false,
     address_key: wire.hello.Key,
     /// Its name for people, and those of others.
     label: base.Label,
@@ -159,8 +162,12 @@ pub const Session = struct {
     strangers: std.ArrayList(*Lane) = .empty,
     /// Where the members of epochs and rounds are dialed.
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// For people: whom this peer could not dial, and who could not dial it.
+    unreached: Unreached = .{},
     /// Some lane is `broken`.
     lanes_broken: bool = false,
+    /// A place in some link is free again: a hello may have waited for it.
+    places_freed: bool = false,
     /// A link was borrowed for a message that is over.
     links_stale: bool = false,
     /// Operations whose data is complete, or that must be given up, and whose member must still be
@@ -300,7 +307,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator broke the protocol");
             };
         }
-        links.greet_named(s);
+        links.greet_waiting(s);
         s.run_deferred();
     }
 
@@ -473,6 +480,10 @@ pub const Session = struct {
             },
             .stalled => |*body| try waits.on_stalled(s, body),
             .waiting => |*body| waits.on_waiting(s, body),
+            .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
+                s,
+                .of(body.peer, true, body.dialed, body.address.data),
+            ),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -657,6 +668,7 @@ pub const Session = struct {
             .name = .of(group.name),
             .address = .of(s.address),
             .address_key = s.address_key,
+            .advertised = s.advertised,
             .initial_world_size = group.initial_world_size,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
@@ -1238,9 +1250,13 @@ pub const Session = struct {
             s.links_stale = false;
             links.review(s);
         }
-        if (!s.lanes_broken) return;
-        s.lanes_broken = false;
-        links.close_broken(s);
+        if (s.lanes_broken) {
+            s.lanes_broken = false;
+            links.close_broken(s);
+        }
+        if (!s.places_freed) return;
+        s.places_freed = false;
+        links.greet_waiting(s);
     }
 
     // ---- what members want done
@@ -1355,8 +1371,16 @@ pub const Session = struct {
     /// A connection ended, or could not be made. The lane is invalid afterwards.
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
+        // Whatever takes the connection and ends it at once is no peer of this run.
+        if (lane.state == .greeting) lane.link.?.dialed = .other_answers;
         links.lane_gone(s, lane);
         s.run_deferred();
+    }
+
+    /// A lane that could not be dialed. It is invalid afterwards.
+    pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
+        lane.link.?.dialed = why;
+        s.lane_closed(now, lane);
     }
 
     /// Where the next bytes of this lane go.

@@ -155,6 +155,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         names = _names(group)
         # A coordinator of an earlier release does not say.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
+        parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
         parts += _attendance(group)
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
@@ -194,6 +195,13 @@ def _names(group: dict[str, Any]) -> dict[str, str]:
 def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
     one, other = (names.get(link[key], link[key][:8]) for key in ("peer_id", "other"))
     says = f"{one} cannot reach {other}: the link is {link['state']}"
+    return Text(shown(says), style="yellow")
+
+
+def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
+    one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
+    at = pair["address"] or "an address that nobody knows"
+    says = f"{one} cannot dial {other} at {at}: {pair['why']}"
     return Text(shown(says), style="yellow")
 
 
