@@ -45,11 +45,16 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
         logger.setLevel(level)
 
 
+def file_name(pattern: str) -> str:
+    """The name with its parts filled in: %h is the host, %p the process id, %% a percent sign."""
+    parts = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%%": "%"}
+    return re.sub("%[hp%]", lambda found: parts[found.group()], pattern)
+
+
 def _handler(pattern: str) -> logging.Handler:
     if not pattern:
         return logging.StreamHandler()
-    parts = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%%": "%"}
-    name = re.sub("%[hp%]", lambda found: parts[found.group()], pattern)
+    name = file_name(pattern)
     try:
         return logging.FileHandler(name)
     except OSError as error:
