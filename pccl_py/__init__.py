@@ -15,7 +15,17 @@ line in cli/. No array library is imported here, nor typer, nor rich.
 
 from __future__ import annotations
 
-from pccl_py import _pccl
+try:
+    from pccl_py import _pccl
+except ImportError:
+    from pathlib import Path
+
+    from pccl_py import _unbuilt
+
+    why = _unbuilt.reason(Path(__file__).parent)
+    if why is None:
+        raise
+    raise ImportError(why) from None
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Buffer
 from pccl_py.codec import Codec, CodecKind, ErrorFeedback, Rounding

@@ -304,7 +304,7 @@ class Benchmark:
 
 
 class Pattern:
-    """The elements that ranks give: small integers, of which sums are exact; other ones on each rank."""
+    """The elements that ranks give: small integers with exact sums, others on each rank."""
 
     def __init__(self, dtype: DType, world: int) -> None:
         self._dtype, self._world = dtype, world

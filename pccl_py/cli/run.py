@@ -1,8 +1,8 @@
 """Processes of `pccl run`: starting them, passing output and signals on, and judging their exits.
 
 The coordinator is the caller's. Each process has a process group of its own, so that a signal
-reaches it once, from here, and reaches what it started too; launch.py ties it to our life. The rules for
-users are in docs/RUN.md.
+reaches it once, from here, and reaches what it started too; launch.py ties it to our life. The
+rules for users are in docs/RUN.md.
 """
 
 from __future__ import annotations
