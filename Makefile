@@ -154,8 +154,12 @@ wheels: $(VENV)/.with-release
 	echo "make: qemu-aarch64 is missing: apt install qemu-user"; exit 1; }
 	$(RUN) release/wheels.py $(PYTHONS:%=--python %)
 
+docs: build $(VENV)/.with-docs
+	$(RUN) release/make_site.py
+
 clean:
-	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out pccl_py/include
+	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out build \
+	pccl_py/include
 	rm -f pccl_py/*.so pccl_py/*.dylib fuzz_crash
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -189,3 +193,4 @@ EXTRAS_demo := demo
 EXTRAS_bench := bench
 EXTRAS_dev := dev
 EXTRAS_release := release
+EXTRAS_docs := docs

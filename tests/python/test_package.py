@@ -1,4 +1,4 @@
-"""What is installed, and what is said where it cannot be: the package, short of compiling it.
+"""The package, short of compiling it: its contents, and what is said where it cannot be used.
 
 `make wheels` compiles, checks and uses real wheels; release/wheel_check.py has its rules.
 """
