@@ -203,26 +203,30 @@ def coordinator(
 @app.command()
 def token(
     address: Annotated[str | None, typer.Argument(help="HOST:PORT of the coordinator.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Read a token instead.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the whole run id, which is the secret of the run.")
+    ] = False,
     token_file: TokenFrom = None,
     run_id_file: RunIdFile = None,
     run_id: RunId = None,
 ) -> None:
-    """Make the token of a coordinator at ADDRESS, or show what the token of a run says."""
+    """Make the token of a coordinator at ADDRESS; without one, show what the token of a run says.
+
+    That token comes from PCCL_TOKEN or --token-file, and never from an argument.
+    """
     if run_id is not None:
         secret.refuse_run_id_argument()
     if address is not None and (show or address.strip().startswith(secret.TOKEN_PREFIX)):
         secret.refuse_token_argument()
-    if show and run_id_file is not None:
-        raise pccl_py.InvalidArgument("--run-id-file is for making a token, not for --show")
-    if show:
-        parsed = pccl_py.token_parse(secret.token(token_file))
-        typer.echo(f"address  {parsed.address}\nrun id   {parsed.run_id.hex()}")
-        return
+    if address is None and run_id_file is not None:
+        raise pccl_py.InvalidArgument("--run-id-file is for making a token: pass the ADDRESS too")
     if address is None:
-        raise pccl_py.InvalidArgument("pass the ADDRESS of the coordinator, or --show")
+        typer.echo(secret.parts(secret.token(token_file), whole=show))
+        return
     if token_file is not None:
-        raise pccl_py.InvalidArgument("--token-file is for --show: a token that is made is printed")
+        raise pccl_py.InvalidArgument(
+            "--token-file is for showing a token: one that is made is printed"
+        )
     typer.echo(pccl_py.token_create(address, secret.run_id(run_id_file)))
 
 
