@@ -98,7 +98,7 @@ class Pccl:
         self._comm.barrier()
 
     def call(
-        self, collective: str, values: Values, other: Values, codec: str = "none"
+        self, collective: str, values: Values, other: Values, codec: Any = "none"
     ) -> Values | None:
         shard = shard_of(self._job, values)
         send = shard if collective in ("all_gather", "gather") else values

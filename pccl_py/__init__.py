@@ -8,9 +8,10 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
-in flight in work.py, codecs in codec.py, shared state in shared_state.py, what counts as an array
-in buffers.py, errors in errors.py, where a C compiler finds the library in paths.py, the command
-line in cli/. No array library is imported here, nor typer, nor rich.
+in flight in work.py, codecs in codec.py, shared state in shared_state.py, the loop of a program
+that goes on after failures in elastic.py, what counts as an array in buffers.py, errors in
+errors.py, where a C compiler finds the library in paths.py, the command line in cli/. No array
+library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ except ImportError:
         raise
     raise ImportError(why) from None
 from pccl_py._lifecycle import exit_on_sigterm
-from pccl_py.buffers import Buffer
-from pccl_py.codec import Codec, CodecKind, ErrorFeedback, Rounding
+from pccl_py.buffers import Array, Buffer
+from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName
 from pccl_py.communicator import Communicator, Group, GroupInfo, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
+from pccl_py.elastic import Step, steps
 from pccl_py.errors import (
     Aborted,
     AuthenticationFailed,
@@ -53,7 +55,18 @@ from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
-from pccl_py.words import DType, PeerId, Plan, Recovery, ReduceOp, Strategy
+from pccl_py.words import (
+    DType,
+    OpName,
+    PeerId,
+    Plan,
+    PlanName,
+    Recovery,
+    RecoveryName,
+    ReduceOp,
+    Strategy,
+    StrategyName,
+)
 from pccl_py.work import Work
 
 __version__: str = _pccl.version_string()
@@ -61,11 +74,13 @@ __version__: str = _pccl.version_string()
 __all__ = [
     "Aborted",
     "Admission",
+    "Array",
     "AuthenticationFailed",
     "Buffer",
     "Cancelled",
     "Codec",
     "CodecKind",
+    "CodecName",
     "Communicator",
     "Coordinator",
     "CoordinatorUnreachable",
@@ -80,18 +95,24 @@ __all__ = [
     "InvalidUsage",
     "LocalWorld",
     "Mismatch",
+    "OpName",
     "OutOfMemory",
     "Outcome",
     "PcclError",
     "PeerId",
     "Plan",
+    "PlanName",
     "Range",
     "Recovery",
+    "RecoveryName",
     "ReduceOp",
     "Rounding",
+    "RoundingName",
     "SharedState",
     "StateUnavailable",
+    "Step",
     "Strategy",
+    "StrategyName",
     "SyncOutcome",
     "SystemRefused",
     "Token",
@@ -105,6 +126,7 @@ __all__ = [
     "include_dir",
     "library_dir",
     "run_status",
+    "steps",
     "token_create",
     "token_parse",
     "wire_version",

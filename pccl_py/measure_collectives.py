@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl_py import buffers
-from pccl_py.codec import Codec, parse_codec
+from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument, PcclError
-from pccl_py.words import DType, parse_dtype
+from pccl_py.words import DType, RecoveryName, parse_dtype
 
 COLLECTIVES = [
     "all_reduce",
@@ -103,8 +103,8 @@ def call(
     send: Any,
     recv: Any,
     *,
-    codec: Codec | str = "none",
-    recovery: str | None = None,
+    codec: Codec | CodecKind | CodecName = "none",
+    recovery: RecoveryName | None = None,
 ) -> None:
     """Calls a collective: `send` is what this rank gives, `recv` where its result goes.
 
@@ -190,7 +190,7 @@ class Benchmark:
         collective: str,
         *,
         dtype: DType | str = DType.F32,
-        codec: Codec | str = "none",
+        codec: Codec | CodecKind | CodecName = "none",
         size_max: int,
     ) -> None:
         self._comm, self._collective = comm, collective

@@ -25,6 +25,7 @@ const Circular = @import("coordinator.zig").Circular;
 const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
 const Roster = @import("roster.zig").Roster;
+const unreached_file = @import("unreached.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
 const control = wire.control;
@@ -100,6 +101,8 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
+    /// Dials among its peers that came to nothing.
+    unreached: unreached_file.Unreached = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -155,6 +158,7 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
+        group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -402,12 +406,13 @@ pub const Group = struct {
     fn send_prepare(group: *Group, peers: []const *Peer) void {
         var places: [base.limits.full_mesh_max]usize = undefined;
         var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
+        var rooms: [base.limits.full_mesh_max]addresses.Room = undefined;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (peers, 0..) |peer, index| {
             const linked = group.roster.linked(index, &places);
-            for (linked, entries[0..linked.len]) |place, *entry| {
+            for (linked, entries[0..linked.len], rooms[0..linked.len]) |place, *entry, *room| {
                 const other = peers[place];
-                entry.* = .{ .id = other.id, .address = .of(other.address) };
+                entry.* = .{ .id = other.id, .address = .of(addresses.told_to(peer, other, room)) };
             }
             const is_member = index < group.roster.members;
             const known = if (is_member) group.roster.members else 0;
@@ -454,6 +459,7 @@ pub const Group = struct {
         };
         if (body.round != group.round or group.phase != .prepare) return;
         group.roster.hear(peer.id, &body.missing);
+        unreached_file.prepared(group, now, peer, &body.missing);
         if (newcomer) |item| {
             item.prepared = body.missing.count == 0;
             item.entering = body.entering;
@@ -704,6 +710,7 @@ pub const Group = struct {
             group.name,
         });
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const gone = group.newcomers.orderedRemove(index);
         if (gone.in_round) {
             group.patience.lose(group.gpa, peer.id, now);
@@ -738,6 +745,7 @@ pub const Group = struct {
         if (lost_count == 0) return;
         group.lost_member = true;
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,

@@ -404,7 +404,7 @@ pub const Member = struct {
     }
 
     /// Not all lanes of the round are open after a while: the others need not wait for these.
-    pub fn links_missing(m: *Member, missing: []const PeerId) void {
+    pub fn links_missing(m: *Member, missing: []const control.Missing) void {
         m.say_prepared(m.round, missing);
     }
 
@@ -413,7 +413,7 @@ pub const Member = struct {
         m.say_prepared(m.linked_round, &.{});
     }
 
-    fn say_prepared(m: *Member, round: u64, missing: []const PeerId) void {
+    fn say_prepared(m: *Member, round: u64, missing: []const control.Missing) void {
         if (round == 0) return;
         m.send(.{ .prepared = .{
             .group = m.group,
@@ -532,6 +532,13 @@ pub const Member = struct {
     }
 
     // ---- safe points
+
+    /// Newcomers for whom the user's next admit() has something to do: those of the epoch that is
+    /// not entered yet, or else of the round under way.
+    pub fn newcomers_waiting(m: *const Member) u32 {
+        if (m.current == null) return m.pending;
+        return if (m.activation()) |epoch| epoch.joined else m.pending;
+    }
 
     /// The user's admit(). Answers through `admitted`, at once if nothing is pending.
     pub fn admit(m: *Member) void {

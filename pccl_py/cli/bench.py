@@ -15,6 +15,7 @@ from rich.table import Table
 import pccl_py
 from pccl_py import measure, measure_collectives
 from pccl_py.measure_collectives import Result
+from pccl_py.words import parse
 
 # Not that of a training run, whose members make other calls.
 GROUP = "pccl-bench"
@@ -52,8 +53,9 @@ class Plan:
 
 def collective(plan: Plan, comm: pccl_py.Group, *, as_json: bool) -> None:
     """Measures with all other members; rank 0 prints. Raises PcclError for a wrong result."""
+    codec = parse(pccl_py.CodecKind, plan.codec, "codec")
     benchmark = measure_collectives.Benchmark(
-        comm, plan.collective, dtype=plan.dtype, codec=plan.codec, size_max=max(plan.sizes)
+        comm, plan.collective, dtype=plan.dtype, codec=codec, size_max=max(plan.sizes)
     )
     prints = comm.rank == 0
     if prints and not as_json:

@@ -161,7 +161,6 @@ class Processes:
             **os.environ,
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
-            "PCCL_BIND": os.environ.get("PCCL_BIND", "127.0.0.1:0"),
             "PCCL_RESTARTS": str(self._restarts[index]),
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),

@@ -92,7 +92,9 @@ class Wrong:
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
-def test_a_wrong_sum_is_an_error_on_every_peer(world: pccl.LocalWorld, codec: str) -> None:
+def test_a_wrong_sum_is_an_error_on_every_peer(
+    world: pccl.LocalWorld, codec: pccl.CodecName
+) -> None:
     """Goal: one wrong element at one peer is seen by all. Method: its last byte is changed, which
     makes it 1e37: beside a codec, which makes all results inexact, only that is seen."""
 
