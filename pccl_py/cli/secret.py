@@ -52,7 +52,7 @@ def token(file: Path | None) -> str:
 
 
 def parts(token: str, *, whole: bool) -> str:
-    """What a token says, for people; the run id whole only where that is asked for."""
+    """The content of a token, for people; the run id whole only where that is asked for."""
     parsed = pccl_py.token_parse(token)
     said = f"address  {parsed.address}\n"
     run_id = parsed.run_id.hex()

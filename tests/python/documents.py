@@ -52,7 +52,8 @@ FOREIGN |= frozenset(
         r"\S+",
         """
         MASTER_ADDR MASTER_PORT get_rank get_world_size new_group all_gather_into_tensor
-        reduce_scatter_tensor all_gather_object DistributedDataParallel backward
+        reduce_scatter_tensor broadcast_object_list DistributedDataParallel backward
+        bcast allgather
         Get_rank Get_size Allgatherv Reduce_scatter Scatterv Gatherv Alltoallv Iallreduce Wait
         ANY_SOURCE MasterNode ccoip_master are_peers_pending update_topology optimize_topology
         get_attribute PCCLError ReduceInfo local_world_size all_reduce_multiple_with_retry
