@@ -16,7 +16,17 @@ library is imported here, nor typer, nor rich.
 
 from __future__ import annotations
 
-from pccl_py import _pccl
+try:
+    from pccl_py import _pccl
+except ImportError:
+    from pathlib import Path
+
+    from pccl_py import _unbuilt
+
+    why = _unbuilt.reason(Path(__file__).parent)
+    if why is None:
+        raise
+    raise ImportError(why) from None
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Array, Buffer
 from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName

@@ -53,6 +53,7 @@ class ConnectOptions(TypedDict, total=False):
     deadline: float | None
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
+    label: str | None
 
 
 class Step:
