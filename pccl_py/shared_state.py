@@ -76,7 +76,8 @@ class SharedState(Closing):
         were. During the call the arrays must not be written, nor read before it returns.
 
         Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
-        insist on different contents; StateUnavailable if nobody holds content that may be taken;
+        insist on different contents (if one of them is new in the group, it raises there alone,
+        and that peer is out of the group); StateUnavailable if nobody holds content that may be taken;
         InDoubt if the coordinator was lost at the last moment (call it again: it brings this peer
         to what the others have); and the errors of `Group.all_reduce`. `deadline` is in seconds
         from now (default: the communicator's).

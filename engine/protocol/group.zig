@@ -15,6 +15,7 @@ const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
 const journal = @import("journal.zig");
+const misfit = @import("misfit.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
 const turns = @import("turns.zig");
@@ -24,6 +25,7 @@ const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
 const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
+const Removals = @import("removals.zig").Removals;
 const Roster = @import("roster.zig").Roster;
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
@@ -100,6 +102,7 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
+    removals: Removals = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -155,6 +158,7 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
+        group.removals.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -171,6 +175,11 @@ pub const Group = struct {
     fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
         for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
         return null;
+    }
+
+    pub fn is_in_round(group: *const Group, peer: *const Peer) bool {
+        const newcomer = group.newcomer_of(peer) orelse return false;
+        return newcomer.in_round;
     }
 
     pub fn contains(group: *const Group, peer: *const Peer) bool {
@@ -722,7 +731,8 @@ pub const Group = struct {
         return group.roster.newcomers() >= group.least() or group.has_gaps();
     }
 
-    /// The peer is gone from this group: lost, or it left. `why`, for the log.
+    /// The peer is gone from this group: lost, or it left. `why`, for the log, and for the peer if
+    /// it comes back.
     pub fn remove(group: *Group, now: base.Instant, peer: *Peer, why: []const u8) !void {
         group.gone_away(now, peer, why);
         var lost: [2]*Epoch = undefined;
@@ -737,6 +747,7 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.lost_member = true;
+        group.removals.note(group.gpa, peer.id, why);
         group.broken.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,
@@ -976,6 +987,7 @@ pub const Group = struct {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
             stall.review(group, epoch, now, late);
+            try misfit.review(epoch);
         }
         group.advance(now);
     }

@@ -38,7 +38,7 @@ pub const Group = struct {
     states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };
-    const removed_bytes_max = 280;
+    const removed_bytes_max = base.limits.expelled_bytes_max;
 
     /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
     /// membership is over.

@@ -9,6 +9,7 @@ pub const frame = @import("frame.zig");
 pub const hello = @import("hello.zig");
 pub const control = @import("control.zig");
 pub const token = @import("token.zig");
+pub const Described = @import("described.zig").Described;
 pub const Stream = @import("stream.zig").Stream;
 pub const Budget = @import("queue.zig").Budget;
 pub const Queue = @import("queue.zig").Queue;
