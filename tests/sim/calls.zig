@@ -462,7 +462,11 @@ pub fn finished(work: *Work) void {
             }
             return users.wake_waiting(work.user);
         },
-        .mismatch, .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
+        .mismatch => {
+            record.state = .failed;
+            rules.check_mismatch(work);
+        },
+        .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
         .too_few_peers, .state_unavailable => record.state = .failed,
         .expelled, .coordinator_unreachable => record.state = .gone,
     }
