@@ -8,14 +8,14 @@ import numpy as np
 
 import pccl_py as pccl
 
-with pccl.connect() as comm:  # PCCL_TOKEN says where; returns when this peer may enter
-    parameters = np.zeros(1_000_000, np.float32)
-    steps_done = np.zeros(1, np.int64)
-    state = comm.shared_state({"parameters": parameters, "steps_done": steps_done})
-    rng = np.random.default_rng()
-    while steps_done[0] < 20:
-        comm.admit()  # the safe point: newcomers enter here, and only here
-        state.sync()  # everyone leaves with equal bytes; only what differs moves
+parameters = np.zeros(1_000_000, np.float32)
+steps_done = np.zeros(1, np.int64)
+rng = np.random.default_rng()
+# PCCL_TOKEN says where to connect. Newcomers enter between two steps, and nowhere else.
+for step in pccl.steps({"parameters": parameters, "steps_done": steps_done}):
+    if steps_done[0] == 20:
+        break
+    with step as comm:  # everyone begins it with equal bytes; only what differs has moved
         gradients = rng.standard_normal(parameters.size, np.float32)
         outcome = comm.all_reduce(gradients, op="avg")  # in place; goes on when a peer dies
         parameters -= 0.1 * gradients

@@ -4,7 +4,7 @@
  * at docs/ARCHITECTURE.md for that, and docs/PROMISE.md for what is promised.
  *
  * Rules that hold for every function:
- *   - Every function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
+ *   - A function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
  *     sentence for a person: which peer, what was expected, what to do. It is per thread, and valid until
  *     the next failing call of that thread.
  *   - Handles are opaque and thread-safe: any thread may call any function on a handle, except that a handle must
@@ -39,7 +39,7 @@ extern "C" {
 
 typedef enum pccl_status {
   PCCL_OK = 0,
-  PCCL_TIMEOUT = 1,                 /* pccl_work_wait only: not finished yet; the operation goes on */
+  PCCL_TIMEOUT = 1,                 /* of functions that wait: not finished, or nothing there, in time */
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
   PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
@@ -293,7 +293,7 @@ typedef struct pccl_comm_info {
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */
   uint32_t alive;        /* members of the epoch that are still there */
-  uint32_t pending;      /* newcomers that wait for the next safe point, as far as known here */
+  uint32_t pending;      /* newcomers that wait for the next safe point of this peer, as far as known here */
   uint32_t operations_in_flight;
   pccl_peer_id_t peer_id;
   uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */

@@ -8,9 +8,10 @@
             outcome = comm.all_reduce(gradients, op="avg")   # in place; every peer gets equal bytes
 
 This file only lists what is public. Membership and collectives are in communicator.py, operations
-in flight in work.py, codecs in codec.py, shared state in shared_state.py, what counts as an array
-in buffers.py, errors in errors.py, where a C compiler finds the library in paths.py, the command
-line in cli/. No array library is imported here, nor typer, nor rich.
+in flight in work.py, codecs in codec.py, shared state in shared_state.py, the loop of a program
+that goes on after failures in elastic.py, what counts as an array in buffers.py, errors in
+errors.py, where a C compiler finds the library in paths.py, the command line in cli/. No array
+library is imported here, nor typer, nor rich.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pccl_py.buffers import Buffer
 from pccl_py.codec import Codec, CodecKind, ErrorFeedback, Rounding
 from pccl_py.communicator import Communicator, Group, GroupInfo, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
+from pccl_py.elastic import Step, steps
 from pccl_py.errors import (
     Aborted,
     AuthenticationFailed,
@@ -81,6 +83,7 @@ __all__ = [
     "Rounding",
     "SharedState",
     "StateUnavailable",
+    "Step",
     "Strategy",
     "SyncOutcome",
     "SystemRefused",
@@ -95,6 +98,7 @@ __all__ = [
     "include_dir",
     "library_dir",
     "run_status",
+    "steps",
     "token_create",
     "token_parse",
     "wire_version",

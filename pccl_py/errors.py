@@ -22,8 +22,8 @@ class PcclError(Exception):
 class InvalidArgument(PcclError, ValueError):
     """A bad argument. Nothing was sent, and no sequence number was used.
 
-    Where only this peer was wrong, the others wait for this very call: make it again, rightly, and
-    do not go on to the next, which they would take for it.
+    Where only this peer was wrong, the others wait for this very call: repeat it with valid
+    arguments, and do not go on to the next, which they would take for it.
     """
 
 

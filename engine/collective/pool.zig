@@ -1,5 +1,5 @@
 //! Pool: large buffers that are used again, because fresh pages cost more than the arithmetic on
-//! them. Undo logs and slots of operations come from here (collective/ring.zig). One thread at a
+//! them. Undo logs and slots of operations come from here (executor.zig). One thread at a
 //! time.
 
 const std = @import("std");

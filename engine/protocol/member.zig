@@ -533,6 +533,13 @@ pub const Member = struct {
 
     // ---- safe points
 
+    /// Newcomers for whom the user's next admit() has something to do: those of the epoch that is
+    /// not entered yet, or else of the round under way.
+    pub fn newcomers_waiting(m: *const Member) u32 {
+        if (m.current == null) return m.pending;
+        return if (m.activation()) |epoch| epoch.joined else m.pending;
+    }
+
     /// The user's admit(). Answers through `admitted`, at once if nothing is pending.
     pub fn admit(m: *Member) void {
         assert(!m.admitting);

@@ -103,9 +103,9 @@ pub const Group = struct {
         return if (group.member.current) |current| current.left else &.{};
     }
 
-    /// Newcomers of the round under way.
+    /// Newcomers that wait for the next safe point.
     pub fn pending(group: *const Group) u32 {
-        return group.member.pending;
+        return group.member.newcomers_waiting();
     }
 
     pub fn in_flight(group: *const Group) u32 {

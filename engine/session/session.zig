@@ -7,7 +7,7 @@
 //! functions must not call back into the session.
 //!
 //! Data moves here (frames.zig), links are kept here (links.zig), decisions are
-//! protocol/member.zig's, arithmetic is collective/ring.zig's.
+//! protocol/member.zig's, arithmetic is collective/executor.zig's.
 
 const std = @import("std");
 const base = @import("base");

@@ -451,6 +451,30 @@ test "time does not go back when a call began in the midst of a round of the eng
     }
 }
 
+test "newcomers are pending until this member has passed the safe point with them" {
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    for (w.nodes[0..2]) |*node| try expectEqual(0, node.group.pending());
+    _ = try w.add();
+    try w.settle();
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
+    // The epoch begins for the newcomer, and then for one member before the other.
+    try w.nodes[2].s.admit(w.now, w.nodes[2].group, base.never);
+    try w.settle();
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
+    try w.nodes[0].s.admit(w.now, w.nodes[0].group, base.never);
+    try w.settle();
+    try expectEqual(0, w.nodes[0].group.pending());
+    try expectEqual(1, w.nodes[1].group.pending());
+    try w.nodes[1].s.admit(w.now, w.nodes[1].group, base.never);
+    try w.settle();
+    try expectEqual(0, w.nodes[1].group.pending());
+    for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
+}
+
 test "a newcomer enters at the safe point, and a mismatch is named on every peer" {
     var w: World = .{ .gpa = std.testing.allocator };
     try w.init(2, 2);
@@ -461,6 +485,7 @@ test "a newcomer enters at the safe point, and a mismatch is named on every peer
     try w.settle();
     try w.admit_all();
     for (w.nodes[0..3]) |*node| {
+        try expectEqual(0, node.group.pending());
         try expectEqual(3, node.group.world_size());
         try expectEqual(2, node.group.epoch());
         try expectEqual(1, node.group.joined().len);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import contributions
 import numpy as np
@@ -18,6 +18,33 @@ from told import number_of
 import pccl_py as pccl
 
 SALTS = 1000
+
+
+class _Round(NamedTuple):
+    """A line of the log. There are many thousands, so it shares what is as in the round before."""
+
+    admission: pccl.Admission
+    sequence: int
+    digest: str
+    members: list[int]
+    contributors: list[int]
+    sum_is_right: bool
+
+    def told(self) -> dict[str, Any]:
+        """As a test reads it."""
+        return {
+            "epoch": self.admission.epoch,
+            "sequence": self.sequence,
+            "rank": self.admission.rank,
+            "world_size": self.admission.world_size,
+            "changed": self.admission.changed,
+            "members": self.members,
+            "joined": [number_of(peer) for peer in self.admission.joined],
+            "left": [number_of(peer) for peer in self.admission.left],
+            "digest": self.digest,
+            "contributors": self.contributors,
+            "sum_is_right": self.sum_is_right,
+        }
 
 
 class Loop(threading.Thread):
@@ -47,7 +74,7 @@ class Loop(threading.Thread):
         self._input = self._array
         self._members: list[int] = []
         self._salt = 0
-        self._log: list[dict[str, Any]] = []
+        self._log: list[_Round] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -62,7 +89,8 @@ class Loop(threading.Thread):
 
     def _round(self, admission: pccl.Admission) -> bool:
         leaving = self.leaving  # decided here: what comes later counts for the next round
-        self._members = [number_of(peer) for peer in self._comm.members]
+        if admission.changed or not self._members:
+            self._members = [number_of(peer) for peer in self._comm.members]
         self._salt = admission.epoch % SALTS
         self._array = contributions.digits(self._number, self._count, self._salt)
         self._input = self._array.copy()
@@ -70,23 +98,17 @@ class Loop(threading.Thread):
         contributors = [number_of(peer) for peer in outcome.contributors]
         flag = np.array([self.ending], np.uint8)
         self._comm.all_reduce(flag, op="max", tag=1)
+        if contributors == self._members:
+            contributors = self._members
+        right = self._is_sum_of(contributors)
+        new_epoch = not self._log or self._log[-1].admission.epoch != admission.epoch
+        if self._log and self._log[-1].admission == admission:
+            admission = self._log[-1].admission
         self._log.append(
-            {
-                "epoch": admission.epoch,
-                "sequence": outcome.sequence,
-                "rank": admission.rank,
-                "world_size": admission.world_size,
-                "changed": admission.changed,
-                "members": self._members,
-                "joined": [number_of(peer) for peer in admission.joined],
-                "left": [number_of(peer) for peer in admission.left],
-                "digest": outcome.digest,
-                "contributors": contributors,
-                "sum_is_right": self._is_sum_of(contributors),
-            }
+            _Round(admission, outcome.sequence, outcome.digest, self._members, contributors, right)
         )
-        if len(self._log) == 1 or self._log[-2]["epoch"] != admission.epoch:
-            self._say({"event": {key: self._log[-1][key] for key in ("epoch", "members")}})
+        if new_epoch:
+            self._say({"event": {"epoch": admission.epoch, "members": self._members}})
         return not (leaving or flag[0])
 
     def _is_sum_of(self, peers: list[int]) -> bool:
@@ -107,4 +129,4 @@ class Loop(threading.Thread):
         self.join()
         if self._error is not None:
             raise self._error
-        return self._log
+        return [each.told() for each in self._log]

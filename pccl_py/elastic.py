@@ -1,0 +1,237 @@
+"""steps: the loop of a training program that goes on whatever happens to its run.
+
+It owns what each program would otherwise write around its step: connect, the safe point, the sync,
+and what to do after each error. docs/ERRORS.md has the errors as a table. Groups are in
+communicator.py, shared states in shared_state.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from pccl_py.communicator import Communicator, connect
+from pccl_py.errors import (
+    Aborted,
+    CoordinatorUnreachable,
+    DeadlineExceeded,
+    Expelled,
+    InDoubt,
+    InvalidArgument,
+    PcclError,
+    StateUnavailable,
+    TooFewPeers,
+)
+from pccl_py.outcome import Admission, SyncOutcome
+from pccl_py.shared_state import SharedState
+from pccl_py.words import PeerId, Strategy, parse_strategy
+
+# All members have the same answer after these, so this peer stays, and all make the step again.
+SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
+# After these the others may have gone on: this peer leaves, comes back, and takes their state.
+ALONE = (CoordinatorUnreachable, Expelled, InDoubt, TooFewPeers)
+
+if TYPE_CHECKING:
+    from pccl_py._copies import Copies
+
+_log = logging.getLogger("pccl")
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The arguments of `connect`, which come from the environment where they are not given."""
+
+    token: str | None
+    group: str | None
+    initial_world_size: int | None
+    bind: str | None
+    advertise: str | None
+    deadline: float | None
+    connect_timeout: float | None
+    peer_id: PeerId | bytes | str | None
+
+
+class Step:
+    """One turn of `steps`, and the `with` block around what may have to be made again.
+
+    `with step as comm` gives the communicator, which is also `step.comm`. If the block ends with an
+    error after which the run goes on, the tensors are again as they were at its beginning, the
+    error is logged (logger `pccl`, warning) and goes no further: the next turn is the same step
+    again. After any other exception this peer has left the run, the tensors are as they were too,
+    and the exception goes on. `admission` and `synced` are the answers of the safe point and of the
+    sync before this turn.
+    """
+
+    def __init__(
+        self, run: _Run, comm: Communicator, admission: Admission, synced: SyncOutcome
+    ) -> None:
+        self.comm = comm
+        self.admission = admission
+        self.synced = synced
+        self._run = run
+
+    def __enter__(self) -> Communicator:
+        self._run.keep()
+        return self.comm
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            return False
+        goes_on = self._run.survives(error)
+        self._run.give_back()
+        return goes_on
+
+
+def steps(
+    tensors: Mapping[str, object],
+    *,
+    name: str = "state",
+    revision: int = 0,
+    may_differ: Iterable[str] = (),
+    prefetch: bool = False,
+    strategy: Strategy | str = Strategy.POPULAR,
+    patience: float = 1800.0,
+    keep: bool = True,
+    **options: Unpack[ConnectOptions],
+) -> Iterator[Step]:
+    """Takes part in a run, step after step, and goes on after each failure that allows it.
+
+        for step in pccl.steps({"parameters": parameters, "steps_done": steps_done}):
+            if steps_done[0] == 1000:
+                break
+            with step as comm:
+                comm.all_reduce(gradients, op="avg")
+                parameters -= 0.1 * gradients
+                steps_done += 1
+
+    Each turn passes the safe point and syncs the tensors, so that they are equal on all members
+    when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable`, which all members
+    get, this peer stays and makes the step again; after `Expelled`, `InDoubt`, `TooFewPeers` and
+    `CoordinatorUnreachable`, or with another operation still in flight, it leaves, connects again,
+    and takes what the others hold. Every other error is raised.
+
+    `tensors`, `name`, `revision`, `may_differ`, `prefetch`: as for `Group.shared_state`;
+    `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after
+    which an error is raised instead. `keep`: copy the tensors at the beginning of each block, to
+    give them back if it fails; without it the block must write them after its last collective only.
+    `options`: those of `connect`. Groups and error feedback belong to a communicator, which changes
+    when this peer connects again: ask for them in each block.
+
+    One thread iterates it. To leave the loop is to leave the run. Raises what `connect`,
+    `Group.admit` and `SharedState.sync` raise, and InvalidArgument for a bad argument.
+    """
+    if not patience > 0:
+        raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
+    parse_strategy(strategy)
+
+    def enter(at: int | None) -> tuple[Communicator, SharedState]:
+        comm = connect(**options)
+        try:
+            state = comm.shared_state(
+                tensors,
+                name=name,
+                revision=revision if at is None else at,
+                may_differ=may_differ,
+                prefetch=prefetch,
+            )
+        except BaseException:
+            comm.close()
+            raise
+        return comm, state
+
+    return _turns(_Run(enter, tensors if keep else {}, patience), strategy)
+
+
+def _turns(run: _Run, strategy: Strategy | str) -> Iterator[Step]:
+    try:
+        while True:
+            try:
+                comm, state = run.entered()
+                admission = comm.admit()
+                synced = state.sync(strategy)
+            except PcclError as error:
+                if not run.survives(error):
+                    raise
+                continue
+            run.begins(synced.revision)
+            yield Step(run, comm, admission, synced)
+            run.ended()
+    finally:
+        run.leave()
+
+
+class _Run:
+    """This process in the run, over all the times that it connects."""
+
+    def __init__(
+        self,
+        enter: Callable[[int | None], tuple[Communicator, SharedState]],
+        tensors: Mapping[str, object],
+        patience: float,
+    ) -> None:
+        self._enter = enter
+        self._tensors = tensors
+        self._copies: Copies | None = None
+        self._patience = patience
+        self._revision: int | None = None
+        self._entered: tuple[Communicator, SharedState] | None = None
+        self._failed = False
+        self._well_at = time.monotonic()
+
+    def entered(self) -> tuple[Communicator, SharedState]:
+        """The communicator and the state in it; connects if this peer is in no group."""
+        if self._entered is None:
+            self._entered = self._enter(self._revision)
+        return self._entered
+
+    def leave(self) -> None:
+        """Leaves the group; nothing writes to the tensors any more. Idempotent."""
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered[0].close()
+
+    def begins(self, revision: int) -> None:
+        """A turn begins, with tensors of this revision."""
+        self._revision = revision
+        self._failed = False
+
+    def ended(self) -> None:
+        """A turn has ended; patience begins anew if it did not fail."""
+        if not self._failed:
+            self._well_at = time.monotonic()
+
+    def keep(self) -> None:
+        """Copies the tensors."""
+        if self._copies is None:
+            from pccl_py._copies import Copies  # which needs ctypes
+
+            self._copies = Copies(self._tensors.values())
+        self._copies.take()
+
+    def give_back(self) -> None:
+        """Undoes what was written to the tensors since `keep`."""
+        if self._copies is not None:
+            self._copies.give_back()
+
+    def survives(self, error: BaseException) -> bool:
+        """Says whether another turn may follow `error`, and leaves the group where it must."""
+        self._failed = True
+        impatient = time.monotonic() - self._well_at > self._patience
+        goes_on = isinstance(error, SHARED + ALONE) and not impatient
+        if not (goes_on and isinstance(error, SHARED) and self._idle()):
+            self.leave()
+        if goes_on:
+            again = "making the step again" if self._entered else "connecting again"
+            _log.warning("%s: %s; %s", type(error).__name__, error, again)
+        return goes_on
+
+    def _idle(self) -> bool:
+        """Whether this peer is in a group and has nothing in flight there."""
+        return self._entered is not None and self._entered[0].info().operations_in_flight == 0
