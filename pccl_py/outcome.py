@@ -32,8 +32,8 @@ class Outcome:
     without a loss there is one range, or one for each shard that has elements (all_gather, gather,
     all_to_all), and none for an empty result. Nobody contributed to what was lost with its only
     source; shards that adjoin and were lost are in one range, so find a rank's shard by its place
-    (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent and received;
-    `duration` is seconds from the call to the commit.
+    (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent
+    and received; `duration` is seconds from the call to the commit.
     """
 
     epoch: int

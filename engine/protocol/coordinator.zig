@@ -363,6 +363,9 @@ pub const Coordinator = struct {
     /// Lanes that broke may mean that a peer died; its closed control connection tells within this
     /// time.
     const replan_ns = 20 * std.time.ns_per_ms;
+    /// A connection that a peer tries to make is tried again by its kernel after 2 s at most, and
+    /// by itself soon after that.
+    const dial_repeat_ns = 3 * std.time.ns_per_s;
     /// The word of a second member on a machine that is busy.
     const second_witness_ns = 100 * std.time.ns_per_ms;
 
@@ -1495,12 +1498,15 @@ pub const Coordinator = struct {
 
     /// Somebody is heard again, so the others have the silence limit from now on. Unlike after a
     /// restart that is enough: they have heard no answer for half of it already, so they have given
-    /// up their connections and try to make new ones (session.zig: silent_at).
+    /// up their connections and try to make new ones (session.zig: silent_at). Only what they try
+    /// may take a while to be repeated, so a limit that is short is taken twice.
     fn wait_for_all(c: *Coordinator, now: Instant) void {
+        const silence_ns = c.options.silence_ns;
+        const since = now +| @min(silence_ns, dial_repeat_ns -| silence_ns);
         for (c.peers.items) |peer| {
-            if (now -| peer.last_heard < c.options.silence_ns / 2) continue;
-            peer.last_heard = now;
-            peer.away_since = now;
+            if (now -| peer.last_heard < silence_ns / 2) continue;
+            peer.last_heard = since;
+            peer.away_since = since;
         }
     }
 
