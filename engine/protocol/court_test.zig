@@ -64,7 +64,7 @@ pub const Court = struct {
     /// The last message to each peer about calls that others wait for.
     stalled: [places_max]?control.Stalled = @splat(null),
     expelled: [places_max]bool = @splat(false),
-    /// Of the last `expelled` that was read.
+    /// The last `expelled` that was read.
     expelled_refused: bool = false,
     expelled_why: [limits.expelled_bytes_max]u8 = undefined,
     expelled_why_bytes: usize = 0,

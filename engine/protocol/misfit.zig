@@ -85,8 +85,8 @@ pub fn hear(
     return if (misfits.of(rank) == null) .fits else .misfit;
 }
 
-/// Only newcomers have spoken so far, and the first of the others calls something else. What they
-/// have voted and reported is of no use: one of them will be refused, and all begin anew.
+/// Only newcomers have spoken so far, and the first of the others calls something else. Their votes
+/// and reports are of no use: one of them will be refused, and all begin anew.
 fn overrule(
     epoch: *Epoch,
     known: *Record,

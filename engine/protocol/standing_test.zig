@@ -151,8 +151,8 @@ test "a member that comes back too late hears why it was removed" {
         "it was silent for longer than the silence limit",
         "it broke the protocol (Unexpected)",
         "it is away, and its lanes to other members are closed",
-        "it was removed, by a coordinator that has ended since or so long ago that this one does " ++
-            "not know why any more",
+        "it was removed, by a coordinator that has ended since or so long ago that this one " ++
+            "does not know why any more",
     }) |way, why| {
         var shelf: Shelf = .{};
         defer shelf.deinit();
@@ -182,6 +182,26 @@ test "a member that comes back too late hears why it was removed" {
         try std.testing.expectEqualStrings(why, court.why_expelled());
         try expect(!court.expelled_refused);
     }
+}
+
+test "a member that nobody reaches any more hears that, and not that it was silent" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for ([_][2]usize{ .{ 0, 1 }, .{ 0, 2 }, .{ 1, 2 } }) |pair| {
+        try court.say(pair[0], .{ .link_told = .{
+            .other = id_of(pair[1]),
+            .group = 0,
+            .health = .down,
+        } });
+    }
+    try court.pass(500 * ms);
+    try court.listen();
+    try expect(court.expelled[2] and court.peers[2] != null);
+    const why = "other members could not reach it for longer than the silence limit, and " ++
+        "nothing goes around that";
+    try std.testing.expectEqualStrings(why, court.why_expelled());
 }
 
 fn lose_last(court: *Court) !void {

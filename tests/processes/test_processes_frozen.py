@@ -122,7 +122,7 @@ def test_a_peer_that_thaws_hears_why_it_is_out(taken: bool, tmp_path: Path) -> N
                 for peer in (second, *others):
                     assert victim.number in peer.answer()["joined"]
             victim.signal(signal.SIGCONT)
-            victim.send("admit")
+            victim.send("run", kind="all_reduce", array="x")
             raised = victim.failure()
             assert raised.kind == "Expelled", raised
             why = "another process has taken its place" if taken else "it was silent for longer"

@@ -89,7 +89,7 @@ pub fn check_mismatch(work: *const Work) void {
     }
     if (op.op.id.sequence != 0 or work.step.pair != null or epoch.rank >= elders) return;
     if (op.failure.reason == .contradiction) return;
-    // What two of these are to each other nobody else can compare.
+    // Nobody else can compare what two of these are to each other.
     const described = [_]?Descriptor{ op.failure.descriptor, op.failure.other_descriptor };
     for (described) |maybe| if (maybe) |descriptor| if (descriptor.uneven) return;
     for (epoch.ids[0..elders]) |id| {
