@@ -101,7 +101,7 @@ def reduce_for_ever(comm: pccl.Communicator, job: Job) -> None:
 
 def main() -> None:
     """See the head of this file."""
-    job = Job.from_json(sys.argv[1])
+    job = Job.from_json(sys.stdin.readline())
     os.sched_setaffinity(0, common.cores_of(job.place, job.world))
     say(connecting=time.monotonic())
     with pccl.connect(job.token, bind=LOOPBACK, initial_world_size=job.world) as comm:

@@ -107,7 +107,8 @@ class Peer(Process):
         self.place = job.place
         self.steps: list[Step] = []
         self.said: dict[str, float] = {}
-        super().__init__([sys.executable, "-m", "bench.recovery_worker", job.to_json()])
+        super().__init__([sys.executable, "-m", "bench.recovery_worker"])
+        self.say(job.to_json())  # it has the token, which no command line may show
 
     def heard(self, line: str) -> None:
         """See `recovery_worker.py`."""

@@ -29,13 +29,15 @@ std::unique_ptr<Comm> finish_create(pccl_status_t status, pccl_comm_t *native) {
 
 std::unique_ptr<Comm> connect(const std::string &token, const std::string &group,
                               std::optional<std::string> bind,
-                              std::optional<std::string> advertise, uint32_t initial_world_size,
+                              std::optional<std::string> advertise,
+                              std::optional<std::string> ports, uint32_t initial_world_size,
                               uint64_t deadline_ns, uint64_t connect_ns,
                               std::optional<nb::bytes> peer_id) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
   options.advertise = advertise ? advertise->c_str() : nullptr;
+  options.ports = ports ? ports->c_str() : nullptr;
   options.initial_world_size = initial_world_size;
   options.deadline_ns = deadline_ns;
   options.connect_ns = connect_ns;
@@ -129,7 +131,7 @@ nb::list to_list(const pccl_peer_id_t *ids, size_t count) {
 void init_communicator(nb::module_ &module) {
   nb::class_<Comm>(module, "Comm", "Owns a pccl_comm_t.")
       .def_static("connect", &connect, nb::arg("token"), nb::arg("group"),
-                  nb::arg("bind").none(), nb::arg("advertise").none(),
+                  nb::arg("bind").none(), nb::arg("advertise").none(), nb::arg("ports").none(),
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
                   nb::arg("peer_id").none())
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),

@@ -250,8 +250,10 @@ typedef struct pccl_comm_options {
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
+  const char *ports;           /* ports of which the first free one is listened on, "29400-29500" or "29400", where
+                                  bind names no port (or port 0); NULL: any */
 } pccl_comm_options_t;
-#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
+#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL }
 
 /* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.

@@ -2,8 +2,8 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py, messages.py and shared_state.py, waiting for the world in
-docs/ARCHITECTURE.md.
+together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
+says how they wait for the world.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
-from pccl_py.messages import Messages
+from pccl_py.objects import Objects
 from pccl_py.outcome import Admission
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -47,7 +48,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group(Messages):
+class Group(Objects):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
@@ -148,7 +149,7 @@ class Group(Messages):
 
     def shared_state(
         self,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, Array],
         *,
         name: str = "state",
         revision: int = 0,
@@ -192,6 +193,12 @@ class Group(Messages):
             return f"<{kind} {name!r} peer {self._peer_id.short} not admitted>"
         now = self._admission
         return f"<{kind} {name!r} rank {now.rank} of {now.world_size} in epoch {now.epoch}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is a connection of this process and cannot be pickled: pass "
+            "the run's token to the other process, and call pccl_py.connect(token) there"
+        )
 
     def _open(self) -> _pccl.Comm:
         if self._forked:
@@ -265,6 +272,7 @@ def connect(
     initial_world_size: int | None = None,
     bind: str | None = None,
     advertise: str | None = None,
+    ports: str | None = None,
     deadline: float | None = None,
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
@@ -278,9 +286,11 @@ def connect(
     peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one. Where it is not the host that the connection
-    comes from, the coordinator must reach it. `deadline`: default of all operations, in seconds;
-    PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
-    PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random.
+    comes from, the coordinator must reach it. `ports`: the range from which the port to listen on
+    is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
+    default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
+    until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
+    PCCL_PEER_ID, or random.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -293,12 +303,14 @@ def connect(
     name = "default" if name is None else text(name, "group")
     bind = _given(bind, "PCCL_BIND")
     advertise = _given(advertise, "PCCL_ADVERTISE")
+    ports = _given(ports, "PCCL_PORTS")
     peer_id = _given(peer_id, "PCCL_PEER_ID")
     native = _pccl.Comm.connect(
         text(token, "token").strip(),
         name,
         None if bind is None else text(bind, "bind"),
         None if advertise is None else text(advertise, "advertise"),
+        None if ports is None else text(ports, "ports"),
         at_least_one(
             _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
             "initial_world_size",

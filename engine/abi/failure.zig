@@ -27,6 +27,8 @@ pub const Place = struct {
 pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8,
+    /// A peer's; a coordinator has one port.
+    ports: ?net.Ports = null,
 };
 
 pub fn create(err: net.PeerEngine.Error, place: Place) Error {
@@ -41,6 +43,12 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         error.PermissionDenied,
         error.ListenNameNotFound,
         => |listen_error| listen(listen_error, place.own.bind),
+        error.NoPortFree => fail(
+            .system_error,
+            "no port of {d}-{d} is free to listen on: widen the range (ports, PCCL_PORTS), or " ++
+                "end the programs that have them",
+            .{ place.own.ports.?.first, place.own.ports.?.last },
+        ),
         error.BadAddress => bad_address(place.own) orelse reach(error.BadAddress, at),
         error.Refused,
         error.Unreachable,
@@ -116,13 +124,22 @@ const ReachError = error{
     Interrupted,
 };
 
+/// Ends a sentence about a coordinator that is not found.
+const at_itself = ". That address leads every machine to itself: if the coordinator runs on " ++
+    "another machine, start it with the address that peers reach it at (advertise)";
+
+fn note_of(at: []const u8) []const u8 {
+    const endpoint = net.address.Endpoint.parse(at) catch return "";
+    return if (endpoint.is_loopback()) at_itself else "";
+}
+
 fn reach(err: ReachError, at: []const u8) Error {
     return switch (err) {
         error.Refused => fail(
             .coordinator_unreachable,
             "nothing listens at {s}: connections were refused, one after the other, until the " ++
-                "timeout. Start the coordinator there, or check host and port of the token",
-            .{at},
+                "timeout. Start the coordinator there, or check host and port of the token{s}",
+            .{ at, note_of(at) },
         ),
         error.Unreachable => fail(
             .coordinator_unreachable,
@@ -162,8 +179,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         error.NotPccl => fail(
             .version_mismatch,
             "what listens at {s} is not PCCL: it did not answer as a coordinator does; check " ++
-                "host and port",
-            .{at},
+                "host and port{s}",
+            .{ at, note_of(at) },
         ),
         error.NoAnswer => fail(
             .coordinator_unreachable,
@@ -185,8 +202,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         ),
         error.WrongRun => fail(
             .authentication_failed,
-            "the coordinator at {s} belongs to another run: get a fresh token from it",
-            .{at},
+            "the coordinator at {s} belongs to another run: get a fresh token from it{s}",
+            .{ at, note_of(at) },
         ),
     };
 }
@@ -402,7 +419,11 @@ pub fn join(
             .{name},
         ),
         error.Closed => closed(),
-        error.DeadlineExceeded => fail(
+        error.DeadlineExceeded => if (failure.why().len > 0) fail(
+            .deadline_exceeded,
+            "group \"{s}\" was not ready before the deadline: {s}",
+            .{ name, failure.why() },
+        ) else fail(
             .deadline_exceeded,
             "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
                 "peers came, or no connection to one of them could be made; check that peers " ++
@@ -478,7 +499,12 @@ pub fn membership(why: session.Status, said: []const u8) Error {
             removed ++ "{s}. Close this communicator and create a new one",
             .{said},
         ),
-        .deadline_exceeded => fail(
+        .deadline_exceeded => if (said.len > 0) fail(
+            .deadline_exceeded,
+            "the deadline passed before this safe point, which was not passed: {s}. Then call " ++
+                "admit again",
+            .{said},
+        ) else fail(
             .deadline_exceeded,
             "the deadline passed before all members had come to this safe point: every member " ++
                 "must call admit equally often. The safe point was not passed; call admit again",

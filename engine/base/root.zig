@@ -16,6 +16,7 @@ pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
 pub const places = @import("places.zig");
+pub const source = @import("source.zig");
 pub const text = @import("text.zig");
 pub const unfilled = @import("unfilled.zig");
 
@@ -39,6 +40,7 @@ test {
     _ = @import("pair.zig");
     _ = @import("prng.zig");
     _ = @import("endpoint.zig");
+    _ = @import("source.zig");
     _ = @import("text.zig");
     _ = @import("unfilled.zig");
 }

@@ -35,7 +35,7 @@ pub const Membership = struct {
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
 
-        const why_bytes_max = 200;
+        const why_bytes_max = 800;
 
         fn init(status: Status, text: []const u8) Failure {
             var failure: Failure = .{ .status = status };
@@ -97,8 +97,11 @@ pub const Membership = struct {
             engine.reference();
         }
         errdefer membership.destroy();
-        if (!try options.interrupt.wait(&membership.changed, options.deadline))
+        if (!try options.interrupt.wait(&membership.changed, options.deadline)) {
+            var room: [Failure.why_bytes_max]u8 = undefined;
+            failure.* = .init(.deadline_exceeded, membership.why_late(&room));
             return error.DeadlineExceeded;
+        }
         engine.lock.lock();
         defer engine.lock.unlock();
         if (membership.failure) |why| {
@@ -229,6 +232,14 @@ pub const Membership = struct {
     /// The coordinator's words when it let this peer go, if it has.
     pub fn why_removed(membership: *const Membership) []const u8 {
         return membership.group.why_removed();
+    }
+
+    /// Dials between this peer and others that came to nothing lately: half a sentence, or nothing.
+    pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return engine.session.unreached.text(clock.now(), room);
     }
 
     pub const Info = struct {

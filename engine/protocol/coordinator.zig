@@ -24,6 +24,7 @@ const seal = @import("seal.zig");
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
+const unreached = @import("unreached.zig");
 const unseen = @import("unseen.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
@@ -48,6 +49,8 @@ pub const Connection = struct {
     since: Instant,
     /// Where it comes from.
     source: base.Source,
+    /// The host at which it has reached the coordinator, as it seems here; unknown: zeros.
+    here: base.Source = @splat(0),
     peer: ?*Peer = null,
     /// It said something after the answer to its hello, so it hears us.
     has_answered: bool = false,
@@ -1052,6 +1055,7 @@ pub const Coordinator = struct {
             .state_ask,
             .state_differs,
             .address_told,
+            .unreached,
             .stalled,
             => return error.Unexpected,
         }
@@ -1079,6 +1083,7 @@ pub const Coordinator = struct {
             name,
             "the address of this peer is not that of one host, with a port",
         );
+        peer.claim.advertised = body.advertised;
         try addresses.claim_told(c, peer, body.address.data, body.address_key);
         const known = c.group_named(name);
         const own = if (known) |group| Peer.bit(group.id) else 0;
@@ -1331,9 +1336,12 @@ pub const Coordinator = struct {
     fn on_ask_address(c: *Coordinator, peer: *Peer, body: control.AskAddress) ProtocolError!void {
         const group = try c.group_of(peer, body.group);
         const other = c.peer_of(body.peer) orelse return;
-        if (!group.contains(peer) or !group.contains(other) or other.address.len == 0) return;
+        if (!group.contains(peer) or !group.contains(other)) return;
+        var room: addresses.Room = undefined;
+        const address = addresses.told_to(peer, other, &room);
+        if (address.len == 0) return;
         peer.send(group.id, .{ .address_told = .{
-            .peer = .{ .id = other.id, .address = .of(other.address) },
+            .peer = .{ .id = other.id, .address = .of(address) },
         } });
     }
 
@@ -1350,6 +1358,7 @@ pub const Coordinator = struct {
         if (other == peer) return error.Unexpected;
         if (!group.contains(peer) or !group.contains(other)) return;
         try group.broken.tell(c.gpa, peer.id, other.id, body.health);
+        unreached.link_told(group, now, peer, &body);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
         c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{

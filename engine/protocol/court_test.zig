@@ -47,6 +47,8 @@ pub const Court = struct {
     keeps_rates: bool = false,
     /// Where connections come from.
     source: base.Source = @splat(0),
+    /// They name the address that they are to be found at.
+    advertises: bool = true,
     shelf: ?*Shelf = null,
     /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [places_max]u32 = @splat(0),
@@ -199,11 +201,23 @@ pub const Court = struct {
 
     /// It has no lanes to these yet.
     pub fn lack(court: *Court, index: usize, missing: []const base.PeerId) !void {
+        return court.lack_dialed(index, missing, .pending);
+    }
+
+    /// And this is what became of its dials.
+    pub fn lack_dialed(
+        court: *Court,
+        index: usize,
+        ids: []const base.PeerId,
+        dialed: wire.Dialed,
+    ) !void {
+        var missing: [places_max]control.Missing = undefined;
+        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{ .peer = id, .dialed = dialed };
         try court.say(index, .{ .prepared = .{
             .group = 0,
             .round = court.round,
             .entering = index < peers_max,
-            .missing = .of(missing),
+            .missing = .of(missing[0..ids.len]),
         } });
     }
 

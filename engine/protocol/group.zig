@@ -27,6 +27,7 @@ const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
 const Removals = @import("removals.zig").Removals;
 const Roster = @import("roster.zig").Roster;
+const unreached_file = @import("unreached.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
 const control = wire.control;
@@ -103,6 +104,8 @@ pub const Group = struct {
     /// Links between its peers that do not work.
     broken: Broken = .{},
     removals: Removals = .{},
+    /// Dials among its peers that came to nothing.
+    unreached: unreached_file.Unreached = .{},
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -159,6 +162,7 @@ pub const Group = struct {
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
         group.removals.deinit(group.gpa);
+        group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -411,12 +415,13 @@ pub const Group = struct {
     fn send_prepare(group: *Group, peers: []const *Peer) void {
         var places: [base.limits.full_mesh_max]usize = undefined;
         var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
+        var rooms: [base.limits.full_mesh_max]addresses.Room = undefined;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (peers, 0..) |peer, index| {
             const linked = group.roster.linked(index, &places);
-            for (linked, entries[0..linked.len]) |place, *entry| {
+            for (linked, entries[0..linked.len], rooms[0..linked.len]) |place, *entry, *room| {
                 const other = peers[place];
-                entry.* = .{ .id = other.id, .address = .of(other.address) };
+                entry.* = .{ .id = other.id, .address = .of(addresses.told_to(peer, other, room)) };
             }
             const is_member = index < group.roster.members;
             const known = if (is_member) group.roster.members else 0;
@@ -463,6 +468,7 @@ pub const Group = struct {
         };
         if (body.round != group.round or group.phase != .prepare) return;
         group.roster.hear(peer.id, &body.missing);
+        unreached_file.prepared(group, now, peer, &body.missing);
         if (newcomer) |item| {
             item.prepared = body.missing.count == 0;
             item.entering = body.entering;
@@ -713,6 +719,7 @@ pub const Group = struct {
             group.name,
         });
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const gone = group.newcomers.orderedRemove(index);
         if (gone.in_round) {
             group.patience.lose(group.gpa, peer.id, now);
@@ -749,6 +756,7 @@ pub const Group = struct {
         group.lost_member = true;
         group.removals.note(group.gpa, peer.id, why);
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,

@@ -404,7 +404,7 @@ pub const Member = struct {
     }
 
     /// Not all lanes of the round are open after a while: the others need not wait for these.
-    pub fn links_missing(m: *Member, missing: []const PeerId) void {
+    pub fn links_missing(m: *Member, missing: []const control.Missing) void {
         m.say_prepared(m.round, missing);
     }
 
@@ -413,7 +413,7 @@ pub const Member = struct {
         m.say_prepared(m.linked_round, &.{});
     }
 
-    fn say_prepared(m: *Member, round: u64, missing: []const PeerId) void {
+    fn say_prepared(m: *Member, round: u64, missing: []const control.Missing) void {
         if (round == 0) return;
         m.send(.{ .prepared = .{
             .group = m.group,

@@ -193,6 +193,22 @@ test "a pause is bounded, whatever was said, and a vote costs its bytes alone" {
     try testing.expectEqual(limits.pause_ns_min, rates.heard(1, &beat, 40));
 }
 
+test "beyond the burst a peer may say four mebibytes a second, whatever the size of what it says" {
+    const seconds = 10;
+    for ([_]usize{ 1000, 100_000, limits.control_message_bytes_max }) |size| {
+        var rates: Rates = .{};
+        const vote = std.mem.zeroes(wire.control.Commit);
+        var now: Instant = 1000 * ms;
+        const end = now + seconds * std.time.ns_per_s;
+        const most = limits.peer_bytes_burst + seconds * 4 * 1024 * 1024;
+        var said: u64 = 0;
+        while (now < end and said < 2 * most) : (said += size) {
+            now += rates.heard(now, &.{ .knows_commit = vote }, size);
+        }
+        try testing.expect(said > most - most / 50 and said < most + most / 50 + size);
+    }
+}
+
 test "attempts beyond the burst come later, each when time has paid for the one before" {
     var rates: Rates = .{};
     const now: Instant = 1000 * ms;

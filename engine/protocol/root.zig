@@ -50,5 +50,6 @@ test {
     _ = @import("stall_test.zig");
     _ = @import("turns.zig");
     _ = @import("standing_test.zig");
+    _ = @import("unreached_test.zig");
     _ = @import("unseen.zig");
 }

@@ -8,6 +8,7 @@ const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Epoch = @import("epoch.zig").Epoch;
 const Record = @import("epoch.zig").Record;
+const addresses = @import("addresses.zig");
 const stall = @import("stall.zig");
 const limits = base.limits;
 
@@ -125,11 +126,31 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
         try json.endObject();
     };
     try json.endArray();
+    try write_unreached(page, group);
     try json.objectField("epochs");
     try json.beginArray();
     for (group.epochs.items) |epoch| if (page.has_room()) try write_epoch(page, epoch, now);
     try json.endArray();
     try json.endObject();
+}
+
+fn write_unreached(page: *Page, group: *Group) !void {
+    const json = &page.json;
+    try json.objectField("unreached");
+    try json.beginArray();
+    for (group.unreached.claims.items) |*claim| if (page.has_room()) {
+        const from = group.coordinator.peer_of(claim.from) orelse continue;
+        const to = group.coordinator.peer_of(claim.to) orelse continue;
+        if (claim.dialed == .pending) continue;
+        var room: addresses.Room = undefined;
+        try json.beginObject();
+        try field(json, "peer_id", &claim.from.hex());
+        try field(json, "other", &claim.to.hex());
+        try field(json, "address", addresses.told_to(from, to, &room));
+        try field(json, "why", claim.dialed.why());
+        try json.endObject();
+    };
+    try json.endArray();
 }
 
 fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {

@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
+const wire = @import("wire");
 const Session = @import("session.zig").Session;
 const SharedState = @import("state.zig").State;
 const PeerId = base.PeerId;
@@ -25,7 +26,7 @@ pub const Group = struct {
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
     /// Those of them whose lanes are not open, as the coordinator was told; room for all.
-    missing_told: std.ArrayList(PeerId) = .empty,
+    missing_told: std.ArrayList(wire.control.Missing) = .empty,
     /// When it is told next, if anything is missing then.
     report_at: base.Instant = base.never,
     ready_told: bool = false,

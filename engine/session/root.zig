@@ -26,6 +26,7 @@ test {
     _ = @import("group.zig");
     _ = @import("operation.zig");
     _ = @import("state.zig");
+    _ = @import("unreached.zig");
     _ = @import("uses.zig");
     _ = @import("sync.zig");
     _ = @import("prefetch.zig");

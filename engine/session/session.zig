@@ -28,6 +28,7 @@ const links = @import("links.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
+const Unreached = @import("unreached.zig").Unreached;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -130,6 +131,8 @@ pub const Session = struct {
     heartbeats: u64 = 0,
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
+    /// The user has named it.
+    advertised: bool = false,
     address_key: wire.hello.Key,
     strangers_max: u32,
     /// Why the coordinator is gone, for the calls that fail with it.
@@ -145,8 +148,12 @@ pub const Session = struct {
     strangers: std.ArrayList(*Lane) = .empty,
     /// Where the members of epochs and rounds are dialed.
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// For people: whom this peer could not dial, and who could not dial it.
+    unreached: Unreached = .{},
     /// Some lane is `broken`.
     lanes_broken: bool = false,
+    /// A place in some link is free again: a hello may have waited for it.
+    places_freed: bool = false,
     /// A link was borrowed for a message that is over.
     links_stale: bool = false,
     /// Operations whose data is complete, or that must be given up, and whose member must still be
@@ -283,7 +290,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator broke the protocol");
             };
         }
-        links.greet_named(s);
+        links.greet_waiting(s);
         s.run_deferred();
     }
 
@@ -467,6 +474,10 @@ pub const Session = struct {
             .stalled => |*body| if (s.group_of(body.group)) |group| {
                 try group.member.on_stalled(body);
             },
+            .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
+                s,
+                .of(body.peer, true, body.dialed, body.address.data),
+            ),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -653,6 +664,7 @@ pub const Session = struct {
             .name = .of(group.name),
             .address = .of(s.address),
             .address_key = s.address_key,
+            .advertised = s.advertised,
             .initial_world_size = group.initial_world_size,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
@@ -1219,9 +1231,13 @@ pub const Session = struct {
             s.links_stale = false;
             links.review(s);
         }
-        if (!s.lanes_broken) return;
-        s.lanes_broken = false;
-        links.close_broken(s);
+        if (s.lanes_broken) {
+            s.lanes_broken = false;
+            links.close_broken(s);
+        }
+        if (!s.places_freed) return;
+        s.places_freed = false;
+        links.greet_waiting(s);
     }
 
     // ---- what members want done
@@ -1333,8 +1349,16 @@ pub const Session = struct {
     /// A connection ended, or could not be made. The lane is invalid afterwards.
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
+        // Whatever takes the connection and ends it at once is no peer of this run.
+        if (lane.state == .greeting) lane.link.?.dialed = .other_answers;
         links.lane_gone(s, lane);
         s.run_deferred();
+    }
+
+    /// A lane that could not be dialed. It is invalid afterwards.
+    pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
+        lane.link.?.dialed = why;
+        s.lane_closed(now, lane);
     }
 
     /// Where the next bytes of this lane go.

@@ -603,7 +603,7 @@ test "the only holder is out of reach of the only other member: it is asked once
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     try case.world.pass(other.node.s.settings.silence_ns / 2);
     try expect(!other.operation.?.finished);
-    link.dials = true;
+    link.retry_at = 0;
     try case.world.pass(2 * std.time.ns_per_s);
     for (case.all()) |*held| {
         try held.end(.ok);

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
 const hello = @import("hello.zig");
+const Dialed = @import("dialed.zig").Dialed;
 const Bytes = codec.Bytes;
 const List = codec.List;
 const PeerId = base.PeerId;
@@ -261,6 +262,8 @@ pub const Join = struct {
     address: Bytes,
     /// By which the coordinator finds this very peer there (hello.zig: proof).
     address_key: hello.Key,
+    /// The user has named the address, so it must lead here; else this peer can do without one.
+    advertised: bool = true,
     initial_world_size: u32,
     /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
     /// none. A peer that names no epoch and not the round that made it a member is none any more.
@@ -317,9 +320,14 @@ pub const Prepared = struct {
     entering: bool,
     /// Those whose lanes are not open yet, of the ones that the round asked for: with these, it is
     /// said before all are open, so that nobody waits for them alone.
-    missing: List(PeerId),
+    missing: List(Missing),
 
     pub const bounds = .{ .group = group_last, .round = .any, .missing = limits.peers_max };
+};
+pub const Missing = struct {
+    peer: PeerId,
+    /// The end of the last dial, told once lanes have been missing for a while.
+    dialed: Dialed,
 };
 pub const SafePoints = struct {
     group: u16,
@@ -434,6 +442,8 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
+    /// The end of the last dial.
+    dialed: Dialed = .pending,
 
     pub const bounds = .{ .group = group_last };
 };
@@ -736,6 +746,16 @@ pub const Stalled = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
 };
+/// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
+pub const Unreached = struct {
+    group: u16,
+    peer: PeerId,
+    dialed: Dialed,
+    /// Where it was dialed.
+    address: Bytes,
+
+    pub const bounds = .{ .group = group_last, .address = limits.address_bytes_max };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -787,6 +807,7 @@ pub const Message = union(enum(u16)) {
     address_told: AddressTold,
     called: Called,
     stalled: Stalled,
+    unreached: Unreached,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -1,8 +1,8 @@
 """The `pccl` command. Typer and rich are imported here only.
 
 This file holds the commands and their options; running processes is run.py, showing a status is
-status.py, measuring is bench.py, reading and writing secrets is secret.py. Whatever a command does,
-a program can do through pccl_py.
+status.py, looking for what is wrong is doctor.py, measuring is bench.py, reading and writing
+secrets is secret.py. Whatever a command does, a program can do through pccl_py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli import bench, log, run, secret, status
+from pccl_py.cli import bench, doctor, log, run, secret, status
 
 app = typer.Typer(
     name="pccl",
@@ -247,7 +247,7 @@ def run_command(
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine.
 
-    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its \
+    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, RANK and WORLD_SIZE in its \
 environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
 of their process.
 
@@ -300,6 +300,24 @@ def status_command(
         status.show_json(token, timeout=timeout)
     else:
         status.show(token, timeout=timeout)
+
+
+@app.command(name="doctor")
+def doctor_command(
+    refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
+    token_file: TokenFrom = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each dial.")] = 5.0,
+) -> None:
+    """Look at what a peer on this machine needs: the ways to coordinator and members, limits.
+
+    One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own. The \
+exit status is 1 if anything is wrong.
+    """
+    if refused is not None:
+        secret.refuse_token_argument()
+    well = doctor.show(secret.token(token_file), timeout=timeout, as_json=as_json)
+    raise typer.Exit(0 if well else EXIT_FAILURE)
 
 
 @app.command()

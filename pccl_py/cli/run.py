@@ -80,7 +80,6 @@ class Processes:
             **os.environ,
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n),
-            "PCCL_BIND": os.environ.get("PCCL_BIND", "127.0.0.1:0"),
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),

@@ -131,6 +131,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts += [Text(), Text.assemble(("group ", "dim"), (shown(group["name"]), "bold"))]
         # A coordinator of an earlier release does not say.
         parts += [_broken(link) for link in group.get("broken_links", [])]
+        parts += [_unreached(pair) for pair in group.get("unreached", [])]
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch)]
             if epoch["operations"]:
@@ -154,6 +155,12 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
 
 def _broken(link: dict[str, Any]) -> Text:
     says = f"{link['peer_id'][:8]} cannot reach {link['other'][:8]}: the link is {link['state']}"
+    return Text(shown(says), style="yellow")
+
+
+def _unreached(pair: dict[str, Any]) -> Text:
+    at = pair["address"] or "an address that nobody knows"
+    says = f"{pair['peer_id'][:8]} cannot dial {pair['other'][:8]} at {at}: {pair['why']}"
     return Text(shown(says), style="yellow")
 
 

@@ -135,8 +135,9 @@ CHANGES = {
         "  void *interrupted_context;\n",
         "",
         [
-            (True, "struct pccl_comm_options_t was 80 bytes, aligned to 8, and is 72 bytes"),
+            (True, "struct pccl_comm_options_t was 88 bytes, aligned to 8, and is 80 bytes"),
             (True, "field pccl_comm_options_t.interrupted_context is gone"),
+            (True, "field pccl_comm_options_t.ports was 8 bytes at 80"),
         ],
     ),
     "a struct without a size that grows": (

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from harness.attacker import Attackers, Job
 from harness.wire import (
     ANSWER_BYTES,
     CONTROL,
@@ -42,6 +44,7 @@ from harness.wire import (
 LOOPBACK = "127.0.0.1:0"
 PEERS_MAX = 512  # engine/base/limits.zig
 GROUPS_MAX = 64
+GROUPS_OF_EACH = 7  # beside the first
 MESSAGES_BURST, MESSAGES_PER_S = 8192, 2000
 
 
@@ -170,9 +173,41 @@ def test_nobody_comes_back_as_a_member_that_is_away(tmp_path: Path) -> None:
                 # It is away, or back by now.
                 assert verdict(token, peer_id, 99) in (5, HELD)
             reduce_all(comms)
-            assert comms[0].info().attempt >= 1
+            assert [comm.info().alive for comm in comms] == [3, 3, 3]
     for comm in comms:
         comm.close()
+
+
+def test_questions_without_end_leave_an_operator_an_answer_and_the_run_its_work() -> None:
+    """F10: 60 peers in 40 groups and four loops of `status`: 56 rounds a second became 5, and the
+    operator saw nothing, because the answer was too large to send."""
+    with pccl.Coordinator() as coordinator:
+        token = coordinator.token
+        comms = connect_all(token, 8)
+        admit_all(comms)
+        names = ["x" * 200 + str(number) for number in range(GROUPS_OF_EACH)]
+
+        def enter(comm: pccl.Communicator) -> list[pccl.Group]:
+            groups = [comm.group(name, initial_world_size=len(comms)) for name in names]
+            for group in groups:
+                group.admit()
+            return groups
+
+        with ThreadPoolExecutor(len(comms)) as pool:
+            groups = list(pool.map(enter, comms))
+        run_id = pccl.token_parse(token).run_id.hex()
+        # Each host has an account for its questions, so the operator asks from another one.
+        job = Job("questions", [coordinator.port], run_id=run_id, sources=4)
+        with Attackers([replace(job, seed=seed) for seed in range(4)]):
+            for number in range(20):
+                reduce_all(comms)
+                status = pccl.run_status(token, timeout=20)
+                assert not status["cut"]
+                world_sizes = [len(one["epochs"][-1]["members"]) for one in status["groups"]]
+                assert world_sizes == [len(comms)] * (1 + GROUPS_OF_EACH), number
+        del groups
+        for comm in comms:
+            comm.close()
 
 
 def test_names_without_end_leave_room_for_another_group() -> None:

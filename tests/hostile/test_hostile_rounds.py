@@ -37,7 +37,7 @@ def test_newcomers_that_read_nothing_and_go_cost_little(
                     run.go_on(1)
                     count()
             sent = bytes_acknowledged(run.coordinator.pid) - before
-            assert sent + sum(told["bytes"] for told in attackers.told) < 64 * MIB
+            assert sent < 64 * MIB
         run.until_whole()
         run.newcomer()
 

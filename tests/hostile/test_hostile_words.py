@@ -97,8 +97,11 @@ def test_a_silence_that_no_coordinator_has_is_an_error_of_pccl(
 ) -> None:
     settings = struct.pack("<QQ", heartbeat_ns, silence_ns) + SETTINGS[16:]
     joined = message(wire.JOINED, words(b"default") + struct.pack("<H", 0))
-    with liar(message(wire.WELCOMED, settings), joined) as token, pytest.raises(pccl.PcclError):
-        pccl.connect(token, group="default", bind="127.0.0.1:0", connect_timeout=5, deadline=5)
+    with (
+        liar(message(wire.WELCOMED, settings), joined) as token,
+        pytest.raises(pccl.VersionMismatch, match="did not answer as a coordinator does"),
+    ):
+        pccl.connect(token, group="default", bind="127.0.0.1:0", connect_timeout=30, deadline=30)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a\u2028b", "\x7f"])
@@ -140,6 +143,8 @@ def test_a_page_obeys_nothing_that_a_status_says() -> None:
     spoilt = spoil(example)
     spoilt["groups"][0]["pending"] = [{"peer_id": nasty, "address": nasty, "prepared": True}]
     spoilt["groups"][0]["broken_links"] = [{"peer_id": nasty, "other": nasty, "state": nasty}]
+    dialed = {"peer_id": nasty, "other": nasty, "address": nasty, "why": nasty}
+    spoilt["groups"][0]["unreached"] = [dialed]
     spoilt |= {"journal": "failed", "journal_failure": nasty}
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.page(spoilt))

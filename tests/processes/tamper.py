@@ -11,7 +11,9 @@ need keys.
 from __future__ import annotations
 
 import random
+import re
 import struct
+from pathlib import Path
 
 HELLO_BYTES, ANSWER_BYTES = 96, 32
 FRAME_HEADER_BYTES, MESSAGE_HEADER_BYTES = 64, 8
@@ -33,6 +35,12 @@ OTHER_FIELDS = {
 }
 # Messages that say what a member holds: report_op, state_offer, state_tensors.
 CLAIMS = (16, 36, 37)
+_CONTROL = Path(__file__).parents[2] / "engine/wire/control.zig"
+_MESSAGE = re.search(
+    r"const Message = union\(enum\(u16\)\) {\n(.*?)\n};", _CONTROL.read_text(), re.S
+)
+assert _MESSAGE is not None, "control.zig does not list the messages as it did"
+KINDS = len(_MESSAGE.group(1).splitlines())  # numbered from 1
 
 _WORD = 2**64 - 1
 
@@ -155,7 +163,7 @@ class Changer:
         """Another kind with the same body, or a few bytes of the body; its length stays."""
         draw = self._tamper.random
         if len(message) == MESSAGE_HEADER_BYTES or draw.randrange(4) == 0:
-            kinds = [kind for kind in range(1, 41) if kind not in CLAIMS]
+            kinds = [kind for kind in range(1, KINDS + 1) if kind not in CLAIMS]
             struct.pack_into("<H", message, 4, draw.choice(kinds))
             return
         body = len(message) - MESSAGE_HEADER_BYTES

@@ -506,3 +506,40 @@ def test_a_loop_that_ends_early_disturbs_nobody(
 
     asyncio.run(later())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_an_exception_of_a_log_handler_does_not_end_the_watching(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log server that is away raises in its handler, on the thread that tells of completions."""
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ConnectionError("the log server is away")
+
+    reported = threading.Event()
+    errors: list[BaseException | None] = []
+
+    def report(args: threading.ExceptHookArgs) -> None:
+        errors.append(args.exc_value)
+        reported.set()
+
+    monkeypatch.setattr(threading, "excepthook", report)
+    logger, handler = logging.getLogger("pccl"), Raising(logging.INFO)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        with pccl.LocalWorld(2) as world:
+            assert reported.wait(20)
+
+            async def both() -> None:
+                await asyncio.gather(
+                    *[comm.all_reduce(np.ones(4), async_op=True) for comm in world.comms]
+                )
+
+            asyncio.run(asyncio.wait_for(both(), 20))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert all(isinstance(error, ConnectionError) for error in errors)

@@ -77,6 +77,6 @@ def test_a_bug_of_the_engine_ends_the_process_with_one_line_that_says_nothing_of
         check=False,
     )
     assert done.returncode == -signal.SIGABRT, done.stderr
-    line = r"pccl: internal error: the fault point was reached\. [^\n]* report this line [^\n]*\n"
+    line = r"pccl: internal error: integer overflow\. [^\n]* report this line [^\n]*\n"
     assert re.fullmatch(line, done.stderr), done.stderr
     assert "0x" not in done.stderr

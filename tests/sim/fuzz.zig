@@ -90,8 +90,9 @@ pub const Fuzz = struct {
         if (copy.len < header_bytes + length) return false;
         _ = wire.control.decode(copy[0 .. header_bytes + length]) catch return false;
         if (f.prng.chance(4)) {
-            // Another kind with the same body, if it fits.
-            std.mem.writeInt(u16, copy[4..6], @intCast(f.prng.between(0, 32)), .little);
+            // Another kind with the same body, if it fits; or none that there is.
+            const kinds = std.meta.fields(wire.control.Message).len;
+            std.mem.writeInt(u16, copy[4..6], @intCast(f.prng.below(kinds + 2)), .little);
             return true;
         }
         if (length == 0) return true;

@@ -90,6 +90,7 @@ pub const all = .{
     "newcomers_without_lanes",
     "one_never_calls",
     "one_never_calls_and_is_let_go",
+    "one_way",
     "two_wait_for_each_other",
     "opposite_order",
     "peer_dies",
@@ -336,6 +337,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         swallow,
         stall,
         sever,
+        wall,
         insider,
         never,
         say,
@@ -378,6 +380,11 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         },
         .claim => try claim(script, words),
         .sever => try sever(script, words),
+        // The first cannot dial the second, which may have to start yet.
+        .wall => try world.walls.append(script.gpa, .{
+            @intCast(try number(script, words)),
+            @intCast(try number(script, words)),
+        }),
         .insider => insider.mark(world, (try user_of(script, words)).node),
         .never => {
             const text = try take_word(script, words);
