@@ -1,7 +1,7 @@
 //! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
 //! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
-//! its journal, and how it starts again. Used by hostile_test.zig, rounds_test.zig, rules_test.zig,
-//! silence_test.zig, stall_test.zig and standing_test.zig.
+//! its journal, and how it starts again. Used by hostile_test.zig, misfit_test.zig,
+//! rounds_test.zig, rules_test.zig, silence_test.zig, stall_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");
