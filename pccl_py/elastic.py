@@ -49,6 +49,7 @@ class ConnectOptions(TypedDict, total=False):
     initial_world_size: int | None
     bind: str | None
     advertise: str | None
+    ports: str | None
     deadline: float | None
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
