@@ -43,7 +43,8 @@ typedef enum pccl_status {
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
   PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
-  PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors */
+  PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors; a newcomer alone
+                                       gets it where its first call does not fit, and is no member then */
   PCCL_ABORTED = 6,                 /* the operation was aborted for all peers; the input is as it was */
   PCCL_EXPELLED = 7,                /* this peer is no longer a member of the group; connect again to go on */
   PCCL_IN_DOUBT = 8,                /* the deadline, a cancel or the loss of the coordinator came after this peer had
@@ -553,8 +554,9 @@ typedef struct pccl_outcome {
   uint64_t tag;
   uint64_t sequence;      /* of this tag in this epoch, from 0 */
   uint32_t attempts;      /* 1 without a loss or a broken lane */
-  uint32_t range_count;   /* ranges of this peer's result with different contributors; 1 without a loss, all_gather,
-                             gather, all_to_all: one for each shard. 0 for an empty result */
+  uint32_t range_count;   /* ranges of this peer's result, each as long as its contributors are the same; 1 without a
+                             loss, all_gather, gather, all_to_all: one for each shard that has elements, but shards
+                             that adjoin and were lost are in one. 0 for an empty result */
   uint8_t digest[16];     /* of the result; equal on every peer. Zeros where each has a result of its own */
   uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
   uint64_t bytes_received;
@@ -649,6 +651,7 @@ typedef struct pccl_sync_outcome {
  * PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be
  * read before it returns. One call per state at a time. options and outcome may be NULL.
  * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
+ * Where only a newcomer differs, it alone gets that, and is no member then; the others succeed.
  * PCCL_STATE_UNAVAILABLE: nobody holds content that may be taken. After PCCL_IN_DOUBT, sync again.
  * `interrupted` of the communicator withdraws it. */
 PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,

@@ -1047,6 +1047,13 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var second: [description_bytes_max]u8 = undefined;
     const peer = op.names.who(op.failure.peer);
     const other = op.names.who(op.failure.other);
+    // Decisions have a reason: this peer alone was told.
+    if (op.failure.reason == null) return fail(
+        .mismatch,
+        "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
+            "{s}. Mend that, then create a new communicator",
+        .{ name, op.group.why_removed(), kept(op) },
+    );
     if (op.failure.reason == .structure) return fail(
         .mismatch,
         "{s}: the shared states of the members differ in structure: {s}. All members must share " ++
@@ -1143,66 +1150,11 @@ fn describe(
 ) []const u8 {
     const descriptor = maybe orelse return "something else";
     var writer: std.Io.Writer = .fixed(text);
-    write_descriptor(&writer, &descriptor, names) catch {}; // cut
+    writer.print("{f}", .{wire.Described(*const session.labels.Names){
+        .descriptor = &descriptor,
+        .names = names,
+    }}) catch {}; // cut
     return writer.buffered();
-}
-
-fn write_descriptor(
-    writer: *std.Io.Writer,
-    descriptor: *const Descriptor,
-    names: *const session.labels.Names,
-) !void {
-    const root = names.who(descriptor.root);
-    const recovery = switch (descriptor.recovery) {
-        .resume_chunks => "resume",
-        .restart => "restart",
-        .raise => "raise",
-    };
-    const dtype = descriptor.dtype.name();
-    switch (descriptor.kind) {
-        .all_reduce, .reduce_scatter => |kind| try writer.print("{t}({s}, {d} {s}", .{
-            kind,
-            descriptor.op.name(),
-            descriptor.count,
-            dtype,
-        }),
-        .all_gather, .all_to_all => |kind| if (descriptor.uneven)
-            try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
-                kind,
-                dtype,
-                descriptor.count,
-                descriptor.counts,
-            })
-        else
-            try writer.print("{t}({d} {s}", .{ kind, descriptor.count, dtype }),
-        .broadcast, .scatter => |kind| try writer.print("{t}({d} {s} from {f}", .{
-            kind,
-            descriptor.count,
-            dtype,
-            root,
-        }),
-        .gather => try writer.print("gather({d} {s} to {f}", .{ descriptor.count, dtype, root }),
-        .reduce => try writer.print("reduce({s}, {d} {s} to {f}", .{
-            descriptor.op.name(),
-            descriptor.count,
-            dtype,
-            root,
-        }),
-        .send_recv => try writer.print("message({d} {s}", .{ descriptor.count, dtype }),
-        .barrier => try writer.writeAll("barrier("),
-        .sync => try writer.writeAll("sync("),
-    }
-    if (descriptor.arrays > 0) {
-        try writer.print(", {d} arrays", .{descriptor.arrays});
-    } else if (descriptor.counts != 0 and !descriptor.uneven)
-        try writer.writeAll(", shards of different sizes");
-    if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
-        if (descriptor.kind != .barrier) try writer.writeAll(", ");
-        try writer.print("recovery {s}", .{recovery});
-    }
-    if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
-    if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
-    try writer.print(", after {d} safe points)", .{descriptor.safe_points});
 }
 
 fn expect_words_of_both_languages(err: Error) !void {
@@ -1266,6 +1218,24 @@ test "an operation and a safe point say the same of why the coordinator removed 
         const wanted = removed ++ "it was away\\x1b. ";
         try std.testing.expect(std.mem.indexOf(u8, sentence, wanted) != null);
     }
+}
+
+test "a call of a newcomer that was refused says what it called, and what the members did" {
+    const why = "it called all_gather(999 f32) where the members called all_gather(1000 f32)";
+    var group: session.Group = undefined;
+    group.removed(why);
+    var op: session.Operation = undefined;
+    op.group = &group;
+    op.sync = null;
+    op.names = .{};
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .all_gather;
+    op.status = .mismatch;
+    op.failure = .{ .status = .mismatch };
+    try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+    const sentence = std.mem.span(status.pccl_last_error());
+    try std.testing.expect(std.mem.indexOf(u8, sentence, "go on without it: " ++ why) != null);
 }
 
 test "a call whose deadline passed names those it waited for, or says what is probable" {
@@ -1392,6 +1362,7 @@ test "a mismatch names both peers and both calls" {
     op.status = .mismatch;
     op.failure = .{
         .status = .mismatch,
+        .reason = .mismatch,
         .peer = .from_int(0xaabbccdd << 96),
         .other = .from_int(0x11223344 << 96),
         .descriptor = descriptor,

@@ -9,6 +9,7 @@ const wire = @import("wire");
 const History = @import("history.zig").History;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const misfit = @import("misfit.zig");
 const journal = @import("journal.zig");
 const lateness = @import("late.zig");
 const owed = @import("owed.zig");
@@ -113,6 +114,8 @@ pub const Record = struct {
     /// The members that have called it, and since when the others are waited for.
     stall: Stall = .{},
     vote_owed: owed.Vote = .{},
+    /// Newcomers that have called something else.
+    misfits: misfit.Misfits = .{},
     /// For a sync, from the first offer on.
     election: ?*Election = null,
 
@@ -383,8 +386,8 @@ pub const Epoch = struct {
         for (pair.ranks()) |either| if (either >= epoch.members.len) return error.Unexpected;
     }
 
-    /// The record of an operation, new if need be; null if the descriptors differ, and then it is
-    /// aborted.
+    /// The record of an operation, new if need be; null if the descriptors differ: then it is
+    /// aborted, or one of two is a newcomer, whose word does not count (misfit.zig).
     pub fn record_of(
         epoch: *Epoch,
         id: OpId,
@@ -395,7 +398,11 @@ pub const Epoch = struct {
         try epoch.check_party(id, rank);
         if (epoch.find(id)) |index| {
             const known = epoch.records.items[index];
-            if (known.descriptor.eql(descriptor)) return known;
+            switch (try misfit.hear(epoch, known, descriptor, rank)) {
+                .fits => return known,
+                .misfit => return null,
+                .contradicts => {},
+            }
             if (known.from == rank) return error.Unexpected; // nobody calls one thing twice
             try epoch.abort(id, .{
                 .reason = .mismatch,
@@ -419,6 +426,7 @@ pub const Epoch = struct {
     fn record_free(epoch: *Epoch, index: usize) void {
         const gone = epoch.records.orderedRemove(index);
         epoch.gpa.free(gone.chunks);
+        gone.misfits.deinit(epoch.gpa);
         if (gone.election) |election| election.destroy();
         epoch.gpa.destroy(gone);
     }
@@ -574,6 +582,7 @@ pub const Epoch = struct {
         message: *const control.MismatchSeen,
     ) ProtocolError!void {
         try epoch.check_party(message.op, rank);
+        if (try misfit.on_seen(epoch, rank, message)) return;
         try epoch.abort(message.op, .{
             .reason = .mismatch,
             .peer = epoch.members[rank].id,
@@ -881,11 +890,12 @@ pub const Epoch = struct {
                 election.structures = .init(ranks, .{ ids[ranks[0]], ids[ranks[1]] });
                 try epoch.compare_structures(known);
             },
-            .conflict => |ranks| try epoch.abort(known.id, .{
-                .reason = .state_conflict,
-                .peer = ids[ranks[0]],
-                .other = ids[ranks[1]],
-            }, null),
+            .conflict => |ranks| if (!misfit.blames(epoch, known, ranks))
+                try epoch.abort(known.id, .{
+                    .reason = .state_conflict,
+                    .peer = ids[ranks[0]],
+                    .other = ids[ranks[1]],
+                }, null),
             .unavailable => try epoch.abort(known.id, .{ .reason = .state_unavailable }, null),
         }
     }
@@ -904,7 +914,8 @@ pub const Epoch = struct {
         try epoch.compare_structures(known);
     }
 
-    /// Says how two structures differ, then aborts.
+    /// Finds out how two structures differ. Then a newcomer is refused, or all hear it, and the
+    /// operation is aborted.
     fn compare_structures(epoch: *Epoch, known: *Record) ProtocolError!void {
         const structures = &known.election.?.structures.?;
         switch (structures.next()) {
@@ -918,6 +929,7 @@ pub const Epoch = struct {
                 .first = ask.first,
             } }),
             .over => {
+                if (misfit.blames(epoch, known, structures.ranks)) return;
                 epoch.broadcast(.{ .state_differs = .{
                     .group = epoch.group,
                     .epoch = epoch.number,
@@ -1243,15 +1255,20 @@ pub const Epoch = struct {
             });
         }
         const needed = epoch.voters(known.id);
-        var circular: Circular = .{ .load = .bulk, .message = &.{ .resume_op = .{
+        var message: control.ResumeOp = .{
             .group = epoch.group,
             .epoch = epoch.number,
             .attempt = epoch.attempt,
             .op = known.id,
             .kept = .of(kept.items),
-        } } };
+        };
+        var circular: Circular = .{ .load = .bulk, .message = &.{ .resume_op = message } };
+        message.kept = .of(&.{});
+        var from_nothing: Circular = .{ .load = .bulk, .message = &.{ .resume_op = message } };
         for (epoch.members, 0..) |*member, rank| {
-            if (needed.has(rank)) circular.send(epoch.group, member.peer.?);
+            if (!needed.has(rank)) continue;
+            const fits = !misfit.is_one(known, @intCast(rank));
+            (if (fits) &circular else &from_nothing).send(epoch.group, member.peer.?);
         }
     }
 };

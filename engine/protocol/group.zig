@@ -17,6 +17,7 @@ const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
+const misfit = @import("misfit.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
 const turns = @import("turns.zig");
@@ -26,6 +27,7 @@ const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
 const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
+const Removals = @import("removals.zig").Removals;
 const Roster = @import("roster.zig").Roster;
 const unreached_file = @import("unreached.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
@@ -105,6 +107,7 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
+    removals: Removals = .{},
     /// Dials among its peers that came to nothing.
     unreached: unreached_file.Unreached = .{},
     /// How many the log says are there (attendance.zig); 0: nothing of it.
@@ -166,6 +169,7 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
+        group.removals.deinit(group.gpa);
         group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
@@ -183,6 +187,11 @@ pub const Group = struct {
     fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
         for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
         return null;
+    }
+
+    pub fn is_in_round(group: *const Group, peer: *const Peer) bool {
+        const newcomer = group.newcomer_of(peer) orelse return false;
+        return newcomer.in_round;
     }
 
     pub fn contains(group: *const Group, peer: *const Peer) bool {
@@ -740,7 +749,8 @@ pub const Group = struct {
         return group.roster.newcomers() >= group.least() or group.has_gaps();
     }
 
-    /// The peer is gone from this group: lost, or it left. `why`, for the log.
+    /// The peer is gone from this group: lost, or it left. `why`, for the log, and for the peer if
+    /// it comes back.
     pub fn remove(group: *Group, now: base.Instant, peer: *Peer, why: []const u8) !void {
         group.gone_away(now, peer, why);
         var lost: [2]*Epoch = undefined;
@@ -755,6 +765,7 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.lost_member = true;
+        group.removals.note(group.gpa, peer.id, why);
         group.broken.forget(peer.id);
         group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
@@ -995,6 +1006,7 @@ pub const Group = struct {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
             stall.review(group, epoch, now, late);
+            try misfit.review(epoch);
         }
         group.advance(now);
         attendance.review(group);

@@ -1188,8 +1188,10 @@ pub const Member = struct {
         m.end(.coordinator_unreachable, .in_doubt);
     }
 
-    pub fn on_expelled(m: *Member) void {
-        m.end(.expelled, .expelled);
+    /// `refused`: what a newcomer has called does not fit, so that is what its calls say.
+    pub fn on_expelled(m: *Member, refused: bool) void {
+        const status: Status = if (refused) .mismatch else .expelled;
+        m.end(status, status);
     }
 
     /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
@@ -1229,6 +1231,6 @@ pub const Member = struct {
                 }
             }
         }
-        if (m.admitting) m.admit_end(status);
+        if (m.admitting) m.admit_end(if (status == .mismatch) .expelled else status);
     }
 };

@@ -30,6 +30,9 @@ test {
     _ = @import("patience.zig");
     _ = @import("roster.zig");
     _ = @import("structure.zig");
+    _ = @import("misfit.zig");
+    _ = @import("misfit_test.zig");
+    _ = @import("removals.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");

@@ -110,7 +110,7 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
 }
 
 /// Whoever has called it answers at once, and another one as soon as it calls.
-fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
+pub fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
     const asked = missing.without(&known.stall.asked);
     if (asked.is_empty()) return;
     known.stall.asked.merge(&asked);
@@ -203,7 +203,7 @@ pub const Overdue = struct {
     why_storage: [why_bytes_max]u8 = undefined,
     why_length: usize = 0,
 
-    const why_bytes_max = 240;
+    const why_bytes_max = base.limits.expelled_bytes_max;
 
     pub fn why(overdue: *const Overdue) []const u8 {
         return overdue.why_storage[0..overdue.why_length];

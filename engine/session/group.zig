@@ -44,7 +44,7 @@ pub const Group = struct {
 
     pub const State = enum { joining, joined, left };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
-    const removed_bytes_max = 280;
+    const removed_bytes_max = base.limits.expelled_bytes_max;
 
     /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
     /// membership is over.

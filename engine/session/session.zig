@@ -330,6 +330,7 @@ pub const Session = struct {
             const of_another_run = verdict == .wrong_run or verdict == .version_mismatch;
             if (s.knows_settings() and of_another_run)
                 return s.lose_coordinator("its address belongs to another run now");
+            if (s.knows_settings()) s.lose_place(verdict);
             return s.hang_up("the coordinator refused this peer");
         }
         s.control_state = .open;
@@ -338,6 +339,18 @@ pub const Session = struct {
         s.heartbeat_at = s.now;
         if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
         for (s.groups.items) |group| s.present(group);
+    }
+
+    /// The coordinator knows another process by the id of this one, so it has removed this one.
+    fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
+        switch (verdict) {
+            .refused, .held => {},
+            .welcome, .version_mismatch, .wrong_run, .wrong_peer, .full => return,
+        }
+        for (s.groups.items) |group| {
+            if (group.state == .left or group.member.current == null) continue;
+            s.lose_membership(group, "another process has taken its place, under its peer_id");
+        }
     }
 
     pub fn send(s: *Session, message: control.Message) void {
@@ -570,10 +583,15 @@ pub const Session = struct {
             if (group == now_of or group.state != .joined or group.id != number) continue;
             s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
             const why = "the coordinator has started without its journal";
-            group.removed(why);
-            group.member.on_expelled();
-            s.group_gone(group, .expelled, why);
+            s.lose_membership(group, why);
         }
+    }
+
+    /// This peer is not a member any more, and finds out without being told.
+    fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
+        group.removed(why);
+        group.member.on_expelled(false);
+        s.group_gone(group, .expelled, why);
     }
 
     fn on_refused(s: *Session, body: *const control.Refused) void {
@@ -622,7 +640,7 @@ pub const Session = struct {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
-            group.member.on_expelled();
+            group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
             s.group_gone(group, .expelled, body.why.data);

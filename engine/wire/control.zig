@@ -727,9 +727,11 @@ pub const Abort = struct {
 };
 pub const Expelled = struct {
     group: u16,
+    /// A newcomer whose calls do not fit those of the members: they fail as such.
+    refused: bool = false,
     why: Bytes,
 
-    pub const bounds = .{ .group = .any, .why = .any };
+    pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
 /// The offers differ: everybody gets the content with this root from the holders.
 pub const StateElected = struct {
