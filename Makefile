@@ -95,6 +95,7 @@ style: build $(VENV)/.with-dev $(VENV)/.with-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/basedpyright
 
 demo: build $(VENV)/.with-demo
 	$(RUN) -m examples.demo

@@ -116,7 +116,7 @@ class Pccl:
         self._comm.barrier()
 
     def call(
-        self, collective: str, values: Values, other: Values, codec: str = "none"
+        self, collective: str, values: Values, other: Values, codec: Any = "none"
     ) -> Values | None:
         comm, job = self._comm, self._job
         shard = shard_of(job, values)

@@ -2,8 +2,8 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py, messages.py and shared_state.py, waiting for the world in
-docs/ARCHITECTURE.md.
+together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
+says how they wait for the world.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
-from pccl_py.messages import Messages
+from pccl_py.objects import Objects
 from pccl_py.outcome import Admission
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -47,7 +48,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group(Messages):
+class Group(Objects):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
@@ -148,7 +149,7 @@ class Group(Messages):
 
     def shared_state(
         self,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, Array],
         *,
         name: str = "state",
         revision: int = 0,
@@ -192,6 +193,12 @@ class Group(Messages):
             return f"<{kind} {name!r} peer {self._peer_id.short} not admitted>"
         now = self._admission
         return f"<{kind} {name!r} rank {now.rank} of {now.world_size} in epoch {now.epoch}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is a connection of this process and cannot be pickled: pass "
+            "the run's token to the other process, and call pccl_py.connect(token) there"
+        )
 
     def _open(self) -> _pccl.Comm:
         if self._forked:

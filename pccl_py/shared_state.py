@@ -13,7 +13,7 @@ from pccl_py import _pccl, buffers
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument
 from pccl_py.outcome import SyncOutcome
-from pccl_py.words import Strategy, nanoseconds, parse_strategy, text, unsigned
+from pccl_py.words import Strategy, StrategyName, nanoseconds, parse_strategy, text, unsigned
 
 
 class SharedState(Closing):
@@ -26,7 +26,7 @@ class SharedState(Closing):
     def __init__(
         self,
         comm: _pccl.Comm,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, buffers.Array],
         name: str,
         revision: int,
         may_differ: Iterable[str],
@@ -67,7 +67,7 @@ class SharedState(Closing):
         return self._native.revision()
 
     def sync(
-        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
     ) -> SyncOutcome:
         """Makes the arrays equal on all members, who call it equally often. Blocks without the GIL.
 

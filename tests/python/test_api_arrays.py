@@ -44,7 +44,7 @@ def same(got: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_list_is_what_its_arrays_are(world_size: int, plan: str) -> None:
+def test_a_list_is_what_its_arrays_are(world_size: int, plan: pccl.PlanName) -> None:
     n = world_size
 
     def program(comm: pccl.Communicator) -> None:
@@ -208,7 +208,7 @@ def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
             with pytest.raises(pccl.InvalidArgument, match=word):
                 call()
         with pytest.raises(TypeError, match="array 1 of 2"):
-            comm.all_reduce([one, "text"])
+            comm.all_reduce([one, "text"])  # type: ignore[list-item]
         assert list(one) == list(other) == [1] * 4
 
 
@@ -236,7 +236,7 @@ def exchanged(sender: int, receiver: int, scale: int) -> int:
 @pytest.mark.parametrize("scale", [1, 9001])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_every_two_ranks_exchange_what_they_agree_about(
-    world_size: int, scale: int, codec: str
+    world_size: int, scale: int, codec: pccl.CodecName
 ) -> None:
     n = world_size
 

@@ -75,7 +75,7 @@ def test_every_world_size_sums_and_reports_its_members(world_size: int) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_and_op_is_exact_where_arithmetic_is(
-    world: pccl.LocalWorld, name: str, op: str
+    world: pccl.LocalWorld, name: str, op: pccl.OpName
 ) -> None:
     rows = rows_for(3, 777)
     arrays = [row.astype(DTYPES[name]) for row in rows]

@@ -119,7 +119,11 @@ def test_only_leaves_that_differ_move_from_all_who_hold_them(world: pccl.LocalWo
 def test_strategies(world: pccl.LocalWorld) -> None:
     arrays = [{"x": np.full(10, rank)} for rank in range(3)]
     states = share(world, arrays, revision=lambda rank: 10 * rank, name="strategies")
-    chosen: list[pccl.Strategy | str] = ["send_only", pccl.Strategy.RECEIVE_ONLY, "popular"]
+    chosen: list[pccl.Strategy | pccl.StrategyName] = [
+        "send_only",
+        pccl.Strategy.RECEIVE_ONLY,
+        "popular",
+    ]
     world.run(lambda comm: states[comm.rank].sync(chosen[comm.rank]))
     assert all((array["x"] == 0).all() for array in arrays)
     assert {state.revision for state in states} == {1}
@@ -136,7 +140,7 @@ def test_strategies(world: pccl.LocalWorld) -> None:
     assert [array["x"][0] for array in arrays] == [0, 1, 2]  # as they were
     assert {state.revision for state in states} == {1}
     with pytest.raises(pccl.InvalidArgument, match="'popular', 'send_only', 'receive_only'"):
-        states[0].sync("best")
+        states[0].sync("best")  # type: ignore[arg-type]
     for state in states:
         state.close()
 
