@@ -141,6 +141,7 @@ class Comm:
         deadline_ns: int,
         connect_ns: int,
         peer_id: bytes | None,
+        label: str | None,
     ) -> Comm: ...
     def join(self, group: str, initial_world_size: int, deadline_ns: int) -> Comm: ...
     def close(self) -> None: ...
@@ -155,6 +156,9 @@ class Comm:
 
     def members(self) -> list[bytes]:
         """In rank order."""
+
+    def label(self, peer: bytes) -> str:
+        """Empty if it is not known."""
 
 def coalesced(
     work: Work,

@@ -107,6 +107,19 @@ class Group(Objects):
         """
         return tuple(PeerId(peer) for peer in self._open().members())
 
+    def label(self, peer: PeerId) -> str:
+        """The name of a peer for people, "host:pid" unless `connect` was given another.
+
+        It is known of members, and of those that joined, left or are about to enter; of any other
+        this is the beginning of its id.
+        """
+        return self._open().label(bytes(peer)) or peer.short
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of `members`, in rank order."""
+        return tuple(self.label(peer) for peer in self.members)
+
     def info(self) -> GroupInfo:
         """This peer's knowledge of the group right now."""
         *numbers, peer_id, sent, received = self._open().info()
@@ -276,6 +289,7 @@ def connect(
     deadline: float | None = None,
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
+    label: str | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -290,7 +304,8 @@ def connect(
     is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
     default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
     until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
-    PCCL_PEER_ID, or random.
+    PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
+    logs and the status; PCCL_LABEL, in which %h is the host and %p the process id, or "host:pid".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -320,6 +335,7 @@ def connect(
             _number(connect_timeout, "PCCL_CONNECT_TIMEOUT", float, "seconds"), "connect_timeout"
         ),
         None if peer_id is None else PeerId(peer_id),
+        _label(label),
     )
     return Communicator(native, name)
 
@@ -331,6 +347,14 @@ _Number = TypeVar("_Number", int, float)
 def _given(value: _Value | None, variable: str) -> _Value | str | None:
     """An argument, or else what the environment says, if it says anything."""
     return value if value is not None else os.environ.get(variable) or None
+
+
+def _label(value: str | None) -> str | None:
+    """The label that was given, or else that of the environment, whose places are filled in."""
+    if value is not None:
+        return text(value, "label")
+    said = os.environ.get("PCCL_LABEL")
+    return _log_output.filled_in(said) if said else None
 
 
 def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:

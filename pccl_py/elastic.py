@@ -49,9 +49,11 @@ class ConnectOptions(TypedDict, total=False):
     initial_world_size: int | None
     bind: str | None
     advertise: str | None
+    ports: str | None
     deadline: float | None
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
+    label: str | None
 
 
 class Step:

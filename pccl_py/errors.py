@@ -45,6 +45,8 @@ class Mismatch(PcclError):
 
     In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
     two peers insist on different contents.
+    A newcomer whose first call, or state, is not that of the members gets this alone: the others go
+    on without it. It is no member then; connecting again helps only once its program is mended.
     """
 
 

@@ -76,10 +76,11 @@ class SharedState(Closing):
         were. During the call the arrays must not be written, nor read before it returns.
 
         Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
-        insist on different contents; StateUnavailable if nobody holds content that may be taken;
-        InDoubt if the coordinator was lost at the last moment (call it again: it brings this peer
-        to what the others have); and the errors of `Group.all_reduce`. `deadline` is in seconds
-        from now (default: the communicator's).
+        insist on different contents (if one of them is new in the group, it raises there alone,
+        and that peer is out of the group); StateUnavailable if nobody holds content that may be
+        taken; InDoubt if the coordinator was lost at the last moment (call it again: it brings this
+        peer to what the others have); and the errors of `Group.all_reduce`. `deadline` is in
+        seconds from now (default: the communicator's).
         """
         answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
         revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const failure = @import("failure.zig");
+const label = @import("label.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -29,6 +30,7 @@ pub const CommOptions = extern struct {
     interrupted: ?*const fn (?*anyopaque) callconv(.c) c_int,
     interrupted_context: ?*anyopaque,
     ports: ?[*:0]const u8,
+    label: ?[*:0]const u8,
 };
 
 pub const Admission = extern struct {
@@ -112,6 +114,7 @@ fn create(
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
+        .label = try label.of_peer(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
             return failure.create(error.BadAddress, place) else null,
         .ports = ports,
@@ -268,8 +271,10 @@ fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!
     const passed = switch (result) {
         .passed => |passed| passed,
         .failed => |why| {
-            var room: [800]u8 = undefined;
             const late = why == .deadline_exceeded;
+            if (late) if (comm.membership.attendance()) |count|
+                return failure.too_few_came(comm.membership.group.name, &count);
+            var room: [800]u8 = undefined;
             return failure.membership(why, if (late)
                 comm.membership.why_late(&room)
             else
@@ -322,6 +327,32 @@ export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) 
 
 export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .left, ids, capacity);
+}
+
+export fn pccl_comm_label(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) Status {
+    return status.code(name_of(handle, peer, to, capacity));
+}
+
+fn name_of(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) status.Error!void {
+    const comm = try usable(handle);
+    const id = peer orelse return status.is_null("peer");
+    const room = to orelse return status.is_null("label");
+    const found = comm.membership.label(.{ .bytes = id.bytes });
+    if (!text.copy(found.slice(), room, capacity)) return status.fail(
+        .invalid_argument,
+        "the label has {d} bytes and a terminating zero, and there is room for {d}",
+        .{ found.length, capacity },
+    );
 }
 
 /// pccl_peer_id_t

@@ -81,6 +81,8 @@ pub const PeerEngine = struct {
         coordinator: address.Endpoint,
         run_id: base.RunId,
         peer_id: ?base.PeerId = null,
+        /// The name of this peer for people.
+        label: base.Label = .{},
         /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
         /// the interface that leads to the coordinator; every one if `advertise` says that others
         /// come another way.
@@ -141,6 +143,7 @@ pub const PeerEngine = struct {
             .run_id = options.run_id,
             .seed = random.seed(),
             .address_key = random.array(16),
+            .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .host = .{ .ctx = engine, .vtable = &host },
             .secrets = secret.allocator,

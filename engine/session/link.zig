@@ -42,6 +42,11 @@ pub const Link = struct {
     down_since: base.Instant,
     /// The health that coordinators were told, or will be when one is there.
     told: wire.control.LinkHealth = .up,
+    /// Bytes on its lanes, and those that the coordinator has been told of (traffic.zig).
+    sent: u64 = 0,
+    received: u64 = 0,
+    sent_told: u64 = 0,
+    received_told: u64 = 0,
     /// Where round robin goes on.
     turn: usize = 0,
     /// Frames of operations that this peer has not reached yet.

@@ -414,6 +414,15 @@ pub fn close_broken(s: *Session) void {
 /// attempt; one that was the last says that the other peer may be dead.
 fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.LinkState) void {
     if (group.state != .joined or !group.member.connected) return;
+    // It is in no epoch yet, and may be the only one left to notice.
+    if (state == .closed and group.member.newest() == 0 and group.knows(link.peer))
+        s.send(.{ .link_lost = .{
+            .other = link.peer,
+            .group = group.id.?,
+            .epoch = 0,
+            .attempt = 0,
+            .state = state,
+        } });
     for (group.member.epochs) |slot| {
         const epoch = slot orelse continue;
         if (state == .broken and !in_use(s, link, group, epoch.number)) continue;

@@ -39,6 +39,7 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
     }
     s.prune_addresses();
     group.report_at = s.now +| report_ns;
+    group.attendance = null; // enough have come
     member.on_prepare(body.round, body.members.count);
     links.review(s);
     links.say_broken(s, group);

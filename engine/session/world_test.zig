@@ -56,6 +56,9 @@ pub const World = struct {
     dials: std.ArrayList(Dial) = .empty,
     now: u64 = 1000,
     log_lines: u32 = 0,
+    /// The last line of a peer's log.
+    said: [300]u8 = undefined,
+    said_bytes: usize = 0,
     /// No connection between these two can be made; so many were tried.
     apart: ?[2]usize = null,
     /// The first cannot dial the second.
@@ -87,6 +90,7 @@ pub const World = struct {
             .run_id = @splat(1),
             .seed = node.index,
             .address_key = @splat(@intCast(node.index)),
+            .label = .shown(&.{ 'n', '0' + @as(u8, @intCast(node.index)) }),
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
@@ -338,8 +342,11 @@ pub const World = struct {
     }
     fn operation_resolved(_: *anyopaque, _: *Operation) void {}
     fn fault_point(_: *anyopaque, _: session.FaultPoint, _: u64, _: u64, _: u64) void {}
-    fn log(ctx: *anyopaque, _: session.LogLevel, _: []const u8) void {
-        node_from(ctx).world.log_lines += 1;
+    fn log(ctx: *anyopaque, _: session.LogLevel, message: []const u8) void {
+        const w = node_from(ctx).world;
+        w.log_lines += 1;
+        w.said_bytes = @min(message.len, w.said.len);
+        @memcpy(w.said[0..w.said_bytes], message[0..w.said_bytes]);
     }
 
     pub fn admit_all(w: *World) !void {

@@ -109,18 +109,22 @@ pub const Descriptor = struct {
     plan: base.Plan = .auto,
     /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
     uneven: bool = false,
-    reserved: [2]u8 = @splat(0),
+    /// How many there are, if there are several.
+    arrays: u16 = 0,
     /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
     /// receiver.
     count: u64,
-    /// A hash of the shards' elements, where they differ; else 0. In the open of an uneven
-    /// all_to_all: what its sender wants of its receiver.
+    /// A hash of the shards' elements, where they differ, or of several arrays; else 0. In the open
+    /// of an uneven all_to_all: what its sender wants of its receiver.
     counts: u64 = 0,
+    /// Beside a hash: says which of them differs, if one does (session/outline.zig).
+    outline: Outline = .{},
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
 
     pub const bounds = .{
+        .arrays = limits.chunks_max,
         .count = limits.elements_max,
         .counts = .any,
         .safe_points = safe_points_told_max,
@@ -144,7 +148,17 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 8;
+
+/// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
+/// times its number, from 1 on.
+pub const Outline = struct {
+    counts_at: u64 = 0,
+    dtypes: u32 = 0,
+    dtypes_at: u32 = 0,
+
+    pub const bounds = .{ .counts_at = .any, .dtypes = .any, .dtypes_at = .any };
+};
 
 /// An operation within its group and epoch.
 pub const OpId = struct {
@@ -230,6 +244,14 @@ pub const MemberEntry = struct {
     pub const bounds = .{ .address = limits.address_bytes_max };
 };
 
+/// A peer and its name for people.
+pub const LabelEntry = struct {
+    id: PeerId,
+    label: Bytes,
+
+    pub const bounds = .{ .label = limits.label_bytes_max };
+};
+
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
 
@@ -269,6 +291,8 @@ pub const Join = struct {
     /// none. A peer that names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
+    /// The name of the peer for people; none if it is empty.
+    label: Bytes = .{},
 
     pub const bounds = .{
         .name = limits.name_bytes_max,
@@ -276,6 +300,7 @@ pub const Join = struct {
         .initial_world_size = limits.peers_max,
         .round = .any,
         .stop_round = .any,
+        .label = limits.label_bytes_max,
     };
 };
 /// An epoch that the peer is in.
@@ -356,6 +381,8 @@ pub const Done = struct {
     descriptor: Descriptor,
     digest: u128,
     decisions_seen: u64,
+    /// How long ago it was called, counting the way to the coordinator.
+    age_ns: u64 = 0,
 
     pub const bounds = .{
         .group = group_last,
@@ -363,6 +390,7 @@ pub const Done = struct {
         .attempt = .any,
         .digest = .any,
         .decisions_seen = .any,
+        .age_ns = limits.interval_ns_max,
     };
 };
 pub const GaveUp = struct {
@@ -446,6 +474,19 @@ pub const LinkTold = struct {
     dialed: Dialed = .pending,
 
     pub const bounds = .{ .group = group_last };
+};
+/// The traffic on the link to a peer, in bytes per second; for the status.
+pub const LinkTraffic = struct {
+    peer: PeerId,
+    sent: u64,
+    received: u64,
+
+    pub const bounds = .{ .sent = .any, .received = .any };
+};
+pub const Traffic = struct {
+    links: List(LinkTraffic),
+
+    pub const bounds = .{ .links = limits.links_told_max };
 };
 pub const StatusRequest = struct {};
 /// It has called an operation that takes long, or of which the coordinator has said that others
@@ -552,6 +593,14 @@ pub const Prepare = struct {
         .members = limits.peers_max,
         .links = limits.peers_max,
     };
+};
+/// The names of peers of a round, for people: to a newcomer those of all; to a member those of who
+/// is new. Behind `prepare`, which says that these are of the round.
+pub const Labels = struct {
+    group: u16,
+    peers: List(LabelEntry),
+
+    pub const bounds = .{ .group = group_last, .peers = limits.peers_max };
 };
 pub const Release = struct {
     group: u16,
@@ -678,9 +727,11 @@ pub const Abort = struct {
 };
 pub const Expelled = struct {
     group: u16,
+    /// A newcomer whose calls do not fit those of the members: they fail as such.
+    refused: bool = false,
     why: Bytes,
 
-    pub const bounds = .{ .group = .any, .why = .any };
+    pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
 /// The offers differ: everybody gets the content with this root from the holders.
 pub const StateElected = struct {
@@ -733,8 +784,8 @@ pub const AskAddress = struct {
 pub const AddressTold = struct {
     peer: MemberEntry,
 };
-/// Over half of the members, or one of the two of a message, have called an operation, and the
-/// missing have not: one of those says `called` when it calls; the others know whom they wait for.
+/// Some have called an operation, and the missing have not: one of those says `called` when it
+/// calls; the others know whom they wait for.
 pub const Stalled = struct {
     group: u16,
     epoch: u64,
@@ -753,6 +804,20 @@ pub const Unreached = struct {
     address: Bytes,
 
     pub const bounds = .{ .group = group_last, .address = limits.address_bytes_max };
+};
+/// To newcomers of a group that has no members: it begins when so many are there.
+pub const Waiting = struct {
+    group: u16,
+    here: u32,
+    needed: u32,
+    /// It has had members, and all of them are gone.
+    emptied: bool,
+
+    pub const bounds = .{
+        .group = group_last,
+        .here = limits.peers_max,
+        .needed = limits.peers_max,
+    };
 };
 pub const StatusReply = struct {
     json: Bytes,
@@ -806,6 +871,9 @@ pub const Message = union(enum(u16)) {
     called: Called,
     stalled: Stalled,
     unreached: Unreached,
+    labels: Labels,
+    waiting: Waiting,
+    traffic: Traffic,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

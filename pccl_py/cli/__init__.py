@@ -308,17 +308,20 @@ def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: docs/STATUS.md.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh until Ctrl-C; with --json a line each time."),
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
     """Show groups, epochs, members, operations in flight and bytes of a run."""
     if refused is not None:
         secret.refuse_token_argument()
-    if as_json and watch:
-        raise pccl_py.InvalidArgument("--json and --watch do not go together")
     token = secret.token(token_file)
-    if watch:
+    if watch and as_json:
+        status.stream_json(token, interval=interval, timeout=timeout)
+    elif watch:
         status.watch(token, interval=interval, timeout=timeout)
     elif as_json:
         status.show_json(token, timeout=timeout)

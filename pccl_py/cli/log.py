@@ -44,7 +44,7 @@ class Folder:
     """
 
     def __init__(self, pattern: str) -> None:
-        self._path = Path(_log_output.file_name(pattern))
+        self._path = Path(_log_output.filled_in(pattern))
         self._lock = threading.Lock()
         self._files: dict[int, BinaryIO] = {}
         try:

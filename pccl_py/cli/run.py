@@ -162,6 +162,7 @@ class Processes:
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
             "PCCL_RESTARTS": str(self._restarts[index]),
+            "PCCL_LABEL": f"{os.environ.get('PCCL_LABEL') or '%h:%p'} #{index}",
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -47,6 +48,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_DEADLINE": "0.3",
         "PCCL_CONNECT_TIMEOUT": "7.5",
         "PCCL_PEER_ID": "ab" * 16,
+        "PCCL_LABEL": "%h/%p 100%%",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -58,6 +60,7 @@ def test_every_argument_of_connect_has_a_variable(
         while comm.admit(deadline=30).world_size == 1:
             pass
         entering.join()
+        assert comm.label(comm.peer_id) == f"{socket.gethostname()}/{os.getpid()} 100%"
         (group,) = pccl.run_status(coordinator.token)["groups"]
         for member in group["epochs"][-1]["members"]:
             assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", member["address"])

@@ -766,8 +766,9 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             return str(caught.value)
 
         odd = world.comms[1].peer_id.short
-        for message in world.run(program):
-            assert odd in message, message
+        for rank, message in enumerate(world.run(program)):
+            named = "rank 1 (this peer)" if rank == 1 else f", {odd})"
+            assert named in message, message
             kinds = {
                 "scatter": "reduce_scatter(",
                 "gather": "all_gather(",
@@ -778,7 +779,7 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             }
             kind = kinds.get(what.split(":")[0], "all_gather(")
             assert kind in message, message
-            assert ("counts or arrays that hash to " in message) == (
+            assert ("shards of different sizes" in message) == (
                 ": counts" in what or ": even" in what
             )
 

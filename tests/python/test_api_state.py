@@ -134,9 +134,14 @@ def test_strategies(world: pccl.LocalWorld) -> None:
     assert all(isinstance(error, pccl.StateUnavailable) for error in errors)
     errors = failures(world, [lambda s=s: s.sync("send_only") for s in states])
     peers = [world.comms[rank].peer_id.short for rank in (0, 1)]
-    for error in errors:
+    for rank, error in enumerate(errors):
         assert isinstance(error, pccl.Mismatch)
-        assert all(peer in str(error) for peer in peers), error
+        for number, peer in enumerate(peers):
+            assert (
+                ("rank 0 (this peer)", "rank 1 (this peer)")[number] in str(error)
+                if (rank == number)
+                else f", {peer})" in str(error)
+            ), error
     assert [array["x"][0] for array in arrays] == [0, 1, 2]  # as they were
     assert {state.revision for state in states} == {1}
     with pytest.raises(pccl.InvalidArgument, match="'popular', 'send_only', 'receive_only'"):

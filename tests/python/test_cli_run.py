@@ -47,6 +47,22 @@ def test_the_processes_reduce_together(start: Any) -> None:
     assert sorted(program.rest().splitlines()) == [f"[{rank}] 4 6.0" for rank in range(4)]
 
 
+@pytest.mark.parametrize("label", ["", "mine"])
+def test_the_label_of_each_process_has_its_number(start: Any, label: str) -> None:
+    source = (
+        "import os, socket, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    own = comm.label(comm.peer_id)\n"
+        "    here = f'{socket.gethostname()}:{os.getpid()}'\n"
+        "    print(own.replace(here, 'here'), len(comm.labels))\n"
+    )
+    program = start("run", "-n", "2", "--", *PYTHON, source, module=CLI, PCCL_LABEL=label)
+    assert program.end() == 0, program.errors
+    name = label or "here"
+    assert sorted(program.rest().splitlines()) == [f"[{n}] {name} #{n} 2" for n in range(2)]
+
+
 def test_output_is_passed_on_line_by_line_to_the_stream_it_came_from(start: Any) -> None:
     """Bytes that are no text and a last line without an end come through as well."""
     source = (
