@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -96,34 +97,41 @@ class Watcher:
         """Hands queued native events to logging.getLogger("pccl")."""
         while (event := _pccl.log_next()) is not None:
             level, message = event
-            logger.log(LOG_LEVELS.get(level, logging.ERROR), "%s", message)
+            try:
+                logger.log(LOG_LEVELS.get(level, logging.ERROR), "%s", message)
+            except Exception:  # noqa: BLE001  of a handler of the program
+                _report()
 
     def _run(self) -> None:
         while not self._stopping:
             for key in _pccl.completions_wait(LOG_INTERVAL_NS):
-                if (dropped := self._dropped.pop(key, None)) is not None:
-                    self._see_off(dropped)
-                    dropped = None
-                awaited = self._awaited.pop(key, None)
-                if awaited is not None:
-                    self._tell(awaited)
-                    awaited = None  # a work must not live on because this thread sleeps
+                try:
+                    self._finished(key)
+                except Exception:  # noqa: BLE001  of a handler of the program, or of its event loop
+                    _report()
             self.drain_log()
         if self._at_end is not None:
             self._at_end()
         self.drain_log()
 
-    def _see_off(self, dropped: NativeWork) -> None:
-        try:
-            dropped.wait(0)
-        except PcclError as error:
-            logger.warning("an operation whose Work was dropped has failed: %s", error)
-
-    def _tell(self, awaited: Awaited) -> None:
-        try:
+    def _finished(self, key: int) -> None:
+        # Nothing here outlives the call: a work must not live on because this thread sleeps.
+        if (dropped := self._dropped.pop(key, None)) is not None:
+            try:
+                dropped.wait(0)
+            except PcclError as error:
+                logger.warning("an operation whose Work was dropped has failed: %s", error)
+        if (awaited := self._awaited.pop(key, None)) is not None:
             awaited._on_finished()
-        except RuntimeError:
-            logger.exception("an event loop could not be told of a finished operation")
+
+
+def _report() -> None:
+    """Reports an exception as Python does one that ends a thread; this thread goes on."""
+    kind, error, traceback = sys.exc_info()
+    assert kind is not None
+    threading.excepthook(
+        threading.ExceptHookArgs((kind, error, traceback, threading.current_thread()))
+    )
 
 
 watcher = Watcher()

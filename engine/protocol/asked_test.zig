@@ -101,11 +101,11 @@ test "a member that has been let into a long queue by others may say later what 
     var court: Court = undefined;
     try form(&court);
     defer court.c.destroy();
-    const thin_bytes = 20_000;
+    const thin_bytes = 8_000;
     var decisions: u64 = 0;
     var taken: u64 = 0;
-    for (0..40) |_| { // 20 s
-        for (0..400) |_| {
+    for (0..24) |_| { // 12 s
+        for (0..200) |_| {
             for (0..2) |index| {
                 var said = court.vote(0, decisions);
                 said.op = .{ .tag = (base.Pair{ .src = 0, .dst = 1 }).tag(0), .sequence = decisions };

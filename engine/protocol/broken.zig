@@ -58,6 +58,14 @@ pub const Broken = struct {
         return true;
     }
 
+    /// Whether `from` says so.
+    pub fn has(broken: *const Broken, from: PeerId, to: PeerId) bool {
+        for (broken.claims.items) |*claim| {
+            if (claim.from.eql(from) and claim.to.eql(to)) return true;
+        }
+        return false;
+    }
+
     /// The claims of this member so far do not count: it repeats those that still hold.
     pub fn forget_from(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, false);

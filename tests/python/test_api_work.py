@@ -283,6 +283,29 @@ def test_doubt_is_resolved_by_the_others_success(pair: list[pccl.Communicator]) 
     assert work.wait() == work.resolve() == outcome
 
 
+def test_a_coordinator_that_is_gone_is_in_the_log_at_once_and_in_the_doubt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The root of a broadcast has voted; the other member does not call, and is not blamed."""
+    caplog.set_level("WARNING", logger="pccl")
+    with pccl.LocalWorld(2) as world:
+        work = world.comms[0].broadcast(np.arange(10.0), 0, deadline=4, async_op=True)
+        token = world.coordinator.token
+        while not [
+            operation
+            for epoch in pccl.run_status(token)["groups"][0]["epochs"]
+            for operation in epoch["operations"]
+            if operation["done"] == 1
+        ]:
+            continue
+        world.coordinator.close()
+        while "the coordinator is away" not in caplog.text:
+            assert not work.done()
+        why = r"the deadline passed \(the connection to the coordinator was lost \d s ago\)"
+        with pytest.raises(pccl.InDoubt, match=why):
+            work.wait()
+
+
 def test_doubt_is_resolved_by_the_others_failure(pair: list[pccl.Communicator]) -> None:
     sent, received = np.arange(1000.0), np.zeros(1000)
     work = in_doubt(pair[0], sent)
@@ -506,3 +529,40 @@ def test_a_loop_that_ends_early_disturbs_nobody(
 
     asyncio.run(later())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_an_exception_of_a_log_handler_does_not_end_the_watching(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log server that is away raises in its handler, on the thread that tells of completions."""
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ConnectionError("the log server is away")
+
+    reported = threading.Event()
+    errors: list[BaseException | None] = []
+
+    def report(args: threading.ExceptHookArgs) -> None:
+        errors.append(args.exc_value)
+        reported.set()
+
+    monkeypatch.setattr(threading, "excepthook", report)
+    logger, handler = logging.getLogger("pccl"), Raising(logging.INFO)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        with pccl.LocalWorld(2) as world:
+            assert reported.wait(20)
+
+            async def both() -> None:
+                await asyncio.gather(
+                    *[comm.all_reduce(np.ones(4), async_op=True) for comm in world.comms]
+                )
+
+            asyncio.run(asyncio.wait_for(both(), 20))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert all(isinstance(error, ConnectionError) for error in errors)
