@@ -102,13 +102,14 @@ test "a member that has been let into a long queue by others may say later what 
     try form(&court);
     defer court.c.destroy();
     const thin_bytes = 8_000;
+    const message_tag = (base.Pair{ .src = 0, .dst = 1 }).tag(0);
     var decisions: u64 = 0;
     var taken: u64 = 0;
     for (0..24) |_| { // 12 s
         for (0..200) |_| {
             for (0..2) |index| {
                 var said = court.vote(0, decisions);
-                said.op = .{ .tag = (base.Pair{ .src = 0, .dst = 1 }).tag(0), .sequence = decisions };
+                said.op = .{ .tag = message_tag, .sequence = decisions };
                 said.descriptor.kind = .send_recv;
                 try court.say(index, .{ .done = said });
             }
@@ -126,7 +127,8 @@ test "a member that has been let into a long queue by others may say later what 
     // One that reads and says nothing of it goes after the silence limit.
     try pass_thin(&court, court.c.options.silence_ns + second, 2, all);
     try expectEqual(null, court.peers[2]);
-    try court.expect_said("info peer 03000000 is gone: it does not say which decisions it has seen");
+    try court.expect_said("info peer 03000000 is gone: it does not say which decisions it has " ++
+        "seen");
 }
 
 test "time in which the answer of a member lies unread at the coordinator is not its own" {

@@ -27,8 +27,8 @@ pub const Broken = struct {
         broken.claims.deinit(gpa);
     }
 
-    /// `from` says how its link to `to` is. False: it said so before. Of very many that it says are
-    /// broken, more than any honest member has links, one that it said earlier does not count.
+    /// `from` says how its link to `to` is. False: it said so before. Where it says so of more
+    /// links than any honest member has, one that it said earlier does not count.
     pub fn tell(
         broken: *Broken,
         gpa: Allocator,

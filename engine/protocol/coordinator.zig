@@ -1403,7 +1403,7 @@ pub const Coordinator = struct {
         group.look.ask(now + replan_ns + peer.rates.attempt_wait_ns(now), peer.id);
     }
 
-    /// What follows from what was said of links, once it is known what others say of the same.
+    /// Draws the consequences of what was said of links, once others have said theirs of the same.
     fn look_around(c: *Coordinator, now: Instant) void {
         for (c.groups.items) |group| {
             const by = group.take_look(now) orelse continue;

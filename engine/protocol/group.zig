@@ -843,7 +843,7 @@ pub const Group = struct {
         return .all(&epoch.alive, world_size);
     }
 
-    /// Who is there has changed.
+    /// Members have come or gone.
     fn look_soon(group: *Group, now: base.Instant) void {
         if (group.broken.claims.items.len > 0) group.look.ask(now, .none);
     }

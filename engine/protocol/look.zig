@@ -1,7 +1,7 @@
 //! Look: when the coordinator looks again for ways around the broken links of a group, and for
 //! members that no way leads to (plan.zig). That takes long where there are many members, and costs
 //! whoever has it done a few bytes; so it follows a little later, once for all that was said until
-//! then, and the next time only after a pause. What is done then: group.zig, coordinator.zig.
+//! then, and the next time only after a pause. The consequences: group.zig, coordinator.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -40,7 +40,7 @@ pub const Look = struct {
         look.not_before = now +| pause_ns *| members;
     }
 
-    /// What waits for a look is tried again.
+    /// The next look, or the end of the pause, when a round that waits for it goes on.
     pub fn next_deadline(look: *const Look, now: Instant) Instant {
         return if (look.not_before > now) @min(look.at, look.not_before) else look.at;
     }
