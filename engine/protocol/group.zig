@@ -169,7 +169,6 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
-        group.removals.deinit(group.gpa);
         group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
@@ -765,7 +764,7 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.lost_member = true;
-        group.removals.note(group.gpa, peer.id, why);
+        group.removals.note(peer.id, why);
         group.broken.forget(peer.id);
         group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
