@@ -32,6 +32,7 @@ test {
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("hold.zig");
+    _ = @import("holdings.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");
