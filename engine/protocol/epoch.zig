@@ -10,6 +10,7 @@ const History = @import("history.zig").History;
 const Holdings = @import("holdings.zig").Holdings;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const attempts = @import("attempts.zig");
 const journal = @import("journal.zig");
 const owed = @import("owed.zig");
 const seal = @import("seal.zig");
@@ -42,8 +43,10 @@ pub const MemberState = struct {
     /// Aborts that it has caused and some other has not seen yet.
     caused: u32 = 0,
     /// After a restart: what it has told of the decisions of the coordinator before, the last of
-    /// them that it has seen, and how many operations it gives up meanwhile.
+    /// them that it has seen, the attempt that it knows, and how many operations it gives up
+    /// meanwhile.
     claims: u32 = 0,
+    attempt_told: u32 = 0,
     seen_before: u64 = 0,
     withdrawn: u32 = 0,
     /// The coordinator holds so many bytes of what its reports of this attempt say.
@@ -115,6 +118,8 @@ pub const Epoch = struct {
     group: u16,
     number: u64,
     attempt: u32 = 1,
+    /// That of this start of the coordinator.
+    first_attempt: u32 = 1,
     /// False from a view until its resume.
     running: bool = true,
     /// From a restart until the members are back: nothing is decided yet.
@@ -642,12 +647,10 @@ pub const Epoch = struct {
         if (report.members.count != epoch.members.len) return error.Unexpected;
         var it = report.members.iterator();
         for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
-        if (report.attempt > epoch.attempt) {
-            // Under the coordinator before this one there were more attempts than are set aside for
-            // a start. Those who are alive tell the last of them.
-            if (!epoch.recovering) return error.Unexpected;
-            epoch.attempt = report.attempt;
-        }
+        if (report.attempt >= base.limits.attempts_max) return error.Unexpected; // nobody was there
+        if (epoch.recovering)
+            attempts.hear(epoch, rank, report.attempt)
+        else if (report.attempt > epoch.attempt) return error.Unexpected;
         member.report.asked_anew(epoch.attempt);
         try epoch.acknowledge(rank, report.decisions_seen);
         member.seen_before = report.decisions_seen;
@@ -916,7 +919,9 @@ pub const Epoch = struct {
         epoch.recovering = true;
         epoch.forgetful = true;
         epoch.running = false;
-        epoch.attempt = @as(u32, @min(starts, starts_max)) << 16;
+        const removed = epoch.history.entries.getLast().attempt;
+        epoch.first_attempt = @max(removed, @as(u32, @min(starts, starts_max)) << 16);
+        epoch.attempt = epoch.first_attempt;
         epoch.decisions = @as(u64, starts) << start_bits;
         epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
@@ -942,6 +947,7 @@ pub const Epoch = struct {
     /// Everybody stops, reports, and goes on along these paths with what the reports say.
     pub fn new_attempt(epoch: *Epoch, paths: base.Paths) ProtocolError!void {
         if (epoch.alive.is_empty() or epoch.recovering) return;
+        if (epoch.attempt + 1 >= base.limits.attempts_max) return attempts.end(epoch);
         epoch.attempt += 1;
         epoch.paths = paths;
         epoch.running = false;

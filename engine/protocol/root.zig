@@ -19,6 +19,7 @@ pub const plan = @import("plan.zig");
 test {
     _ = @import("addresses.zig");
     _ = @import("addresses_test.zig");
+    _ = @import("attempts.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");
