@@ -30,10 +30,11 @@ pub fn settle(epoch: *Epoch) void {
     for (epoch.members) |*member| {
         const peer = member.peer orelse continue;
         if (!member.named) continue;
-        if (member.attempt_told <= most)
-            epoch.attempt = @max(epoch.attempt, member.attempt_told)
-        else
+        if (member.attempt_told > most) {
             peer.doom("it tells of attempts that there cannot have been");
+            continue;
+        }
+        epoch.attempt = @max(epoch.attempt, member.attempt_told);
     }
 }
 

@@ -184,7 +184,7 @@ test "reports have a coordinator hold as much as they say, and no more once they
         for (0..peers_max) |index| try court.report_end(index);
         try court.listen();
         try expect(court.group().current().?.running);
-        try expect(court.c.memory.bytes <= before + limits.MiB);
+        try expect(court.c.memory.bytes <= before + 128 * limits.KiB);
         try expectEqual(0, court.group().current().?.members[2].held_bytes);
         for (court.peers[0..peers_max]) |place| try expect(place != null);
     }

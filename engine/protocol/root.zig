@@ -33,6 +33,8 @@ test {
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("hold.zig");
+    _ = @import("lobby.zig");
+    _ = @import("lobby_test.zig");
     _ = @import("holdings.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");
