@@ -16,6 +16,8 @@
 #   make test-aarch64         the kernels of aarch64, under qemu-user
 #   make test-windows         all layers that know no sockets, built for Windows, under wine
 #   make test-avx512          the kernels on an emulated CPU with AVX-512 (Bochs), 20 minutes
+#   make wheels               wheels for x86-64 and aarch64 in dist/, checked and tried
+#   make docs                 the site of the documentation in build/site
 #   make test-portable        those of aarch64 and Windows, golden digests on AVX-512, macOS
 #   make clean                remove what was built, .venv too
 
@@ -43,7 +45,7 @@ INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak
 .PHONY: fuzz mutants test-threads test-threads-python test-aarch64 test-windows
-.PHONY: test-avx512 test-portable clean
+.PHONY: test-avx512 test-portable wheels docs clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -95,6 +97,7 @@ style: build $(VENV)/.with-dev $(VENV)/.with-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/basedpyright
 
 demo: build $(VENV)/.with-demo
 	$(RUN) -m examples.demo
@@ -147,8 +150,17 @@ test-portable: test-aarch64 test-windows
 	$(MAKE) test-avx512 FILTER=golden
 	$(ZIG) check -Dtarget=aarch64-macos
 
+wheels: $(VENV)/.with-release
+	@command -v qemu-aarch64 >/dev/null || { \
+	echo "make: qemu-aarch64 is missing: apt install qemu-user"; exit 1; }
+	$(RUN) release/wheels.py $(PYTHONS:%=--python %)
+
+docs: build $(VENV)/.with-docs
+	$(RUN) release/make_site.py
+
 clean:
-	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out pccl_py/include
+	rm -rf $(VENV) .zig-cache zig-out dist demo_out bench_out chaos_out mutants_out build \
+	pccl_py/include
 	rm -f pccl_py/*.so pccl_py/*.dylib fuzz_crash
 	rm -rf .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -168,7 +180,7 @@ $(VENV)/.installed: $(INSTALL_INPUTS)
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	> $(VENV)/build-requirements.txt
 	$(PIP) install -r $(VENV)/build-requirements.txt
-	@echo "make: compiling the native library; the first time this takes minutes, and says nothing"
+	@echo "make: compiling the native library; the first time this takes minutes"
 	$(RUN) hatch_build.py
 	$(PIP) install --no-build-isolation --editable .
 	@touch $@
@@ -181,3 +193,5 @@ EXTRAS_test := test,numpy,demo
 EXTRAS_demo := demo
 EXTRAS_bench := bench
 EXTRAS_dev := dev
+EXTRAS_release := release
+EXTRAS_docs := docs

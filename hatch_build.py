@@ -4,18 +4,26 @@ Pip runs the class `Hook` (PEP 517, through hatchling); no system compiler is ne
 program, `python hatch_build.py`, it rebuilds in place what an editable install uses. build.zig says
 what is compiled, and how; pyproject.toml what goes where.
 
-PCCL_ZIG_ARGS in the environment is appended to the command, for example `-Doptimize=Debug`.
+In the environment:
+
+    PCCL_ZIG_ARGS       appended to the command, for example `-Doptimize=Debug`
+    PCCL_WHEEL_PYTHON   the interpreter that the wheel is for; default: the one that runs this
+    PCCL_WHEEL_MACHINE  the CPU that it is for, x86_64 or aarch64 (release/wheels.py sets both)
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import queue
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
+import threading
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +31,52 @@ import nanobind
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
+# The oldest C library that a wheel runs with: that of manylinux_2_17.
+GLIBC = (2, 17)
+# Without a terminal a build that takes longer says so every few seconds.
+PROGRESS_SECONDS = 10.0
+# A line of `zig build --verbose` that is a command.
+COMMAND = re.compile(r"\S*zig(\.exe)? build-(obj|lib|exe) .*--name (?P<name>\S+)")
+
+ASK = """
+import json, platform, sys, sysconfig
+of = sysconfig.get_config_var
+print(json.dumps({
+    "version": sys.version_info[:2], "include": sysconfig.get_paths()["include"],
+    "suffix": of("EXT_SUFFIX"), "multiarch": of("MULTIARCH") or "",
+    "is_free_threaded": bool(of("Py_GIL_DISABLED")),
+    "is_musl": "musl" in (of("HOST_GNU_TYPE") or ""),
+    "is_cpython": platform.python_implementation() == "CPython",
+}))
+"""
+
+
+class Interpreter(NamedTuple):
+    """The Python that a wheel is for."""
+
+    version: tuple[int, int]
+    include: Path
+    suffix: str
+    multiarch: str
+    is_free_threaded: bool
+    is_musl: bool
+    is_cpython: bool
+
+    @classmethod
+    def of(cls, python: str) -> Interpreter:
+        """The facts about an interpreter, from itself."""
+        asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
+        told = json.loads(asked.stdout)
+        return cls(**{**told, "version": tuple(told["version"]), "include": Path(told["include"])})
+
+    @property
+    def is_stable(self) -> bool:
+        """Nanobind supports the stable ABI from 3.12 on: one extension for all later versions."""
+        return self.version >= (3, 12) and self.is_cpython and not self.is_free_threaded
 
 
 class Plan(NamedTuple):
-    """The needs of this interpreter: the Zig target, the wheel's tag, and the extension's name."""
+    """The needs of an interpreter on a machine: Zig's target, the wheel's tag, the extension."""
 
     target: str
     tag: str
@@ -34,64 +84,73 @@ class Plan(NamedTuple):
     extension: str
 
 
-def plan() -> Plan:
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+def machine_here() -> str:
+    """The CPU of this machine, as wheels name it."""
+    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+
+
+def plan(python: Interpreter, machine: str) -> Plan:
     if sys.platform == "linux":
-        if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or ""):
+        if python.is_musl:
             target, system = f"{machine}-linux-musl", f"musllinux_1_2_{machine}"
         else:
-            target, system = f"{machine}-linux-gnu.2.17", f"manylinux_2_17_{machine}"
+            major, minor = GLIBC
+            target = f"{machine}-linux-gnu.{major}.{minor}"
+            system = f"manylinux_{major}_{minor}_{machine}"
     elif sys.platform == "darwin":
         apple = "arm64" if machine == "aarch64" else machine
         target, system = f"{machine}-macos.11.0", f"macosx_11_0_{apple}"
     else:
         raise RuntimeError(f"PCCL does not build on {sys.platform} yet: use Linux or macOS.")
 
-    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    is_cpython = platform.python_implementation() == "CPython"
-    # Nanobind supports the stable ABI from Python 3.12 on: one extension for all later versions.
-    stable_abi = sys.version_info >= (3, 12) and is_cpython and not free_threaded
-    version = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    python = "cp312-abi3" if stable_abi else f"{version}-{version}{'t' if free_threaded else ''}"
-    suffix = ".abi3.so" if stable_abi else sysconfig.get_config_var("EXT_SUFFIX")
-    return Plan(target, f"{python}-{system}", stable_abi, f"_pccl{suffix}")
+    version = "cp{}{}".format(*python.version)
+    threads = "t" if python.is_free_threaded else ""
+    tag = "cp312-abi3" if python.is_stable else f"{version}-{version}{threads}"
+    suffix = python.suffix.replace(machine_here(), machine)
+    extension = "_pccl.abi3.so" if python.is_stable else f"_pccl{suffix}"
+    return Plan(target, f"{tag}-{system}", python.is_stable, extension)
 
 
-def python_include() -> Path:
-    """The folder of Python.h, or an error that says which package holds it."""
-    include = Path(sysconfig.get_paths()["include"])
-    if (include / "Python.h").exists():
-        return include
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+def check_headers(python: Interpreter) -> None:
+    """Raises an error that says which package holds Python.h, where it is missing."""
+    if (python.include / "Python.h").exists():
+        return
+    version = "{}.{}".format(*python.version)
     raise RuntimeError(
-        f"Python.h is not in {include}: the C headers of Python {version} are missing. Install:\n"
+        f"Python.h is not in {python.include}: the C headers of Python {version} are missing. "
+        "Install:\n"
         f"  Debian, Ubuntu:        apt install python3-dev       (or python{version}-dev)\n"
         f"  Fedora, RHEL, SUSE:    dnf install python3-devel     (or python{version}-devel)\n"
         f"  Alpine:                apk add python3-dev"
     )
 
 
-def platform_include(include: Path) -> Path | None:
+def platform_include(python: Interpreter, machine: str) -> Path | None:
     """A folder for Debian's pyconfig.h, which includes <x86_64-linux-gnu/python3.11/pyconfig.h>.
 
     That file is below /usr/include, where the C library of this machine is as well, which must not
-    be mixed with the one that Zig brings. So the one header is copied.
+    be mixed with the one that Zig brings. So the one header is copied; those of x86-64 and aarch64
+    say the same about everything that an extension asks.
     """
-    name = Path(sysconfig.get_config_var("MULTIARCH") or "") / include.name / "pyconfig.h"
-    original = include.parent / name
-    if len(name.parts) < 3 or not original.exists():
+    include = python.include
+    original = include.parent / python.multiarch / include.name / "pyconfig.h"
+    if not python.multiarch or not original.exists():
         return None
     folder = ROOT / ".zig-cache" / "python-include"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(original, folder / name)
+    copy = folder / python.multiarch.replace(machine_here(), machine) / include.name / "pyconfig.h"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(original, copy)
     return folder
 
 
 def build_native(prefix: Path) -> Plan:
     """Builds the extension, libpccl and its header into `prefix`/pccl_py."""
-    made = plan()
-    include = python_include()
-    includes = [folder for folder in (include, platform_include(include)) if folder is not None]
+    python = Interpreter.of(os.environ.get("PCCL_WHEEL_PYTHON") or sys.executable)
+    machine = os.environ.get("PCCL_WHEEL_MACHINE") or machine_here()
+    made = plan(python, machine)
+    check_headers(python)
+    found = (python.include, platform_include(python, machine))
+    includes = [folder for folder in found if folder is not None]
     command = [
         *(sys.executable, "-m", "ziglang", "build", "python"),
         *("--prefix", str(prefix)),
@@ -102,13 +161,56 @@ def build_native(prefix: Path) -> Plan:
         f"-Dabi3={str(made.stable_abi).lower()}",
         *shlex.split(os.environ.get("PCCL_ZIG_ARGS", "")),
     ]
-    finished = subprocess.run(command, cwd=ROOT, check=False)
-    if finished.returncode != 0:
+    status = run_zig(command)
+    if status != 0:
         raise RuntimeError(
-            f"zig build failed with status {finished.returncode}; its message is above. "
+            f"zig build failed with status {status}; its message is above. "
             f"The command was: {shlex.join(command)}"
         )
     return made
+
+
+def run_zig(command: list[str]) -> int:
+    """Runs it and returns its status. Zig draws its progress on a terminal; elsewhere we say it."""
+    if sys.stderr.isatty():
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    with subprocess.Popen(
+        [*command, "--verbose"], cwd=ROOT, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as running:
+        assert running.stderr is not None
+        lines = running.stderr
+
+        def read() -> None:
+            for line in lines:
+                news.put(line)
+            news.put(None)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        tell_progress(news)
+        reader.join()
+    return running.returncode
+
+
+def tell_progress(news: queue.SimpleQueue[str | None]) -> None:
+    """Passes Zig's messages on, but for its commands: of those the last one, every few seconds."""
+    begin = said = time.monotonic()
+    state, commands = "compiling the build script", 0
+    while True:
+        try:
+            line = news.get(timeout=max(0.0, said + PROGRESS_SECONDS - time.monotonic()))
+        except queue.Empty:
+            said = time.monotonic()
+            print(f"zig build: {said - begin:.0f} s, {state}", file=sys.stderr, flush=True)
+            continue
+        if line is None:
+            return
+        if found := COMMAND.match(line):
+            commands += 1
+            state = f"compiling {found['name']} (command {commands})"
+        elif not line.startswith("install -C "):
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 class Hook(BuildHookInterface[Any]):
@@ -118,6 +220,7 @@ class Hook(BuildHookInterface[Any]):
         if version == "editable":
             made = build_native(ROOT)
         else:
+            self.app.display_info("Compiling the native library takes minutes the first time.")
             # For this build only: a file left from another Python must not get into the wheel.
             prefix = ROOT / ".zig-cache" / "wheel"
             shutil.rmtree(prefix, ignore_errors=True)

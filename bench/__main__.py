@@ -13,7 +13,7 @@ import typer
 
 import pccl_py
 from bench import accuracy, common, coordinator, hostile, kernels, loopback, recovery, state_hash
-from bench.loopback_libraries import COLLECTIVES
+from pccl_py.measure_collectives import COLLECTIVES
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__

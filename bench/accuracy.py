@@ -40,7 +40,7 @@ BENCH = "accuracy"
 PEERS = 8
 COUNT = 16 * common.MIB
 QUICK_COUNT = 256 * common.KIB
-PLANS = ("ring", "direct")
+PLANS: tuple[pccl.PlanName, ...] = ("ring", "direct")
 REFERENCE = "min_max_u8 per share"
 BLOCKS = (32, 64, 128, 256)
 
@@ -97,7 +97,7 @@ def min_max(values: Array) -> Array:
     return np.asarray(codes * step + least, np.float32)
 
 
-def reference_average(inputs: list[Array], plan: str) -> Array:
+def reference_average(inputs: list[Array], plan: pccl.PlanName) -> Array:
     average = np.empty_like(inputs[0])
     for owner, share in enumerate(np.array_split(np.arange(len(average)), len(inputs))):
         where = slice(share[0], share[-1] + 1)
@@ -136,7 +136,9 @@ def measure(data: str, count: int) -> Iterator[Row]:
         for codec in track(codecs(), f"{data}, {count} elements", console=console):
             for plan in PLANS:
 
-                def average(comm: Any, codec: pccl.Codec = codec, plan: str = plan) -> pccl.Outcome:
+                def average(
+                    comm: Any, codec: pccl.Codec = codec, plan: pccl.PlanName = plan
+                ) -> pccl.Outcome:
                     work[comm.rank] = inputs[comm.rank].copy()
                     return pccl.Group.all_reduce(
                         comm, work[comm.rank], op="avg", codec=codec, plan=plan

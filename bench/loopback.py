@@ -11,8 +11,8 @@ process that entered to the last that left, divided by the calls. The value is t
 takes part mpiexec starts the processes; MPI is told to use TCP, as if between machines.
 
     seconds             of one call
-    bus_bandwidth       size / seconds, times TRAFFIC below, as NCCL's tests define it; the size of
-                        what has shards (SHARDED) is that of the shards of all ranks; in a
+    bus_bandwidth       size / seconds, times TRAFFIC (pccl_py/measure_collectives.py), as NCCL's
+                        tests define it; the size of what has shards is that of all shards; in a
                         send_recv each even rank sends the size to the next
     cpu_seconds_per_gb  CPU seconds of all threads of all processes, for 10^9 bytes of the size;
                         the coordinator and gloo's store, which are in rank 0, count
@@ -38,7 +38,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -48,27 +48,16 @@ from rich.table import Table
 
 from bench import common, loopback_plot
 from bench.common import KIB, MIB, Row
-from bench.loopback_libraries import COLLECTIVES, Case, Job, Mpi, encodes
+from bench.loopback_libraries import Case, Job, Mpi
 from bench.loopback_worker import key_of
 from bench.report import Report
 from harness.child import Child
+from pccl_py.measure_collectives import COLLECTIVES, TRAFFIC, encodes
 
 BENCH = "loopback"
 METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
 SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
-# The part of the size that a peer must send, by world size.
-TRAFFIC: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce": lambda n: 1.0,
-    "broadcast": lambda n: 1.0,
-    "scatter": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "send_recv": lambda n: 1.0,
-}
 WORLD_SECONDS_MAX = 3600.0
 MPI_TRIAL_SECONDS_MAX = 60.0
 ITERATIONS_MAX = 32  # in place, 4 peers: 4^32 times the values, which f32 holds

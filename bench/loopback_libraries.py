@@ -1,7 +1,8 @@
 """The libraries that the loopback benchmark compares: how each calls each collective.
 
-It owns a class for each library, the plan of a process that calls them (Job), and the names of the
-collectives. When they are called is `loopback_worker.py`'s matter.
+It owns a class for each library, and the plan of a process that calls them (Job). When they are
+called is `loopback_worker.py`'s matter; the names of the collectives, and how ours are called, are
+in `pccl_py/measure_collectives.py`.
 """
 
 from __future__ import annotations
@@ -18,30 +19,11 @@ from numpy.typing import NDArray
 
 import pccl_py as pccl
 from bench.tcp_ring import TcpRing
+from pccl_py import measure_collectives
+from pccl_py.measure_collectives import COLLECTIVES, ROOT, SHARDED, partner_of
 
 Meeting = dict[str, Any]
 Values = NDArray[np.float32]
-
-# The measured collectives; the first with a ceiling and its memory as well.
-COLLECTIVES = [
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "reduce",
-    "broadcast",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "send_recv",
-]
-# Those in which the size is that of the shards of all ranks.
-SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
-ROOT = 0
-
-
-def encodes(collective: str) -> bool:
-    """Whether there is one with a codec."""
-    return collective not in ("broadcast", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -116,29 +98,15 @@ class Pccl:
         self._comm.barrier()
 
     def call(
-        self, collective: str, values: Values, other: Values, codec: str = "none"
+        self, collective: str, values: Values, other: Values, codec: Any = "none"
     ) -> Values | None:
-        comm, job = self._comm, self._job
-        shard = shard_of(job, values)
-        if collective == "all_reduce":
-            comm.all_reduce(values, codec=codec)
-        elif collective == "reduce":
-            comm.reduce(values, root=ROOT, codec=codec)
-        elif collective == "broadcast":
-            comm.broadcast(values, ROOT)
-        elif collective == "reduce_scatter":
-            comm.reduce_scatter(values, shard, codec=codec)
-        elif collective == "all_gather":
-            comm.all_gather(shard, values, codec=codec)
-        elif collective == "scatter":
-            comm.scatter(values if job.rank == ROOT else None, shard, ROOT, codec=codec)
-        elif collective == "gather":
-            comm.gather(shard, values if job.rank == ROOT else None, ROOT, codec=codec)
-        elif collective == "all_to_all":
-            comm.all_to_all(values, other, codec=codec)
-        else:
-            pass_on(job, values, comm.send, comm.recv)
-        return result_of(job, collective, values, other)
+        shard = shard_of(self._job, values)
+        send = shard if collective in ("all_gather", "gather") else values
+        recv = {"reduce_scatter": shard, "scatter": shard, "all_to_all": other}
+        measure_collectives.call(
+            self._comm, collective, send, recv.get(collective, values), codec=codec
+        )
+        return result_of(self._job, collective, values, other)
 
     def close(self) -> None:
         self._comm.close()
@@ -315,26 +283,18 @@ def shard_of(job: Job, values: Values) -> Values:
     return values[job.rank * count : (job.rank + 1) * count]
 
 
-def partner_of(job: Job) -> int | None:
-    """To whom this rank sends, if it is even, or from whom it receives; None if it is left over."""
-    partner = job.rank ^ 1
-    return partner if partner < job.world else None
-
-
 def pass_on(
     job: Job, array: Any, send: Callable[[Any, int], object], recv: Callable[[Any, int], object]
 ) -> None:
     """A message from each even rank to the next."""
-    partner = partner_of(job)
+    partner = partner_of(job.rank, job.world)
     if partner is not None:
         (recv if job.rank % 2 else send)(array, partner)
 
 
 def result_of(job: Job, collective: str, values: Values, other: Values) -> Values | None:
     """Where the result of this rank is."""
-    if collective in ("reduce", "gather") and job.rank != ROOT:
-        return None
-    if collective == "send_recv" and job.rank % 2 == 0:
+    if not measure_collectives.receives(collective, job.rank, job.world):
         return None
     if collective in ("reduce_scatter", "scatter"):
         return shard_of(job, values)

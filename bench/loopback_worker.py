@@ -24,20 +24,8 @@ from typing import Any
 import numpy as np
 
 from bench import common
-from bench.loopback_libraries import (
-    COLLECTIVES,
-    LIBRARIES,
-    ROOT,
-    SHARDED,
-    Case,
-    Encoded,
-    Job,
-    Library,
-    Meeting,
-    Pccl,
-    Values,
-    encodes,
-)
+from bench.loopback_libraries import LIBRARIES, Case, Encoded, Job, Library, Meeting, Pccl, Values
+from pccl_py.measure_collectives import COLLECTIVES, ROOT, SHARDED, encodes
 
 # For equal elements: four bits, rounded to nearest, twice.
 CODEC_ERROR_MAX = 0.3

@@ -89,21 +89,24 @@ struct Comm {
   Comm &operator=(const Comm &) = delete;
 };
 
+// One operation, or none yet: Python makes a Work before the operation begins (init_collective.cpp).
 struct Work {
   pccl_work_t *native = nullptr;
   std::shared_ptr<CommHandle> comm;
   nb::object buffers;  // keeps the memory alive while the native side may touch it
 
-  Work(std::shared_ptr<CommHandle> handle, nb::object kept)
-      : comm(std::move(handle)), buffers(std::move(kept)) {}
+  Work() = default;
   ~Work() { destroy(); }
   Work(const Work &) = delete;
   Work &operator=(const Work &) = delete;
 
+  void begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept);
   // Cancels if unfinished, frees, and only then lets go of the buffers. Idempotent.
   void destroy();
   // pccl_work_wait in slices; throws when a signal handler raised.
   pccl_status_t wait(uint64_t timeout_ns);
+  // Cancels if unfinished, and waits for the end, without a look at signals.
+  void withdraw();
 };
 
 nb::bytes to_bytes(const pccl_peer_id_t &id);

@@ -1,6 +1,6 @@
-// init_collective.cpp: the collectives. Each begins the asynchronous form; with
-// block it also waits, in slices, so that Ctrl-C works, and returns the finished work, whatever its
-// status: the caller reads that with Work.wait. Buffers come as checked addresses.
+// init_collective.cpp: the collectives. Each begins the asynchronous form in a Work that the caller
+// has made; with block it also waits, in slices, so that Ctrl-C works, whatever the status: the
+// caller reads that with Work.wait. Buffers come as checked addresses.
 #include "common.h"
 
 #include <nanobind/stl/vector.h>
@@ -10,28 +10,28 @@ namespace pccl_binding {
 
 namespace {
 
-// Waits for a work nobody else knows of yet. A signal handler that raises withdraws the operation,
-// and the buffers are free before its exception leaves.
-void block_on(Work &work) {
-  try {
-    work.wait(UINT64_MAX);
-  } catch (nb::python_error &) {
-    work.destroy();
-    throw;
-  }
-}
-
+// The caller holds the work from before the operation begins, so that an exception of a signal
+// handler, whenever it comes, leaves somebody to ask what became of it. One that comes while this
+// waits withdraws the operation, and the buffers are free before it leaves.
 template <class Begin>
-std::unique_ptr<Work> run(Comm &comm, nb::object buffers, bool block, Begin begin) {
-  auto work = std::make_unique<Work>(comm.handle, std::move(buffers));
+void run(Work &work, Comm &comm, nb::object buffers, bool block, Begin begin) {
+  if (work.native != nullptr) throw nb::value_error("this Work has begun an operation already");
+  std::shared_ptr<CommHandle> handle = comm.handle;
+  pccl_work_t *native = nullptr;
   pccl_status_t status;
   {
     Unlocked unlocked;
-    status = begin(comm.handle->native, &work->native);
+    status = begin(handle->native, &native);
   }
   check(status);
-  if (block) block_on(*work);
-  return work;
+  work.begin(native, std::move(handle), std::move(buffers));
+  if (!block) return;
+  try {
+    work.wait(UINT64_MAX);
+  } catch (nb::python_error &) {
+    work.withdraw();
+    throw;
+  }
 }
 
 pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int recovery) {
@@ -76,100 +76,99 @@ pccl_array_t make_array(const Array &from) {
   return array;
 }
 
-std::unique_ptr<Work> coalesced(Comm &comm, int collective, const std::vector<Array> &arrays,
-                                uint32_t root, const Options &from, nb::object buffers,
-                                bool block) {
+void coalesced(Work &work, Comm &comm, int collective, const std::vector<Array> &arrays,
+               uint32_t root, const Options &from, nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(from);
   std::vector<pccl_array_t> list;
   list.reserve(arrays.size());
   for (const Array &array : arrays) list.push_back(make_array(array));
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_coalesced_async(native, static_cast<pccl_collective_t>(collective), list.data(),
-                                list.size(), root, &options, work);
+                                list.size(), root, &options, begun);
   });
 }
 
 // With a list of the elements of each rank's shard.
-std::unique_ptr<Work> uneven(Comm &comm, int collective, const Array &from,
-                             const std::vector<uint64_t> &counts, uint32_t root,
-                             const Options &given, nb::object buffers, bool block) {
+void uneven(Work &work, Comm &comm, int collective, const Array &from,
+            const std::vector<uint64_t> &counts, uint32_t root, const Options &given,
+            nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(given);
   pccl_array_t array = make_array(from);
   const void *send = array.send_buffer;
   void *recv = array.recv_buffer;
   auto ranks = static_cast<uint32_t>(counts.size());
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     switch (collective) {
       case PCCL_REDUCE_SCATTER:
         return pccl_reduce_scatter_v_async(native, send, recv, counts.data(), ranks, array.dtype,
-                                           &options, work);
+                                           &options, begun);
       case PCCL_ALL_GATHER:
         return pccl_all_gather_v_async(native, send, recv, counts.data(), ranks, array.dtype,
-                                       &options, work);
+                                       &options, begun);
       case PCCL_SCATTER:
         return pccl_scatter_v_async(native, send, recv, counts.data(), ranks, array.dtype, root,
-                                    &options, work);
+                                    &options, begun);
       case PCCL_GATHER:
         return pccl_gather_v_async(native, send, recv, counts.data(), ranks, array.dtype, root,
-                                   &options, work);
+                                   &options, begun);
       default:
         throw nb::value_error("no collective with a list of counts");
     }
   });
 }
 
-std::unique_ptr<Work> all_to_all_v(Comm &comm, const Array &from,
-                                   const std::vector<uint64_t> &send_counts,
-                                   const std::vector<uint64_t> &recv_counts, const Options &given,
-                                   nb::object buffers, bool block) {
+void all_to_all_v(Work &work, Comm &comm, const Array &from,
+                  const std::vector<uint64_t> &send_counts,
+                  const std::vector<uint64_t> &recv_counts, const Options &given,
+                  nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(given);
   pccl_array_t array = make_array(from);
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_all_to_all_v_async(native, array.send_buffer, array.recv_buffer,
                                    send_counts.data(), recv_counts.data(),
                                    static_cast<uint32_t>(send_counts.size()), array.dtype,
-                                   &options, work);
+                                   &options, begun);
   });
 }
 
 // One part of a message; the other rank calls the other one.
 template <auto begin, class Address>
-std::unique_ptr<Work> message(Comm &comm, uintptr_t address, uint64_t count, int dtype,
-                              uint32_t rank, uint64_t tag, uint64_t deadline_ns, nb::object buffers,
-                              bool block) {
+void message(Work &work, Comm &comm, uintptr_t address, uint64_t count, int dtype, uint32_t rank,
+             uint64_t tag, uint64_t deadline_ns, nb::object buffers, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
-  return run(comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **work) {
+  run(work, comm, std::move(buffers), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return begin(native, reinterpret_cast<Address>(address), count,
-                 static_cast<pccl_dtype_t>(dtype), rank, &options, work);
+                 static_cast<pccl_dtype_t>(dtype), rank, &options, begun);
   });
 }
 
-std::unique_ptr<Work> barrier(Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
+void barrier(Work &work, Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
   pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
-  return run(comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **work) {
-    return pccl_barrier_async(native, &options, work);
+  run(work, comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
+    return pccl_barrier_async(native, &options, begun);
   });
 }
 
 }  // namespace
 
 void init_collective(nb::module_ &module) {
-  module.def("coalesced", &coalesced, nb::arg("comm"), nb::arg("collective"), nb::arg("arrays"),
-             nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("uneven", &uneven, nb::arg("comm"), nb::arg("collective"), nb::arg("array"),
-             nb::arg("counts"), nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(),
+  module.def("coalesced", &coalesced, nb::arg("work"), nb::arg("comm"), nb::arg("collective"),
+             nb::arg("arrays"), nb::arg("root"), nb::arg("options"), nb::arg("buffers").none(),
              nb::arg("block"));
-  module.def("all_to_all_v", &all_to_all_v, nb::arg("comm"), nb::arg("array"),
+  module.def("uneven", &uneven, nb::arg("work"), nb::arg("comm"), nb::arg("collective"),
+             nb::arg("array"), nb::arg("counts"), nb::arg("root"), nb::arg("options"),
+             nb::arg("buffers").none(), nb::arg("block"));
+  module.def("all_to_all_v", &all_to_all_v, nb::arg("work"), nb::arg("comm"), nb::arg("array"),
              nb::arg("send_counts"), nb::arg("recv_counts"), nb::arg("options"),
              nb::arg("buffers").none(), nb::arg("block"));
-  module.def("send", &message<&pccl_send_async, const void *>, nb::arg("comm"), nb::arg("address"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("dst"), nb::arg("tag"),
-             nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("recv", &message<&pccl_recv_async, void *>, nb::arg("comm"), nb::arg("address"),
-             nb::arg("count"), nb::arg("dtype"), nb::arg("src"), nb::arg("tag"),
-             nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
-  module.def("barrier", &barrier, nb::arg("comm"), nb::arg("tag"), nb::arg("deadline_ns"),
-             nb::arg("block"));
+  module.def("send", &message<&pccl_send_async, const void *>, nb::arg("work"), nb::arg("comm"),
+             nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("dst"),
+             nb::arg("tag"), nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("recv", &message<&pccl_recv_async, void *>, nb::arg("work"), nb::arg("comm"),
+             nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
+             nb::arg("tag"), nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
+  module.def("barrier", &barrier, nb::arg("work"), nb::arg("comm"), nb::arg("tag"),
+             nb::arg("deadline_ns"), nb::arg("block"));
 }
 
 }  // namespace pccl_binding

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -29,18 +30,22 @@ std::unique_ptr<Comm> finish_create(pccl_status_t status, pccl_comm_t *native) {
 
 std::unique_ptr<Comm> connect(const std::string &token, const std::string &group,
                               std::optional<std::string> bind,
-                              std::optional<std::string> advertise, uint32_t initial_world_size,
+                              std::optional<std::string> advertise,
+                              std::optional<std::string> ports, uint32_t initial_world_size,
                               uint64_t deadline_ns, uint64_t connect_ns,
-                              std::optional<nb::bytes> peer_id) {
+                              std::optional<nb::bytes> peer_id,
+                              std::optional<std::string> label) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
   options.advertise = advertise ? advertise->c_str() : nullptr;
+  options.ports = ports ? ports->c_str() : nullptr;
   options.initial_world_size = initial_world_size;
   options.deadline_ns = deadline_ns;
   options.connect_ns = connect_ns;
   options.peer_id = peer_id ? reinterpret_cast<const pccl_peer_id_t *>(peer_id->c_str()) : nullptr;
   options.interrupted = interrupted;
+  options.label = label ? label->c_str() : nullptr;
   pccl_comm_t *native = nullptr;
   pccl_status_t status;
   {
@@ -109,6 +114,15 @@ nb::tuple info(Comm &comm) {
                         found.bytes_sent, found.bytes_received);
 }
 
+std::string label(Comm &comm, nb::bytes peer) {
+  pccl_peer_id_t id = {};
+  if (peer.size() != sizeof id.bytes) throw nb::value_error("a peer id has 16 bytes");
+  std::memcpy(id.bytes, peer.data(), sizeof id.bytes);
+  char text[PCCL_LABEL_BYTES_MAX + 1];
+  check(pccl_comm_label(comm.handle->native, &id, text, sizeof text));
+  return text;
+}
+
 }  // namespace
 
 Comm::~Comm() {
@@ -129,9 +143,9 @@ nb::list to_list(const pccl_peer_id_t *ids, size_t count) {
 void init_communicator(nb::module_ &module) {
   nb::class_<Comm>(module, "Comm", "Owns a pccl_comm_t.")
       .def_static("connect", &connect, nb::arg("token"), nb::arg("group"),
-                  nb::arg("bind").none(), nb::arg("advertise").none(),
+                  nb::arg("bind").none(), nb::arg("advertise").none(), nb::arg("ports").none(),
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
-                  nb::arg("peer_id").none())
+                  nb::arg("peer_id").none(), nb::arg("label").none())
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
       .def("close", &close)
@@ -145,7 +159,8 @@ void init_communicator(nb::module_ &module) {
            "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id,\n"
            "bytes_sent, bytes_received)")
       .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
-           nb::sig("def members(self) -> list[bytes]"), "In rank order.");
+           nb::sig("def members(self) -> list[bytes]"), "In rank order.")
+      .def("label", &label, nb::arg("peer"), "Empty if it is not known.");
 }
 
 }  // namespace pccl_binding

@@ -35,10 +35,14 @@ pccl_status_t sliced(uint64_t timeout_ns, Attempt attempt) {
   }
 }
 
+// Settled: the native side will not touch the memory again. In doubt it still may (resolve).
+void let_go(Work &work, pccl_status_t status) {
+  if (status != PCCL_TIMEOUT && status != PCCL_IN_DOUBT) work.buffers = nb::none();
+}
+
 void wait(Work &work, uint64_t timeout_ns) {
   pccl_status_t status = work.wait(timeout_ns);
-  // Settled: the native side will not touch the memory again. In doubt it still may (resolve).
-  if (status != PCCL_TIMEOUT && status != PCCL_IN_DOUBT) work.buffers = nb::none();
+  let_go(work, status);
   check(status);
 }
 
@@ -106,6 +110,22 @@ nb::tuple outcome(Work &work) {
 
 }  // namespace
 
+void Work::begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept) {
+  native = work;
+  comm = std::move(handle);
+  buffers = std::move(kept);
+}
+
+void Work::withdraw() {
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    pccl_work_cancel(native);
+    status = pccl_work_wait(native, forever_ns);
+  }
+  let_go(*this, status);
+}
+
 void Work::destroy() {
   if (native != nullptr || comm != nullptr) {
     Unlocked unlocked;
@@ -123,11 +143,14 @@ pccl_status_t Work::wait(uint64_t timeout_ns) {
 void init_work(nb::module_ &module) {
   module.attr("FOREVER_NS") = forever_ns;
   nb::class_<Work>(module, "Work", "Owns a pccl_work_t and the buffers it borrows.")
+      .def(nb::init<>())
       .def("wait", &wait, nb::arg("timeout_ns"), "Raises unless the operation has committed.")
       .def("poll", &poll, "True if wait would not block.")
       .def("in_flight", &in_flight, "The contrary of poll; never raises.")
       .def("fileno", &fileno, "Readable once wait would not block.")
       .def("cancel", &cancel)
+      .def("withdraw", &Work::withdraw, "Cancels, and waits until it is done.")
+      .def_prop_ro("begun", [](const Work &work) { return work.native != nullptr; })
       .def("resolve", &resolve, nb::arg("timeout_ns"), nb::arg("copy"))
       .def("outcome", &outcome,
            nb::sig("def outcome(self) -> tuple[int, int, int, int, bytes, int, int, int, "

@@ -21,13 +21,13 @@ GOALS = [np.random.default_rng(peer).standard_normal(SIZE, np.float32) for peer 
 def descend(comm: pccl.Communicator, codec: pccl.Codec, feeds_back: bool) -> np.ndarray:
     """One peer's program. All peers return the same parameters, bit by bit."""
     parameters = np.zeros(SIZE, np.float32)
-    if feeds_back:
-        feedback = comm.error_feedback(tag=1)  # from here on, for every call with this tag
+    # From here on, for every call with this tag.
+    feedback = comm.error_feedback(tag=1) if feeds_back else None
     for _ in range(STEPS):
         gradient = CURVATURE * (parameters - GOALS[comm.rank])
         comm.all_reduce(gradient, op="avg", tag=1, codec=codec)
         parameters -= RATE * gradient
-    if feeds_back:
+    if feedback is not None:
         # In a checkpoint, beside the parameters; after a restart, feedback.load(residual).
         residual = feedback.save()
         assert len(residual) == 4 * SIZE

@@ -72,7 +72,7 @@ def words(*texts: bytes) -> bytes:
 def join(group: bytes, address: bytes = b"127.0.0.1:1", *, world_size: int = 1) -> bytes:
     """A newcomer's wish to be in a group, whole. Nobody who looks for it there will find it."""
     key = bytes(16)
-    body = words(group, address) + key + struct.pack("<IQQ", world_size, 0, 0)
+    body = words(group, address) + key + struct.pack("<BIQQ", 1, world_size, 0, 0) + words(b"")
     return message(JOIN, body) + message(JOIN_END)
 
 
@@ -88,9 +88,10 @@ def prepared(group: int, prepare_round: int) -> bytes:
 
 def vote(group: int, epoch: int, sequence: int, seen: int) -> bytes:
     """For a barrier, in the first attempt of an epoch. The voter has seen so many decisions."""
-    barrier = struct.pack("<BBBBBBBBBBHQQ16sQ", 2, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, NOBODY, 0)
+    words = (2, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0)
+    barrier = struct.pack("<BBBBBBBBBBHQQQII16sQ", *words, 0, 0, 0, NOBODY, 0)
     where = struct.pack("<HQIQQ", group, epoch, 1, 0, sequence)
-    return message(DONE, where + barrier + bytes(16) + struct.pack("<Q", seen))
+    return message(DONE, where + barrier + bytes(16) + struct.pack("<QQ", seen, 0))
 
 
 def read(peer: socket.socket, size: int) -> bytes:

@@ -43,7 +43,8 @@ typedef enum pccl_status {
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
   PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
-  PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors */
+  PCCL_MISMATCH = 5,                /* peers called the same operation with different descriptors; a newcomer alone
+                                       gets it where its first call does not fit, and is no member then */
   PCCL_ABORTED = 6,                 /* the operation was aborted for all peers; the input is as it was */
   PCCL_EXPELLED = 7,                /* this peer is no longer a member of the group; connect again to go on */
   PCCL_IN_DOUBT = 8,                /* the deadline, a cancel or the loss of the coordinator came after this peer had
@@ -156,6 +157,8 @@ typedef enum pccl_rounding {
                                              answers again */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
+#define PCCL_LABEL_BYTES_MAX 80  /* labels of peers, the same */
+
 typedef struct pccl_peer_id {
   uint8_t bytes[PCCL_PEER_ID_BYTES];
 } pccl_peer_id_t;
@@ -249,8 +252,12 @@ typedef struct pccl_comm_options {
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
+  const char *ports;           /* ports of which the first free one is listened on, "29400-29500" or "29400", where
+                                  bind names no port (or port 0); NULL: any */
+  const char *label;           /* name of this peer for people, up to 80 bytes of UTF-8, shown beside its id in errors,
+                                  logs and the status; nothing is decided by it. NULL or "": "host:pid" */
 } pccl_comm_options_t;
-#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
+#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
 
 /* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.
@@ -303,6 +310,11 @@ typedef struct pccl_comm_info {
 PCCL_API pccl_status_t pccl_comm_info(pccl_comm_t *comm, pccl_comm_info_t *info);
 /* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
 PCCL_API uint32_t pccl_comm_members(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
+
+/* The label of a peer: of this one, of members of the epoch, of those that joined, left or wait to enter. Empty if
+ * it is not known (any more). Writes it with its terminating zero. PCCL_INVALID_ARGUMENT if capacity is too small:
+ * PCCL_LABEL_BYTES_MAX + 1 is always enough. */
+PCCL_API pccl_status_t pccl_comm_label(pccl_comm_t *comm, const pccl_peer_id_t *peer, char *label, size_t capacity);
 
 /* ---- Collectives ----------------------------------------------------------------------------------------- */
 
@@ -542,8 +554,9 @@ typedef struct pccl_outcome {
   uint64_t tag;
   uint64_t sequence;      /* of this tag in this epoch, from 0 */
   uint32_t attempts;      /* 1 without a loss or a broken lane */
-  uint32_t range_count;   /* ranges of this peer's result with different contributors; 1 without a loss, all_gather,
-                             gather, all_to_all: one for each shard. 0 for an empty result */
+  uint32_t range_count;   /* ranges of this peer's result, each as long as its contributors are the same; 1 without a
+                             loss, all_gather, gather, all_to_all: one for each shard that has elements, but shards
+                             that adjoin and were lost are in one. 0 for an empty result */
   uint8_t digest[16];     /* of the result; equal on every peer. Zeros where each has a result of its own */
   uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
   uint64_t bytes_received;
@@ -638,6 +651,7 @@ typedef struct pccl_sync_outcome {
  * PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be
  * read before it returns. One call per state at a time. options and outcome may be NULL.
  * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
+ * Where only a newcomer differs, it alone gets that, and is no member then; the others succeed.
  * PCCL_STATE_UNAVAILABLE: nobody holds content that may be taken. After PCCL_IN_DOUBT, sync again.
  * `interrupted` of the communicator withdraws it. */
 PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,

@@ -16,10 +16,20 @@ library is imported here, nor typer, nor rich.
 
 from __future__ import annotations
 
-from pccl_py import _pccl
+try:
+    from pccl_py import _pccl
+except ImportError:
+    from pathlib import Path
+
+    from pccl_py import _unbuilt
+
+    why = _unbuilt.reason(Path(__file__).parent)
+    if why is None:
+        raise
+    raise ImportError(why) from None
 from pccl_py._lifecycle import exit_on_sigterm
-from pccl_py.buffers import Buffer
-from pccl_py.codec import Codec, CodecKind, ErrorFeedback, Rounding
+from pccl_py.buffers import Array, Buffer
+from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName
 from pccl_py.communicator import Communicator, Group, GroupInfo, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
 from pccl_py.elastic import Step, steps
@@ -45,7 +55,18 @@ from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
-from pccl_py.words import DType, PeerId, Plan, Recovery, ReduceOp, Strategy
+from pccl_py.words import (
+    DType,
+    OpName,
+    PeerId,
+    Plan,
+    PlanName,
+    Recovery,
+    RecoveryName,
+    ReduceOp,
+    Strategy,
+    StrategyName,
+)
 from pccl_py.work import Work
 
 __version__: str = _pccl.version_string()
@@ -53,11 +74,13 @@ __version__: str = _pccl.version_string()
 __all__ = [
     "Aborted",
     "Admission",
+    "Array",
     "AuthenticationFailed",
     "Buffer",
     "Cancelled",
     "Codec",
     "CodecKind",
+    "CodecName",
     "Communicator",
     "Coordinator",
     "CoordinatorUnreachable",
@@ -72,19 +95,24 @@ __all__ = [
     "InvalidUsage",
     "LocalWorld",
     "Mismatch",
+    "OpName",
     "OutOfMemory",
     "Outcome",
     "PcclError",
     "PeerId",
     "Plan",
+    "PlanName",
     "Range",
     "Recovery",
+    "RecoveryName",
     "ReduceOp",
     "Rounding",
+    "RoundingName",
     "SharedState",
     "StateUnavailable",
     "Step",
     "Strategy",
+    "StrategyName",
     "SyncOutcome",
     "SystemRefused",
     "Token",

@@ -13,6 +13,8 @@ from typing import Any
 
 DEVICE_CPU = 1
 CODE_BFLOAT = 4
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+CODES_OPAQUE = {6: "bool", **{code: f"float8_{kind}" for code, kind in enumerate(_FLOAT8, 7)}}
 FLAG_READ_ONLY = 1
 
 

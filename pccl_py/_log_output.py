@@ -26,7 +26,7 @@ FORMAT = "%(asctime)s %(process)d pccl %(levelname)s: %(message)s"
 def configure(environment: Mapping[str, str] = os.environ) -> None:
     """Adds a handler to the logger if PCCL_LOG names a level: to stderr, or to PCCL_LOG_FILE.
 
-    In the file's name %h is the host, %p the process id, %% a percent sign; lines are appended. A
+    In the file's name places are filled in as by `filled_in`; lines are appended. A
     program that has handlers of its own on the logger keeps those alone. Raises InvalidArgument
     for an unknown level, and SystemRefused for a file that cannot be opened.
     """
@@ -48,9 +48,14 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
 def _handler(pattern: str) -> logging.Handler:
     if not pattern:
         return logging.StreamHandler()
-    parts = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%%": "%"}
-    name = re.sub("%[hp%]", lambda found: parts[found.group()], pattern)
+    name = filled_in(pattern)
     try:
         return logging.FileHandler(name)
     except OSError as error:
         raise SystemRefused(f"PCCL_LOG_FILE: {name}: {error.strerror}") from error
+
+
+def filled_in(pattern: str) -> str:
+    """Puts the host in the place of %h, the process id in that of %p, a percent sign for %%."""
+    parts = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%%": "%"}
+    return re.sub("%[hp%]", lambda found: parts[found.group()], pattern)

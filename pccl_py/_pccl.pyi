@@ -100,6 +100,7 @@ FOREVER_NS: int = 18446744073709551615
 class Work:
     """Owns a pccl_work_t and the buffers it borrows."""
 
+    def __init__(self) -> None: ...
     def wait(self, timeout_ns: int) -> None:
         """Raises unless the operation has committed."""
 
@@ -113,6 +114,11 @@ class Work:
         """Readable once wait would not block."""
 
     def cancel(self) -> None: ...
+    def withdraw(self) -> None:
+        """Cancels, and waits until it is done."""
+
+    @property
+    def begun(self) -> bool: ...
     def resolve(self, timeout_ns: int, copy: bool) -> None: ...
     def outcome(
         self,
@@ -130,10 +136,12 @@ class Comm:
         group: str,
         bind: str | None,
         advertise: str | None,
+        ports: str | None,
         initial_world_size: int,
         deadline_ns: int,
         connect_ns: int,
         peer_id: bytes | None,
+        label: str | None,
     ) -> Comm: ...
     def join(self, group: str, initial_world_size: int, deadline_ns: int) -> Comm: ...
     def close(self) -> None: ...
@@ -149,7 +157,11 @@ class Comm:
     def members(self) -> list[bytes]:
         """In rank order."""
 
+    def label(self, peer: bytes) -> str:
+        """Empty if it is not known."""
+
 def coalesced(
+    work: Work,
     comm: Comm,
     collective: int,
     arrays: Sequence[tuple[int, int, int, int]],
@@ -157,8 +169,9 @@ def coalesced(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
-) -> Work: ...
+) -> None: ...
 def uneven(
+    work: Work,
     comm: Comm,
     collective: int,
     array: tuple[int, int, int, int],
@@ -167,8 +180,9 @@ def uneven(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
-) -> Work: ...
+) -> None: ...
 def all_to_all_v(
+    work: Work,
     comm: Comm,
     array: tuple[int, int, int, int],
     send_counts: Sequence[int],
@@ -176,8 +190,9 @@ def all_to_all_v(
     options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
     buffers: object | None,
     block: bool,
-) -> Work: ...
+) -> None: ...
 def send(
+    work: Work,
     comm: Comm,
     address: int,
     count: int,
@@ -187,8 +202,9 @@ def send(
     deadline_ns: int,
     buffers: object | None,
     block: bool,
-) -> Work: ...
+) -> None: ...
 def recv(
+    work: Work,
     comm: Comm,
     address: int,
     count: int,
@@ -198,8 +214,8 @@ def recv(
     deadline_ns: int,
     buffers: object | None,
     block: bool,
-) -> Work: ...
-def barrier(comm: Comm, tag: int, deadline_ns: int, block: bool) -> Work: ...
+) -> None: ...
+def barrier(work: Work, comm: Comm, tag: int, deadline_ns: int, block: bool) -> None: ...
 
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""

@@ -1,7 +1,8 @@
 """Buffers: turns what a user calls an array into (address, count, dtype), without a copy.
 
 Accepted: the buffer protocol, DLPack on CPU, `__array_interface__` (bfloat16 NumPy arrays offer
-only that), and Buffer itself, for memory known by its address. Refused before anything is sent:
+only that), and Buffer itself, for memory known by its address. Elements of bool and of eight-bit
+floats travel as bytes, and are not added up. Refused before anything is sent:
 other layouts than C-contiguous and outputs that are read-only or overlap in part (InvalidArgument,
 a ValueError); dtypes and byte orders that the kernels do not know (TypeError). No array library is
 imported. Packing strided arrays is for frontends.
@@ -9,10 +10,11 @@ imported. Packing strided arrays is for frontends.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from pccl_py import _pccl
 from pccl_py.errors import InvalidArgument
@@ -29,6 +31,8 @@ _KIND_OF_FORMAT = {
     **dict.fromkeys("BHILQN", "u"),
 }
 _DTYPES = {"f": _FLOATS, "i": _SIGNED, "u": _UNSIGNED}
+# One byte each, known to no kernel; by their names in ml_dtypes.
+_OPAQUE = re.compile(r"float8_\w+")
 
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
@@ -38,7 +42,9 @@ class Buffer:
     """Memory by its address: `count` elements of `dtype`, contiguous.
 
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
-    `shape` matters to shared states only; without one, it is one dimension.
+    `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
+    dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
+    as they are and are not added up, and on the wire they are like any other bytes.
     Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
     empty.
     """
@@ -49,6 +55,7 @@ class Buffer:
     readonly: bool = False
     owner: object = None
     shape: tuple[int, ...] | None = None
+    opaque: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
@@ -58,9 +65,37 @@ class Buffer:
             raise InvalidArgument("the address of a buffer that is not empty must not be 0")
 
     @property
+    def kind(self) -> str:
+        """The name of its dtype."""
+        return self.opaque or self.dtype.name.lower()
+
+    @property
     def end(self) -> int:
         """Address of the first byte behind it."""
         return self.address + self.count * self.dtype.size
+
+
+class HasBuffer(Protocol):
+    """Offers the buffer protocol: bytearray, array.array, memoryview, and most arrays."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class HasInterface(Protocol):
+    """Offers NumPy's array interface."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+class HasDLPack(Protocol):
+    """Offers DLPack: arrays on the CPU are taken."""
+
+    def __dlpack__(self) -> Any: ...
+
+
+Array: TypeAlias = Buffer | HasBuffer | HasInterface | HasDLPack
+"""Memory that operations take: whatever `readable` knows to read, and `writable` to write."""
 
 
 def readable(array: object) -> Buffer:
@@ -108,8 +143,8 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
 def apart(array: object, out: object) -> tuple[Buffer, Buffer]:
     """The input and the output of an operation on shards; they agree in dtype, else TypeError."""
     send, recv = _named("array", readable, array), _named("out", writable, out)
-    if send.dtype != recv.dtype:
-        raise TypeError(f"out is {recv.dtype.name.lower()}, array is {send.dtype.name.lower()}")
+    if send.kind != recv.kind:
+        raise TypeError(f"out is {recv.kind}, array is {send.kind}")
     return send, recv
 
 
@@ -126,7 +161,10 @@ def _from_memoryview(view: memoryview, array: object) -> Buffer:
     order, kind = (view.format[:1], view.format[1:])
     if order not in "@=<>!":
         order, kind = "@", view.format
-    dtype = _DTYPES.get(_KIND_OF_FORMAT.get(kind, ""), {}).get(view.itemsize)
+    opaque = "bool" if kind == "?" else None
+    dtype = (
+        DType.U8 if opaque else _DTYPES.get(_KIND_OF_FORMAT.get(kind, ""), {}).get(view.itemsize)
+    )
     if dtype is None:
         raise TypeError(_unsupported(array, f"elements of format {view.format!r}"))
     if order in _FOREIGN_ORDER and view.itemsize > 1:
@@ -135,7 +173,7 @@ def _from_memoryview(view: memoryview, array: object) -> Buffer:
         raise InvalidArgument(_strided(array))
     address = _pccl.buffer_address(view)
     count = view.nbytes // view.itemsize
-    return Buffer(address, count, dtype, view.readonly, owner=view, shape=view.shape)
+    return Buffer(address, count, dtype, view.readonly, view, view.shape, opaque)
 
 
 def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
@@ -154,11 +192,15 @@ def _from_array_interface(array: Any) -> Buffer:
     typestr: str = interface["typestr"]
     order, kind, digits = typestr[0], typestr[1], typestr[2:]
     size = int(digits) if digits.isdigit() else 0  # a date has its unit there
-    # bfloat16 of ml_dtypes calls itself two opaque bytes; only the dtype's name tells.
-    if getattr(getattr(array, "dtype", None), "name", None) == "bfloat16" and size == 2:
+    # The types of ml_dtypes call themselves opaque bytes; only the dtype's name tells.
+    name = str(getattr(getattr(array, "dtype", None), "name", None))
+    opaque = "bool" if kind == "b" and size == 1 else None
+    if size == 1 and _OPAQUE.fullmatch(name):
+        opaque = name
+    if name == "bfloat16" and size == 2:
         dtype: DType | None = DType.BF16
     else:
-        dtype = _DTYPES.get(kind, {}).get(size)
+        dtype = DType.U8 if opaque else _DTYPES.get(kind, {}).get(size)
     if dtype is None:
         raise TypeError(_unsupported(array, f"elements of type {typestr!r}"))
     if order in _FOREIGN_ORDER and size > 1:
@@ -171,7 +213,7 @@ def _from_array_interface(array: Any) -> Buffer:
     if not isinstance(data, tuple):
         raise TypeError(f"the __array_interface__ of the {_name(array)} names no address")
     address, readonly = data
-    return Buffer(address, _product(shape), dtype, bool(readonly), owner=array, shape=shape)
+    return Buffer(address, _product(shape), dtype, bool(readonly), array, shape, opaque)
 
 
 def _from_dlpack(array: Any) -> Buffer:
@@ -182,6 +224,9 @@ def _from_dlpack(array: Any) -> Buffer:
     dtype = _DTYPES.get(kinds.get(tensor.code, ""), {}).get(tensor.bits // 8)
     if tensor.code == _dlpack.CODE_BFLOAT and tensor.bits == 16:
         dtype = DType.BF16
+    opaque = None
+    if tensor.code in _dlpack.CODES_OPAQUE and tensor.bits == 8:
+        dtype, opaque = DType.U8, _dlpack.CODES_OPAQUE[tensor.code]
     if dtype is None or tensor.lanes != 1 or tensor.bits % 8 != 0:
         what = f"DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
         raise TypeError(_unsupported(array, what))
@@ -190,7 +235,7 @@ def _from_dlpack(array: Any) -> Buffer:
     count = _product(tensor.shape)
     # The capsule owns the memory; the array stays too, as some producers expect it to.
     owner = (tensor.capsule, array)
-    return Buffer(tensor.address, count, dtype, tensor.readonly, owner=owner, shape=tensor.shape)
+    return Buffer(tensor.address, count, dtype, tensor.readonly, owner, tensor.shape, opaque)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
@@ -215,7 +260,9 @@ def _name(array: object) -> str:
 
 
 def _unsupported(array: object, what: str) -> str:
-    known = ", ".join(dtype.name.lower() for dtype in DType)
+    known = (
+        ", ".join(dtype.name.lower() for dtype in DType) + ", and bool where nothing is added up"
+    )
     dtype_of_library = getattr(array, "dtype", None)
     if dtype_of_library is not None:  # its name for it, which users know
         what = f"dtype {dtype_of_library}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Literal, TypeAlias
 
 from pccl_py import buffers
 from pccl_py.errors import (
@@ -16,7 +17,6 @@ from pccl_py.errors import (
     InDoubt,
     InvalidArgument,
     InvalidUsage,
-    PcclError,
 )
 from pccl_py.words import DType, parse, unsigned
 from pccl_py.work import Work
@@ -47,11 +47,19 @@ class CodecKind(IntEnum):
     ZERO_POINT_U8 = 10
 
 
+_Integers: TypeAlias = Literal["int8", "int6", "int5", "int4"]
+_Floats: TypeAlias = Literal["bf16", "f16", "e3m0", "fp8_e4m3"]
+CodecName: TypeAlias = Literal["none", _Integers, _Floats, "min_max_u8", "zero_point_u8"]
+
+
 class Rounding(IntEnum):
     """How codes are rounded. STOCHASTIC is right on average, and costs accuracy at each element."""
 
     NEAREST = 0
     STOCHASTIC = 1
+
+
+RoundingName: TypeAlias = Literal["nearest", "stochastic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +72,10 @@ class Codec:
     does not go together is refused by the operation.
     """
 
-    kind: CodecKind | str = CodecKind.NONE
+    kind: CodecKind | CodecName = CodecKind.NONE
     block: int | None = None
     rotate: bool | None = None
-    rounding: Rounding | str = Rounding.NEAREST
+    rounding: Rounding | RoundingName = Rounding.NEAREST
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
@@ -119,7 +127,7 @@ class ErrorFeedback:
         self._count = 0
         self._counts: list[int] = []
         self._residuals = (bytearray(), bytearray())
-        self._pending: Work | None = None
+        self._pending: Work[Any] | None = None
         self._closed = False
 
     @property
@@ -140,7 +148,7 @@ class ErrorFeedback:
         self._settle()
         return bytes(self._residuals[0])
 
-    def load(self, residual: object) -> None:
+    def load(self, residual: buffers.Array) -> None:
         """Goes on with a residual that was saved: bytes, or any f32 array.
 
         Raises TypeError for elements of another type, InvalidArgument if they are not `count` once
@@ -202,7 +210,7 @@ class ErrorFeedback:
         now, after = self._residuals
         return (_address(now), _address(after)), (now, after)
 
-    def begun(self, work: Work, counts: list[int]) -> None:
+    def begun(self, work: Work[Any], counts: list[int]) -> None:
         """The operation under way, whose end decides; it was not refused, so it counts."""
         self._pending = work
         self._count = self._count or sum(counts)
@@ -220,16 +228,11 @@ class ErrorFeedback:
             self._residuals = self._residuals[1], self._residuals[0]
         self._pending = None
 
-    def _was_committed(self, work: Work) -> bool:
-        try:
-            work.wait(0)
-        except InDoubt:
-            return self._became_committed(work)
-        except PcclError:
-            return False
-        return True
+    def _was_committed(self, work: Work[Any]) -> bool:
+        error = work.exception(0)
+        return self._became_committed(work) if isinstance(error, InDoubt) else error is None
 
-    def _became_committed(self, work: Work) -> bool:
+    def _became_committed(self, work: Work[Any]) -> bool:
         try:
             work.resolve(0, copy=False)
         except (Aborted, CoordinatorUnreachable):  # or nobody will ever know

@@ -1,39 +1,44 @@
 """The operations of a group's members together: reduce, gather, broadcast, wait for each other.
 
 Group has these methods (communicator.py). Checked here are arguments; everything else is decided in
-the native library. Buffers are in buffers.py, operations in flight in work.py, what each collective
-costs and what a loss does to it in docs/ALGORITHMS.md.
+the native library. A method without its underscore calls what the one with it has prepared, which
+frontends use as well (kit/). Buffers are in buffers.py, options in options.py, operations in flight
+in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from pccl_py import _pccl, buffers
+from pccl_py.buffers import Array
 from pccl_py.closing import Closing
-from pccl_py.codec import Codec, CodecKind, ErrorFeedback, parse_codec
-from pccl_py.errors import InvalidArgument, PcclError
-from pccl_py.outcome import Outcome
-from pccl_py.words import (
-    PeerId,
-    Plan,
-    Recovery,
-    ReduceOp,
-    index,
-    nanoseconds,
-    parse_op,
-    parse_plan,
-    parse_recovery,
-    unsigned,
+from pccl_py.codec import ErrorFeedback
+from pccl_py.errors import InvalidArgument
+from pccl_py.options import (
+    Asked,
+    Broadcast,
+    BroadcastOptions,
+    Message,
+    MessageOptions,
+    Move,
+    MoveOptions,
+    Reduce,
+    ReduceOptions,
+    documented,
 )
-from pccl_py.work import Work
+from pccl_py.outcome import Outcome
+from pccl_py.words import PeerId, index, unsigned
+from pccl_py.work import Call, Work
 
-_Options = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
-
-
+Root: TypeAlias = SupportsIndex | PeerId
+Counts: TypeAlias = Sequence[int] | None
+Arrays: TypeAlias = Array | Sequence[Array]
+Out: TypeAlias = Arrays | None
+_Options: TypeAlias = Mapping[str, Any]
 _Taken = TypeVar("_Taken")
 
 
@@ -68,65 +73,31 @@ class Collectives(Closing):
         raise NotImplementedError
 
     @overload
-    def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> Outcome: ...
+    def all_reduce(self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Wait]) -> Outcome: ...
+    @overload
+    def all_reduce(self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Begin]) -> Work: ...
     @overload
     def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
-    ) -> Work: ...
+        self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Either]
+    ) -> Outcome | Work: ...
+    @documented(ReduceOptions)
     def all_reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        self, array: Arrays, out: Out = None, **options: Unpack[Reduce.Either]
     ) -> Outcome | Work:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
-        as one operation, `out` being a list as well; the same counts, dtypes, op, codec, plan and
-        recovery on every peer. `codec`: how floats travel, "int8" for example, or a Codec
-        with options; what is added up, with sum and avg only. `out`: as many elements, the same
-        dtype, no partial overlap. On any error `array` is as it was, in place too, and an `out`
-        apart from it may hold anything; of what is gathered in place, all of `out` is as it was.
-        Raises, beside the errors of `PcclError`: ValueError for a bad argument or layout, TypeError
-        for a dtype. `deadline` is in seconds from now (default: the communicator's). With
-        `async_op`, returns a Work at once.
+        as one operation, `out` being a list as well; the same counts and dtypes on every peer.
+        `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
+        was, in place too, and an `out` apart from it may hold anything.
         """
-        encoding = parse_codec(codec)
+        async_op = options.pop("async_op", False)
+        return self._all_reduce(array, out, options).run(async_op)
+
+    def _all_reduce(self, array: object, out: object | None, options: _Options) -> Call:
+        asked = Asked("all_reduce", ReduceOptions, options)
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
-        carried = self._carried(encoding, tag, [each.count for each in arrays])
-        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
-        block = not async_op and not carried.feedback
-        work = self._begin(_Kind.ALL_REDUCE, arrays, options, block, kept=carried.kept)
-        return carried.finish(work, async_op)
+        return self._reduction(_Kind.ALL_REDUCE, arrays, asked)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
         """From now on what codecs lose of this peer's contributions with `tag` is given back.
@@ -141,183 +112,88 @@ class Collectives(Closing):
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
-    def _carried(self, encoding: Codec, tag: int, counts: list[int]) -> _Carried:
-        """The state that this call carries on, for arrays of so many elements that are added up."""
-        feedback = self._feedback_of(unsigned(tag, "tag", 64)) if encoding.encodes else None
-        if feedback is None:
-            return _Carried(None, counts, (0, 0), None)
-        residuals, kept = feedback.begin(counts)
-        return _Carried(feedback, counts, residuals, kept)
-
-    def _parse_carrying(self, codec: Codec | CodecKind | str, tag: int) -> Codec:
-        """The codec of a call that adds nothing up, and so has no error feedback."""
-        encoding = parse_codec(codec)
-        number = unsigned(tag, "tag", 64)
-        if encoding.encodes and self._feedback_of(number) is not None:
-            raise InvalidArgument(
-                f"tag {number} has error feedback, which is for all_reduce, reduce and "
-                "reduce_scatter: here nothing is added up that could be given back later; use "
-                "another tag"
-            )
-        return encoding
-
-    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
-        feedback = self._feedbacks.get(tag)
-        return None if feedback is None or feedback.closed else feedback
-
+    @overload
+    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
+    @overload
+    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Begin]) -> Work: ...
     @overload
     def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
-    ) -> Outcome: ...
-    @overload
+        self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Either]
+    ) -> Outcome | Work: ...
+    @documented(BroadcastOptions)
     def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
-    ) -> Work: ...
-    def broadcast(
-        self,
-        array: object,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        tag: int = 0,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        self, array: Arrays, root: Root = 0, **options: Unpack[Broadcast.Either]
     ) -> Outcome | Work:
-        """Copies `array` of `root` into `array` of every member. Arguments as for `all_reduce`.
+        """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
-        `root` is a rank of the current epoch, or the id of a member. On the root, `array` is only
-        read, and may be read-only; so there is no codec, whose rounding the root would not see. On
-        any error `array` is as it was, on every member. A lost root ends the operation with Aborted
-        on all, unless those who are left have all of its data together.
+        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
+        library, or a list of such arrays, which go as one operation; the same counts and dtypes on
+        every peer. `root`: a rank of the current epoch, or the id of a member; there `array` is
+        only read, and may be read-only. On any error `array` is as it was, on every member. A lost
+        root ends the operation with Aborted on all, unless those who are left have all of its data
+        together.
         """
+        async_op = options.pop("async_op", False)
+        return self._broadcast(array, root, options).run(async_op)
+
+    def _broadcast(self, array: object, root: Root, options: _Options) -> Call:
+        asked = Asked("broadcast", BroadcastOptions, options)
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
         arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
-        options = _options(ReduceOp.SUM, tag, Plan.AUTO, recovery, deadline, Codec("none"))
-        work = self._begin(_Kind.BROADCAST, arrays, options, not async_op, root=rank)
-        return work if async_op else work.wait()
+        return self._call(_Kind.BROADCAST, arrays, asked, root=rank)
 
     @overload
     def reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Wait]
     ) -> Outcome: ...
     @overload
     def reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Begin]
     ) -> Work: ...
+    @overload
     def reduce(
-        self,
-        array: object,
-        out: object | None = None,
-        root: SupportsIndex | PeerId = 0,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Either]
+    ) -> Outcome | Work: ...
+    @documented(ReduceOptions)
+    def reduce(
+        self, array: Arrays, out: Out = None, root: Root = 0, **options: Unpack[Reduce.Either]
     ) -> Outcome | Work:
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
-        Arguments as for `all_reduce`; `root` is a rank of the current epoch, or the id of a member.
-        On the others nothing is written, and `out` is not looked at. With a codec the sum, which
-        the root alone has, is not encoded again. A lost root ends the operation with Aborted on
-        all.
+        `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
+        of a member. On the others nothing is written, and `out` is not looked at. With a codec the
+        sum, which the root alone has, is not encoded again. A lost root ends the operation with
+        Aborted on all.
         """
-        encoding = parse_codec(codec)
+        async_op = options.pop("async_op", False)
+        return self._reduce(array, out, root, options).run(async_op)
+
+    def _reduce(self, array: object, out: object | None, root: Root, options: _Options) -> Call:
+        asked = Asked("reduce", ReduceOptions, options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
             arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         else:
             arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
-        carried = self._carried(encoding, tag, [each.count for each in arrays])
-        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
-        block = not async_op and not carried.feedback
-        work = self._begin(_Kind.REDUCE, arrays, options, block, root=rank, kept=carried.kept)
-        return carried.finish(work, async_op)
+        return self._reduction(_Kind.REDUCE, arrays, asked, root=rank)
 
     @overload
     def reduce_scatter(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = ...,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Wait]
     ) -> Outcome: ...
     @overload
     def reduce_scatter(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = ...,
-        *,
-        op: ReduceOp | str = ...,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Begin]
     ) -> Work: ...
+    @overload
     def reduce_scatter(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = None,
-        *,
-        op: ReduceOp | str = ReduceOp.SUM,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Either]
+    ) -> Outcome | Work: ...
+    @documented(ReduceOptions)
+    def reduce_scatter(
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[Reduce.Either]
     ) -> Outcome | Work:
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
@@ -327,119 +203,91 @@ class Collectives(Closing):
         lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
-        encoding = parse_codec(codec)
+        async_op = options.pop("async_op", False)
+        return self._reduce_scatter(array, out, counts, options).run(async_op)
+
+    def _reduce_scatter(
+        self, array: object, out: object, counts: Counts, options: _Options
+    ) -> Call:
+        asked = Asked("reduce_scatter", ReduceOptions, options)
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         listed = [self._shards(counts, *both, "array", "out") for both in pairs]
-        carried = self._carried(encoding, tag, [send.count for send, _ in pairs])
-        options = _options(op, tag, plan, recovery, deadline, encoding, carried.residuals)
-        block = not async_op and not carried.feedback
         arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
-        work = self._begin(
-            _Kind.REDUCE_SCATTER, arrays, options, block, counts=listed[0], kept=carried.kept
-        )
-        return carried.finish(work, async_op)
+        return self._reduction(_Kind.REDUCE_SCATTER, arrays, asked, counts=listed[0])
 
     @overload
     def all_gather(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Wait]
     ) -> Outcome: ...
     @overload
     def all_gather(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Begin]
     ) -> Work: ...
+    @overload
     def all_gather(
-        self,
-        array: object,
-        out: object,
-        counts: Sequence[int] | None = None,
-        *,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Either]
+    ) -> Outcome | Work: ...
+    @documented(MoveOptions)
+    def all_gather(
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[Move.Either]
     ) -> Outcome | Work:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
+        `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
+        library, or a list of such arrays, which go as one operation, `out` being a list as well.
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they do not
         touch. Elements of a lost member that no survivor got are zeros in `out`, on all alike, and
         the outcome names no contributor for them; unless recovery is "resume" a shard comes whole
         or not at all. With a codec each shard is rounded once, and this rank's own in `out` as
-        well, so that all have equal bytes. Otherwise as `all_reduce`.
+        well, so that all have equal bytes. On any error `array` is as it was, and where it is in
+        `out`, all of that.
         """
-        encoding = self._parse_carrying(codec, tag)
+        async_op = options.pop("async_op", False)
+        return self._all_gather(array, out, counts, options).run(async_op)
+
+    def _all_gather(self, array: object, out: object, counts: Counts, options: _Options) -> Call:
+        asked = self._moving("all_gather", options)
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
-        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
         arrays = [_Array(send, recv, send.count) for send, recv in pairs]
-        work = self._begin(_Kind.ALL_GATHER, arrays, options, not async_op, counts=listed[0])
-        return work if async_op else work.wait()
+        return self._call(_Kind.ALL_GATHER, arrays, asked, counts=listed[0])
 
     @overload
     def scatter(
         self,
-        array: object | None,
-        out: object,
-        root: SupportsIndex | PeerId = ...,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        array: Arrays | None,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Wait],
     ) -> Outcome: ...
     @overload
     def scatter(
         self,
-        array: object | None,
-        out: object,
-        root: SupportsIndex | PeerId = ...,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        array: Arrays | None,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Begin],
     ) -> Work: ...
+    @overload
     def scatter(
         self,
-        array: object | None,
-        out: object,
-        root: SupportsIndex | PeerId = 0,
-        counts: Sequence[int] | None = None,
-        *,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        array: Arrays | None,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Either],
+    ) -> Outcome | Work: ...
+    @documented(MoveOptions)
+    def scatter(
+        self,
+        array: Arrays | None,
+        out: Arrays,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[Move.Either],
     ) -> Outcome | Work:
         """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
 
@@ -447,9 +295,15 @@ class Collectives(Closing):
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
         `array`. Elsewhere `array` is not looked at, and may be None. With a codec what moves is
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
-        all. Otherwise as `all_reduce`.
+        all. Otherwise as `all_gather`.
         """
-        encoding = self._parse_carrying(codec, tag)
+        async_op = options.pop("async_op", False)
+        return self._scatter(array, out, root, counts, options).run(async_op)
+
+    def _scatter(
+        self, array: object | None, out: object, root: Root, counts: Counts, options: _Options
+    ) -> Call:
+        asked = self._moving("scatter", options)
         rank = self._rank_of(root)
         if rank == self.rank:
             if array is None:
@@ -460,55 +314,43 @@ class Collectives(Closing):
         else:
             arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
             listed = [self._listed(counts, arrays[0].count, "out")]
-        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
-        work = self._begin(
-            _Kind.SCATTER, arrays, options, not async_op, root=rank, counts=listed[0]
-        )
-        return work if async_op else work.wait()
+        return self._call(_Kind.SCATTER, arrays, asked, root=rank, counts=listed[0])
 
     @overload
     def gather(
         self,
-        array: object,
-        out: object | None = ...,
-        root: SupportsIndex | PeerId = ...,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        array: Arrays,
+        out: Out = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Wait],
     ) -> Outcome: ...
     @overload
     def gather(
         self,
-        array: object,
-        out: object | None = ...,
-        root: SupportsIndex | PeerId = ...,
-        counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        array: Arrays,
+        out: Out = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Begin],
     ) -> Work: ...
+    @overload
     def gather(
         self,
-        array: object,
-        out: object | None = None,
-        root: SupportsIndex | PeerId = 0,
-        counts: Sequence[int] | None = None,
-        *,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        array: Arrays,
+        out: Out = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **_: Unpack[Move.Either],
+    ) -> Outcome | Work: ...
+    @documented(MoveOptions)
+    def gather(
+        self,
+        array: Arrays,
+        out: Out = None,
+        root: Root = 0,
+        counts: Counts = None,
+        **options: Unpack[Move.Either],
     ) -> Outcome | Work:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
@@ -517,9 +359,15 @@ class Collectives(Closing):
         `out` is not looked at. Elements of a lost member that the root has not got are zeros in
         `out`, and the outcome names no contributor for them; unless recovery is "resume" a shard
         comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
+        not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
-        encoding = self._parse_carrying(codec, tag)
+        async_op = options.pop("async_op", False)
+        return self._gather(array, out, root, counts, options).run(async_op)
+
+    def _gather(
+        self, array: object, out: object | None, root: Root, counts: Counts, options: _Options
+    ) -> Call:
+        asked = self._moving("gather", options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
@@ -529,57 +377,46 @@ class Collectives(Closing):
             listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
             arrays = [_Array(send, recv, send.count) for send, recv in pairs]
         else:
-            arrays = [
-                _Array(each, None) for each in _taken(buffers.readable, _alone(array, counts))
-            ]
+            own = _taken(buffers.readable, _alone(array, counts))
+            arrays = [_Array(each, None) for each in own]
             listed = [self._listed(counts, arrays[0].count, "array")]
-        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
-        work = self._begin(_Kind.GATHER, arrays, options, not async_op, root=rank, counts=listed[0])
-        return work if async_op else work.wait()
+        return self._call(_Kind.GATHER, arrays, asked, root=rank, counts=listed[0])
 
     @overload
     def all_to_all(
         self,
-        array: object,
-        out: object,
-        send_counts: Sequence[int] | None = ...,
-        recv_counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[False] = ...,
+        array: Arrays,
+        out: Arrays,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **_: Unpack[Move.Wait],
     ) -> Outcome: ...
     @overload
     def all_to_all(
         self,
-        array: object,
-        out: object,
-        send_counts: Sequence[int] | None = ...,
-        recv_counts: Sequence[int] | None = ...,
-        *,
-        tag: int = ...,
-        codec: Codec | CodecKind | str = ...,
-        plan: Plan | str = ...,
-        recovery: Recovery | str | None = ...,
-        deadline: float | None = ...,
-        async_op: Literal[True],
+        array: Arrays,
+        out: Arrays,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **_: Unpack[Move.Begin],
     ) -> Work: ...
+    @overload
     def all_to_all(
         self,
-        array: object,
-        out: object,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        *,
-        tag: int = 0,
-        codec: Codec | CodecKind | str = "none",
-        plan: Plan | str = Plan.AUTO,
-        recovery: Recovery | str | None = None,
-        deadline: float | None = None,
-        async_op: bool = False,
+        array: Arrays,
+        out: Arrays,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **_: Unpack[Move.Either],
+    ) -> Outcome | Work: ...
+    @documented(MoveOptions)
+    def all_to_all(
+        self,
+        array: Arrays,
+        out: Arrays,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[Move.Either],
     ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
@@ -589,18 +426,27 @@ class Collectives(Closing):
         ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
         Elements of a lost member for this peer that have not come are zeros in `out`, and the
         outcome names no contributor for them. With a codec what moves is rounded, and one's own
-        shard is not. Otherwise as `all_reduce`.
+        shard is not. Otherwise as `all_gather`.
         """
-        encoding = self._parse_carrying(codec, tag)
-        options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
+        async_op = options.pop("async_op", False)
+        return self._all_to_all(array, out, send_counts, recv_counts, options).run(async_op)
+
+    def _all_to_all(
+        self,
+        array: object,
+        out: object,
+        send_counts: Counts,
+        recv_counts: Counts,
+        options: _Options,
+    ) -> Call:
+        asked = self._moving("all_to_all", options)
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
-        if send_counts is not None or recv_counts is not None:
-            work = self._exchange(*pairs[0], send_counts, recv_counts, options, not async_op)
-            return work if async_op else work.wait()
+        if counts is not None:
+            return self._exchange(*pairs[0], send_counts, recv_counts, asked)
         world = self.world_size
         for send, recv in pairs:
             if send.count == recv.count and send.count % world == 0:
@@ -611,30 +457,25 @@ class Collectives(Closing):
                 "recv_counts"
             )
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
-        work = self._begin(_Kind.ALL_TO_ALL, arrays, options, not async_op)
-        return work if async_op else work.wait()
+        return self._call(_Kind.ALL_TO_ALL, arrays, asked)
 
     @overload
-    def barrier(
-        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[False] = ...
-    ) -> Outcome: ...
+    def barrier(self, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def barrier(
-        self, *, tag: int = ..., deadline: float | None = ..., async_op: Literal[True]
-    ) -> Work: ...
-    def barrier(
-        self, *, tag: int = 0, deadline: float | None = None, async_op: bool = False
-    ) -> Outcome | Work:
+    def barrier(self, **_: Unpack[Message.Begin]) -> Work: ...
+    @overload
+    def barrier(self, **_: Unpack[Message.Either]) -> Outcome | Work: ...
+    @documented(MessageOptions)
+    def barrier(self, **options: Unpack[Message.Either]) -> Outcome | Work:
         """Returns once every member has called it."""
-        work = _pccl.barrier(
-            self._open(),
-            unsigned(tag, "tag", 64),
-            nanoseconds(deadline, "deadline"),
-            not async_op,
-        )
-        return Work(work) if async_op else Work(work).wait()
+        async_op = options.pop("async_op", False)
+        return self._barrier(options).run(async_op)
 
-    def _rank_of(self, member: SupportsIndex | PeerId, name: str = "root") -> int:
+    def _barrier(self, options: _Options) -> Call:
+        asked = Asked("barrier", MessageOptions, options)
+        return Call(_pccl.barrier, self._open(), *asked.timed)
+
+    def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
             members = self.members
             if member not in members:
@@ -645,33 +486,76 @@ class Collectives(Closing):
             raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank
 
-    def _begin(
+    def _moving(self, name: str, options: _Options) -> Asked:
+        """The options of a call that adds nothing up, and so has no error feedback."""
+        asked = Asked(name, MoveOptions, options)
+        if asked.codec.encodes and self._feedback_of(asked.tag) is not None:
+            raise InvalidArgument(
+                f"tag {asked.tag} has error feedback, which is for all_reduce, reduce and "
+                "reduce_scatter: here nothing is added up that could be given back later; use "
+                "another tag"
+            )
+        return asked
+
+    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
+        feedback = self._feedbacks.get(tag)
+        return None if feedback is None or feedback.closed else feedback
+
+    def _reduction(
         self,
         kind: _Kind,
         arrays: list[_Array],
-        options: _Options,
-        block: bool,
+        asked: Asked,
         *,
         root: int = 0,
         counts: list[int] | None = None,
-        kept: object = None,
-    ) -> Work:
-        native, owners = self._open(), (arrays, kept)
+    ) -> Call:
+        """A call that adds arrays up; with error feedback it carries the losses on."""
+        for array in arrays:
+            if array.any.opaque:
+                raise TypeError(
+                    f"{array.any.opaque} is not added up, and goes where nothing is: convert it "
+                    "first; of bool as uint8, min is and, max is or"
+                )
+        feedback = self._feedback_of(asked.tag) if asked.codec.encodes else None
+        carried = None
+        if feedback is not None:
+            given = [array.any.count for array in arrays]
+            carried = _Carried(feedback, given, *feedback.begin(given))
+        return self._call(kind, arrays, asked, root=root, counts=counts, carried=carried)
+
+    def _call(
+        self,
+        kind: _Kind,
+        arrays: list[_Array],
+        asked: Asked,
+        *,
+        root: int = 0,
+        counts: list[int] | None = None,
+        carried: _Carried | None = None,
+    ) -> Call:
+        options = asked.native() if carried is None else asked.native(carried.residuals)
+        owners = (arrays, carried)
         if counts is None:
             listed = [array.native() for array in arrays]
-            return Work(_pccl.coalesced(native, kind, listed, root, options, owners, block))
+            return Call(
+                *(_pccl.coalesced, self._open(), kind, listed, root, options, owners),
+                carried=carried,
+            )
         only = arrays[0].native()
-        return Work(_pccl.uneven(native, kind, only, counts, root, options, owners, block))
+        return Call(
+            *(_pccl.uneven, self._open(), kind, only, counts, root, options, owners),
+            carried=carried,
+        )
 
     def _exchange(
         self,
         send: buffers.Buffer,
         recv: buffers.Buffer,
-        send_counts: Sequence[int] | None,
-        recv_counts: Sequence[int] | None,
-        options: _Options,
-        block: bool,
-    ) -> Work:
+        send_counts: Counts,
+        recv_counts: Counts,
+        asked: Asked,
+    ) -> Call:
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
         sent = self._counts(send_counts, "send_counts")
@@ -685,10 +569,10 @@ class Collectives(Closing):
                     f"{name} are {sum(counts)} together, {of} has {buffer.count} elements"
                 )
         array = _Array(send, recv, 0)
-        exchange = _pccl.all_to_all_v(
-            self._open(), array.native(), sent, received, options, array, block
+        return Call(
+            *(_pccl.all_to_all_v, self._open(), array.native(), sent, received),
+            *(asked.native(), array),
         )
-        return Work(exchange)
 
     def _shards(
         self,
@@ -756,10 +640,10 @@ class _Array:
 
     @property
     def count(self) -> int:
-        return self._any.count if self.counted is None else self.counted
+        return self.any.count if self.counted is None else self.counted
 
     @property
-    def _any(self) -> buffers.Buffer:
+    def any(self) -> buffers.Buffer:
         buffer = self.send or self.recv
         assert buffer is not None
         return buffer
@@ -767,7 +651,7 @@ class _Array:
     def native(self) -> tuple[int, int, int, int]:
         send = self.send.address if self.send else 0
         recv = self.recv.address if self.recv else 0
-        return send, recv, self.count, self._any.dtype
+        return send, recv, self.count, self.any.dtype
 
 
 def _each(
@@ -821,30 +705,15 @@ def _each_apart(array: object, out: object, counts: object | None) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """The codec's losses that a call carries on; nothing without error feedback."""
+    """The codec's losses that a call carries on."""
 
-    feedback: ErrorFeedback | None
+    feedback: ErrorFeedback
     counts: list[int]
     residuals: tuple[int, int]
     kept: object
 
-    def finish(self, work: Work, async_op: bool) -> Outcome | Work:
-        if self.feedback is None:
-            return work if async_op else work.wait()
+    def begun(self, work: Work[Any]) -> None:
         self.feedback.begun(work, self.counts)
-        return work if async_op else _wait_or_withdraw(work)
-
-
-def _wait_or_withdraw(work: Work) -> Outcome:
-    """As a blocking call waits, but the work is still there to be asked what became of it."""
-    try:
-        return work.wait()
-    except PcclError:
-        raise
-    except BaseException:  # of a signal handler: Ctrl-C
-        work.cancel()
-        work.exception()
-        raise
 
 
 def _check_place(
@@ -856,22 +725,3 @@ def _check_place(
         raise InvalidArgument(
             f"array and out overlap: {one_of} must be this rank's shard of {all_of}, or lie apart"
         )
-
-
-def _options(
-    op: ReduceOp | str,
-    tag: int,
-    plan: Plan | str,
-    recovery: Recovery | str | None,
-    deadline: float | None,
-    encoding: Codec,
-    residuals: tuple[int, int] = (0, 0),
-) -> _Options:
-    return (
-        parse_op(op),
-        unsigned(tag, "tag", 64),
-        nanoseconds(deadline, "deadline"),
-        parse_recovery(recovery),
-        parse_plan(plan),
-        (*encoding.native(), *residuals),
-    )

@@ -2,8 +2,8 @@
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
 Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py, messages.py and shared_state.py, waiting for the world in
-docs/ARCHITECTURE.md.
+together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
+says how they wait for the world.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
-from pccl_py.messages import Messages
+from pccl_py.objects import Objects
 from pccl_py.outcome import Admission
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -47,7 +48,7 @@ class GroupInfo:
     bytes_received: int
 
 
-class Group(Messages):
+class Group(Objects):
     """Membership of this peer in one group. Any thread may call any method.
 
     Tags: operations with different tags may be in flight together, one at a time per tag. All
@@ -106,6 +107,19 @@ class Group(Messages):
         """
         return tuple(PeerId(peer) for peer in self._open().members())
 
+    def label(self, peer: PeerId) -> str:
+        """The name of a peer for people, "host:pid" unless `connect` was given another.
+
+        It is known of members, and of those that joined, left or are about to enter; of any other
+        this is the beginning of its id.
+        """
+        return self._open().label(bytes(peer)) or peer.short
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of `members`, in rank order."""
+        return tuple(self.label(peer) for peer in self.members)
+
     def info(self) -> GroupInfo:
         """This peer's knowledge of the group right now."""
         *numbers, peer_id, sent, received = self._open().info()
@@ -148,7 +162,7 @@ class Group(Messages):
 
     def shared_state(
         self,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, Array],
         *,
         name: str = "state",
         revision: int = 0,
@@ -192,6 +206,12 @@ class Group(Messages):
             return f"<{kind} {name!r} peer {self._peer_id.short} not admitted>"
         now = self._admission
         return f"<{kind} {name!r} rank {now.rank} of {now.world_size} in epoch {now.epoch}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is a connection of this process and cannot be pickled: pass "
+            "the run's token to the other process, and call pccl_py.connect(token) there"
+        )
 
     def _open(self) -> _pccl.Comm:
         if self._forked:
@@ -265,9 +285,11 @@ def connect(
     initial_world_size: int | None = None,
     bind: str | None = None,
     advertise: str | None = None,
+    ports: str | None = None,
     deadline: float | None = None,
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
+    label: str | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -278,9 +300,12 @@ def connect(
     peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one. Where it is not the host that the connection
-    comes from, the coordinator must reach it. `deadline`: default of all operations, in seconds;
-    PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
-    PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random.
+    comes from, the coordinator must reach it. `ports`: the range from which the port to listen on
+    is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
+    default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
+    until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
+    PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
+    logs and the status; PCCL_LABEL, in which %h is the host and %p the process id, or "host:pid".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -293,12 +318,14 @@ def connect(
     name = "default" if name is None else text(name, "group")
     bind = _given(bind, "PCCL_BIND")
     advertise = _given(advertise, "PCCL_ADVERTISE")
+    ports = _given(ports, "PCCL_PORTS")
     peer_id = _given(peer_id, "PCCL_PEER_ID")
     native = _pccl.Comm.connect(
         text(token, "token").strip(),
         name,
         None if bind is None else text(bind, "bind"),
         None if advertise is None else text(advertise, "advertise"),
+        None if ports is None else text(ports, "ports"),
         at_least_one(
             _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
             "initial_world_size",
@@ -308,6 +335,7 @@ def connect(
             _number(connect_timeout, "PCCL_CONNECT_TIMEOUT", float, "seconds"), "connect_timeout"
         ),
         None if peer_id is None else PeerId(peer_id),
+        _label(label),
     )
     return Communicator(native, name)
 
@@ -319,6 +347,14 @@ _Number = TypeVar("_Number", int, float)
 def _given(value: _Value | None, variable: str) -> _Value | str | None:
     """An argument, or else what the environment says, if it says anything."""
     return value if value is not None else os.environ.get(variable) or None
+
+
+def _label(value: str | None) -> str | None:
+    """The label that was given, or else that of the environment, whose places are filled in."""
+    if value is not None:
+        return text(value, "label")
+    said = os.environ.get("PCCL_LABEL")
+    return _log_output.filled_in(said) if said else None
 
 
 def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:

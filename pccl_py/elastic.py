@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from pccl_py.buffers import Array
 from pccl_py.communicator import Communicator, connect
 from pccl_py.errors import (
     Aborted,
@@ -27,7 +28,7 @@ from pccl_py.errors import (
 )
 from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
-from pccl_py.words import PeerId, Strategy, parse_strategy
+from pccl_py.words import PeerId, Strategy, StrategyName, parse_strategy
 
 # All members have the same answer after these, so this peer stays, and all make the step again.
 SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
@@ -48,9 +49,11 @@ class ConnectOptions(TypedDict, total=False):
     initial_world_size: int | None
     bind: str | None
     advertise: str | None
+    ports: str | None
     deadline: float | None
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
+    label: str | None
 
 
 class Step:
@@ -90,13 +93,13 @@ class Step:
 
 
 def steps(
-    tensors: Mapping[str, object],
+    tensors: Mapping[str, Array],
     *,
     name: str = "state",
     revision: int = 0,
     may_differ: Iterable[str] = (),
     prefetch: bool = False,
-    strategy: Strategy | str = Strategy.POPULAR,
+    strategy: Strategy | StrategyName = Strategy.POPULAR,
     patience: float = 1800.0,
     keep: bool = True,
     **options: Unpack[ConnectOptions],
@@ -149,7 +152,7 @@ def steps(
     return _turns(_Run(enter, tensors if keep else {}, patience), strategy)
 
 
-def _turns(run: _Run, strategy: Strategy | str) -> Iterator[Step]:
+def _turns(run: _Run, strategy: Strategy | StrategyName) -> Iterator[Step]:
     try:
         while True:
             try:
@@ -173,7 +176,7 @@ class _Run:
     def __init__(
         self,
         enter: Callable[[int | None], tuple[Communicator, SharedState]],
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, Array],
         patience: float,
     ) -> None:
         self._enter = enter

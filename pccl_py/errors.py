@@ -7,7 +7,7 @@ dtype or byte order is a plain TypeError. docs/PROMISE.md says what holds after 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pccl_py import _pccl
 
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 class PcclError(Exception):
-    """Base of every error of PCCL."""
+    """Base of every error of PCCL.
+
+    `work` is the operation that has failed, where a call had begun one.
+    """
+
+    work: Work[Any] | None = None
 
 
 class InvalidArgument(PcclError, ValueError):
@@ -40,6 +45,8 @@ class Mismatch(PcclError):
 
     In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
     two peers insist on different contents.
+    A newcomer whose first call, or state, is not that of the members gets this alone: the others go
+    on without it. It is no member then; connecting again helps only once its program is mended.
     """
 
 
@@ -59,13 +66,9 @@ class InDoubt(PcclError):
     """This call ended after this peer had voted, without an answer: neither success nor failure.
 
     Its deadline passed, it was cancelled, or the coordinator was lost. The data sent is as it was.
-    `work` keeps the result: `work.resolve()` settles it once the coordinator answers, and raises
-    CoordinatorUnreachable if it never will. `result` is set by frontends: the array that it fills,
-    which is not the caller's where they made a new or a packed one.
+    `work` keeps the result: `work.resolve()` settles it once the coordinator answers, returns what
+    the call would have returned, and raises CoordinatorUnreachable if it never will.
     """
-
-    work: Work | None = None
-    result: object | None = None
 
 
 class DeadlineExceeded(PcclError, TimeoutError):

@@ -28,10 +28,12 @@ class Outcome:
     `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss,
     and counts those that this peer took part in.
     `digest` is the digest of the result, 32 hexadecimal digits, zeros where each peer has a result
-    of its own. `ranges` lists who contributed to what: one range without a loss, one for each shard
-    of an all_gather, a gather or an all_to_all, none for an empty result. Nobody contributed to
-    what was lost with its only source. Sizes are payload bytes that this peer sent and received;
-    `duration` is seconds from the call to the commit.
+    of its own. `ranges` lists who contributed to what. A range ends where the contributors change:
+    without a loss there is one range, or one for each shard that has elements (all_gather, gather,
+    all_to_all), and none for an empty result. Nobody contributed to what was lost with its only
+    source; shards that adjoin and were lost are in one range, so find a rank's shard by its place
+    (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent
+    and received; `duration` is seconds from the call to the commit.
     """
 
     epoch: int

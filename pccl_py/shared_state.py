@@ -13,7 +13,7 @@ from pccl_py import _pccl, buffers
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument
 from pccl_py.outcome import SyncOutcome
-from pccl_py.words import Strategy, nanoseconds, parse_strategy, text, unsigned
+from pccl_py.words import Strategy, StrategyName, nanoseconds, parse_strategy, text, unsigned
 
 
 class SharedState(Closing):
@@ -26,7 +26,7 @@ class SharedState(Closing):
     def __init__(
         self,
         comm: _pccl.Comm,
-        tensors: Mapping[str, object],
+        tensors: Mapping[str, buffers.Array],
         name: str,
         revision: int,
         may_differ: Iterable[str],
@@ -67,7 +67,7 @@ class SharedState(Closing):
         return self._native.revision()
 
     def sync(
-        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
     ) -> SyncOutcome:
         """Makes the arrays equal on all members, who call it equally often. Blocks without the GIL.
 
@@ -76,10 +76,11 @@ class SharedState(Closing):
         were. During the call the arrays must not be written, nor read before it returns.
 
         Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
-        insist on different contents; StateUnavailable if nobody holds content that may be taken;
-        InDoubt if the coordinator was lost at the last moment (call it again: it brings this peer
-        to what the others have); and the errors of `Group.all_reduce`. `deadline` is in seconds
-        from now (default: the communicator's).
+        insist on different contents (if one of them is new in the group, it raises there alone,
+        and that peer is out of the group); StateUnavailable if nobody holds content that may be
+        taken; InDoubt if the coordinator was lost at the last moment (call it again: it brings this
+        peer to what the others have); and the errors of `Group.all_reduce`. `deadline` is in
+        seconds from now (default: the communicator's).
         """
         answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
         revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]

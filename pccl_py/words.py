@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from enum import IntEnum
-from typing import Self, SupportsIndex, TypeVar
+from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 
 from pccl_py.errors import InvalidArgument
 
@@ -121,6 +121,12 @@ class Plan(IntEnum):
     AUTO = 0
     RING = 1
     DIRECT = 2
+
+
+OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max"]
+RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise"]
+StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
+PlanName: TypeAlias = Literal["auto", "ring", "direct"]
 
 
 class PeerId(bytes):

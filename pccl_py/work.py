@@ -1,15 +1,15 @@
 """Work: one operation in flight, to be waited for, awaited, withdrawn, or settled when in doubt.
 
-The operation itself runs in the native library; a Work holds its buffers until it is settled.
-docs/PROMISE.md says what a failed operation leaves behind. Completions reach asyncio through
-_watcher.py, without a thread per operation.
+The operation itself runs in the native library; a Work holds its buffers until it is settled. Call
+is what begins one, and the only place that does. docs/PROMISE.md says what a failed operation
+leaves behind. Completions reach asyncio through _watcher.py, without a thread per operation.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
 
 from pccl_py import _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError
@@ -19,41 +19,55 @@ from pccl_py.words import PeerId, wait_nanoseconds
 if TYPE_CHECKING:
     import asyncio
 
+    from typing_extensions import TypeVar
 
-class Work:
-    """An operation that was begun with async_op=True, or that an `InDoubt` carries.
+    ResultType = TypeVar("ResultType", default=Outcome)
+else:
+    from typing import TypeVar
 
-    Any thread may use it. Until it is done, neither its input nor its output may be read or
-    written. One that is dropped before it is done goes on, and its buffers are kept until then; if
-    it fails, the log says so (logger `pccl`).
+    ResultType = TypeVar("ResultType")
+
+
+_NOTHING = object()
+
+
+class Work(Generic[ResultType]):
+    """An operation that was begun with async_op=True, or that an exception carries as `work`.
+
+    Its result is the outcome, or what a frontend returns: `Work` alone is `Work[Outcome]`. Any
+    thread may use it. Until it is done, neither its input nor its output may be read or written.
+    One that is dropped before it is done goes on, and its buffers are kept until then; if it fails,
+    the log says so (logger `pccl`).
+
+    An InDoubt carries one, and so does every other exception that leaves a call that was begun:
+    KeyboardInterrupt too, and whatever else a signal handler raises. Such an exception withdraws
+    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` says which
+    it was, and `error.work.outcome` what became of it. Without `work`, nothing had been begun.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_native", "_outcome", "_waiters")
+    __slots__ = ("__weakref__", "_finish", "_lock", "_native", "_outcome", "_result", "_waiters")
 
-    def __init__(self, native: _pccl.Work) -> None:
-        self._native = native
+    def __init__(self, finish: Callable[[Outcome], ResultType] | None = None) -> None:
+        self._native = _pccl.Work()
+        self._finish = finish
         self._outcome: Outcome | None = None
+        self._result: object = _NOTHING
         self._lock = threading.Lock()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
-    def wait(self, timeout: float | None = None) -> Outcome:
-        """Waits until the operation is done, and returns its outcome.
+    def wait(self, timeout: float | None = None) -> ResultType:
+        """Waits until the operation is done, and returns its result.
 
         After `timeout` seconds it raises TimeoutError, and the operation goes on: this is not
         giving up (`cancel` is). Raises the error of the operation, as often as it is called.
         """
-        if self._outcome is not None:
-            return self._outcome
-        try:
-            self._native.wait(wait_nanoseconds(timeout, _pccl.FOREVER_NS))
-        except InDoubt as error:
-            error.work = self
-            raise
-        return self._read_outcome()
+        if self._result is _NOTHING:
+            self._wait(timeout)
+        return self._read_result()
 
     def done(self) -> bool:
         """True if `wait` would not block. Also true for an operation that failed."""
-        return self._outcome is not None or self._native.poll()
+        return self._result is not _NOTHING or self._native.poll()
 
     def fileno(self) -> int:
         """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
@@ -76,20 +90,31 @@ class Work:
         """
         self._native.cancel()
 
-    def resolve(self, timeout: float | None = None, *, copy: bool = True) -> Outcome:
+    @overload
+    def resolve(
+        self, timeout: float | None = None, *, copy: Literal[True] = True
+    ) -> ResultType: ...
+    @overload
+    def resolve(self, timeout: float | None = None, *, copy: bool) -> ResultType | Outcome: ...
+    def resolve(self, timeout: float | None = None, *, copy: bool = True) -> ResultType | Outcome:
         """After `InDoubt`: waits for the coordinator's decision.
 
-        Returns the outcome if the operation was committed; the result is then in the output
-        buffer, unless `copy` is false. Raises `Aborted` if it was not, and TimeoutError if that
-        is still unknown after `timeout` seconds. Without doubt it answers like `wait`.
+        Returns the result if the operation was committed, and the output is filled then; unless
+        `copy` is false, which leaves the output alone and returns the outcome. Raises `Aborted` if
+        it was not committed, and TimeoutError if that is still unknown after `timeout` seconds.
+        Without doubt it answers like `wait`.
         """
         self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
-        return self._read_outcome()
+        return self._read_result() if copy else self._read_outcome()
 
     def exception(self, timeout: float | None = None) -> PcclError | None:
-        """Waits like `wait`, and returns the error of the operation, or None if it committed."""
+        """Waits like `wait`, and returns the error of the operation, or None if it committed.
+
+        It unpacks nothing, as `outcome` does not: where a frontend has packed an array, `wait`,
+        `await` and `resolve` fill the caller's.
+        """
         try:
-            self.wait(timeout)
+            self._wait(timeout)
         except PcclError as error:
             return error
         return None
@@ -102,9 +127,10 @@ class Work:
         """
         if not self.done():
             raise InvalidUsage("the operation is not done; wait() for it, or await it")
-        return self.wait(0)
+        self._wait(0)
+        return self._read_outcome()
 
-    def __await__(self) -> Generator[asyncio.Future[None], None, Outcome]:
+    def __await__(self) -> Generator[asyncio.Future[None], None, ResultType]:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
         For `asyncio.gather`, `wait_for` and `ensure_future`; no coroutine, which a task is made of.
@@ -115,12 +141,6 @@ class Work:
 
             yield from self._future(asyncio.get_running_loop()).__await__()
         return self.wait(0)
-
-    def __del__(self) -> None:
-        # __init__ may have been left by an exception.
-        native = getattr(self, "_native", None)
-        if native is not None and self._outcome is None and native.in_flight():
-            _watcher.watcher.keep(native)
 
     def __repr__(self) -> str:
         if self._outcome is not None:
@@ -148,11 +168,94 @@ class Work:
                 if not loop.is_closed():  # else nobody is left to be told
                     raise
 
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            self._native.wait(wait_nanoseconds(timeout, _pccl.FOREVER_NS))
+        except InDoubt as error:
+            error.work = self
+            raise
+
     def _read_outcome(self) -> Outcome:
         with self._lock:
             if self._outcome is None:
                 self._outcome = _outcome(self._native)
             return self._outcome
+
+    def _read_result(self) -> ResultType:
+        with self._lock:
+            if self._result is _NOTHING:
+                if self._outcome is None:
+                    self._outcome = _outcome(self._native)
+                # Where an exception ends it, the next call does it again.
+                finish = self._finish
+                self._result = self._outcome if finish is None else finish(self._outcome)
+                self._finish = None  # with the arrays that it holds
+            return cast(ResultType, self._result)
+
+
+class _Dropped(Work[ResultType]):
+    """A Work of `async_op`, which may be dropped before it is done.
+
+    Others are done when their call ends, and have no `__del__`: Python swallows an exception that a
+    signal handler raises in there, so that Ctrl-C would be lost.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        # __init__ may have been left by an exception.
+        native = getattr(self, "_native", None)
+        if native is not None and native.in_flight():
+            _watcher.watcher.keep(native)
+
+
+class Carried(Protocol):
+    """The losses of a codec that a call carries on (codec.py)."""
+
+    def begun(self, work: Work[Any]) -> None:
+        """The operation is under way. More than one call is as one."""
+
+
+class Call:
+    """A call whose arguments were checked, and of which nothing was sent."""
+
+    __slots__ = ("_arguments", "_begin", "_carried")
+
+    def __init__(
+        self, begin: Callable[..., None], *arguments: object, carried: Carried | None = None
+    ) -> None:
+        self._begin = begin
+        self._arguments = arguments
+        self._carried = carried
+
+    @overload
+    def run(self, async_op: bool) -> Outcome | Work: ...
+    @overload
+    def run(self, async_op: bool, finish: Callable[[Outcome], Any]) -> Any: ...
+    def run(self, async_op: bool, finish: Callable[[Outcome], Any] | None = None) -> Any:
+        """Begins the operation, and returns its Work, or waits for it and returns its result.
+
+        `finish` makes the result of the outcome, once the operation is committed; by default it is
+        the outcome. The Work is made first, and all happens inside of `try`, so that no exception
+        of a signal handler loses it.
+        """
+        work = _Dropped(finish) if async_op else Work(finish)
+        carried = self._carried
+        try:
+            # The Work that carries losses on is known before anybody waits for it.
+            self._begin(work._native, *self._arguments, not async_op and carried is None)
+            if carried is not None:
+                carried.begun(work)
+            return work if async_op else work.wait()
+        except BaseException as error:
+            # Without a call, after which Python would look for signals, until the Work is safe.
+            if work._native.begun:
+                if "work" not in error.__dict__:
+                    error.__dict__["work"] = work
+                work._native.withdraw()
+                if carried is not None:
+                    carried.begun(work)
+            raise
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const net = @import("net");
 const failure = @import("failure.zig");
+const label = @import("label.zig");
 const sized = @import("sized.zig");
 const status = @import("status.zig");
 const text = @import("text.zig");
@@ -28,6 +29,8 @@ pub const CommOptions = extern struct {
     peer_id: ?*const [16]u8,
     interrupted: ?*const fn (?*anyopaque) callconv(.c) c_int,
     interrupted_context: ?*anyopaque,
+    ports: ?[*:0]const u8,
+    label: ?[*:0]const u8,
 };
 
 pub const Admission = extern struct {
@@ -95,6 +98,7 @@ fn create(
     const group = try group_name(&given);
     const bind = try text.optional_address(given.bind, "bind");
     const advertise = try text.optional_address(given.advertise, "advertise");
+    const ports = try port_range(&given);
     try environment();
     const interrupt: net.reach.Interrupt = .{
         .function = given.interrupted,
@@ -103,15 +107,17 @@ fn create(
     const connect_ns = if (given.connect_ns == 0) connect_ns_default else given.connect_ns;
     const place: failure.Place = .{
         .address = value.address(),
-        .own = .{ .bind = bind orelse ":0", .advertise = advertise },
+        .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
     const engine = net.PeerEngine.create(gpa, .{
         // token.read has parsed it before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
+        .label = try label.of_peer(given.label),
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
             return failure.create(error.BadAddress, place) else null,
+        .ports = ports,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,
@@ -137,6 +143,17 @@ fn environment() status.Error!void {
         "PCCL_FAULT_POINT is \"{s}\"; it must be [stop=|panic=]<name>[:sequence[:fraction]], " ++
             "for example all_reduce.settled:5:0.5",
         .{std.mem.span(std.c.getenv("PCCL_FAULT_POINT").?)},
+    );
+}
+
+fn port_range(options: *const CommOptions) status.Error!?net.Ports {
+    const given = options.ports orelse return null;
+    const longest = "65535-65535".len;
+    const range = text.bounded(given, longest) catch given[0..longest];
+    return net.Ports.parse(range) catch return status.fail(
+        .invalid_argument,
+        "ports is \"{s}\"; it must be a port or a range of them, 1 to 65535, as in 29400-29500",
+        .{range},
     );
 }
 
@@ -253,7 +270,16 @@ fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!
         return failure.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
-        .failed => |why| return failure.membership(why, comm.membership.why_removed()),
+        .failed => |why| {
+            const late = why == .deadline_exceeded;
+            if (late) if (comm.membership.attendance()) |count|
+                return failure.too_few_came(comm.membership.group.name, &count);
+            var room: [800]u8 = undefined;
+            return failure.membership(why, if (late)
+                comm.membership.why_late(&room)
+            else
+                comm.membership.why_removed());
+        },
     };
     if (admission) |to| sized.write(Admission, to, .{
         .size = undefined,
@@ -301,6 +327,32 @@ export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) 
 
 export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .left, ids, capacity);
+}
+
+export fn pccl_comm_label(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) Status {
+    return status.code(name_of(handle, peer, to, capacity));
+}
+
+fn name_of(
+    handle: ?*Comm,
+    peer: ?*const PeerIdBytes,
+    to: ?[*]u8,
+    capacity: usize,
+) status.Error!void {
+    const comm = try usable(handle);
+    const id = peer orelse return status.is_null("peer");
+    const room = to orelse return status.is_null("label");
+    const found = comm.membership.label(.{ .bytes = id.bytes });
+    if (!text.copy(found.slice(), room, capacity)) return status.fail(
+        .invalid_argument,
+        "the label has {d} bytes and a terminating zero, and there is room for {d}",
+        .{ found.length, capacity },
+    );
 }
 
 /// pccl_peer_id_t

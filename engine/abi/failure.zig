@@ -27,6 +27,8 @@ pub const Place = struct {
 pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8,
+    /// A peer's; a coordinator has one port.
+    ports: ?net.Ports = null,
 };
 
 pub fn create(err: net.PeerEngine.Error, place: Place) Error {
@@ -41,6 +43,12 @@ pub fn create(err: net.PeerEngine.Error, place: Place) Error {
         error.PermissionDenied,
         error.ListenNameNotFound,
         => |listen_error| listen(listen_error, place.own.bind),
+        error.NoPortFree => fail(
+            .system_error,
+            "no port of {d}-{d} is free to listen on: widen the range (ports, PCCL_PORTS), or " ++
+                "end the programs that have them",
+            .{ place.own.ports.?.first, place.own.ports.?.last },
+        ),
         error.BadAddress => bad_address(place.own) orelse reach(error.BadAddress, at),
         error.Refused,
         error.Unreachable,
@@ -116,13 +124,22 @@ const ReachError = error{
     Interrupted,
 };
 
+/// Ends a sentence about a coordinator that is not found.
+const at_itself = ". That address leads every machine to itself: if the coordinator runs on " ++
+    "another machine, start it with the address that peers reach it at (advertise)";
+
+fn note_of(at: []const u8) []const u8 {
+    const endpoint = net.address.Endpoint.parse(at) catch return "";
+    return if (endpoint.is_loopback()) at_itself else "";
+}
+
 fn reach(err: ReachError, at: []const u8) Error {
     return switch (err) {
         error.Refused => fail(
             .coordinator_unreachable,
             "nothing listens at {s}: connections were refused, one after the other, until the " ++
-                "timeout. Start the coordinator there, or check host and port of the token",
-            .{at},
+                "timeout. Start the coordinator there, or check host and port of the token{s}",
+            .{ at, note_of(at) },
         ),
         error.Unreachable => fail(
             .coordinator_unreachable,
@@ -162,8 +179,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         error.NotPccl => fail(
             .version_mismatch,
             "what listens at {s} is not PCCL: it did not answer as a coordinator does; check " ++
-                "host and port",
-            .{at},
+                "host and port{s}",
+            .{ at, note_of(at) },
         ),
         error.NoAnswer => fail(
             .coordinator_unreachable,
@@ -185,8 +202,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         ),
         error.WrongRun => fail(
             .authentication_failed,
-            "the coordinator at {s} belongs to another run: get a fresh token from it",
-            .{at},
+            "the coordinator at {s} belongs to another run: get a fresh token from it{s}",
+            .{ at, note_of(at) },
         ),
     };
 }
@@ -394,6 +411,8 @@ pub fn join(
     failure: *const net.Membership.Failure,
     name: []const u8,
 ) Error {
+    if (err == error.DeadlineExceeded) if (failure.attendance) |*count|
+        return too_few_came(name, count);
     return switch (err) {
         error.OutOfMemory => status.out_of_memory(),
         error.AlreadyJoined => fail(
@@ -402,7 +421,11 @@ pub fn join(
             .{name},
         ),
         error.Closed => closed(),
-        error.DeadlineExceeded => fail(
+        error.DeadlineExceeded => if (failure.why().len > 0) fail(
+            .deadline_exceeded,
+            "group \"{s}\" was not ready before the deadline: {s}",
+            .{ name, failure.why() },
+        ) else fail(
             .deadline_exceeded,
             "group \"{s}\" was not ready before the deadline: fewer than initial_world_size " ++
                 "peers came, or no connection to one of them could be made; check that peers " ++
@@ -429,6 +452,22 @@ pub fn join(
             => membership(failure.status, failure.why()),
         },
     };
+}
+
+/// A group without members has not begun.
+pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Error {
+    return fail(
+        .deadline_exceeded,
+        "group \"{s}\" did not begin before the deadline: {d} of {d} peers are here, counting " ++
+            "this one{s}. It begins when {d} are (initial_world_size)",
+        .{
+            name,
+            count.here,
+            count.needed,
+            if (count.emptied) ", and all that were in it before are gone" else "",
+            count.needed,
+        },
+    );
 }
 
 pub fn admit(err: net.Membership.AdmitError) Error {
@@ -478,7 +517,12 @@ pub fn membership(why: session.Status, said: []const u8) Error {
             removed ++ "{s}. Close this communicator and create a new one",
             .{said},
         ),
-        .deadline_exceeded => fail(
+        .deadline_exceeded => if (said.len > 0) fail(
+            .deadline_exceeded,
+            "the deadline passed before this safe point, which was not passed: {s}. Then call " ++
+                "admit again",
+            .{said},
+        ) else fail(
             .deadline_exceeded,
             "the deadline passed before all members had come to this safe point: every member " ++
                 "must call admit equally often. The safe point was not passed; call admit again",
@@ -752,9 +796,8 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 /// The status of a finished operation that is not ok.
 pub fn operation(op: *const session.Operation) Error {
     var text: [128]u8 = undefined;
-    var writer: std.Io.Writer = .fixed(&text);
-    write_name(&writer, op) catch unreachable; // four numbers and some words
-    const name = writer.buffered();
+    // Four numbers and some words.
+    const name = std.fmt.bufPrint(&text, "{f}", .{op.named()}) catch unreachable;
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
@@ -766,10 +809,10 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .in_doubt => if (op.sync != null) fail(
             .in_doubt,
-            "{s} ended without an answer of the coordinator, so the others may have committed " ++
-                "it. The tensors are as they were; sync again, which brings this peer to what " ++
-                "the others have",
-            .{name},
+            "{s} ended without an answer of the coordinator{f}, so the others may have " ++
+                "committed it. The tensors are as they were; sync again, which brings this peer " ++
+                "to what the others have",
+            .{ name, Coordinator{ .failure = &op.failure } },
         ) else fail(
             .in_doubt,
             "{s}: {s}{f} after this peer had voted, so the others may have committed it; " ++
@@ -800,8 +843,8 @@ pub fn operation(op: *const session.Operation) Error {
         ),
         .coordinator_unreachable => fail(
             .coordinator_unreachable,
-            "{s}: the connection to the coordinator was lost. {s}. " ++ start_again,
-            .{ name, kept(op) },
+            "{s}: {f}. {s}. " ++ start_again,
+            .{ name, Lost{ .away_ns = op.failure.coordinator_away_ns }, kept(op) },
         ),
         .state_unavailable => fail(
             .state_unavailable,
@@ -836,50 +879,61 @@ fn kept(op: *const session.Operation) []const u8 {
     return "The input is as it was; an output apart from it may hold a part of the result";
 }
 
-/// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
-fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
-    const kind = op.op.descriptor.kind;
-    const id = op.op.id;
-    if (kind == .send_recv) {
-        const x = &op.executor;
-        const part = part_of(op);
-        try writer.print("{t} {s} rank {d} (", .{ part, switch (part) {
-            .send => "to",
-            .recv => "from",
-        }, x.roles.pair.other(x.roles.rank) });
-    } else try writer.print("{t} (", .{kind});
-    // That of a sync says nothing to a person.
-    if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
-    try writer.print("number {d} of epoch {d})", .{ id.sequence, op.op.epoch });
-}
+/// "the connection to the coordinator was lost 12 s ago"
+const Lost = struct {
+    /// Null: just now.
+    away_ns: ?u64,
+
+    pub fn format(lost: Lost, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll("the connection to the coordinator was lost");
+        const away_ns = lost.away_ns orelse return;
+        try writer.print(" {d} s ago", .{away_ns / std.time.ns_per_s});
+    }
+};
+
+/// " (the connection to the coordinator was lost 12 s ago)"; nothing while it answers.
+const Coordinator = struct {
+    failure: *const protocol.Failure,
+
+    fn is_away(it: Coordinator) bool {
+        return it.failure.coordinator_away_ns != null or it.failure.coordinator_silent_ns > 0;
+    }
+
+    pub fn format(it: Coordinator, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (it.failure.coordinator_away_ns) |away_ns|
+            return writer.print(" ({f})", .{Lost{ .away_ns = away_ns }});
+        const silent_ns = it.failure.coordinator_silent_ns;
+        if (silent_ns > 0) try writer.print(
+            " (nothing was heard from the coordinator for {d} s)",
+            .{silent_ns / std.time.ns_per_s},
+        );
+    }
+};
 
 /// For a call whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
 const WaitedFor = struct {
     op: *const session.Operation,
 
     /// More are counted.
-    const shown_max = 4;
+    const shown_max = session.labels.Names.missing_max;
 
     pub fn format(waited: WaitedFor, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const op = waited.op;
         if (op.failure.reason != .deadline) return;
         const missing = &op.failure.missing;
         const count = missing.count();
-        // Others cannot be blamed: what they have done, it alone would tell.
-        const silent_ns = op.failure.coordinator_silent_ns;
-        if (silent_ns > 0) return writer.print(
-            " (nothing was heard from the coordinator for {d} s)",
-            .{silent_ns / std.time.ns_per_s},
-        );
+        // Others cannot be blamed: what they have done, the coordinator alone would tell.
+        const coordinator: Coordinator = .{ .failure = &op.failure };
+        if (coordinator.is_away()) return writer.print("{f}", .{coordinator});
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),
         });
-        try writer.writeAll(" (waiting for ");
+        const waited_ns = op.finished_at -| op.started_at;
+        try writer.print(" (waiting for {d} s for ", .{waited_ns / std.time.ns_per_s});
         for (0..@min(count, shown_max)) |index| {
             if (index > 0) try writer.writeAll(" and ");
-            const rank = missing.at(index);
-            try writer.print("rank {d}, {s}", .{ rank, op.ids[rank].short() });
+            try writer.print("{f}", .{op.names.who(op.ids[missing.at(index)])});
         }
         if (count > shown_max) try writer.print(" and {d} more", .{count - shown_max});
         const verb = if (count == 1) "has" else "have";
@@ -910,49 +964,50 @@ fn way(part: Part) []const u8 {
 }
 
 fn aborted(op: *const session.Operation, name: []const u8) Error {
-    const peer = op.failure.peer.short();
+    const peer = op.names.who(op.failure.peer);
+    const other = op.names.who(op.failure.other);
     const reason = op.failure.reason orelse
         return fail(.aborted, "{s} was aborted. {s}", .{ name, kept(op) });
     return switch (reason) {
         .deadline => fail(
             .aborted,
-            "{s} was aborted, because the deadline of peer {s} passed{f}; it may be called " ++
+            "{s} was aborted, because the deadline of {f} passed{f}; it may be called " ++
                 "again. {s}",
             .{ name, peer, WaitedFor{ .op = op }, kept(op) },
         ),
         .cancelled => fail(
             .aborted,
-            "{s} was aborted, because peer {s} withdrew it; it may be called again. {s}",
+            "{s} was aborted, because {f} withdrew it; it may be called again. {s}",
             .{ name, peer, kept(op) },
         ),
         .mismatch, .contradiction, .structure, .state_conflict => mismatch(op, name),
         .state_unavailable => fail(.state_unavailable, "{s}: nobody holds the state", .{name}),
         .digest => fail(
             .aborted,
-            "{s} was aborted, because peers {s} and {s} hold different results: its buffer was " ++
+            "{s} was aborted, because {f} and {f} hold different results: its buffer was " ++
                 "written while the call ran (by another call in flight?), or one of them has " ++
                 "faulty memory or another build of this library. {s}",
-            .{ name, peer, op.failure.other.short(), kept(op) },
+            .{ name, peer, other, kept(op) },
         ),
         .peer_lost => if (op.op.descriptor.kind == .send_recv) fail(
             .aborted,
-            "{s} was aborted, because peer {s}, which has that rank, was lost; so is each call " ++
-                "that names it, until the next safe point. {s}",
+            "{s} was aborted, because {f} was lost; so is each call that names that rank, until " ++
+                "the next safe point. {s}",
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
-            "{s} was aborted, because peer {s} was lost and its recovery is \"raise\"; called " ++
+            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; called " ++
                 "again, it is one of those who are left. {s}",
             .{ name, peer, kept(op) },
         ),
         // The reporter may be another member, which called it later.
         .root_lost => fail(
             .aborted,
-            "{s} was aborted, because its root, peer {s}, was lost{s}; so is each call with it, " ++
+            "{s} was aborted, because its root, {f}, was lost{s}; so is each call with it, " ++
                 "until the next safe point. {s}",
             .{
                 name,
-                op.op.descriptor.root.short(),
+                op.names.who(op.op.descriptor.root),
                 switch (op.op.descriptor.kind) {
                     .broadcast => " and nobody else holds all of its data",
                     else => "",
@@ -962,14 +1017,14 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .link_broken => fail(
             .aborted,
-            "{s} was aborted, because {s} peer {s} is broken: nothing came through for the " ++
+            "{s} was aborted, because {s} {f} is broken: nothing came through for the " ++
                 "silence limit, and this kind of operation takes no other way (others go around " ++
                 "such a link). {s}",
             .{
                 name,
                 if (unreachable_peer(op) != null) "the link between this peer and" //
                 else "a link of",
-                if (unreachable_peer(op)) |id| id.short() else peer,
+                if (unreachable_peer(op)) |id| op.names.who(id) else peer,
                 kept(op),
             },
         ),
@@ -990,6 +1045,15 @@ fn unreachable_peer(op: *const session.Operation) ?base.PeerId {
 fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var first: [description_bytes_max]u8 = undefined;
     var second: [description_bytes_max]u8 = undefined;
+    const peer = op.names.who(op.failure.peer);
+    const other = op.names.who(op.failure.other);
+    // Decisions have a reason: this peer alone was told.
+    if (op.failure.reason == null) return fail(
+        .mismatch,
+        "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
+            "{s}. Mend that, then create a new communicator",
+        .{ name, op.group.why_removed(), kept(op) },
+    );
     if (op.failure.reason == .structure) return fail(
         .mismatch,
         "{s}: the shared states of the members differ in structure: {s}. All members must share " ++
@@ -998,113 +1062,99 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     );
     if (op.failure.reason == .state_conflict) return fail(
         .mismatch,
-        "{s}: peers {s} and {s} both insist on their content (send_only), and it differs: at " ++
+        "{s}: {f} and {f} both insist on their content (send_only), and it differs: at " ++
             "most one content can be sent. The tensors are as they were",
-        .{ name, op.failure.peer.short(), op.failure.other.short() },
+        .{ name, peer, other },
     );
     if (op.failure.reason == .contradiction) return fail(
         .mismatch,
-        "{s}: peers {s} and {s} made the same call, but cut it into different numbers of " ++
+        "{s}: {f} and {f} made the same call, but cut it into different numbers of " ++
             "chunks: one of them has another build of this library or other settings than this " ++
             "run. {s}",
-        .{ name, op.failure.peer.short(), op.failure.other.short(), kept(op) },
+        .{ name, peer, other, kept(op) },
     );
     if (op.op.descriptor.kind == .send_recv) return fail(
         .mismatch,
-        "{s}: the two called different things: peer {s} {s}, peer {s} {s}. Both must name as " ++
+        "{s}: the two called different things: {f} {s}, {f} {s}. Both must name as " ++
             "many elements of one dtype, after the same safe points. {s}",
         .{
             name,
-            op.failure.peer.short(),
-            describe(op.failure.descriptor, &first),
-            op.failure.other.short(),
-            describe(op.failure.other_descriptor, &second),
+            peer,
+            describe(op.failure.descriptor, &op.names, &first),
+            other,
+            describe(op.failure.other_descriptor, &op.names, &second),
             kept(op),
         },
     );
     return fail(
         .mismatch,
-        "{s}: the members called different things: peer {s} {s}, peer {s} {s}. All members must " ++
+        "{s}: the members called different things: {f} {s}, {f} {s}. {f}All members must " ++
             "make the same calls in the same order on each tag. {s}",
         .{
             name,
-            op.failure.peer.short(),
-            describe(op.failure.descriptor, &first),
-            op.failure.other.short(),
-            describe(op.failure.other_descriptor, &second),
+            peer,
+            describe(op.failure.descriptor, &op.names, &first),
+            other,
+            describe(op.failure.other_descriptor, &op.names, &second),
+            Arrays{ .op = op },
             kept(op),
         },
     );
 }
 
+/// Which array of a list, or which shard, the two of a mismatch have called differently: "arrays[1]
+/// has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (node7:4242, 7f3a01c2). "
+const Arrays = struct {
+    op: *const session.Operation,
+
+    pub fn format(it: Arrays, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const op = it.op;
+        const first = op.failure.descriptor orelse return;
+        const second = op.failure.other_descriptor orelse return;
+        // Any other difference is seen in their descriptions.
+        const alike = first.kind == second.kind and first.arrays == second.arrays;
+        if (!alike or first.counts == second.counts or first.uneven) return;
+        if (first.counts == 0 or second.counts == 0) return;
+        const what = if (first.arrays > 0) "arrays" else "counts";
+        const found = session.outline.find(op) orelse
+            return writer.print("More than one of the {s} differ. ", .{what});
+        if (found.swapped) |other| return writer.print(
+            "{s}[{d}] and {s}[{d}] of one are in each other's place at the other. ",
+            .{ what, found.change.index, what, other },
+        );
+        const own, const there = if (found.is_peer)
+            .{ op.failure.peer, op.failure.other }
+        else
+            .{ op.failure.other, op.failure.peer };
+        try writer.print("{s}[{d}] has {d} {s} at {f} and {d} {s} at {f}. ", .{
+            what,
+            found.change.index,
+            found.own.count,
+            found.own.dtype.name(),
+            op.names.who(own),
+            found.change.item.count,
+            found.change.item.dtype.name(),
+            op.names.who(there),
+        });
+    }
+};
+
 /// More than the longest takes.
-const description_bytes_max = 224;
+const description_bytes_max = 320;
 
 /// "all_reduce(sum, 1000 f32, recovery restart, codec int8, plan ring, after 3 safe points)"
-fn describe(maybe: ?Descriptor, text: *[description_bytes_max]u8) []const u8 {
+fn describe(
+    maybe: ?Descriptor,
+    names: *const session.labels.Names,
+    text: *[description_bytes_max]u8,
+) []const u8 {
     const descriptor = maybe orelse return "something else";
     var writer: std.Io.Writer = .fixed(text);
-    write_descriptor(&writer, &descriptor) catch {}; // cut
+    writer.print("{f}", .{wire.Described(*const session.labels.Names){
+        .descriptor = &descriptor,
+        .names = names,
+    }}) catch {}; // cut
     return writer.buffered();
-}
-
-fn write_descriptor(writer: *std.Io.Writer, descriptor: *const Descriptor) !void {
-    const recovery = switch (descriptor.recovery) {
-        .resume_chunks => "resume",
-        .restart => "restart",
-        .raise => "raise",
-    };
-    const dtype = descriptor.dtype.name();
-    switch (descriptor.kind) {
-        .all_reduce, .reduce_scatter => |kind| try writer.print("{t}({s}, {d} {s}", .{
-            kind,
-            descriptor.op.name(),
-            descriptor.count,
-            dtype,
-        }),
-        .all_gather, .all_to_all => |kind| if (descriptor.uneven)
-            try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
-                kind,
-                dtype,
-                descriptor.count,
-                descriptor.counts,
-            })
-        else
-            try writer.print("{t}({d} {s}", .{ kind, descriptor.count, dtype }),
-        .broadcast, .scatter => |kind| try writer.print("{t}({d} {s} from peer {s}", .{
-            kind,
-            descriptor.count,
-            dtype,
-            descriptor.root.short(),
-        }),
-        .gather => try writer.print("gather({d} {s} to peer {s}", .{
-            descriptor.count,
-            dtype,
-            descriptor.root.short(),
-        }),
-        .reduce => try writer.print("reduce({s}, {d} {s} to peer {s}", .{
-            descriptor.op.name(),
-            descriptor.count,
-            dtype,
-            descriptor.root.short(),
-        }),
-        .send_recv => try writer.print("message({d} {s}", .{ descriptor.count, dtype }),
-        .barrier => try writer.writeAll("barrier("),
-        .sync => try writer.writeAll("sync("),
-    }
-    // Their lists are long; that they differ is what matters.
-    if (descriptor.counts != 0 and !descriptor.uneven)
-        try writer.print(", {s} that hash to {x:0>16}", .{
-            if (descriptor.kind.has_shards()) "counts or arrays" else "arrays",
-            descriptor.counts,
-        });
-    if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
-        if (descriptor.kind != .barrier) try writer.writeAll(", ");
-        try writer.print("recovery {s}", .{recovery});
-    }
-    if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
-    if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
-    try writer.print(", after {d} safe points)", .{descriptor.safe_points});
 }
 
 fn expect_words_of_both_languages(err: Error) !void {
@@ -1132,6 +1182,7 @@ test "no sentence about a group or an operation has a word that only C knows" {
         if (value == .ok) continue;
         var op: session.Operation = undefined;
         op.sync = null;
+        op.names = .{};
         op.executor.arrays = no_arrays;
         op.op = .{ .descriptor = undefined, .chunks = 1 };
         op.op.descriptor.kind = .barrier;
@@ -1154,6 +1205,7 @@ test "an operation and a safe point say the same of why the coordinator removed 
     var op: session.Operation = undefined;
     op.group = &group;
     op.sync = null;
+    op.names = .{};
     op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
@@ -1168,15 +1220,40 @@ test "an operation and a safe point say the same of why the coordinator removed 
     }
 }
 
+test "a call of a newcomer that was refused says what it called, and what the members did" {
+    const why = "it called all_gather(999 f32) where the members called all_gather(1000 f32)";
+    var group: session.Group = undefined;
+    group.removed(why);
+    var op: session.Operation = undefined;
+    op.group = &group;
+    op.sync = null;
+    op.names = .{};
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .all_gather;
+    op.status = .mismatch;
+    op.failure = .{ .status = .mismatch };
+    try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+    const sentence = std.mem.span(status.pccl_last_error());
+    try std.testing.expect(std.mem.indexOf(u8, sentence, "go on without it: " ++ why) != null);
+}
+
 test "a call whose deadline passed names those it waited for, or says what is probable" {
     var ids: [6]base.PeerId = undefined;
     for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
     var op: session.Operation = undefined;
     op.ids = &ids;
     op.sync = null;
+    op.names = .{};
     op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .barrier;
+    op.started_at = 5 * std.time.ns_per_s;
+    op.finished_at = 12 * std.time.ns_per_s;
+    op.names = .{ .self = ids[0], .count = 4 };
+    for (op.names.items[0..4], ids[0..4], 0..) |*name, id, rank|
+        name.* = .{ .id = id, .rank = @intCast(rank), .label = .{} };
+    op.names.items[3].label = .shown("node7:42");
     const Case = struct { missing: base.Mask, wanted: []const u8 };
     var one: base.Mask = .empty;
     one.set(3);
@@ -1185,11 +1262,14 @@ test "a call whose deadline passed names those it waited for, or says what is pr
             .missing = .empty,
             .wanted = "(probably another member has not called it, or is stuck)",
         },
-        .{ .missing = one, .wanted = "(waiting for rank 3, 7f3a0103, which has not called it)" },
+        .{
+            .missing = one,
+            .wanted = "(waiting for 7 s for rank 3 (node7:42, 7f3a0103), which has not called it)",
+        },
         .{
             .missing = .full(6),
-            .wanted = "(waiting for rank 0, 7f3a0100 and rank 1, 7f3a0101 and rank 2, 7f3a0102 " ++
-                "and rank 3, 7f3a0103 and 2 more, which have not called it)",
+            .wanted = "(waiting for 7 s for rank 0 (this peer) and rank 1 (7f3a0101) and rank 2 " ++
+                "(7f3a0102) and rank 3 (node7:42, 7f3a0103) and 2 more, which have not called it)",
         },
     }) |case| {
         for ([_]session.Status{ .deadline_exceeded, .aborted, .in_doubt }) |value| {
@@ -1202,9 +1282,51 @@ test "a call whose deadline passed names those it waited for, or says what is pr
     }
 }
 
+test "with the coordinator gone, no member is blamed, and the error says since when" {
+    var op: session.Operation = undefined;
+    op.sync = null;
+    op.names = .{};
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1 };
+    op.op.descriptor.kind = .barrier;
+    const second = std.time.ns_per_s;
+    const Case = struct { away_ns: ?u64, silent_ns: u64, wanted: []const u8 };
+    for ([_]Case{
+        .{
+            .away_ns = 12 * second,
+            .silent_ns = 15 * second,
+            .wanted = "the connection to the coordinator was lost 12 s ago",
+        },
+        .{
+            .away_ns = null,
+            .silent_ns = 15 * second,
+            .wanted = "nothing was heard from the coordinator for 15 s",
+        },
+    }) |case| for ([_]session.Status{ .in_doubt, .deadline_exceeded }) |value| {
+        op.status = value;
+        op.failure = .{
+            .status = value,
+            .reason = .deadline,
+            .missing = .full(3),
+            .coordinator_away_ns = case.away_ns,
+            .coordinator_silent_ns = case.silent_ns,
+        };
+        try std.testing.expect(status.code(operation(&op)) != .ok);
+        const sentence = std.mem.span(status.pccl_last_error());
+        try std.testing.expect(std.mem.indexOf(u8, sentence, case.wanted) != null);
+        try std.testing.expectEqual(null, std.mem.indexOf(u8, sentence, "has not called"));
+    };
+    op.status = .coordinator_unreachable;
+    op.failure = .{ .status = op.status, .coordinator_away_ns = 7 * second };
+    try std.testing.expectEqual(.coordinator_unreachable, status.code(operation(&op)));
+    const sentence = std.mem.span(status.pccl_last_error());
+    try std.testing.expect(std.mem.indexOf(u8, sentence, "was lost 7 s ago. ") != null);
+}
+
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
     op.sync = null;
+    op.names = .{};
     op.executor.arrays = no_arrays;
     op.op = .{ .descriptor = undefined, .chunks = 1 };
     op.op.descriptor.kind = .all_reduce;
@@ -1225,6 +1347,7 @@ test "a contradiction about chunks names both peers" {
 test "a mismatch names both peers and both calls" {
     var op: session.Operation = undefined;
     op.sync = null;
+    op.names = .{};
     op.executor.arrays = no_arrays;
     var descriptor: Descriptor = .{
         .kind = .all_reduce,
@@ -1239,6 +1362,7 @@ test "a mismatch names both peers and both calls" {
     op.status = .mismatch;
     op.failure = .{
         .status = .mismatch,
+        .reason = .mismatch,
         .peer = .from_int(0xaabbccdd << 96),
         .other = .from_int(0x11223344 << 96),
         .descriptor = descriptor,
@@ -1267,7 +1391,7 @@ test "a mismatch shows every option in which calls can differ, the longest whole
     var text: [description_bytes_max]u8 = undefined;
     const whole = "all_reduce(prod, 1099511627776 bf16, recovery restart, codec fp8_e4m3 block " ++
         "256 not rotated stochastic, plan direct, after 18446744073709551615 safe points)";
-    try std.testing.expectEqualStrings(whole, describe(full, &text));
+    try std.testing.expectEqualStrings(whole, describe(full, &.{}, &text));
     var other: [description_bytes_max]u8 = undefined;
     inline for (.{ "codec", "codec", "plan" }, .{
         base.Codec.of(.int8),
@@ -1276,12 +1400,14 @@ test "a mismatch shows every option in which calls can differ, the longest whole
     }) |field, value| {
         var differs = full;
         @field(differs, field) = value;
-        try std.testing.expect(!std.mem.eql(u8, describe(full, &text), describe(differs, &other)));
+        const one = describe(full, &.{}, &text);
+        try std.testing.expect(!std.mem.eql(u8, one, describe(differs, &.{}, &other)));
     }
     for (std.enums.values(wire.control.OpKind)) |kind| {
         if (kind == full.kind) continue;
         var differs = full;
         differs.kind = kind;
-        try std.testing.expect(std.mem.endsWith(u8, describe(differs, &text), "safe points)"));
+        const one = describe(differs, &.{}, &text);
+        try std.testing.expect(std.mem.endsWith(u8, one, "safe points)"));
     }
 }

@@ -4,6 +4,7 @@
 const std = @import("std");
 const ids = @import("ids.zig");
 const limits = @import("limits.zig");
+const source_file = @import("source.zig");
 
 /// The parts of a text like "host:port", "1.2.3.4:port", "[v6]:port". `host` refers to the text.
 pub const Endpoint = struct {
@@ -49,6 +50,12 @@ pub const Endpoint = struct {
         }
         const v4 = std.Io.net.Ip4Address.parse(host, 0) catch return null;
         return mapped_prefix ++ v4.bytes;
+    }
+
+    /// It says itself that it leads to the machine of whoever dials it. Another name may, too.
+    pub fn is_loopback(endpoint: Endpoint) bool {
+        if (endpoint.source()) |found| return source_file.is_loopback(found);
+        return std.ascii.eqlIgnoreCase(endpoint.host, "localhost");
     }
 
     /// The text that `parse` reads back.
@@ -183,8 +190,11 @@ test "a host that is a number is one source, however it is written, and a name i
     try expectEqual(0xfe, link_local[0]);
     try expectEqual(7, link_local[15]);
     for ([_][]const u8{ "localhost:1", "node-7.example:1", "127.1:1" }) |name| {
-        try expectEqual(null, (try Endpoint.parse(name)).source());
+        const endpoint = try Endpoint.parse(name);
+        try expectEqual(null, endpoint.source());
+        try expectEqual(endpoint.host[0] == 'l', endpoint.is_loopback());
     }
+    try std.testing.expect((try Endpoint.parse("127.0.1.1:1")).is_loopback());
 }
 
 test "a peer may tell others of one host and a port, and of nothing else" {

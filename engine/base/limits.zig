@@ -58,6 +58,11 @@ pub const stall_tells = 10;
 pub const safe_points_ahead_max = 4096;
 /// Group names, without terminating zero.
 pub const name_bytes_max = 256;
+/// The name of a peer for people (base/label.zig), in bytes: the longest name of a host, a process
+/// id and a number. Enforced by the coordinator at join.
+pub const label_bytes_max = 80;
+/// Links of a peer whose traffic is in the status: the busiest. Enforced where it is told.
+pub const links_told_max = 32;
 /// "host:port" of a peer or a coordinator.
 pub const address_bytes_max = 255;
 /// Largest control message: a resume that lists every chunk with its holders.
@@ -127,6 +132,9 @@ pub const state_asked_max = 32;
 pub const state_page_bytes = 64 * KiB;
 /// How structures differ, as a sentence for a person.
 pub const state_differs_bytes_max = 700;
+/// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
+/// some words. Enforced by decoding, and by the coordinator, which cuts it.
+pub const expelled_bytes_max = 800;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;

@@ -15,7 +15,9 @@ pub const reaches = @import("order.zig").reaches;
 pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
+pub const Label = @import("label.zig").Label;
 pub const places = @import("places.zig");
+pub const source = @import("source.zig");
 pub const text = @import("text.zig");
 pub const unfilled = @import("unfilled.zig");
 
@@ -39,6 +41,8 @@ test {
     _ = @import("pair.zig");
     _ = @import("prng.zig");
     _ = @import("endpoint.zig");
+    _ = @import("label.zig");
+    _ = @import("source.zig");
     _ = @import("text.zig");
     _ = @import("unfilled.zig");
 }

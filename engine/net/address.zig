@@ -114,9 +114,13 @@ pub fn numeric(endpoint: Endpoint) ?AddressList {
 /// Addresses to listen on: "" is every interface. May block on a name.
 pub fn to_bind(endpoint: Endpoint) LookUpError!AddressList {
     if (endpoint.host.len > 0) return look_up(endpoint, .{ .passive = true });
+    return every_interface(endpoint.port);
+}
+
+pub fn every_interface(port: u16) AddressList {
     var list: AddressList = .{ .count = 2 };
-    list.items[0] = .v6_from(@splat(0), endpoint.port); // takes v4 as well where the system can
-    list.items[1] = .v4_from(@splat(0), endpoint.port);
+    list.items[0] = .v6_from(@splat(0), port); // takes v4 as well where the system can
+    list.items[1] = .v4_from(@splat(0), port);
     return list;
 }
 

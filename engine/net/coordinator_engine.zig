@@ -175,10 +175,16 @@ pub const CoordinatorEngine = struct {
             bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host, .port = engine.port };
         if (advertise) |text| endpoint = try .parse_to_dial(text, engine.port);
+        // Nobody who listens on every interface means this machine alone.
+        if (bound.is_any() and advertise == null and endpoint.is_loopback()) log.put(.warning, //
+            "this machine has no way to others, so the token says " ++ nowhere);
         const text = std.fmt.bufPrint(&engine.address_storage, "{f}", .{endpoint}) catch
             return error.BadAddress;
         engine.address_length = text.len;
     }
+
+    const nowhere = "127.0.0.1, which leads every other machine to itself: give the coordinator " ++
+        "the address that peers reach it at (advertise)";
 
     // ---- the loop
 
@@ -226,6 +232,7 @@ pub const CoordinatorEngine = struct {
         const remote = socket.remote_address(fd);
         const source: base.Source = if (remote) |*at| at.source() else @splat(0);
         const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);
+        if (socket.local_address(fd)) |local| connection.here = local.source();
         const link = engine.links.add(fd, @intFromPtr(connection)) catch {
             return engine.coordinator.closed(now, connection);
         };

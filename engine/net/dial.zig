@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const session = @import("session");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
@@ -26,6 +27,8 @@ pub const Carrier = struct {
     tried: usize = 0,
     /// When the address under way is given up for the next one.
     deadline: Instant = base.never,
+    /// Why the last address has come to nothing.
+    why: wire.Dialed = .no_address,
 
     pub const State = enum { resolving, connecting, open };
 
@@ -60,6 +63,7 @@ pub const Carrier = struct {
             },
             .connecting => {
                 if (now < carrier.deadline) return .pending;
+                if (carrier.link != null) carrier.why = .no_answer;
                 return carrier.connect_next(now, links);
             },
             .open => return .pending,
@@ -72,9 +76,12 @@ pub const Carrier = struct {
     pub fn connected(carrier: *Carrier, now: Instant, links: *Links) Connected {
         const link = carrier.link.?;
         if (!link.writable) return .pending;
-        socket.connect_finish(link.fd) catch return switch (carrier.connect_next(now, links)) {
-            .pending => .pending,
-            .failed => .failed,
+        socket.connect_finish(link.fd) catch |err| {
+            carrier.why = why_of(err);
+            return switch (carrier.connect_next(now, links)) {
+                .pending => .pending,
+                .failed => .failed,
+            };
         };
         carrier.state = .open;
         carrier.deadline = base.never;
@@ -86,13 +93,27 @@ pub const Carrier = struct {
         while (carrier.tried < carrier.addresses.count) {
             const to = &carrier.addresses.items[carrier.tried];
             carrier.tried += 1;
-            const fd = socket.connect_start(to) catch continue;
+            const fd = socket.connect_start(to) catch |err| {
+                carrier.why = why_of(err);
+                continue;
+            };
+            carrier.why = .no_sockets;
             carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;
             carrier.deadline = now + attempt_ns_max;
             return .pending;
         }
         return .failed;
+    }
+
+    const Failure = socket.OpenError || socket.ConnectError;
+
+    fn why_of(err: Failure) wire.Dialed {
+        return switch (err) {
+            error.Refused => .refused,
+            error.Unreachable, error.FamilyUnsupported => .unreachable_host,
+            error.SystemLimit => .no_sockets,
+        };
     }
 
     /// Lets go of everything but the memory.

@@ -67,8 +67,9 @@ pub const Finder = struct {
             if (!done and (search.is_late or now < search.deadline)) continue;
             const was_late = search.is_late;
             const number = search.number;
-            var answer: Answer = .not_found;
+            var answer: Answer = .{ .not_found = .no_answer };
             if (done) {
+                answer = .{ .not_found = search.why };
                 if (search.found) |*at| {
                     if (told_as(at, &finder.text)) |text| answer = .{ .found = text };
                 }
@@ -97,8 +98,10 @@ const Search = struct {
     /// A copy of the descriptor that wakes who asked, or -1.
     wake_fd: socket.Fd,
     done: lock.Signal = .{},
-    /// Valid once `done` is set.
+    /// Valid once `done` is set, as is the next.
     found: ?Address = null,
+    /// The end of the last dial.
+    why: wire.Dialed = .no_address,
 
     /// From the question to the answer, and for one connection.
     const answer_ns_max = 5 * std.time.ns_per_s;
@@ -144,10 +147,12 @@ const Search = struct {
         search.release();
     }
 
-    fn find(search: *const Search) ?Address {
+    fn find(search: *Search) ?Address {
         const text = search.endpoint_storage[0..search.endpoint_length];
         const endpoint = address.Endpoint.parse(text) catch return null;
+        search.why = .name_unknown;
         const list = address.look_up(endpoint, .{}) catch return null;
+        search.why = .unreachable_host;
         for (list.slice()) |*at| {
             if (std.mem.eql(u8, &at.source(), &search.source)) return at.*;
         }
@@ -163,19 +168,27 @@ const Search = struct {
 
     fn may_dial(search: *const Search, at: *const Address) bool {
         // Peers of other machines may not ask what listens on this machine for itself alone.
+        const is_loopback = base.source.is_loopback;
         if (is_loopback(at.source()) and !is_loopback(search.source)) return false;
         var text: [base.limits.address_bytes_max]u8 = undefined;
         return told_as(at, &text) != null;
     }
 
+    fn refused(search: *Search, err: anyerror) bool {
+        search.why = if (err == error.Refused) .refused else .unreachable_host;
+        return false;
+    }
+
     /// Whether this very peer is there.
-    fn answers(search: *const Search, at: *const Address) bool {
-        const fd = socket.connect_start(at) catch return false;
+    fn answers(search: *Search, at: *const Address) bool {
+        const fd = socket.connect_start(at) catch |err| return search.refused(err);
         defer socket.close(fd);
         const deadline = @min(search.deadline, clock.after(dial_ns_max));
+        search.why = .no_answer;
         const connected = reach.wait_socket(fd, .write, deadline, .{}) catch return false;
         if (!connected) return false;
-        socket.connect_finish(fd) catch return false;
+        socket.connect_finish(fd) catch |err| return search.refused(err);
+        search.why = .other_answers;
         const nonce: hello.Nonce = random.array(16);
         // Whoever is there learns nothing of the run.
         const probe = hello.encode(.{
@@ -191,6 +204,7 @@ const Search = struct {
         var got: usize = 0;
         while (got < answer.len) {
             const readable = reach.wait_socket(fd, .read, deadline, .{}) catch return false;
+            if (!readable) search.why = .silent;
             if (!readable) return false;
             const count = socket.receive(fd, &.{answer[got..]}) catch |err| switch (err) {
                 error.WouldBlock => continue,
@@ -203,14 +217,6 @@ const Search = struct {
         return hello.is_proof(&answer, proof);
     }
 };
-
-fn is_loopback(source: base.Source) bool {
-    const in_v4: Address = .v4_from(.{ 127, 0, 0, 1 }, 0);
-    const in_v6: Address = .v6_from([_]u8{0} ** 15 ++ [_]u8{1}, 0);
-    // 127/8 behind the prefix of addresses that are mapped.
-    return std.mem.eql(u8, source[0..13], in_v4.source()[0..13]) or
-        std.mem.eql(u8, &source, &in_v6.source());
-}
 
 /// As members are told it; null if it is no address of one host.
 fn told_as(at: *const Address, text: *[base.limits.address_bytes_max]u8) ?[]const u8 {

@@ -34,8 +34,10 @@ pub const Membership = struct {
         status: Status,
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
+        /// The peers that had come, where they were too few for the group to begin.
+        attendance: ?session.Group.Attendance = null,
 
-        const why_bytes_max = 200;
+        const why_bytes_max = 800;
 
         fn init(status: Status, text: []const u8) Failure {
             var failure: Failure = .{ .status = status };
@@ -97,8 +99,12 @@ pub const Membership = struct {
             engine.reference();
         }
         errdefer membership.destroy();
-        if (!try options.interrupt.wait(&membership.changed, options.deadline))
+        if (!try options.interrupt.wait(&membership.changed, options.deadline)) {
+            var room: [Failure.why_bytes_max]u8 = undefined;
+            failure.* = .init(.deadline_exceeded, membership.why_late(&room));
+            failure.attendance = membership.attendance();
             return error.DeadlineExceeded;
+        }
         engine.lock.lock();
         defer engine.lock.unlock();
         if (membership.failure) |why| {
@@ -226,9 +232,25 @@ pub const Membership = struct {
         return if (membership.failure) |failure| failure.status else null;
     }
 
+    /// How many have come, as the coordinator has said last; null while enough have.
+    pub fn attendance(membership: *Membership) ?session.Group.Attendance {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return membership.group.attendance;
+    }
+
     /// The coordinator's words when it let this peer go, if it has.
     pub fn why_removed(membership: *const Membership) []const u8 {
         return membership.group.why_removed();
+    }
+
+    /// Dials between this peer and others that came to nothing lately: half a sentence, or nothing.
+    pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return engine.session.unreached.text(clock.now(), room);
     }
 
     pub const Info = struct {
@@ -260,6 +282,14 @@ pub const Membership = struct {
             .bytes_sent = engine.session.bytes_sent,
             .bytes_received = engine.session.bytes_received,
         };
+    }
+
+    /// The name of a peer for people, as far as it is known; after leaving, too.
+    pub fn label(membership: *Membership, id: PeerId) base.Label {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        return session.labels.of(engine.session, id);
     }
 
     pub const List = enum { members, joined, left };

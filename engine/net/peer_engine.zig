@@ -27,6 +27,7 @@ const Fault = @import("fault.zig").Fault;
 const Links = @import("links.zig").Links;
 const Link = @import("links.zig").Link;
 const Membership = @import("membership.zig").Membership;
+const Ports = @import("ports.zig").Ports;
 const Work = @import("work.zig").Work;
 const Allocator = std.mem.Allocator;
 const Carrier = dial.Carrier;
@@ -80,10 +81,14 @@ pub const PeerEngine = struct {
         coordinator: address.Endpoint,
         run_id: base.RunId,
         peer_id: ?base.PeerId = null,
+        /// The name of this peer for people.
+        label: base.Label = .{},
         /// Where other peers connect to. An empty host is every interface, port 0 a free one. Null:
         /// the interface that leads to the coordinator; every one if `advertise` says that others
         /// come another way.
         bind: ?address.Endpoint = null,
+        /// Where the port comes from if `bind` names none; null: any free one.
+        ports: ?Ports = null,
         /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -109,7 +114,7 @@ pub const PeerEngine = struct {
         IdHeld,
     };
 
-    pub const ListenError = socket.ListenError || poller.Error || error{ListenNameNotFound};
+    pub const ListenError = Ports.ListenError || poller.Error || error{ListenNameNotFound};
 
     pub const Error = error{OutOfMemory} || thread.Error || ListenError || reach.Error ||
         GreetError;
@@ -131,13 +136,14 @@ pub const PeerEngine = struct {
         const told = options.bind orelse if (options.advertise != null) every else null;
         if (told) |endpoint| {
             const to_bind = address.to_bind(endpoint) catch return error.ListenNameNotFound;
-            try engine.links.listen(try socket.listen(&to_bind));
+            try engine.listen(&to_bind, options.ports);
         }
         engine.session = try Session.create(gpa, .{
             .peer_id = options.peer_id orelse .{ .bytes = random.array(16) },
             .run_id = options.run_id,
             .seed = random.seed(),
             .address_key = random.array(16),
+            .label = options.label,
             .strangers_max = descriptors.strangers_max(),
             .host = .{ .ctx = engine, .vtable = &host },
             .secrets = secret.allocator,
@@ -182,7 +188,7 @@ pub const PeerEngine = struct {
         });
         {
             errdefer socket.close(fd);
-            if (engine.links.listener < 0) try engine.listen_beside(fd);
+            if (engine.links.listener < 0) try engine.listen_beside(fd, options);
             try engine.name_address(fd, options);
             engine.session.control_opened(clock.now());
             try engine.exchange_greetings(fd, options);
@@ -191,13 +197,28 @@ pub const PeerEngine = struct {
     }
 
     /// On a free port of the interface that leads to the coordinator: no other network is let in.
-    fn listen_beside(engine: *PeerEngine, control: socket.Fd) Error!void {
+    /// Where that is the loopback interface, though the token names another host (Debian's hosts
+    /// file has 127.0.1.1 for this machine), peers come from elsewhere: on all interfaces.
+    fn listen_beside(engine: *PeerEngine, control: socket.Fd, options: Options) Error!void {
         var local = socket.local_address(control) orelse return error.Closed;
         // The port is in the same place in both.
         local.v4.port = 0;
         var to_bind: address.AddressList = .{ .count = 1 };
         to_bind.items[0] = local;
-        try engine.links.listen(try socket.listen(&to_bind));
+        const leads_home = base.source.is_loopback(local.source());
+        if (leads_home and !options.coordinator.is_loopback()) to_bind = address.every_interface(0);
+        try engine.listen(&to_bind, options.ports);
+    }
+
+    fn listen(
+        engine: *PeerEngine,
+        to_bind: *const address.AddressList,
+        ports: ?Ports,
+    ) Error!void {
+        const any_port = to_bind.items[0].port() == 0;
+        const range = if (any_port) ports else null;
+        const fd = if (range) |them| try them.listen(to_bind) else try socket.listen(to_bind);
+        try engine.links.listen(fd);
     }
 
     fn exchange_greetings(
@@ -250,6 +271,7 @@ pub const PeerEngine = struct {
         const host_name = if (bound.is_any()) local.host(&host_text) else bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host_name, .port = bound.port() };
         if (options.advertise) |text| endpoint = try .parse_to_dial(text, bound.port());
+        engine.session.advertised = options.advertise != null;
         var text: [base.limits.address_bytes_max]u8 = undefined;
         const whole = std.fmt.bufPrint(&text, "{f}", .{endpoint}) catch return error.BadAddress;
         try engine.session.set_address(whole);
@@ -571,7 +593,10 @@ pub const PeerEngine = struct {
 
     fn dial_failed(engine: *PeerEngine, now: Instant, carrier: *Carrier) void {
         engine.forget_dial(carrier);
-        engine.lane_ended(now, carrier);
+        const lane = carrier.lane orelse return engine.lane_ended(now, carrier);
+        const why = carrier.why;
+        engine.carrier_free(carrier);
+        engine.session.lane_failed(now, lane, why);
     }
 
     fn forget_dial(engine: *PeerEngine, carrier: *Carrier) void {

@@ -17,6 +17,7 @@ pub const log = @import("log.zig");
 pub const Membership = @import("membership.zig").Membership;
 pub const PeerEngine = @import("peer_engine.zig").PeerEngine;
 pub const poller = @import("poller.zig");
+pub const Ports = @import("ports.zig").Ports;
 pub const random = @import("random.zig");
 pub const reach = @import("reach.zig");
 pub const resolver = @import("resolver.zig");
@@ -46,6 +47,7 @@ test {
     _ = @import("membership.zig");
     _ = @import("peer_engine.zig");
     _ = @import("poller.zig");
+    _ = @import("ports.zig");
     _ = @import("private.zig");
     _ = @import("random.zig");
     _ = @import("reach.zig");

@@ -21,6 +21,8 @@ pub const Claim = struct {
     text: []u8 = &.{},
     /// By which it is found.
     key: wire.hello.Key = @splat(0),
+    /// Its user has named it, and wants to hear if it is wrong.
+    advertised: bool = false,
     state: State = .unknown,
     /// In the order in which they wait; another one each time.
     number: u64 = 0,
@@ -40,6 +42,8 @@ pub const Claim = struct {
         asked,
         /// Peer.address is where it is dialed.
         known,
+        /// It is not where it believes to be: it dials the others.
+        nowhere,
     };
 
     pub fn deinit(claim: *Claim, gpa: Allocator) void {
@@ -66,7 +70,7 @@ pub const Question = struct {
 pub const Answer = union(enum) {
     /// Where the peer is, in numbers. Valid during the call.
     found: []const u8,
-    not_found,
+    not_found: wire.Dialed,
 };
 
 pub const Reply = union(enum) {
@@ -144,7 +148,10 @@ pub fn admit(
     // First, because the answer may come at once.
     try waiting.append(c.gpa, .{ .group = group, .initial_world_size = initial_world_size });
     try settle(c, now, peer);
-    if (peer.claim.state == .known) enter(c, now, peer);
+    switch (peer.claim.state) {
+        .known, .nowhere => enter(c, now, peer),
+        .unknown, .queued, .asked => {},
+    }
 }
 
 fn enter(c: *Coordinator, now: Instant, peer: *Peer) void {
@@ -160,12 +167,28 @@ fn enter(c: *Coordinator, now: Instant, peer: *Peer) void {
 /// Its connection is gone: who waits asks anew, and answers under way are not for it any more.
 pub fn disconnected(peer: *Peer) void {
     peer.claim.waiting.clearRetainingCapacity();
-    if (peer.claim.is_open()) peer.claim.state = .unknown;
+    if (peer.claim.state != .known) peer.claim.state = .unknown;
 }
 
 /// A member whose address is being looked for since a restart: newcomers could not dial it yet.
 pub fn is_awaited(peer: *const Peer) bool {
     return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
+}
+
+pub const Room = [base.source.text_bytes_max]u8;
+
+/// Where `listener` dials `other`; nothing if that is not known. A peer of the coordinator's own
+/// machine that has come over its loopback interface is, for those of other machines, where they
+/// have reached the coordinator: its loopback address would lead them to themselves.
+pub fn told_to(listener: *const Peer, other: *const Peer, room: *Room) []const u8 {
+    const connection = listener.connection orelse return other.address;
+    const endpoint = base.Endpoint.parse(other.address) catch return other.address; // it is empty
+    const is_local = base.source.is_loopback(connection.source) or
+        base.source.is_unknown(connection.source);
+    if (is_local or !endpoint.is_loopback()) return other.address;
+    const here = connection.here;
+    if (base.source.is_unknown(here) or base.source.is_loopback(here)) return "";
+    return base.source.write(here, endpoint.port, room);
 }
 
 fn known(c: *Coordinator, peer: *Peer, address: []const u8) Allocator.Error!void {
@@ -259,9 +282,9 @@ fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Er
             };
             enter(c, now, peer);
         },
-        .not_found => {
+        .not_found => |dialed| {
             claim.state = .unknown;
-            refuse(c, peer);
+            if (claim.advertised) refuse(c, peer, dialed) else do_without(c, now, peer, dialed);
             if (c.is_member(peer)) {
                 const why = "peer {s} is not found at {s}: newcomers are not told where it is";
                 if (!claim.failed) c.log(.warning, why, .{ peer.id.short(), claim.text });
@@ -274,13 +297,34 @@ fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Er
     for (c.groups.items) |group| if (group.contains(peer)) group.advance(now);
 }
 
+/// Its user has named no address, and the one that it has found leads nowhere, as behind NAT: it
+/// enters all the same, and dials the others.
+fn do_without(c: *Coordinator, now: Instant, peer: *Peer, why: wire.Dialed) void {
+    peer.claim.state = .nowhere;
+    const is_news = peer.claim.waiting.items.len > 0;
+    enter(c, now, peer);
+    if (!is_news) return;
+    c.log(.warning, "peer {s} is not found at {s} ({s}): it dials the others, and nobody it", .{
+        peer.id.short(),
+        peer.claim.text,
+        why.why(),
+    });
+    for (c.groups.items) |group| peer.send(group.id, .{ .unreached = .{
+        .group = group.id,
+        .peer = .none,
+        .dialed = why,
+        .address = .of(peer.claim.text),
+    } });
+}
+
 /// It is told what to do, and loses nothing else.
-fn refuse(c: *Coordinator, peer: *Peer) void {
+fn refuse(c: *Coordinator, peer: *Peer, dialed: wire.Dialed) void {
     var waiting = peer.claim.waiting;
     peer.claim.waiting = .empty;
     defer waiting.deinit(c.gpa);
     var room: [why_bytes_max]u8 = undefined;
-    const why = std.fmt.bufPrint(&room, why_format, .{peer.claim.text}) catch unreachable;
+    const why = std.fmt.bufPrint(&room, why_format, .{ peer.claim.text, dialed.why() }) catch
+        unreachable; // why() is short
     for (waiting.items) |item| {
         c.log(.info, "peer {s} may not join group {s}: it is not found at {s}", .{
             peer.id.short(),
@@ -291,9 +335,9 @@ fn refuse(c: *Coordinator, peer: *Peer) void {
     }
 }
 
-const why_format = "the coordinator cannot reach this peer at {s}, and its connection comes " ++
-    "from another host: advertise an address that leads here";
-const why_bytes_max = why_format.len + base.limits.address_bytes_max;
+const why_format = "the coordinator cannot reach this peer at {s} ({s}), and its connection " ++
+    "comes from another host: advertise an address that leads here";
+const why_bytes_max = why_format.len + base.limits.address_bytes_max + wire.dialed.why_bytes_max;
 
 pub fn next_deadline(c: *const Coordinator, now: Instant) Instant {
     if (!c.questions.any) return base.never;

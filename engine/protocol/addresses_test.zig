@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const addresses = @import("addresses.zig");
 const court_file = @import("court_test.zig");
 const control = wire.control;
 const gpa = std.testing.allocator;
@@ -34,6 +35,7 @@ fn join(court: *Court, index: usize, address: []const u8) !void {
         .name = .of("g"),
         .address = .of(address),
         .address_key = @splat(7),
+        .advertised = court.advertises,
         .initial_world_size = 0,
         .round = 0,
         .stop_round = 0,
@@ -108,7 +110,7 @@ test "a peer that is not found hears why, and keeps its connection" {
     court.reply = .later;
     try knock(&court, 0);
     try join(&court, 0, "192.0.2.1:80");
-    court.c.answered(court.now, court.last_question, .not_found);
+    court.c.answered(court.now, court.last_question, .{ .not_found = .refused });
     try expect(try was_told(&court, 0, "192.0.2.1:80"));
     try expect(try was_told(&court, 0, "advertise"));
     try court.listen();
@@ -119,6 +121,29 @@ test "a peer that is not found hears why, and keeps its connection" {
     try join(&court, 0, "192.0.2.2:80");
     court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.2:80" });
     try expectEqual(1, court.group().newcomers.items.len);
+}
+
+test "a peer that has named no address enters without one, and hears that nobody dials it" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.advertises = false;
+    court.reply = .later;
+    try knock(&court, 0);
+    try join(&court, 0, "192.168.1.7:80");
+    try expectEqual(0, court.group().newcomers.items.len);
+    court.c.answered(court.now, court.last_question, .{ .not_found = .no_answer });
+    try expectEqual(1, court.group().newcomers.items.len);
+    try expectEqualStrings("", address_of(&court, 0));
+    try expect(try was_told(&court, 0, "192.168.1.7:80"));
+    try court.listen();
+    try expect(!court.refused);
+    // It comes back, and is looked for once more.
+    court.hang_up(0);
+    try knock(&court, 0);
+    court.now += 50 * ms;
+    try join(&court, 0, "192.168.1.7:80");
+    try expectEqual(2, court.asked);
 }
 
 test "the answer about a peer that has gone, or says something else by now, is for nobody" {
@@ -165,7 +190,7 @@ test "questions for which there is no room are asked later, and not one upon the
     try expectEqual(1, court.asked); // and the next not at once
     const pace = court.c.next_deadline() - court.now;
     try expect(pace > 0 and pace <= 50 * ms);
-    court.c.answered(court.now, court.last_question, .not_found);
+    court.c.answered(court.now, court.last_question, .{ .not_found = .refused });
     try expectEqual(1, court.asked);
     for (2..4) |count| {
         court.now += 50 * ms;
@@ -196,7 +221,7 @@ test "members are looked for again after a restart, and stay whatever comes of i
     try court.say(1, .{ .leave = .{ .group = 0 } });
     try court.next_round();
     try expectEqual(.idle, court.group().phase);
-    court.c.answered(court.now, court.last_question, .not_found);
+    court.c.answered(court.now, court.last_question, .{ .not_found = .refused });
     try expectEqual(.prepare, court.group().phase);
     try expectEqual(0b101, court.members_alive());
     // It is looked for again later.
@@ -218,4 +243,38 @@ test "a member that comes back with its address is not looked for again" {
     try court.say(2, .{ .join_end = .{} });
     try expectEqual(3, court.asked);
     try expectEqualStrings("a:1", address_of(&court, 2));
+}
+
+test "a peer of the coordinator's machine is told to others where they have reached that machine" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.c.options.initial_world_size = 3;
+    // 0 and 2 come over the loopback interface, 1 from another machine.
+    const hosts = [_][]const u8{ "127.0.0.1", "192.0.2.7", "127.0.0.1" };
+    const here = (try base.Endpoint.parse("192.0.2.1:1")).source().?;
+    for (hosts, 0..) |host, index| {
+        var text: [32]u8 = undefined;
+        const address = try std.fmt.bufPrint(&text, "{s}:4{d}", .{ host, index });
+        court.source = (try base.Endpoint.parse(address)).source().?;
+        try knock(&court, index);
+        if (index == 1) court.peers[index].?.here = here;
+        try join(&court, index, address);
+    }
+    // In rounds and in answers to questions.
+    try expect(try was_told(&court, 1, "192.0.2.1:40"));
+    try expect(!try was_told(&court, 1, "127.0.0.1:40"));
+    try court.listen();
+    try court.say(1, .{ .ask_address = .{ .group = 0, .peer = id_of(2) } });
+    try expect(try was_told(&court, 1, "192.0.2.1:42"));
+    // Peers of one machine meet on its loopback interface, and other addresses are what they are.
+    var room: addresses.Room = undefined;
+    const local = court.c.peer_of(id_of(0)).?;
+    const remote = court.c.peer_of(id_of(1)).?;
+    const neighbour = court.c.peer_of(id_of(2)).?;
+    try expectEqualStrings("127.0.0.1:40", addresses.told_to(neighbour, local, &room));
+    try expectEqualStrings("192.0.2.7:41", addresses.told_to(local, remote, &room));
+    // One that does not know where it has reached the coordinator is told nothing that is wrong.
+    remote.connection.?.here = @splat(0);
+    try expectEqualStrings("", addresses.told_to(remote, local, &room));
 }

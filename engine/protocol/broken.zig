@@ -42,6 +42,14 @@ pub const Broken = struct {
         try broken.claims.append(gpa, .{ .from = from, .to = to, .health = health });
     }
 
+    /// Whether `from` says so.
+    pub fn has(broken: *const Broken, from: PeerId, to: PeerId) bool {
+        for (broken.claims.items) |*claim| {
+            if (claim.from.eql(from) and claim.to.eql(to)) return true;
+        }
+        return false;
+    }
+
     /// The claims of this member so far do not count: it repeats those that still hold.
     pub fn forget_from(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, false);

@@ -15,15 +15,20 @@ const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
+const Late = @import("late.zig").Late;
+const misfit = @import("misfit.zig");
 const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
 const lobby = @import("lobby.zig");
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
+const Speed = @import("speed.zig").Speed;
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
+const Traffic = @import("traffic.zig").Traffic;
+const unreached = @import("unreached.zig");
 const unseen = @import("unseen.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
@@ -48,6 +53,8 @@ pub const Connection = struct {
     since: Instant,
     /// Where it comes from.
     source: base.Source,
+    /// The host at which it has reached the coordinator, as it seems here; unknown: zeros.
+    here: base.Source = @splat(0),
     peer: ?*Peer = null,
     /// It said something after the answer to its hello, so it hears us.
     has_answered: bool = false,
@@ -170,6 +177,8 @@ pub const Peer = struct {
     away_since: Instant = 0,
     /// Other members that have said that their lanes to this one are closed, the last two.
     witnesses: [2]Witness = @splat(.{}),
+    /// The last newcomer that has said so.
+    bystander: Witness = .{},
     /// Groups in which it has told, on this connection, what it is a member of; a bit each.
     present: u64 = 0,
     /// Its account of the group that it is telling about.
@@ -183,6 +192,12 @@ pub const Peer = struct {
     rates: rates.Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+    /// Its name for people.
+    label: base.Label = .{},
+    /// For the status.
+    speed: Speed = .{},
+    traffic: Traffic = .{},
+    late: Late = .{},
 
     const Witness = struct { id: PeerId = .none, at: Instant = 0 };
 
@@ -199,6 +214,10 @@ pub const Peer = struct {
         return false;
     }
 
+    fn has_bystander(peer: *const Peer) bool {
+        return !peer.bystander.id.eql(.none);
+    }
+
     pub fn has_word_of(peer: *const Peer, by: PeerId) bool {
         for (&peer.witnesses) |*known| if (known.id.eql(by)) return true;
         return false;
@@ -208,6 +227,7 @@ pub const Peer = struct {
         for (&peer.witnesses) |*known| if (known.at < before) {
             known.* = .{};
         };
+        if (peer.bystander.at < before) peer.bystander = .{};
     }
 
     const Telling = struct {
@@ -217,6 +237,7 @@ pub const Peer = struct {
         initial_world_size: u32,
         /// It names an epoch, so it is, or was, a member.
         named: bool = false,
+        newest: u64 = 0,
         /// It has seen what the journal has lost: it belongs to another history.
         beyond: bool = false,
 
@@ -225,7 +246,9 @@ pub const Peer = struct {
                 .group = group,
                 .rounds = told.rounds,
                 .initial_world_size = told.initial_world_size,
-                .named = told.named,
+                .named = told.newest > 0,
+                .newest = told.newest,
+                .beyond = told.newest > if (group) |known| known.last_epoch else 0,
             };
         }
     };
@@ -258,6 +281,20 @@ pub const Peer = struct {
     pub fn doom(peer: *Peer, why: []const u8) void {
         if (peer.connection) |connection| connection.doom(why);
     }
+
+    /// As the log shows it: "7f3a01c2 (node7:4242)".
+    pub fn named(peer: *const Peer) Named {
+        return .{ .id = peer.id, .label = &peer.label };
+    }
+
+    const Named = struct {
+        id: PeerId,
+        label: *const base.Label,
+
+        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            try writer.print("{s}{f}", .{ it.id.short(), it.label });
+        }
+    };
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
@@ -372,6 +409,9 @@ pub const Coordinator = struct {
     /// Lanes that broke may mean that a peer died; its closed control connection tells within this
     /// time.
     const replan_ns = 20 * std.time.ns_per_ms;
+    /// A connection that a peer tries to make is tried again by its kernel after 2 s at most, and
+    /// by itself soon after that.
+    const dial_repeat_ns = 3 * std.time.ns_per_s;
     /// The word of a second member on a machine that is busy.
     const second_witness_ns = 100 * std.time.ns_per_ms;
 
@@ -745,7 +785,12 @@ pub const Coordinator = struct {
     }
 
     fn is_abandoned(c: *const Coordinator, peer: *const Peer) bool {
-        if (!peer.has_witness()) return false;
+        if (!peer.has_witness()) {
+            // A newcomer is heard where no member is left that could have noticed.
+            if (!peer.has_bystander()) return false;
+            for (c.groups.items) |group| if (group.neighbours_of(peer) > 0) return false;
+            return true;
+        }
         for (&peer.witnesses) |*known| if (known.id.eql(.none)) {
             for (c.groups.items) |group| if (group.neighbours_of(peer) > 1) return false;
         };
@@ -759,7 +804,7 @@ pub const Coordinator = struct {
 
     /// Takes a peer out of the run.
     fn lose(c: *Coordinator, now: Instant, peer: *Peer, why: []const u8) void {
-        c.log(.info, "peer {s} is gone: {s}", .{ peer.id.short(), why });
+        c.log(.info, "peer {f} is gone: {s}", .{ peer.named(), why });
         disconnect(peer);
         for (c.groups.items) |group| c.take_out(now, group, peer, why);
         c.forget_peer(peer);
@@ -776,13 +821,24 @@ pub const Coordinator = struct {
     /// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
     /// there nor a member anywhere is forgotten.
     fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
-        c.log(.warning, "peer {s} must leave group {s}: {s}", .{
-            peer.id.short(),
+        c.expel_as(now, group, peer, .{ .group = group.id, .why = .of(why) });
+    }
+
+    fn expel_as(
+        c: *Coordinator,
+        now: Instant,
+        group: *Group,
+        peer: *Peer,
+        told: control.Expelled,
+    ) void {
+        const why = told.why.data;
+        c.log(.warning, "peer {f} must leave group {s}: {s}", .{
+            peer.named(),
             group.name,
             why,
         });
         c.take_out(now, group, peer, why);
-        peer.send(group.id, .{ .expelled = .{ .group = group.id, .why = .of(why) } });
+        peer.send(group.id, .{ .expelled = told });
         if (peer.connection == null and !c.is_member(peer)) c.forget_peer(peer);
     }
 
@@ -979,8 +1035,10 @@ pub const Coordinator = struct {
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
+                peer.speed.note(now, body.bytes_sent, body.bytes_received);
                 peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
+            .traffic => |*body| peer.traffic.note(now, body),
             .prepared => |*body| {
                 (try c.group_of(peer, body.group)).on_prepared(now, peer, body);
             },
@@ -1010,7 +1068,7 @@ pub const Coordinator = struct {
                 const epoch = group.epoch_of(body.epoch) orelse return; // it is over
                 const rank = epoch.rank_of(peer) orelse return;
                 switch (tag) {
-                    .done => try epoch.on_done(rank, body),
+                    .done => try epoch.on_done(now, rank, body),
                     .mismatch_seen => try epoch.on_mismatch(rank, body),
                     .report_op => try epoch.on_report_op(rank, body),
                     .report_end => try epoch.on_report_end(rank, body),
@@ -1042,7 +1100,10 @@ pub const Coordinator = struct {
             .state_ask,
             .state_differs,
             .address_told,
+            .unreached,
             .stalled,
+            .labels,
+            .waiting,
             => return error.Unexpected,
         }
     }
@@ -1068,6 +1129,13 @@ pub const Coordinator = struct {
             peer,
             name,
             "the address of this peer is not that of one host, with a port",
+        );
+        peer.claim.advertised = body.advertised;
+        peer.label = base.Label.read(body.label.data) orelse return refuse_group(
+            peer,
+            name,
+            "the label of this peer cannot be shown: it must be UTF-8 without control " ++
+                "characters, line ends and marks that turn the writing",
         );
         try addresses.claim_told(c, peer, body.address.data, body.address_key);
         const known = c.group_named(name);
@@ -1194,6 +1262,7 @@ pub const Coordinator = struct {
         if (peer.refused) return;
         const telling = if (peer.telling) |*telling| telling else return error.Unexpected;
         telling.named = true;
+        telling.newest = @max(telling.newest, body.epoch);
         const group = telling.group orelse return;
         if (body.epoch > group.last_epoch) telling.beyond = true;
         const epoch = group.epoch_of(body.epoch) orelse return; // it is over
@@ -1235,11 +1304,11 @@ pub const Coordinator = struct {
         }
         const telling = peer.telling orelse return error.Unexpected;
         peer.telling = null;
-        const group = telling.group orelse return lobby.is_whole(c, peer, telling.named);
+        const group = telling.group orelse return lobby.is_whole(c, peer, telling.newest);
         const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
         if (!knows) c.take_out(now, group, peer, "it left while it was away");
         // The journal could not be written then, and the coordinator has died since.
-        if (telling.beyond) c.take_out(now, group, peer, "it knows what the journal has lost");
+        if (telling.beyond) c.take_out(now, group, peer, knows_more);
         const is_member_here = group.contains(peer);
         if (!is_member_here and !telling.named)
             return addresses.admit(c, now, group, peer, telling.initial_world_size);
@@ -1250,9 +1319,14 @@ pub const Coordinator = struct {
         }
         peer.send(group.id, .{ .expelled = .{
             .group = group.id,
-            .why = .of("it was away for longer than the silence limit, or unreachable"),
+            .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
+                "it was removed, by a coordinator that has ended since or so long ago that this " ++
+                    "one does not know why any more"),
         } });
     }
+
+    const knows_more = "it knows more than the coordinator, which has started again without its " ++
+        "journal, or with one that had failed";
 
     fn welcome_to(group: *const Group, peer: *Peer) void {
         peer.present |= @as(u64, 1) << @intCast(group.id);
@@ -1268,7 +1342,7 @@ pub const Coordinator = struct {
         initial_world_size: u32,
     ) Allocator.Error!void {
         welcome_to(group, peer);
-        c.log(.info, "peer {s} asks to join group {s}", .{ peer.id.short(), group.name });
+        c.log(.info, "peer {f} asks to join group {s}", .{ peer.named(), group.name });
         try group.add(now, peer, initial_world_size);
     }
 
@@ -1292,6 +1366,7 @@ pub const Coordinator = struct {
         body: *const control.LinkLost,
     ) !void {
         const group = try c.group_of(peer, body.group);
+        if (body.epoch == 0) return c.on_link_lost_to_newcomer(now, group, peer, body);
         const epoch = group.epoch_of(body.epoch) orelse return;
         if (epoch.rank_of(peer) == null) return;
         const rank = epoch.ranks.get(body.other) orelse return;
@@ -1310,13 +1385,30 @@ pub const Coordinator = struct {
         c.hear_witnesses(now, other);
     }
 
+    /// It had lanes to a member, for the round that lets it in.
+    fn on_link_lost_to_newcomer(
+        c: *Coordinator,
+        now: Instant,
+        group: *const Group,
+        peer: *const Peer,
+        body: *const control.LinkLost,
+    ) void {
+        const other = c.peer_of(body.other) orelse return;
+        if (body.state != .closed or !group.is_in_round(peer) or !group.contains(other)) return;
+        other.bystander = .{ .id = peer.id, .at = now };
+        c.hear_witnesses(now, other);
+    }
+
     /// Rounds tell only what is new in them: whoever needs another address asks.
     fn on_ask_address(c: *Coordinator, peer: *Peer, body: control.AskAddress) ProtocolError!void {
         const group = try c.group_of(peer, body.group);
         const other = c.peer_of(body.peer) orelse return;
-        if (!group.contains(peer) or !group.contains(other) or other.address.len == 0) return;
+        if (!group.contains(peer) or !group.contains(other)) return;
+        var room: addresses.Room = undefined;
+        const address = addresses.told_to(peer, other, &room);
+        if (address.len == 0) return;
         peer.send(group.id, .{ .address_told = .{
-            .peer = .{ .id = other.id, .address = .of(other.address) },
+            .peer = .{ .id = other.id, .address = .of(address) },
         } });
     }
 
@@ -1333,6 +1425,7 @@ pub const Coordinator = struct {
         if (other == peer) return error.Unexpected;
         if (!group.contains(peer) or !group.contains(other)) return;
         try group.broken.tell(c.gpa, peer.id, other.id, body.health);
+        unreached.link_told(group, now, peer, &body);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
         c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
@@ -1365,6 +1458,18 @@ pub const Coordinator = struct {
                     c.expel(now, group, peer, overdue.why());
             }
         }
+    }
+
+    /// Newcomers whose calls are not those of the members.
+    fn refuse_misfits(c: *Coordinator, now: Instant) void {
+        var misfits: stall.Overdue = .{};
+        for (c.groups.items) |group| while (misfit.find(group, &misfits)) {
+            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
+                .group = group.id,
+                .refused = true,
+                .why = .of(misfits.why()),
+            });
+        };
     }
 
     fn reply_status(c: *Coordinator, now: Instant, connection: *Connection) void {
@@ -1407,7 +1512,7 @@ pub const Coordinator = struct {
                     .group = std.math.maxInt(u16),
                     .why = .of("the coordinator heard nothing of it for the silence limit"),
                 } });
-                connection.doom("it was silent for too long");
+                connection.doom("it was silent for longer than the silence limit");
             } else {
                 const stays_ns: u64 = if (connection.asker() == null)
                     limits.stranger_ns_max
@@ -1434,6 +1539,7 @@ pub const Coordinator = struct {
             c.log(.err, "group {s}: no memory to let members in; tried again soon", .{group.name});
         }
         c.let_go_overdue(now);
+        c.refuse_misfits(now);
         c.sweep(now);
         c.end_groups();
     }
@@ -1468,13 +1574,17 @@ pub const Coordinator = struct {
         return c.deaf;
     }
 
-    /// Somebody is heard again. As after a restart, the others may find out only by silence, so
-    /// they have twice the silence limit.
+    /// Somebody is heard again, so the others have the silence limit from now on. Unlike after a
+    /// restart that is enough: they have heard no answer for half of it already, so they have given
+    /// up their connections and try to make new ones (session.zig: silent_at). Only what they try
+    /// may take a while to be repeated, so a limit that is short is taken twice.
     fn wait_for_all(c: *Coordinator, now: Instant) void {
+        const silence_ns = c.options.silence_ns;
+        const since = now +| @min(silence_ns, dial_repeat_ns -| silence_ns);
         for (c.peers.items) |peer| {
-            if (now -| peer.last_heard < c.options.silence_ns / 2) continue;
-            peer.last_heard = now +| c.options.silence_ns;
-            peer.away_since = now +| c.options.silence_ns;
+            if (now -| peer.last_heard < silence_ns / 2) continue;
+            peer.last_heard = since;
+            peer.away_since = since;
         }
     }
 

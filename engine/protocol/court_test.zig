@@ -1,7 +1,7 @@
 //! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
 //! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
-//! its journal, and how it starts again. Used by hostile_test.zig, rounds_test.zig, rules_test.zig,
-//! silence_test.zig, stall_test.zig and standing_test.zig.
+//! its journal, and how it starts again. Used by hostile_test.zig, misfit_test.zig,
+//! rounds_test.zig, rules_test.zig, silence_test.zig, stall_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,6 +14,7 @@ const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
 const Group = @import("group.zig").Group;
 const control = wire.control;
+const limits = base.limits;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -46,6 +47,8 @@ pub const Court = struct {
     keeps_rates: bool = false,
     /// Where connections come from.
     source: base.Source = @splat(0),
+    /// They name the address that they are to be found at.
+    advertises: bool = true,
     shelf: ?*Shelf = null,
     /// Messages of the coordinator to each peer, counted as they are read.
     aborts: [places_max]u32 = @splat(0),
@@ -61,8 +64,12 @@ pub const Court = struct {
     round: u64 = 0,
     refused: bool = false,
     /// The last message to each peer about calls that others wait for.
-    stalled: [peers_max]?control.Stalled = @splat(null),
-    expelled: [peers_max]bool = @splat(false),
+    stalled: [places_max]?control.Stalled = @splat(null),
+    expelled: [places_max]bool = @splat(false),
+    /// The last `expelled` that was read.
+    expelled_refused: bool = false,
+    expelled_why: [limits.expelled_bytes_max]u8 = undefined,
+    expelled_why_bytes: usize = 0,
     /// The answer to the last hello whose connection was closed with it.
     verdict: ?wire.hello.Verdict = null,
     /// The answer about addresses; null: each is found as it was said. For so many questions.
@@ -160,6 +167,28 @@ pub const Court = struct {
         try court.put(place, &wire.hello.encode(hello));
     }
 
+    /// The three are members, and so many are newcomers of the next epoch.
+    pub fn form_with(court: *Court, newcomers: usize) !void {
+        const all = peers_max + newcomers;
+        try court.form();
+        for (peers_max..all) |index| try court.connect(index);
+        try court.next_round();
+        for (0..all) |index| try court.prepare(index, court.round, true);
+        for (0..peers_max) |index| try court.say(index, .{ .safe_points = .{
+            .group = 0,
+            .round = court.round,
+            .count = 1,
+        } });
+        try court.listen();
+        for (0..all) |index| try court.enter(index);
+        for (0..peers_max) |index| try court.say(index, .{ .epoch_closed = .{
+            .group = 0,
+            .epoch = court.epoch - 1,
+        } });
+        try court.listen();
+        try expectEqual(all, court.group().current().?.members.len);
+    }
+
     /// All lanes of this peer are open, and its user waits to enter, or does not.
     pub fn prepare(court: *Court, index: usize, round: u64, entering: bool) !void {
         try court.say(index, .{ .prepared = .{
@@ -172,11 +201,23 @@ pub const Court = struct {
 
     /// It has no lanes to these yet.
     pub fn lack(court: *Court, index: usize, missing: []const base.PeerId) !void {
+        return court.lack_dialed(index, missing, .pending);
+    }
+
+    /// And this is what became of its dials.
+    pub fn lack_dialed(
+        court: *Court,
+        index: usize,
+        ids: []const base.PeerId,
+        dialed: wire.Dialed,
+    ) !void {
+        var missing: [places_max]control.Missing = undefined;
+        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{ .peer = id, .dialed = dialed };
         try court.say(index, .{ .prepared = .{
             .group = 0,
             .round = court.round,
             .entering = index < peers_max,
-            .missing = .of(missing),
+            .missing = .of(missing[0..ids.len]),
         } });
     }
 
@@ -312,9 +353,18 @@ pub const Court = struct {
             .release => |body| court.released[index] = body.round,
             .refused => court.refused = true,
             .stalled => |body| court.stalled[index] = body,
-            .expelled => court.expelled[index] = true,
+            .expelled => |body| {
+                court.expelled[index] = true;
+                court.expelled_refused = body.refused;
+                court.expelled_why_bytes = body.why.data.len;
+                @memcpy(court.expelled_why[0..body.why.data.len], body.why.data);
+            },
             else => {},
         }
+    }
+
+    pub fn why_expelled(court: *const Court) []const u8 {
+        return court.expelled_why[0..court.expelled_why_bytes];
     }
 
     /// The connection of a peer ends.

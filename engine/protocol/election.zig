@@ -53,6 +53,8 @@ pub const Election = struct {
     decided: bool = false,
     /// While it is found out how structures differ.
     structures: ?Structures = null,
+    /// Newcomers whose offers do not fit, and that must leave for it (misfit.zig).
+    misfits: Mask = .empty,
 
     /// The members as the epoch knows them.
     pub const Members = struct {
@@ -80,6 +82,7 @@ pub const Election = struct {
     pub fn reset(election: *Election) void {
         if (election.structures) |*structures| structures.deinit(election.gpa);
         election.structures = null;
+        election.misfits = .empty;
         election.offered = .empty;
         election.decided = false;
         @memset(election.offers, null);

@@ -11,7 +11,9 @@ const Holdings = @import("holdings.zig").Holdings;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
 const attempts = @import("attempts.zig");
+const misfit = @import("misfit.zig");
 const journal = @import("journal.zig");
+const lateness = @import("late.zig");
 const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
@@ -35,6 +37,8 @@ pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
+    /// That of a lost one; of any other see `peer`.
+    lost_label: base.Label = .{},
     /// Which process it is.
     instance: u64,
     /// Its report of the connection under way names this epoch.
@@ -62,6 +66,32 @@ pub const MemberState = struct {
     report: owed.Report = .{},
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
+
+    /// Its name for people.
+    pub fn label(member: *const MemberState) *const base.Label {
+        return if (member.peer) |peer| &peer.label else &member.lost_label;
+    }
+
+    /// As the log shows it: "7f3a01c2 (node7:4242, rank 3)".
+    pub fn shown(member: *const MemberState, rank: usize) Shown {
+        return .{ .member = member, .rank = rank };
+    }
+
+    const Shown = struct {
+        member: *const MemberState,
+        rank: usize,
+
+        pub fn format(it: Shown, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const name = it.member.label().slice();
+            const comma = if (name.len > 0) ", " else "";
+            try writer.print("{s} ({s}{s}rank {d})", .{
+                it.member.id.short(),
+                name,
+                comma,
+                it.rank,
+            });
+        }
+    };
 };
 
 /// The coordinator's knowledge of one operation that is not decided.
@@ -74,6 +104,8 @@ pub const Record = struct {
     done: Mask = .empty,
     digest: u128 = 0,
     digest_from: u16 = 0,
+    /// When those have called who have voted.
+    calls: lateness.Calls = .{},
     // Filled by the reports of the current attempt.
     reported: Mask = .empty,
     done_reported: Mask = .empty,
@@ -89,6 +121,8 @@ pub const Record = struct {
     /// The members that have called it, and since when the others are waited for.
     stall: Stall = .{},
     vote_owed: owed.Vote = .{},
+    /// Newcomers that have called something else.
+    misfits: misfit.Misfits = .{},
     /// For a sync, from the first offer on.
     election: ?*Election = null,
 
@@ -363,8 +397,8 @@ pub const Epoch = struct {
         for (pair.ranks()) |either| if (either >= epoch.members.len) return error.Unexpected;
     }
 
-    /// The record of an operation, new if need be; null if the descriptors differ, and then it is
-    /// aborted.
+    /// The record of an operation, new if need be; null if the descriptors differ: then it is
+    /// aborted, or one of two is a newcomer, whose word does not count (misfit.zig).
     pub fn record_of(
         epoch: *Epoch,
         id: OpId,
@@ -375,7 +409,11 @@ pub const Epoch = struct {
         try epoch.check_party(id, rank);
         if (epoch.find(id)) |index| {
             const known = epoch.records.items[index];
-            if (known.descriptor.eql(descriptor)) return known;
+            switch (try misfit.hear(epoch, known, descriptor, rank)) {
+                .fits => return known,
+                .misfit => return null,
+                .contradicts => {},
+            }
             if (known.from == rank) return error.Unexpected; // nobody calls one thing twice
             try epoch.abort(id, .{
                 .reason = .mismatch,
@@ -399,13 +437,19 @@ pub const Epoch = struct {
     fn record_free(epoch: *Epoch, index: usize) void {
         const gone = epoch.records.orderedRemove(index);
         gone.holdings.clear(epoch.gpa, epoch.budget);
+        gone.misfits.deinit(epoch.gpa);
         if (gone.election) |election| election.destroy();
         epoch.gpa.destroy(gone);
     }
 
     // ---- votes and decisions
 
-    pub fn on_done(epoch: *Epoch, rank: u16, message: *const control.Done) ProtocolError!void {
+    pub fn on_done(
+        epoch: *Epoch,
+        now: base.Instant,
+        rank: u16,
+        message: *const control.Done,
+    ) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
         try unseen.count_vote(epoch, rank);
         if (message.attempt > epoch.attempt) return error.Unexpected;
@@ -417,6 +461,7 @@ pub const Epoch = struct {
         if (known.done.is_empty()) {
             known.digest = message.digest;
             known.digest_from = rank;
+            known.calls = .{};
         } else if (known.digest != message.digest) {
             return epoch.abort(message.op, .{
                 .reason = .digest,
@@ -424,6 +469,7 @@ pub const Epoch = struct {
                 .other = epoch.members[rank].id,
             }, epoch.spendthrift(rank));
         }
+        if (!known.done.has(rank)) known.calls.note(rank, now, message.age_ns);
         known.done.set(rank);
         try epoch.evaluate(known);
     }
@@ -437,6 +483,7 @@ pub const Epoch = struct {
             return epoch.abort(known.id, root_lost(known), null);
         if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
             return epoch.abort(known.id, epoch.party_lost(pair).?, null);
+        lateness.judge(epoch, known);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
 
@@ -546,6 +593,7 @@ pub const Epoch = struct {
         message: *const control.MismatchSeen,
     ) ProtocolError!void {
         try epoch.check_party(message.op, rank);
+        if (try misfit.on_seen(epoch, rank, message)) return;
         try epoch.abort(message.op, .{
             .reason = .mismatch,
             .peer = epoch.members[rank].id,
@@ -851,11 +899,12 @@ pub const Epoch = struct {
                 election.structures = .init(ranks, .{ ids[ranks[0]], ids[ranks[1]] });
                 try epoch.compare_structures(known);
             },
-            .conflict => |ranks| try epoch.abort(known.id, .{
-                .reason = .state_conflict,
-                .peer = ids[ranks[0]],
-                .other = ids[ranks[1]],
-            }, null),
+            .conflict => |ranks| if (!misfit.blames(epoch, known, ranks))
+                try epoch.abort(known.id, .{
+                    .reason = .state_conflict,
+                    .peer = ids[ranks[0]],
+                    .other = ids[ranks[1]],
+                }, null),
             .unavailable => try epoch.abort(known.id, .{ .reason = .state_unavailable }, null),
         }
     }
@@ -874,7 +923,8 @@ pub const Epoch = struct {
         try epoch.compare_structures(known);
     }
 
-    /// Says how two structures differ, then aborts.
+    /// Finds out how two structures differ. Then a newcomer is refused, or all hear it, and the
+    /// operation is aborted.
     fn compare_structures(epoch: *Epoch, known: *Record) ProtocolError!void {
         const structures = &known.election.?.structures.?;
         switch (structures.next()) {
@@ -888,6 +938,7 @@ pub const Epoch = struct {
                 .first = ask.first,
             } }),
             .over => {
+                if (misfit.blames(epoch, known, structures.ranks)) return;
                 epoch.broadcast(.{ .state_differs = .{
                     .group = epoch.group,
                     .epoch = epoch.number,
@@ -907,7 +958,9 @@ pub const Epoch = struct {
 
     /// A member is gone: nothing is sent to it any more. Attempt `from` must follow.
     pub fn detach(epoch: *Epoch, rank: u16, from: u32) void {
-        epoch.members[rank].peer = null;
+        const member = &epoch.members[rank];
+        if (member.peer) |peer| member.lost_label = peer.label;
+        member.peer = null;
         epoch.alive.unset(rank);
         epoch.least_seen_by = 0;
         epoch.history.note(from, &epoch.alive);
@@ -1185,15 +1238,20 @@ pub const Epoch = struct {
             if (epoch.is_kept(known, range)) try kept.append(epoch.gpa, range.*);
         }
         const needed = epoch.voters(known.id);
-        var circular: Circular = .{ .load = .bulk, .message = &.{ .resume_op = .{
+        var message: control.ResumeOp = .{
             .group = epoch.group,
             .epoch = epoch.number,
             .attempt = epoch.attempt,
             .op = known.id,
             .kept = .of(kept.items),
-        } } };
+        };
+        var circular: Circular = .{ .load = .bulk, .message = &.{ .resume_op = message } };
+        message.kept = .of(&.{});
+        var from_nothing: Circular = .{ .load = .bulk, .message = &.{ .resume_op = message } };
         for (epoch.members, 0..) |*member, rank| {
-            if (needed.has(rank)) circular.send(epoch.group, member.peer.?);
+            if (!needed.has(rank)) continue;
+            const fits = !misfit.is_one(known, @intCast(rank));
+            (if (fits) &circular else &from_nothing).send(epoch.group, member.peer.?);
         }
     }
 };

@@ -15,7 +15,10 @@ const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
 const attempts = @import("attempts.zig");
+const attendance = @import("attendance.zig");
 const journal = @import("journal.zig");
+const labels = @import("labels.zig");
+const misfit = @import("misfit.zig");
 const plan = @import("plan.zig");
 const stall = @import("stall.zig");
 const turns = @import("turns.zig");
@@ -25,7 +28,9 @@ const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
 const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
+const Removals = @import("removals.zig").Removals;
 const Roster = @import("roster.zig").Roster;
+const unreached_file = @import("unreached.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Allocator = std.mem.Allocator;
 const control = wire.control;
@@ -42,6 +47,8 @@ pub const Newcomer = struct {
     dawdles: bool = false,
     /// The next round is for those who could go on when this one ended.
     chosen: bool = false,
+    /// How many it was told are there (attendance.zig); 0: it was not.
+    here_told: u32 = 0,
 };
 
 /// Some peers in a line of the log.
@@ -101,6 +108,13 @@ pub const Group = struct {
     returned: std.ArrayList(Returned) = .empty,
     /// Links between its peers that do not work.
     broken: Broken = .{},
+    removals: Removals = .{},
+    /// Dials among its peers that came to nothing.
+    unreached: unreached_file.Unreached = .{},
+    /// How many the log says are there (attendance.zig); 0: nothing of it.
+    here_said: u32 = 0,
+    /// It has had an epoch.
+    had_members: bool = false,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -156,6 +170,8 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
+        group.removals.deinit(group.gpa);
+        group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -172,6 +188,11 @@ pub const Group = struct {
     fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
         for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
         return null;
+    }
+
+    pub fn is_in_round(group: *const Group, peer: *const Peer) bool {
+        const newcomer = group.newcomer_of(peer) orelse return false;
+        return newcomer.in_round;
     }
 
     pub fn contains(group: *const Group, peer: *const Peer) bool {
@@ -201,6 +222,7 @@ pub const Group = struct {
     /// It was made from a journal: whoever is a member has to come back first.
     pub fn restored(group: *Group) void {
         group.round = group.coordinator.first_round();
+        group.had_members = group.current() != null;
         group.drop_empty();
         group.recovering = group.epochs.items.len > 0;
         for (group.epochs.items) |epoch| epoch.restored(group.coordinator.incarnation - 1);
@@ -370,7 +392,7 @@ pub const Group = struct {
     }
 
     /// Newcomers that a round needs, unless it closes gaps.
-    fn least(group: *const Group) u32 {
+    pub fn least(group: *const Group) u32 {
         if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
         return @max(group.initial_world_size, group.min_world_size);
     }
@@ -403,12 +425,13 @@ pub const Group = struct {
     fn send_prepare(group: *Group, peers: []const *Peer) void {
         var places: [base.limits.full_mesh_max]usize = undefined;
         var entries: [base.limits.full_mesh_max]control.MemberEntry = undefined;
+        var rooms: [base.limits.full_mesh_max]addresses.Room = undefined;
         var buffer: [base.limits.peers_max]PeerId = undefined;
         for (peers, 0..) |peer, index| {
             const linked = group.roster.linked(index, &places);
-            for (linked, entries[0..linked.len]) |place, *entry| {
+            for (linked, entries[0..linked.len], rooms[0..linked.len]) |place, *entry, *room| {
                 const other = peers[place];
-                entry.* = .{ .id = other.id, .address = .of(other.address) };
+                entry.* = .{ .id = other.id, .address = .of(addresses.told_to(peer, other, room)) };
             }
             const is_member = index < group.roster.members;
             const known = if (is_member) group.roster.members else 0;
@@ -419,6 +442,7 @@ pub const Group = struct {
                 .links = .of(entries[0..linked.len]),
             } });
         }
+        labels.tell(group.id, peers, group.roster.members);
     }
 
     /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
@@ -455,6 +479,7 @@ pub const Group = struct {
         };
         if (body.round != group.round or group.phase != .prepare) return;
         group.roster.hear(peer.id, &body.missing);
+        unreached_file.prepared(group, now, peer, &body.missing);
         if (newcomer) |item| {
             item.prepared = body.missing.count == 0;
             item.entering = body.entering;
@@ -597,6 +622,7 @@ pub const Group = struct {
         epoch.recorded = group.note(epoch.record(ids.items, &instances));
         group.epochs.appendAssumeCapacity(epoch);
         group.last_epoch = number;
+        group.had_members = true;
         group.phase = .activate;
         group.round_deadline = base.never;
         group.open_to_all();
@@ -705,6 +731,7 @@ pub const Group = struct {
             group.name,
         });
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const gone = group.newcomers.orderedRemove(index);
         if (gone.in_round) {
             group.patience.lose(group.gpa, peer.id, now);
@@ -723,7 +750,8 @@ pub const Group = struct {
         return group.roster.newcomers() >= group.least() or group.has_gaps();
     }
 
-    /// The peer is gone from this group: lost, or it left. `why`, for the log.
+    /// The peer is gone from this group: lost, or it left. `why`, for the log, and for the peer if
+    /// it comes back.
     pub fn remove(group: *Group, now: base.Instant, peer: *Peer, why: []const u8) !void {
         group.gone_away(now, peer, why);
         var lost: [2]*Epoch = undefined;
@@ -738,7 +766,9 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.lost_member = true;
+        group.removals.note(group.gpa, peer.id, why);
         group.broken.forget(peer.id);
+        group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,
@@ -746,9 +776,9 @@ pub const Group = struct {
         } });
         for (lost[0..lost_count]) |item| item.recorded = recorded;
         const epoch = lost[lost_count - 1];
-        const out = "peer {s} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
+        const out = "peer {f} is out of epoch {d}: {s}; {d} of {d} members remain in group {s}";
         group.coordinator.log(.info, out, .{
-            peer.id.short(),
+            peer.named(),
             epoch.number,
             why,
             epoch.alive.count(),
@@ -980,8 +1010,10 @@ pub const Group = struct {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
             stall.review(group, epoch, now, late);
+            try misfit.review(epoch);
         }
         group.advance(now);
+        attendance.review(group);
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {

@@ -52,11 +52,11 @@ pub const Lobby = struct {
     }
 };
 
-/// What a `join` says, and whether an epoch was named after it.
+/// What a `join` says, and the newest epoch that was named after it; 0: none.
 pub const Told = struct {
     rounds: Group.Rounds,
     initial_world_size: u32,
-    named: bool = false,
+    newest: u64 = 0,
 
     pub fn of(body: *const control.Join) Told {
         return .{
@@ -127,9 +127,9 @@ fn look_again(c: *Coordinator, now: Instant, wait_ns: u64) void {
 }
 
 /// The peer has told everything of the join that was set aside last.
-pub fn is_whole(c: *Coordinator, peer: *const Peer, named: bool) void {
+pub fn is_whole(c: *Coordinator, peer: *const Peer, newest: u64) void {
     for (c.lobby.waiting.items) |*item| if (item.peer == peer and !item.is_whole) {
-        item.told.named = named;
+        item.told.newest = newest;
         item.is_whole = true;
     };
 }

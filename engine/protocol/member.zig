@@ -51,6 +51,8 @@ pub const Failure = struct {
     missing: Mask = .empty,
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
     coordinator_silent_ns: u64 = 0,
+    /// How long there had been no connection to it; null while there was one.
+    coordinator_away_ns: ?u64 = null,
 };
 
 /// The protocol's knowledge of one operation; the session's Operation contains it.
@@ -70,6 +72,8 @@ pub const Op = struct {
     attempts: u32 = 0,
     /// A sync that was given up after its vote: why the coordinator was asked to abort it.
     abort_asked: ?control.AbortReason = null,
+    /// How long ago it was called, as of its vote.
+    age_ns: u64 = 0,
     /// The coordinator was told of the call, because it takes long.
     is_told: bool = false,
     /// Ranks that have not called it, as the coordinator says.
@@ -404,7 +408,7 @@ pub const Member = struct {
     }
 
     /// Not all lanes of the round are open after a while: the others need not wait for these.
-    pub fn links_missing(m: *Member, missing: []const PeerId) void {
+    pub fn links_missing(m: *Member, missing: []const control.Missing) void {
         m.say_prepared(m.round, missing);
     }
 
@@ -413,7 +417,7 @@ pub const Member = struct {
         m.say_prepared(m.linked_round, &.{});
     }
 
-    fn say_prepared(m: *Member, round: u64, missing: []const PeerId) void {
+    fn say_prepared(m: *Member, round: u64, missing: []const control.Missing) void {
         if (round == 0) return;
         m.send(.{ .prepared = .{
             .group = m.group,
@@ -792,6 +796,7 @@ pub const Member = struct {
             .descriptor = op.descriptor,
             .digest = digest,
             .decisions_seen = epoch.decisions_seen,
+            .age_ns = op.age_ns,
         } });
         epoch.decisions_told = epoch.decisions_seen;
     }
@@ -1183,8 +1188,10 @@ pub const Member = struct {
         m.end(.coordinator_unreachable, .in_doubt);
     }
 
-    pub fn on_expelled(m: *Member) void {
-        m.end(.expelled, .expelled);
+    /// `refused`: what a newcomer has called does not fit, so that is what its calls say.
+    pub fn on_expelled(m: *Member, refused: bool) void {
+        const status: Status = if (refused) .mismatch else .expelled;
+        m.end(status, status);
     }
 
     /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
@@ -1224,6 +1231,6 @@ pub const Member = struct {
                 }
             }
         }
-        if (m.admitting) m.admit_end(status);
+        if (m.admitting) m.admit_end(if (status == .mismatch) .expelled else status);
     }
 };

@@ -95,9 +95,8 @@ fn review_reports(
         waited_for.set(rank);
         if (member.waited_for) continue;
         member.waited_for = true;
-        group.coordinator.log(.warning, "peer {s} (rank {d}) {f}; group {s}", .{
-            member.id.short(),
-            rank,
+        group.coordinator.log(.warning, "peer {f} {f}; group {s}", .{
+            member.shown(rank),
             Silent{ .epoch = epoch, .waited_ns = now -| report.since },
             group.name,
         });
@@ -131,9 +130,8 @@ fn review_vote(
     const member = &epoch.members[rank];
     if (member.waited_for) return;
     member.waited_for = true;
-    group.coordinator.log(.warning, "peer {s} (rank {d}) {f}; group {s}", .{
-        member.id.short(),
-        rank,
+    group.coordinator.log(.warning, "peer {f} {f}; group {s}", .{
+        member.shown(rank),
         Waits{ .epoch = epoch, .known = known, .waited_ns = now -| vote.since, .lacks = .vote },
         group.name,
     });

@@ -152,6 +152,6 @@ test "whose vote alone is missing is named, and stays" {
     try court.listen();
     for (0..peers_max) |index| try expectEqual(1, court.commits[index]);
     try court.pass(500 * ms);
-    try court.expect_said("warning peer 03000000 (rank 2 of epoch 1) is not waited for any " ++
+    try court.expect_said("warning peer 03000000 (rank 2) of epoch 1 is not waited for any " ++
         "more; group g");
 }

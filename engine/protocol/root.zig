@@ -20,6 +20,8 @@ test {
     _ = @import("addresses.zig");
     _ = @import("addresses_test.zig");
     _ = @import("attempts.zig");
+    _ = @import("attendance.zig");
+    _ = @import("attendance_test.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");
@@ -29,9 +31,17 @@ test {
     _ = @import("patience.zig");
     _ = @import("roster.zig");
     _ = @import("structure.zig");
+    _ = @import("misfit.zig");
+    _ = @import("misfit_test.zig");
+    _ = @import("removals.zig");
     _ = @import("member.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
+    _ = @import("labels_test.zig");
+    _ = @import("late.zig");
+    _ = @import("measured_test.zig");
+    _ = @import("speed.zig");
+    _ = @import("traffic.zig");
     _ = @import("hold.zig");
     _ = @import("lobby.zig");
     _ = @import("lobby_test.zig");
@@ -51,5 +61,6 @@ test {
     _ = @import("stall_test.zig");
     _ = @import("turns.zig");
     _ = @import("standing_test.zig");
+    _ = @import("unreached_test.zig");
     _ = @import("unseen.zig");
 }

@@ -65,7 +65,11 @@ pub const Roster = struct {
     }
 
     /// A peer says which lanes it lacks, of those it was asked for.
-    pub fn hear(roster: *Roster, id: PeerId, missing: *const wire.codec.List(PeerId)) void {
+    pub fn hear(
+        roster: *Roster,
+        id: PeerId,
+        missing: *const wire.codec.List(control.Missing),
+    ) void {
         const index = roster.find(id) orelse return;
         if (roster.gone.has(index)) return; // it has come back, and is not in this round
         const place = &roster.places.items[index];
@@ -77,10 +81,16 @@ pub const Roster = struct {
         place.missing = .empty;
         var it = missing.iterator();
         while (it.next()) |other| {
-            const lacked = roster.find(other) orelse continue;
+            const lacked = roster.find(other.peer) orelse continue;
             // Links between members are another matter than who is let in (broken.zig).
             if (roster.needs_link(index, lacked)) place.missing.set(lacked);
         }
+    }
+
+    /// Whether it has said that it has no lanes to the other one.
+    pub fn lacks(roster: *const Roster, id: PeerId, other: PeerId) bool {
+        const index = roster.find(id) orelse return false;
+        return roster.places.items[index].missing.has(roster.find(other) orelse return false);
     }
 
     pub fn leave(roster: *Roster, id: PeerId) void {
@@ -204,7 +214,11 @@ fn roster_of(comptime places: usize, members: usize) !Roster {
 }
 
 fn say(roster: *Roster, number: u64, missing: []const PeerId) void {
-    roster.hear(.from_int(number), &.of(missing));
+    var entries: [8]control.Missing = undefined;
+    for (missing, entries[0..missing.len]) |peer, *entry| {
+        entry.* = .{ .peer = peer, .dialed = .pending };
+    }
+    roster.hear(.from_int(number), &.of(entries[0..missing.len]));
 }
 
 test "a newcomer that opens no lanes is left out, and those who lack only it are not" {

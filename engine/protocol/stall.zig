@@ -25,10 +25,22 @@ pub const Stall = struct {
     called: Mask = .empty,
     /// Since when it stands still; `never` while it does not.
     since: Instant = base.never,
+    /// Since when anybody is known to wait for the call of another one; `never` while nobody is.
+    waits_since: Instant = base.never,
     /// In the current attempt: those who were told that others wait for their call.
     asked: Mask = .empty,
     /// In the current attempt: whom the callers were told that they wait for.
     told: Mask = .empty,
+
+    fn note_wait(stall: *Stall, needed: *const Mask, missing: *const Mask, now: Instant) void {
+        const waits = !missing.is_empty() and !missing.covers(needed);
+        if (!waits) stall.waits_since = base.never //
+        else if (stall.waits_since == base.never) stall.waits_since = now;
+    }
+
+    pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
+        return stall.waits_since != base.never and now -| stall.waits_since >= for_ns;
+    }
 
     /// All say anew what they have called, so they are told anew.
     pub fn begin_attempt(stall: *Stall) void {
@@ -36,6 +48,10 @@ pub const Stall = struct {
         stall.told = .empty;
     }
 };
+
+/// Callers hear whom they wait for, however few they are, when so large a part of the warning time
+/// has passed: 5 s. Nobody is blamed for it.
+pub const told_part = 2;
 
 /// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
 fn stands_still(needed: u32, missing: u32) bool {
@@ -69,9 +85,12 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
             stall.since = base.never;
         } else if (late or stall.since == base.never) stall.since = now;
         const is_due = now -| stall.since >= warning_ns;
+        stall.note_wait(&needed, &missing, now);
         if (epoch.running) {
-            if (stall.since != base.never) ask(epoch, known, &missing);
-            tell(epoch, known, if (is_due) &missing else &.empty);
+            const is_asked = stall.since != base.never or stall.has_waited(now, warning_ns / 4);
+            if (is_asked) ask(epoch, known, &missing);
+            const is_told = is_due or stall.has_waited(now, warning_ns / told_part);
+            tell(epoch, known, if (is_told) &missing else &.empty);
         }
         if (!is_due) continue;
         warn(group, epoch, known, &missing, now);
@@ -84,14 +103,14 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
         // That it is lost is a line of its own.
         if (epoch.alive.has(rank)) group.coordinator.log(
             .warning,
-            "peer {s} (rank {d} of epoch {d}) is not waited for any more; group {s}",
-            .{ member.id.short(), rank, epoch.number, group.name },
+            "peer {f} of epoch {d} is not waited for any more; group {s}",
+            .{ member.shown(rank), epoch.number, group.name },
         );
     }
 }
 
 /// Whoever has called it answers at once, and another one as soon as it calls.
-fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
+pub fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
     const asked = missing.without(&known.stall.asked);
     if (asked.is_empty()) return;
     known.stall.asked.merge(&asked);
@@ -131,9 +150,8 @@ fn warn(
     for (epoch.members, 0..) |*member, rank| {
         if (!missing.has(rank) or member.waited_for) continue;
         member.waited_for = true;
-        group.coordinator.log(.warning, "peer {s} (rank {d}) {f}; group {s}", .{
-            member.id.short(),
-            rank,
+        group.coordinator.log(.warning, "peer {f} {f}; group {s}", .{
+            member.shown(rank),
             Waits{ .epoch = epoch, .known = known, .waited_ns = now -| known.stall.since },
             group.name,
         });
@@ -185,7 +203,7 @@ pub const Overdue = struct {
     why_storage: [why_bytes_max]u8 = undefined,
     why_length: usize = 0,
 
-    const why_bytes_max = 240;
+    const why_bytes_max = base.limits.expelled_bytes_max;
 
     pub fn why(overdue: *const Overdue) []const u8 {
         return overdue.why_storage[0..overdue.why_length];

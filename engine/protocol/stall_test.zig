@@ -69,7 +69,7 @@ test "a member that has not called what most have is named after the warning tim
     try court.pass(warning_ns - 500 * ms);
     try court.listen();
     try expectEqual(0, waited_for(&court));
-    try expectEqual(0, named_to(&court, 0));
+    for (0..2) |index| try expectEqual(0b100, named_to(&court, index)); // callers hear it before
     try expectEqual(0b100, named_to(&court, 2)); // it is asked long before
     const before = court.said_bytes;
     try court.pass(30 * second);
@@ -94,22 +94,53 @@ test "a member that calls in the end is not named any more, and the log says so"
     try court.listen();
     try expectEqual(0, waited_for(&court));
     for (0..2) |index| try expectEqual(0, named_to(&court, index));
-    try court.expect_said("warning peer 03000000 (rank 2 of epoch 1) is not waited for any " ++
+    try court.expect_said("warning peer 03000000 (rank 2) of epoch 1 is not waited for any " ++
         "more; group g");
     // However slow it is from here on.
     try expectEqual(0b111, court.members_alive());
 }
 
-test "what a single one of three waits for is nobody's fault" {
+test "what a single one of three waits for is nobody's fault, but it hears for whom it waits" {
     var court: Court = undefined;
     try form(&court, 20 * second);
     defer court.c.destroy();
     try court.called(0, tag);
-    try court.pass(60 * second);
+    try court.pass(2 * second);
     try court.listen();
-    try expectEqual(0, waited_for(&court));
     for (0..peers_max) |index| try expectEqual(null, court.stalled[index]);
+    try court.pass(second); // the others are asked whether they have called
+    try court.listen();
+    try expectEqual(0, named_to(&court, 0));
+    for (1..peers_max) |index| try expectEqual(0b110, named_to(&court, index));
+    try court.pass(3 * second);
+    try court.listen();
+    try expectEqual(0b110, named_to(&court, 0));
+    try court.called(1, tag);
+    try court.pass(500 * ms);
+    try court.listen();
+    try expectEqual(0b100, named_to(&court, 0));
+    try court.pass(5 * second);
+    try expectEqual(0, waited_for(&court));
     try expectEqual(0b111, court.members_alive());
+}
+
+test "the status says who has not called, however few have, and for how long" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.called(0, tag);
+    const text = try court.c.status.get(gpa, court.c, court.now);
+    const early = "\"called\":1,\"waits_for\":[],\"not_called\":[]";
+    try expect(std.mem.indexOf(u8, text, early) != null);
+    try court.pass(6 * second + 500 * ms);
+    const later = try court.c.status.get(gpa, court.c, court.now);
+    const wanted = "\"waits_for\":[],\"not_called\":[1,2],\"waited_ns\":6000000000";
+    try expect(std.mem.indexOf(u8, later, wanted) != null);
+    for (1..3) |index| try court.called(index, tag);
+    try court.pass(500 * ms);
+    const last = try court.c.status.get(gpa, court.c, court.now);
+    const nobody = "\"called\":3,\"waits_for\":[],\"not_called\":[]";
+    try expect(std.mem.indexOf(u8, last, nobody) != null);
 }
 
 test "of a message only the two count: the one is named, and is not let go on the other's word" {

@@ -133,9 +133,79 @@ test "a member of an epoch that the journal has lost is out of the one before" {
     defer court.c.destroy();
     court.epoch = 2;
     try come_back_alone(&court, 0);
-    try court.expect_said("info peer 01000000 is out of epoch 1: it knows what the journal has " ++
-        "lost; 2 of 3 members remain in group g");
+    const why = "it knows more than the coordinator, which has started again without its " ++
+        "journal, or with one that had failed";
+    try court.expect_said("info peer 01000000 is out of epoch 1: " ++ why ++
+        "; 2 of 3 members remain in group g");
     try expect(court.peers[0] != null);
+    try court.listen();
+    try std.testing.expectEqualStrings(why, court.why_expelled());
+}
+
+test "a member that comes back too late hears why it was removed" {
+    // Method: the same member is lost in each way in which it may not be told, and comes back. The
+    // last one asks a coordinator that has started again since.
+    const Way = enum { away, silent, faulty, closed, restart };
+    for (std.enums.values(Way), [_][]const u8{
+        "it did not come back within the silence limit",
+        "it was silent for longer than the silence limit",
+        "it broke the protocol (Unexpected)",
+        "it is away, and its lanes to other members are closed",
+        "it was removed, by a coordinator that has ended since or so long ago that this one " ++
+            "does not know why any more",
+    }) |way, why| {
+        var shelf: Shelf = .{};
+        defer shelf.deinit();
+        var court: Court = undefined;
+        if (way == .restart)
+            try court_file.restart_after(&shelf, &court, lose_last)
+        else {
+            try court.init(gpa);
+            try court.form();
+        }
+        defer court.c.destroy();
+        switch (way) {
+            .away, .closed => court.hang_up(2),
+            .silent, .restart => {},
+            .faulty => try court.say(2, .{ .epoch_closed = .{ .group = 0, .epoch = court.epoch } }),
+        }
+        if (way == .closed) for (0..2) |index| try court.say_closed(index, 2);
+        if (way == .away or way == .silent) for (0..11) |_| {
+            court.now += 500 * ms;
+            for (0..2) |index| try court.beat(index);
+            court.c.tick(court.now);
+        };
+        try expectEqual(0b011, court.members_alive());
+        court.attempt = 1;
+        try come_back_alone(&court, 2);
+        try court.listen();
+        try std.testing.expectEqualStrings(why, court.why_expelled());
+        try expect(!court.expelled_refused);
+    }
+}
+
+test "a member that nobody reaches any more hears that, and not that it was silent" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    for ([_][2]usize{ .{ 0, 1 }, .{ 0, 2 }, .{ 1, 2 } }) |pair| {
+        try court.say(pair[0], .{ .link_told = .{
+            .other = id_of(pair[1]),
+            .group = 0,
+            .health = .down,
+        } });
+    }
+    try court.pass(500 * ms);
+    try court.listen();
+    try expect(court.expelled[2] and court.peers[2] != null);
+    const why = "other members could not reach it for longer than the silence limit, and " ++
+        "nothing goes around that";
+    try std.testing.expectEqualStrings(why, court.why_expelled());
+}
+
+fn lose_last(court: *Court) !void {
+    try court.say(2, .{ .leave = .{ .group = 0 } });
 }
 
 test "a member that knows of a removal which the journal has lost is out of the epoch" {

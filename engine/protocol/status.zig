@@ -6,8 +6,11 @@ const std = @import("std");
 const base = @import("base");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
 const Epoch = @import("epoch.zig").Epoch;
 const Record = @import("epoch.zig").Record;
+const addresses = @import("addresses.zig");
+const attendance = @import("attendance.zig");
 const stall = @import("stall.zig");
 const limits = base.limits;
 
@@ -105,11 +108,17 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     try json.beginObject();
     try field(json, "name", group.name);
     try field(json, "state", @tagName(group.phase));
+    if (attendance.of(group)) |count| {
+        try field(json, "here", count.here);
+        try field(json, "needed", count.needed);
+        try field(json, "emptied", count.emptied);
+    }
     try json.objectField("pending");
     try json.beginArray();
     for (group.newcomers.items) |*newcomer| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &newcomer.peer.id.hex());
+        try field(json, "label", newcomer.peer.label.slice());
         try field(json, "address", newcomer.peer.address);
         try field(json, "prepared", newcomer.prepared);
         try json.endObject();
@@ -125,11 +134,31 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
         try json.endObject();
     };
     try json.endArray();
+    try write_unreached(page, group);
     try json.objectField("epochs");
     try json.beginArray();
     for (group.epochs.items) |epoch| if (page.has_room()) try write_epoch(page, epoch, now);
     try json.endArray();
     try json.endObject();
+}
+
+fn write_unreached(page: *Page, group: *Group) !void {
+    const json = &page.json;
+    try json.objectField("unreached");
+    try json.beginArray();
+    for (group.unreached.claims.items) |*claim| if (page.has_room()) {
+        const from = group.coordinator.peer_of(claim.from) orelse continue;
+        const to = group.coordinator.peer_of(claim.to) orelse continue;
+        if (claim.dialed == .pending) continue;
+        var room: addresses.Room = undefined;
+        try json.beginObject();
+        try field(json, "peer_id", &claim.from.hex());
+        try field(json, "other", &claim.to.hex());
+        try field(json, "address", addresses.told_to(from, to, &room));
+        try field(json, "why", claim.dialed.why());
+        try json.endObject();
+    };
+    try json.endArray();
 }
 
 fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
@@ -148,6 +177,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     for (epoch.members, 0..) |*member, rank| if (page.has_room()) {
         try json.beginObject();
         try field(json, "peer_id", &member.id.hex());
+        try field(json, "label", member.label().slice());
         try field(json, "rank", rank);
         try field(json, "alive", member.peer != null);
         try field(json, "waited_for", member.waited_for and member.peer != null);
@@ -156,6 +186,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
             try field(json, "silence_ns", now -| peer.last_heard);
             try field(json, "bytes_sent", peer.bytes_sent);
             try field(json, "bytes_received", peer.bytes_received);
+            try write_measured(page, epoch, peer, now);
         }
         try json.endObject();
     };
@@ -183,6 +214,28 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     try json.endObject();
 }
 
+/// Speeds and lateness of a member that is there.
+fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
+    const json = &page.json;
+    const speed = peer.speed.per_second();
+    try field(json, "sent_per_s", speed.sent);
+    try field(json, "received_per_s", speed.received);
+    try field(json, "calls", peer.late.calls);
+    try field(json, "last_to_call", peer.late.last);
+    try field(json, "late_ns", peer.late.ns);
+    try json.objectField("links");
+    try json.beginArray();
+    for (peer.traffic.now_moving(now)) |*link| {
+        const rank = epoch.ranks.get(link.peer) orelse continue; // it is of another group
+        try json.beginObject();
+        try field(json, "rank", rank);
+        try field(json, "sent_per_s", link.sent);
+        try field(json, "received_per_s", link.received);
+        try json.endObject();
+    }
+    try json.endArray();
+}
+
 /// Whom the others wait for, since it is so long that it is worth a word.
 fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: base.Instant) !void {
     const stalled_ns = now -| record.stall.since;
@@ -190,6 +243,11 @@ fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: bas
     const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
     try field(&page.json, "waits_for", ranks.slice());
     if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
+    // However few have called: those who have not were asked before that.
+    const is_told = record.stall.has_waited(now, page.stall_warning_ns / stall.told_part);
+    const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
+    try field(&page.json, "not_called", silent.slice());
+    if (is_told) try field(&page.json, "waited_ns", now -| record.stall.waits_since);
 }
 
 fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {

@@ -160,6 +160,7 @@ pub fn check_complete(s: *Session, operation: *Operation) void {
     if (operation.sync != null) return sync.step(s, operation);
     if (x.members == 0 or !x.complete()) return;
     const voted = operation.op.voted_attempt;
+    operation.op.age_ns = s.age_ns(operation);
     operation.group.member.completed(&operation.op, x.digest());
     if (operation.op.voted_attempt != voted) s.fault_point(operation, .all_reduce_voted);
 }

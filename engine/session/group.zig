@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
+const wire = @import("wire");
 const Session = @import("session.zig").Session;
 const SharedState = @import("state.zig").State;
 const PeerId = base.PeerId;
@@ -25,10 +26,14 @@ pub const Group = struct {
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
     /// Those of them whose lanes are not open, as the coordinator was told; room for all.
-    missing_told: std.ArrayList(PeerId) = .empty,
+    missing_told: std.ArrayList(wire.control.Missing) = .empty,
     /// When it is told next, if anything is missing then.
     report_at: base.Instant = base.never,
     ready_told: bool = false,
+    /// The last that the coordinator has said of a group that waits for more peers to begin.
+    attendance: ?Attendance = null,
+    /// When the log last said for whom a call waits.
+    wait_said_at: base.Instant = 0,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).
     admit_waits: bool = false,
     /// Why the coordinator has let this peer go; see `why_removed`.
@@ -38,7 +43,8 @@ pub const Group = struct {
     states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };
-    const removed_bytes_max = 280;
+    pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
+    const removed_bytes_max = base.limits.expelled_bytes_max;
 
     /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
     /// membership is over.

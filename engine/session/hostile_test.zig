@@ -398,6 +398,29 @@ test "the number of a group from before says nothing on a new connection to the 
     try expectEqual(.left, second.state);
 }
 
+test "a member whose place another process has taken is out, says so, and a newcomer is not" {
+    for ([_]wire.hello.Verdict{ .refused, .held, .full }) |verdict| {
+        var w: World = .{ .gpa = gpa };
+        try form(&w, 2);
+        defer w.deinit();
+        const node = &w.nodes[0];
+        const newcomer = try node.s.join(w.now, "h", 2);
+        const operation = try world.sum(node, world.elements, .restart);
+        w.coordinator.closed(w.now, node.connection.?);
+        node.connection = null;
+        node.s.control_closed(w.now);
+        node.s.control_opened(w.now);
+        try hear_bytes(node, &wire.hello.encode_answer(verdict));
+        const is_out = verdict != .full; // the run has no room now, which may pass
+        try expectEqual(is_out, node.group.state == .left);
+        try expect(newcomer.state != .left);
+        const why = node.group.why_removed();
+        try expectEqual(is_out, std.mem.indexOf(u8, why, "another process") != null);
+        if (is_out) try expectEqual(.expelled, operation.status);
+        try expectEqual(.away, node.s.control_state);
+    }
+}
+
 fn hear(node: *Node, message: wire.control.Message) !void {
     var bytes: [4096]u8 = undefined;
     try hear_bytes(node, try wire.control.encode(message, &bytes));

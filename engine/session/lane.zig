@@ -22,6 +22,8 @@ pub const Lane = struct {
     /// Null until a stranger has said who it is.
     link: ?*Link,
     number: u8 = 0,
+    /// This side has dialed it.
+    is_ours: bool = false,
     /// Where one that was accepted comes from, and whether that was just now.
     source: base.Source = @splat(0),
     is_fresh: bool = false,
@@ -77,7 +79,8 @@ pub const Lane = struct {
         greeting,
         /// Accepted; its hello is awaited.
         stranger,
-        /// Its hello is here, in the name of a peer that nobody has named yet.
+        /// Its hello is here, in the name of a peer that nobody has named yet, or in the place of a
+        /// lane of ours that may still be answered.
         waiting,
         /// A refusal is being sent; then it is closed.
         refusing,
@@ -90,6 +93,7 @@ pub const Lane = struct {
             .state = .dialing,
             .link = link,
             .number = number,
+            .is_ours = true,
             .deadline = deadline,
             .head_need = hello.answer_bytes,
         };

@@ -1,6 +1,6 @@
-//! Link: the lanes to one other peer, and what it has said ahead of time. The peer with the larger
-//! id dials; a lane that breaks is dialed again. Which links are wanted is links.zig's; what may be
-//! said ahead of time, and by whom, is frames.zig's.
+//! Link: the lanes to one other peer, and what it has said ahead of time. Either side dials, one of
+//! them first; a lane that breaks is dialed again. Which links are wanted is links.zig's; what may
+//! be said ahead of time, and by whom, is frames.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,8 +18,11 @@ pub const Link = struct {
     gpa: Allocator,
     peer: base.PeerId,
     address: []u8 = &.{},
-    /// This side makes the connections.
-    dials: bool,
+    /// Where both sides dial at once, the connections of this one stay: its id is larger.
+    wins: bool,
+    /// This side dials at once, and the other when that seems to lead nowhere. At first it is the
+    /// one that wins, then the one that has made the last lane.
+    leads: bool,
     lanes: [base.limits.lanes_per_link_max]?*Lane = @splat(null),
     open_count: u32 = 0,
     /// There was a lane at some time.
@@ -29,6 +32,8 @@ pub const Link = struct {
     borrowed: bool = false,
     /// When an unwanted link is closed.
     expires_at: base.Instant,
+    /// The end of the last dial; `pending` again once there is a lane.
+    dialed: wire.Dialed = .pending,
     retry_at: base.Instant = 0,
     retries: u6 = 0,
     /// When the coordinator was last asked where the peer is dialed.
@@ -37,6 +42,11 @@ pub const Link = struct {
     down_since: base.Instant,
     /// The health that coordinators were told, or will be when one is there.
     told: wire.control.LinkHealth = .up,
+    /// Bytes on its lanes, and those that the coordinator has been told of (traffic.zig).
+    sent: u64 = 0,
+    received: u64 = 0,
+    sent_told: u64 = 0,
+    received_told: u64 = 0,
     /// Where round robin goes on.
     turn: usize = 0,
     /// Frames of operations that this peer has not reached yet.
@@ -242,7 +252,8 @@ fn test_link() Link {
     return .{
         .gpa = std.testing.allocator,
         .peer = .from_int(1),
-        .dials = false,
+        .wins = false,
+        .leads = false,
         .expires_at = 0,
         .down_since = 0,
     };

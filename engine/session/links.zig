@@ -12,6 +12,7 @@ const frames = @import("frames.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
+const Unreached = @import("unreached.zig").Unreached;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const limits = base.limits;
@@ -22,6 +23,8 @@ const greet_ns_max = limits.stranger_ns_max;
 pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
 const retry_ns_max: u64 = 2 * std.time.ns_per_s;
+/// The side that does not lead waits for this part of the silence limit before it dials.
+const stands_by_parts = 10;
 /// Where a peer is dialed is asked for no more often.
 const ask_ns: u64 = std.time.ns_per_s;
 const retries_before_asking = 6;
@@ -38,12 +41,20 @@ pub fn obtain(s: *Session, id: PeerId) Allocator.Error!*Link {
     link.* = .{
         .gpa = s.gpa,
         .peer = id,
-        .dials = id.less_than(s.self),
+        .wins = id.less_than(s.self),
+        .leads = id.less_than(s.self),
         .expires_at = s.now + linger_ns,
         .down_since = s.now,
     };
+    stand_by(s, link);
     s.links.appendAssumeCapacity(link);
     return link;
+}
+
+/// The other side, which leads, may make the lanes that are missing.
+fn stand_by(s: *Session, link: *Link) void {
+    if (link.leads) return;
+    link.retry_at = @max(link.retry_at, s.now +| s.settings.silence_ns / stands_by_parts);
 }
 
 /// Finds out which links are wanted now, opens those and lets the others expire.
@@ -51,6 +62,7 @@ pub fn review(s: *Session) void {
     for (s.links.items) |link| {
         // Nobody dials what is not wanted, so only from now on it can be down.
         if (link.wanted) link.expires_at = s.now + linger_ns else link.down_since = s.now;
+        if (!link.wanted) stand_by(s, link);
         link.wanted = false;
         link.borrowed = false;
     }
@@ -87,6 +99,7 @@ pub fn borrow(s: *Session, link: *Link) void {
     if (link.wanted) return;
     mark_borrowed(link);
     link.down_since = s.now;
+    stand_by(s, link);
     dial_missing(s);
 }
 
@@ -118,8 +131,9 @@ fn is_in_run(s: *const Session) bool {
 fn dial_missing(s: *Session) void {
     if (!is_in_run(s)) return;
     for (s.links.items) |link| {
-        if (!link.wanted or !link.dials or link.retry_at > s.now) continue;
+        if (!link.wanted or link.retry_at > s.now or !lacks_lanes(s, link)) continue;
         const address = s.addresses.get(link.peer.bytes) orelse {
+            link.dialed = .no_address;
             ask_address(s, link);
             continue;
         };
@@ -134,6 +148,11 @@ fn dial_missing(s: *Session) void {
             s.host.vtable.dial(s.host.ctx, lane, link.address);
         }
     }
+}
+
+fn lacks_lanes(s: *const Session, link: *const Link) bool {
+    for (link.lanes[0..s.settings.lanes]) |place| if (place == null) return true;
+    return false;
 }
 
 /// A round tells the addresses of those to whom lanes are opened for it, and no others.
@@ -172,8 +191,8 @@ fn make_place(s: *Session, source: base.Source) bool {
     var door: base.places.Door = .{ .places = s.strangers_max };
     var is_known = false;
     for (s.links.items) |link| for (link.lanes[0..s.settings.lanes]) |place| {
-        const is_expected = place == null and link.wanted and !link.dials;
-        if (is_expected and door.expected < limits.peers_max) door.expected += 1;
+        const is_open = if (place) |lane| lane.state == .open else false;
+        if (link.wanted and !is_open and door.expected < limits.peers_max) door.expected += 1;
         const lane = place orelse continue;
         if (lane.state == .open and base.places.same_network(lane.source, source)) is_known = true;
     };
@@ -218,17 +237,15 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     if (!std.crypto.timing_safe.eql(base.RunId, hello.run_id, s.run_id))
         return refuse(s, lane, .wrong_run);
     const expected = hello.purpose == .lane and hello.to.eql(s.self) and
-        s.self.less_than(hello.from) and is_in_run(s) and
+        !s.self.eql(hello.from) and is_in_run(s) and
         hello.lane < s.settings.lanes;
     if (!expected) return refuse(s, lane, .wrong_peer);
-    if (!is_named(s, hello.from)) {
-        // The other side may have been told of a round first.
+    if (must_wait(s, &hello)) {
         lane.state = .waiting;
         lane.head_need = 1;
         return true;
     }
     const link = obtain(s, hello.from) catch return refuse(s, lane, .refused);
-    // The other side knows that its old connection is gone before this one does.
     if (link.lanes[hello.lane]) |old| fail(s, old, "the peer opened it again");
     stranger_forget(s, lane);
     lane.link = link;
@@ -240,6 +257,30 @@ pub fn greet(s: *Session, lane: *Lane) bool {
     return true;
 }
 
+/// Whether a hello is not to be answered yet.
+fn must_wait(s: *const Session, hello: *const wire.hello.Hello) bool {
+    // The other side may have been told of a round first.
+    if (!is_named(s, hello.from)) return true;
+    const link = find(s, hello.from) orelse return false;
+    const lane = link.lanes[hello.lane] orelse return false;
+    return !gives_way(link, lane);
+}
+
+/// Whether the other side's lane may take the place of this one at once. Where both have dialed,
+/// exactly one side gives way: the one that wins keeps its own, unless it comes to nothing.
+fn gives_way(link: *const Link, lane: *const Lane) bool {
+    // Whoever has dialed before knows first that its old connection is gone.
+    if (!link.wins or !lane.is_ours) return true;
+    return switch (lane.state) {
+        // Our hello has not left, so no answer of theirs can be under way.
+        .dialing => true,
+        // Theirs may have crossed ours, and then they take ours and end their own. If it has not,
+        // ours is broken, and this side will know soon.
+        .greeting, .open => false,
+        .stranger, .waiting, .refusing => unreachable, // they have no place in a link
+    };
+}
+
 /// Whether the coordinator has named this peer as one to have lanes to, or did so lately.
 fn is_named(s: *const Session, id: PeerId) bool {
     if (find(s, id) != null) return true;
@@ -249,14 +290,14 @@ fn is_named(s: *const Session, id: PeerId) bool {
     return false;
 }
 
-/// Those whose ids were not named when they came, and now are. Lanes may end by it, so it is not
+/// Those that had to wait when they came, and need not any more. Lanes may end by it, so it is not
 /// for the midst of what one brings.
-pub fn greet_named(s: *Session) void {
+pub fn greet_waiting(s: *Session) void {
     var index: usize = 0;
     while (index < s.strangers.items.len) {
         const lane = s.strangers.items[index];
         const is_due = lane.state == .waiting and
-            is_named(s, (wire.hello.decode(&lane.head) catch unreachable).from);
+            !must_wait(s, &(wire.hello.decode(&lane.head) catch unreachable));
         if (!is_due) {
             index += 1;
             continue;
@@ -279,6 +320,7 @@ pub fn answered(s: *Session, lane: *Lane) bool {
     const answer = lane.head[0..wire.hello.answer_bytes];
     const verdict = wire.hello.decode_answer(answer) catch .refused;
     if (verdict != .welcome) {
+        lane.link.?.dialed = .other_answers;
         fail(s, lane, @tagName(verdict));
         return false;
     }
@@ -292,6 +334,9 @@ fn opened(s: *Session, lane: *Lane) void {
     link.open_count += 1;
     link.was_open = true;
     link.retries = 0;
+    link.leads = lane.is_ours;
+    link.dialed = .pending;
+    if (link.open_count >= s.settings.lanes) s.unreached.forget(link.peer);
     s.host.vtable.lane_wake(s.host.ctx, lane);
     prefetch.lane_back(s, link.peer);
     rounds.check_ready(s);
@@ -324,6 +369,17 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     lane_gone(s, lane);
 }
 
+/// For the user: this one could not be dialed, and it has not dialed this peer.
+pub fn note_unreached(s: *Session, link: *const Link) void {
+    const address = s.addresses.get(link.peer.bytes) orelse "";
+    say_unreached(s, .of(link.peer, false, link.dialed, address));
+}
+
+pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
+    if (!s.unreached.note(s.now, entry)) return;
+    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&entry});
+}
+
 /// The connection is gone. The lane is invalid afterwards.
 pub fn lane_gone(s: *Session, lane: *Lane) void {
     if (lane.link) |link| detach(s, lane, link) else stranger_forget(s, lane);
@@ -332,11 +388,11 @@ pub fn lane_gone(s: *Session, lane: *Lane) void {
 
 fn detach(s: *Session, lane: *Lane, link: *Link) void {
     link.lanes[lane.number] = null;
-    if (link.dials) {
-        const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
-        link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
-        link.retries +|= 1;
-    }
+    s.places_freed = true;
+    const back_off = @min(retry_ns_min << @min(link.retries, 8), retry_ns_max);
+    link.retry_at = s.now + back_off / 2 + s.prng.below(back_off);
+    link.retries +|= 1;
+    stand_by(s, link);
     if (lane.state != .open) return;
     link.open_count -= 1;
     if (link.open_count == 0) link.down_since = s.now;
@@ -358,6 +414,15 @@ pub fn close_broken(s: *Session) void {
 /// attempt; one that was the last says that the other peer may be dead.
 fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.LinkState) void {
     if (group.state != .joined or !group.member.connected) return;
+    // It is in no epoch yet, and may be the only one left to notice.
+    if (state == .closed and group.member.newest() == 0 and group.knows(link.peer))
+        s.send(.{ .link_lost = .{
+            .other = link.peer,
+            .group = group.id.?,
+            .epoch = 0,
+            .attempt = 0,
+            .state = state,
+        } });
     for (group.member.epochs) |slot| {
         const epoch = slot orelse continue;
         if (state == .broken and !in_use(s, link, group, epoch.number)) continue;
@@ -395,6 +460,7 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     link.told = health;
     if (!news) return;
     for (s.groups.items) |group| say(s, group, link);
+    if (health == .down and link.dialed != .pending) note_unreached(s, link);
     if (health == .down) frames.link_down(s, link);
     rounds.check_ready(s);
 }
@@ -402,7 +468,12 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
 fn say(s: *Session, group: *const Group, link: *const Link) void {
     if (group.state != .joined or !group.member.connected) return;
     if (!group.knows(link.peer)) return;
-    s.send(.{ .link_told = .{ .other = link.peer, .group = group.id.?, .health = link.told } });
+    s.send(.{ .link_told = .{
+        .other = link.peer,
+        .group = group.id.?,
+        .health = link.told,
+        .dialed = link.dialed,
+    } });
 }
 
 fn in_use(s: *const Session, link: *const Link, group: *const Group, epoch: u64) bool {
@@ -462,7 +533,11 @@ pub fn tick(s: *Session, late: bool) void {
 /// An open lane says something every heartbeat, so that one whose bytes are swallowed is noticed,
 /// and one that takes none any more.
 fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
-    if (lane.deadline <= s.now) return fail(s, lane, "it was not greeted in time");
+    if (lane.deadline <= s.now) {
+        if (lane.is_ours)
+            lane.link.?.dialed = if (lane.state == .dialing) .no_answer else .silent;
+        return fail(s, lane, "it was not greeted in time");
+    }
     if (lane.state != .open) return;
     if (late) {
         lane.heard_at = s.now;
@@ -491,9 +566,10 @@ fn is_down(s: *const Session, link: *const Link) bool {
         s.now -| link.down_since >= s.settings.silence_ns;
 }
 
-/// A link that is only for a message is there when the side that dials has called, too.
+/// A link that is only for a message, and that this side cannot make, may be there when the other
+/// side has called, too. One of the two finds out that it is broken.
 fn waits_for_call(link: *const Link) bool {
-    return link.borrowed and !link.dials;
+    return link.borrowed and !link.wins;
 }
 
 fn close(s: *Session, link: *Link) void {
@@ -512,8 +588,7 @@ pub fn next_deadline(s: *const Session) base.Instant {
             next = @min(next, link.down_since +| s.settings.silence_ns);
         for (link.lanes[0..s.settings.lanes]) |place| {
             const lane = place orelse {
-                const dialable = link.dials and is_in_run(s) and
-                    s.addresses.contains(link.peer.bytes);
+                const dialable = is_in_run(s) and s.addresses.contains(link.peer.bytes);
                 if (dialable) next = @min(next, @max(link.retry_at, s.last_tick + 1));
                 continue;
             };

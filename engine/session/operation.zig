@@ -8,6 +8,7 @@ const protocol = @import("protocol");
 const wire = @import("wire");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
+const Names = @import("labels.zig").Names;
 const Group = @import("group.zig").Group;
 const Sync = @import("sync.zig").Sync;
 const Uses = @import("uses.zig").Uses;
@@ -38,6 +39,8 @@ pub const Operation = struct {
     finished: bool = false,
     status: protocol.Status = .ok,
     failure: protocol.Failure = .{ .status = .ok },
+    /// The peers that the failure is about.
+    names: Names = .{},
     /// After in_doubt: what the coordinator decided, once known.
     committed: ?bool = null,
     /// The user wants no more of it.
@@ -124,6 +127,29 @@ pub const Operation = struct {
         if (operation.sync) |sync| if (sync.state == null) return false;
         return operation.uses.clash(uses);
     }
+
+    /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
+    pub fn named(operation: *const Operation) Named {
+        return .{ .operation = operation };
+    }
+
+    pub const Named = struct {
+        operation: *const Operation,
+
+        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const kind = it.operation.op.descriptor.kind;
+            const id = it.operation.op.id;
+            if (kind == .send_recv) {
+                const roles = &it.operation.executor.roles;
+                const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
+                try writer.print("{s} rank {d} (", .{ way, roles.pair.other(roles.rank) });
+            } else try writer.print("{t} (", .{kind});
+            // That of a sync says nothing to a person.
+            if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
+            const epoch = it.operation.op.epoch;
+            try writer.print("number {d} of epoch {d})", .{ id.sequence, epoch });
+        }
+    };
 
     pub fn member_ids(operation: *const Operation) []const base.PeerId {
         return operation.ids;

@@ -39,6 +39,7 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
     }
     s.prune_addresses();
     group.report_at = s.now +| report_ns;
+    group.attendance = null; // enough have come
     member.on_prepare(body.round, body.members.count);
     links.review(s);
     links.say_broken(s, group);
@@ -91,14 +92,25 @@ fn tell_missing(group: *Group) bool {
     for (group.round_peers.items) |id| {
         if (is_open(s, id)) continue;
         const told = &group.missing_told;
-        if (count == told.items.len) told.appendAssumeCapacity(.none);
-        differs = differs or !told.items[count].eql(id);
-        told.items[count] = id;
+        const missing: control.Missing = .{ .peer = id, .dialed = dialed(s, id) };
+        if (count == told.items.len)
+            told.appendAssumeCapacity(.{ .peer = .none, .dialed = .pending });
+        differs = differs or !std.meta.eql(told.items[count], missing);
+        told.items[count] = missing;
         count += 1;
     }
     differs = differs or count != group.missing_told.items.len;
     group.missing_told.shrinkRetainingCapacity(count);
     return differs and count > 0;
+}
+
+/// Why there are no lanes to this peer, once the other side, too, has had the time to make them.
+fn dialed(s: *Session, id: PeerId) wire.Dialed {
+    const link = links.find(s, id) orelse return .pending;
+    const patience_ns = s.settings.silence_ns / 10 * 3;
+    if (s.now -| link.down_since < patience_ns or link.dialed == .pending) return .pending;
+    links.note_unreached(s, link);
+    return link.dialed;
 }
 
 fn report_due(group: *const Group) base.Instant {

@@ -24,10 +24,15 @@ const Span = @import("uses.zig").Span;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const links = @import("links.zig");
+const outline = @import("outline.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
+const traffic = @import("traffic.zig");
+const Unreached = @import("unreached.zig").Unreached;
+const waits = @import("waits.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -125,12 +130,24 @@ pub const Session = struct {
     last_heard: Instant = 0,
     /// The same over all connections, also those on which nothing came.
     last_message: Instant = 0,
+    /// Since when there is no connection on which it has answered; `never` while there is one.
+    away_since: Instant = base.never,
     last_tick: Instant = 0,
     heartbeat_at: Instant = 0,
     heartbeats: u64 = 0,
+    /// When the last heartbeat left, and how long an answer takes at best.
+    beat_at: Instant = 0,
+    round_trip_ns: u64 = 0,
+    /// The last account of the links to the coordinator.
+    traffic: traffic.Told = .{},
     /// Where other peers dial this one, and by what the coordinator finds it there.
     address: []u8 = &.{},
+    /// The user has named it.
+    advertised: bool = false,
     address_key: wire.hello.Key,
+    /// Its name for people, and those of others.
+    label: base.Label,
+    labels: labels.Labels = .{},
     strangers_max: u32,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
@@ -145,8 +162,12 @@ pub const Session = struct {
     strangers: std.ArrayList(*Lane) = .empty,
     /// Where the members of epochs and rounds are dialed.
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
+    /// For people: whom this peer could not dial, and who could not dial it.
+    unreached: Unreached = .{},
     /// Some lane is `broken`.
     lanes_broken: bool = false,
+    /// A place in some link is free again: a hello may have waited for it.
+    places_freed: bool = false,
     /// A link was borrowed for a message that is over.
     links_stale: bool = false,
     /// Operations whose data is complete, or that must be given up, and whose member must still be
@@ -182,6 +203,7 @@ pub const Session = struct {
         seed: u64,
         /// Random: it shows that this peer is where it says.
         address_key: wire.hello.Key,
+        label: base.Label = .{},
         /// Connections that have not shown that they are of this peer's groups.
         strangers_max: u32 = limits.strangers_max,
         host: Host,
@@ -202,6 +224,7 @@ pub const Session = struct {
             .control = .init(gpa),
             .instance = undefined,
             .address_key = options.address_key,
+            .label = options.label,
             .strangers_max = options.strangers_max,
         };
         s.instance = s.prng.next() | 1;
@@ -220,6 +243,7 @@ pub const Session = struct {
         s.strangers.deinit(s.gpa);
         for (s.addresses.values()) |address| s.gpa.free(address);
         s.addresses.deinit(s.gpa);
+        s.labels.deinit(s.gpa);
         s.deferred.deinit(s.gpa);
         s.control.deinit();
         s.pool.deinit();
@@ -283,7 +307,7 @@ pub const Session = struct {
                 s.hang_up("the coordinator broke the protocol");
             };
         }
-        links.greet_named(s);
+        links.greet_waiting(s);
         s.run_deferred();
     }
 
@@ -306,13 +330,27 @@ pub const Session = struct {
             const of_another_run = verdict == .wrong_run or verdict == .version_mismatch;
             if (s.knows_settings() and of_another_run)
                 return s.lose_coordinator("its address belongs to another run now");
+            if (s.knows_settings()) s.lose_place(verdict);
             return s.hang_up("the coordinator refused this peer");
         }
         s.control_state = .open;
+        s.away_since = base.never;
         s.reconnects = 0;
         s.heartbeat_at = s.now;
         if (s.knows_settings()) s.log(.info, "connected to the coordinator again", .{});
         for (s.groups.items) |group| s.present(group);
+    }
+
+    /// The coordinator knows another process by the id of this one, so it has removed this one.
+    fn lose_place(s: *Session, verdict: wire.hello.Verdict) void {
+        switch (verdict) {
+            .refused, .held => {},
+            .welcome, .version_mismatch, .wrong_run, .wrong_peer, .full => return,
+        }
+        for (s.groups.items) |group| {
+            if (group.state == .left or group.member.current == null) continue;
+            s.lose_membership(group, "another process has taken its place, under its peer_id");
+        }
     }
 
     pub fn send(s: *Session, message: control.Message) void {
@@ -337,6 +375,7 @@ pub const Session = struct {
         if (s.control_state == .open) {
             if (wanted) s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
             for (s.groups.items) |group| group.member.disconnected();
+            s.away_since = s.now;
         }
         s.control_state = .away;
         const back_off = @min(reconnect_ns_min << @min(s.reconnects, 6), reconnect_ns_max);
@@ -401,7 +440,7 @@ pub const Session = struct {
             .welcome => |body| try s.on_welcome(body),
             .joined => |*body| try s.on_joined(body),
             .refused => |*body| s.on_refused(body),
-            .heartbeat_ack => {},
+            .heartbeat_ack => |body| s.note_round_trip(body.number),
             .prepare => |*body| try rounds.on_prepare(s, body),
             .release => |body| {
                 const group = s.group_of(body.group) orelse return;
@@ -439,6 +478,7 @@ pub const Session = struct {
             },
             .expelled => |*body| s.on_expelled(body),
             .address_told => |*body| try links.on_address(s, &body.peer),
+            .labels => |*body| try labels.on_labels(s, body),
             .state_elected => |*body| if (s.group_of(body.group)) |group| {
                 const op = try group.member.on_elected(body) orelse return;
                 sync.elected(s, operation_from(op), body);
@@ -451,9 +491,12 @@ pub const Session = struct {
                 const op = group.member.find_sync(body.epoch, body.op) orelse return;
                 operation_from(op).sync.?.note_differs(body.text.data);
             },
-            .stalled => |*body| if (s.group_of(body.group)) |group| {
-                try group.member.on_stalled(body);
-            },
+            .stalled => |*body| try waits.on_stalled(s, body),
+            .waiting => |*body| waits.on_waiting(s, body),
+            .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
+                s,
+                .of(body.peer, true, body.dialed, body.address.data),
+            ),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -480,6 +523,7 @@ pub const Session = struct {
             .state_tensors,
             .ask_address,
             .called,
+            .traffic,
             => return error.Unexpected,
         }
     }
@@ -539,10 +583,15 @@ pub const Session = struct {
             if (group == now_of or group.state != .joined or group.id != number) continue;
             s.log(.warning, "group {s} is not known to the coordinator any more", .{group.name});
             const why = "the coordinator has started without its journal";
-            group.removed(why);
-            group.member.on_expelled();
-            s.group_gone(group, .expelled, why);
+            s.lose_membership(group, why);
         }
+    }
+
+    /// This peer is not a member any more, and finds out without being told.
+    fn lose_membership(s: *Session, group: *Group, why: []const u8) void {
+        group.removed(why);
+        group.member.on_expelled(false);
+        s.group_gone(group, .expelled, why);
     }
 
     fn on_refused(s: *Session, body: *const control.Refused) void {
@@ -556,8 +605,10 @@ pub const Session = struct {
         }
     }
 
-    /// Forgets where peers are dialed that are in no epoch and no round of this one any more.
+    /// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
+    /// their labels.
     pub fn prune_addresses(s: *Session) void {
+        labels.prune(s);
         var index = s.addresses.count();
         while (index > 0) {
             index -= 1;
@@ -589,7 +640,7 @@ pub const Session = struct {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
-            group.member.on_expelled();
+            group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
             s.group_gone(group, .expelled, body.why.data);
@@ -635,9 +686,11 @@ pub const Session = struct {
             .name = .of(group.name),
             .address = .of(s.address),
             .address_key = s.address_key,
+            .advertised = s.advertised,
             .initial_world_size = group.initial_world_size,
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
+            .label = .of(s.label.slice()),
         } });
         member.present();
     }
@@ -1024,6 +1077,7 @@ pub const Session = struct {
         arrays: []const Array,
         count: u64,
     ) Allocator.Error!*Operation {
+        const listed = Listed.of(call, arrays);
         const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
             .kind = call.kind,
@@ -1034,8 +1088,9 @@ pub const Session = struct {
             .plan = call.plan,
             .uneven = call.exchanged != null,
             .count = if (call.exchanged == null) count else 0,
-            .counts = if (arrays.len > 1) hash_of_arrays(arrays) //
-            else if (call.counts) |counts| hash_of(counts) else 0,
+            .arrays = if (arrays.len > 1) @intCast(arrays.len) else 0,
+            .counts = if (listed) |items| outline.hash(items, &.{}) else 0,
+            .outline = if (listed) |items| items.sums().outline else .{},
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
         };
@@ -1097,23 +1152,35 @@ pub const Session = struct {
         return std.hash.Wyhash.hash(0, std.mem.asBytes(&words));
     }
 
-    /// The same counts have the same; 0 only where all are equal, as if there were one count.
-    fn hash_of(counts: []const u64) u64 {
-        if (std.mem.allEqual(u64, counts, counts[0])) return 0;
-        var hash: std.hash.Wyhash = .init(0);
-        for (counts) |count| hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, count)));
-        return hash.final() | 1;
-    }
+    /// The part of a call that only a hash tells the others: several arrays, or shards that differ.
+    const Listed = struct {
+        arrays: []const Array,
+        counts: ?[]const u64,
 
-    /// For several arrays: the same shards and dtypes have the same, never 0.
-    fn hash_of_arrays(arrays: []const Array) u64 {
-        var hash: std.hash.Wyhash = .init(arrays.len);
-        for (arrays) |*array| {
-            hash.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, array.count)));
-            hash.update(&.{@intFromEnum(array.dtype)});
+        fn of(call: *const Call, arrays: []const Array) ?Listed {
+            if (arrays.len > 1) return .{ .arrays = arrays, .counts = null };
+            const counts = call.counts orelse return null;
+            // As if there were one count.
+            if (std.mem.allEqual(u64, counts, counts[0])) return null;
+            return .{ .arrays = arrays, .counts = counts };
         }
-        return hash.final() | 1;
-    }
+
+        pub fn len(listed: Listed) usize {
+            return if (listed.counts) |counts| counts.len else listed.arrays.len;
+        }
+
+        pub fn at(listed: Listed, index: usize) outline.Item {
+            const array = &listed.arrays[if (listed.counts == null) index else 0];
+            const count = if (listed.counts) |counts| counts[index] else array.count;
+            return .{ .count = count, .dtype = array.dtype };
+        }
+
+        fn sums(listed: Listed) outline.Sums {
+            var result: outline.Sums = .{};
+            for (0..listed.len()) |index| result.add(listed.at(index));
+            return result;
+        }
+    };
 
     /// Withdraws an operation: cancelled before the vote, in doubt after it. The others cannot have
     /// it either.
@@ -1201,9 +1268,13 @@ pub const Session = struct {
             s.links_stale = false;
             links.review(s);
         }
-        if (!s.lanes_broken) return;
-        s.lanes_broken = false;
-        links.close_broken(s);
+        if (s.lanes_broken) {
+            s.lanes_broken = false;
+            links.close_broken(s);
+        }
+        if (!s.places_freed) return;
+        s.places_freed = false;
+        links.greet_waiting(s);
     }
 
     // ---- what members want done
@@ -1254,7 +1325,10 @@ pub const Session = struct {
         if (failure) |why| {
             operation.failure = why;
             operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
+            if (s.away_since != base.never)
+                operation.failure.coordinator_away_ns = s.now -| s.away_since;
             operation.status = why.status;
+            operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
         if (operation.status == .in_doubt and op.state == .in_doubt) {
@@ -1315,8 +1389,16 @@ pub const Session = struct {
     /// A connection ended, or could not be made. The lane is invalid afterwards.
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
+        // Whatever takes the connection and ends it at once is no peer of this run.
+        if (lane.state == .greeting) lane.link.?.dialed = .other_answers;
         links.lane_gone(s, lane);
         s.run_deferred();
+    }
+
+    /// A lane that could not be dialed. It is invalid afterwards.
+    pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
+        lane.link.?.dialed = why;
+        s.lane_closed(now, lane);
     }
 
     /// Where the next bytes of this lane go.
@@ -1328,6 +1410,7 @@ pub const Session = struct {
     pub fn lane_received(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.reach(now);
         s.bytes_received += count;
+        if (lane.link) |link| link.received += count;
         lane.heard_at = now;
         frames.received(s, lane, count);
         s.run_deferred();
@@ -1349,6 +1432,7 @@ pub const Session = struct {
     pub fn lane_sent(s: *Session, now: Instant, lane: *Lane, count: usize) void {
         s.reach(now);
         s.bytes_sent += count;
+        if (lane.link) |link| link.sent += count;
         lane.spoke_at = now;
         if (lane.sent(count)) frames.sent(s, lane);
     }
@@ -1409,6 +1493,23 @@ pub const Session = struct {
             .bytes_sent = s.bytes_sent,
             .bytes_received = s.bytes_received,
         } });
+        s.beat_at = s.now;
+        traffic.tell(s);
+    }
+
+    /// The way to the coordinator and back. A machine that is busy answers later, so the shortest
+    /// counts, and is forgotten slowly: the way may have become longer.
+    fn note_round_trip(s: *Session, number: u64) void {
+        if (number != s.heartbeats) return;
+        const taken_ns = s.now -| s.beat_at;
+        const known_ns = s.round_trip_ns;
+        s.round_trip_ns = if (known_ns == 0) taken_ns else @min(taken_ns, known_ns + known_ns / 8);
+    }
+
+    /// How long ago an operation was called, when the coordinator hears of it.
+    pub fn age_ns(s: *const Session, operation: *const Operation) u64 {
+        const here_ns = s.now -| operation.started_at;
+        return @min(here_ns +| s.round_trip_ns / 2, limits.interval_ns_max);
     }
 
     /// It answers each heartbeat, so 0 while it does.

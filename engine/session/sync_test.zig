@@ -247,6 +247,48 @@ test "structures that differ are listed to everybody" {
     }
 }
 
+test "a newcomer whose state does not fit is refused alone, told both, and the others have theirs" {
+    // Method: another shape, and a content that it insists on beside a member that does.
+    for ([_]bool{ true, false }) |is_shape| {
+        var case: Case = undefined;
+        try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 0 });
+        defer case.deinit();
+        const w = &case.world;
+        const node = try w.add();
+        try w.settle();
+        try w.admit_all();
+        case.count = 4;
+        const late = &case.held[3];
+        try late.init(node, 9, 9);
+        if (is_shape) {
+            node.s.state_remove(late.state);
+            late.state.destroy();
+            try late.share(&.{
+                .{ .name = "weights", .dtype = .u8, .shape = &.{ 39, 16 }, .data = &late.weights },
+            }, 9);
+        }
+        for (case.all()) |*held| {
+            const insists = !is_shape and (held == late or held == &case.held[0]);
+            try held.sync(if (insists) .send_only else .popular, deadline_never);
+        }
+        try w.settle();
+        try w.pass(std.time.ns_per_s / 2);
+        for (case.held[0..3]) |*held| {
+            try held.end(.ok);
+            try held.expect_value(1, 4);
+        }
+        try late.end(.mismatch);
+        const why = node.group.why_removed();
+        const shapes = [_][]const u8{ "u8[40, 16]", "u8[39, 16]" };
+        const words = [_][]const u8{ "insists on its content", "send_only" };
+        for (if (is_shape) shapes else words) |part| {
+            try expect(std.mem.indexOf(u8, why, part) != null);
+        }
+        try expect(std.mem.allEqual(u8, &late.weights, 9));
+        try expectEqual(3, w.nodes[0].group.alive());
+    }
+}
+
 /// Steps until the peer has so many leaves.
 fn run_until_moved(case: *Case, held: *Held, count: u32) !void {
     while (held.operation.?.sync.?.leaves_moved < count) try expect(try case.world.step());
@@ -561,7 +603,7 @@ test "the only holder is out of reach of the only other member: it is asked once
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     try case.world.pass(other.node.s.settings.silence_ns / 2);
     try expect(!other.operation.?.finished);
-    link.dials = true;
+    link.retry_at = 0;
     try case.world.pass(2 * std.time.ns_per_s);
     for (case.all()) |*held| {
         try held.end(.ok);

@@ -43,7 +43,7 @@ pub const Node = struct {
     alive: bool = true,
 };
 
-const Dial = struct { node: *Node, lane: *Lane, to: usize };
+pub const Dial = struct { node: *Node, lane: *Lane, to: usize };
 
 pub const World = struct {
     gpa: std.mem.Allocator,
@@ -56,8 +56,13 @@ pub const World = struct {
     dials: std.ArrayList(Dial) = .empty,
     now: u64 = 1000,
     log_lines: u32 = 0,
+    /// The last line of a peer's log.
+    said: [300]u8 = undefined,
+    said_bytes: usize = 0,
     /// No connection between these two can be made; so many were tried.
     apart: ?[2]usize = null,
+    /// The first cannot dial the second.
+    walled: ?[2]usize = null,
     dials_in_vain: u32 = 0,
 
     pub fn init(w: *World, count: usize, initial: u32) !void {
@@ -85,6 +90,7 @@ pub const World = struct {
             .run_id = @splat(1),
             .seed = node.index,
             .address_key = @splat(@intCast(node.index)),
+            .label = .shown(&.{ 'n', '0' + @as(u8, @intCast(node.index)) }),
             .host = .{ .ctx = node, .vtable = &host },
         });
         var address: [8]u8 = undefined;
@@ -146,22 +152,8 @@ pub const World = struct {
                 node.s.control_received(w.now);
             }
         }
-        while (w.dials.pop()) |dial| {
-            moved = true;
-            const to = &w.nodes[dial.to];
-            const can_be = to.alive and !w.are_apart(dial.node.index, dial.to);
-            w.dials_in_vain += @intFromBool(!can_be);
-            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
-            if (lane) |accepted| {
-                try w.pipes.append(w.gpa, .{
-                    .a = dial.lane,
-                    .b = accepted,
-                    .node_a = dial.node,
-                    .node_b = to,
-                });
-                dial.node.s.lane_opened(w.now, dial.lane);
-            } else dial.node.s.lane_closed(w.now, dial.lane);
-        }
+        if (w.dials.items.len > 0) moved = true;
+        try w.connect_dials();
         var index: usize = 0;
         while (index < w.pipes.items.len) : (index += 1) {
             const pipe = w.pipes.items[index];
@@ -172,6 +164,29 @@ pub const World = struct {
             if (b_moves and w.move(pipe.node_b, pipe.b, pipe.node_a, pipe.a)) moved = true;
         }
         return moved;
+    }
+
+    /// The dials that were begun come to something, or to nothing, the last one first.
+    pub fn connect_dials(w: *World) !void {
+        while (w.dials.pop()) |dial| {
+            const to = &w.nodes[dial.to];
+            const is_walled = if (w.walled) |wall|
+                wall[0] == dial.node.index and wall[1] == dial.to
+            else
+                false;
+            const can_be = to.alive and !w.are_apart(dial.node.index, dial.to) and !is_walled;
+            w.dials_in_vain += @intFromBool(!can_be);
+            const lane: ?*Lane = if (can_be) to.s.accept_lane(w.now, @splat(0)) else null;
+            if (lane) |accepted| {
+                try w.pipes.append(w.gpa, .{
+                    .a = dial.lane,
+                    .b = accepted,
+                    .node_a = dial.node,
+                    .node_b = to,
+                });
+                dial.node.s.lane_opened(w.now, dial.lane);
+            } else dial.node.s.lane_failed(w.now, dial.lane, .refused);
+        }
     }
 
     fn are_apart(w: *const World, a: usize, b: usize) bool {
@@ -207,14 +222,17 @@ pub const World = struct {
         unreachable;
     }
 
-    /// All lanes of a link break, for both ends, and are not dialed before `link.dials` is set.
+    /// All lanes of a link break, for both ends, and neither dials before `link.retry_at` is set.
     pub fn cut(w: *World, link: *session.Link) void {
-        link.dials = false;
         for (link.lanes) |place| if (place) |lane| {
             const pipe = w.pipe_of(lane).*;
             _ = w.pipes.orderedRemove(w.pipe_of(lane) - w.pipes.items.ptr);
             pipe.node_a.s.lane_closed(w.now, pipe.a);
             pipe.node_b.s.lane_closed(w.now, pipe.b);
+            const ends = [_]*Node{ pipe.node_a, pipe.node_b };
+            for (ends, 0..) |node, index| {
+                links.find(node.s, ends[1 - index].s.self).?.retry_at = base.never;
+            }
         };
     }
 
@@ -289,6 +307,10 @@ pub const World = struct {
     }
     fn lane_close(ctx: *anyopaque, lane: *Lane) void {
         const w = node_from(ctx).world;
+        for (w.dials.items, 0..) |dial, index| if (dial.lane == lane) {
+            _ = w.dials.orderedRemove(index);
+            return;
+        };
         for (w.pipes.items, 0..) |pipe, index| {
             if (pipe.a != lane and pipe.b != lane) continue;
             _ = w.pipes.orderedRemove(index);
@@ -320,8 +342,11 @@ pub const World = struct {
     }
     fn operation_resolved(_: *anyopaque, _: *Operation) void {}
     fn fault_point(_: *anyopaque, _: session.FaultPoint, _: u64, _: u64, _: u64) void {}
-    fn log(ctx: *anyopaque, _: session.LogLevel, _: []const u8) void {
-        node_from(ctx).world.log_lines += 1;
+    fn log(ctx: *anyopaque, _: session.LogLevel, message: []const u8) void {
+        const w = node_from(ctx).world;
+        w.log_lines += 1;
+        w.said_bytes = @min(message.len, w.said.len);
+        @memcpy(w.said[0..w.said_bytes], message[0..w.said_bytes]);
     }
 
     pub fn admit_all(w: *World) !void {

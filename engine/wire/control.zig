@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const codec = @import("codec.zig");
 const hello = @import("hello.zig");
+const Dialed = @import("dialed.zig").Dialed;
 const Bytes = codec.Bytes;
 const List = codec.List;
 const PeerId = base.PeerId;
@@ -108,18 +109,22 @@ pub const Descriptor = struct {
     plan: base.Plan = .auto,
     /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
     uneven: bool = false,
-    reserved: [2]u8 = @splat(0),
+    /// How many there are, if there are several.
+    arrays: u16 = 0,
     /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
     /// receiver.
     count: u64,
-    /// A hash of the shards' elements, where they differ; else 0. In the open of an uneven
-    /// all_to_all: what its sender wants of its receiver.
+    /// A hash of the shards' elements, where they differ, or of several arrays; else 0. In the open
+    /// of an uneven all_to_all: what its sender wants of its receiver.
     counts: u64 = 0,
+    /// Beside a hash: says which of them differs, if one does (session/outline.zig).
+    outline: Outline = .{},
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
 
     pub const bounds = .{
+        .arrays = limits.chunks_max,
         .count = limits.elements_max,
         .counts = .any,
         .safe_points = safe_points_told_max,
@@ -143,7 +148,17 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 8;
+
+/// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
+/// times its number, from 1 on.
+pub const Outline = struct {
+    counts_at: u64 = 0,
+    dtypes: u32 = 0,
+    dtypes_at: u32 = 0,
+
+    pub const bounds = .{ .counts_at = .any, .dtypes = .any, .dtypes_at = .any };
+};
 
 /// An operation within its group and epoch.
 pub const OpId = struct {
@@ -229,6 +244,14 @@ pub const MemberEntry = struct {
     pub const bounds = .{ .address = limits.address_bytes_max };
 };
 
+/// A peer and its name for people.
+pub const LabelEntry = struct {
+    id: PeerId,
+    label: Bytes,
+
+    pub const bounds = .{ .label = limits.label_bytes_max };
+};
+
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
 
@@ -261,11 +284,15 @@ pub const Join = struct {
     address: Bytes,
     /// By which the coordinator finds this very peer there (hello.zig: proof).
     address_key: hello.Key,
+    /// The user has named the address, so it must lead here; else this peer can do without one.
+    advertised: bool = true,
     initial_world_size: u32,
     /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
     /// none. A peer that names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
+    /// The name of the peer for people; none if it is empty.
+    label: Bytes = .{},
 
     pub const bounds = .{
         .name = limits.name_bytes_max,
@@ -273,6 +300,7 @@ pub const Join = struct {
         .initial_world_size = limits.peers_max,
         .round = .any,
         .stop_round = .any,
+        .label = limits.label_bytes_max,
     };
 };
 /// An epoch that the peer is in.
@@ -317,9 +345,14 @@ pub const Prepared = struct {
     entering: bool,
     /// Those whose lanes are not open yet, of the ones that the round asked for: with these, it is
     /// said before all are open, so that nobody waits for them alone.
-    missing: List(PeerId),
+    missing: List(Missing),
 
     pub const bounds = .{ .group = group_last, .round = .any, .missing = limits.peers_max };
+};
+pub const Missing = struct {
+    peer: PeerId,
+    /// The end of the last dial, told once lanes have been missing for a while.
+    dialed: Dialed,
 };
 pub const SafePoints = struct {
     group: u16,
@@ -348,6 +381,8 @@ pub const Done = struct {
     descriptor: Descriptor,
     digest: u128,
     decisions_seen: u64,
+    /// How long ago it was called, counting the way to the coordinator.
+    age_ns: u64 = 0,
 
     pub const bounds = .{
         .group = group_last,
@@ -355,6 +390,7 @@ pub const Done = struct {
         .attempt = .any,
         .digest = .any,
         .decisions_seen = .any,
+        .age_ns = limits.interval_ns_max,
     };
 };
 pub const GaveUp = struct {
@@ -434,8 +470,23 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
+    /// The end of the last dial.
+    dialed: Dialed = .pending,
 
     pub const bounds = .{ .group = group_last };
+};
+/// The traffic on the link to a peer, in bytes per second; for the status.
+pub const LinkTraffic = struct {
+    peer: PeerId,
+    sent: u64,
+    received: u64,
+
+    pub const bounds = .{ .sent = .any, .received = .any };
+};
+pub const Traffic = struct {
+    links: List(LinkTraffic),
+
+    pub const bounds = .{ .links = limits.links_told_max };
 };
 pub const StatusRequest = struct {};
 /// It has called an operation that takes long, or of which the coordinator has said that others
@@ -542,6 +593,14 @@ pub const Prepare = struct {
         .members = limits.peers_max,
         .links = limits.peers_max,
     };
+};
+/// The names of peers of a round, for people: to a newcomer those of all; to a member those of who
+/// is new. Behind `prepare`, which says that these are of the round.
+pub const Labels = struct {
+    group: u16,
+    peers: List(LabelEntry),
+
+    pub const bounds = .{ .group = group_last, .peers = limits.peers_max };
 };
 pub const Release = struct {
     group: u16,
@@ -668,9 +727,11 @@ pub const Abort = struct {
 };
 pub const Expelled = struct {
     group: u16,
+    /// A newcomer whose calls do not fit those of the members: they fail as such.
+    refused: bool = false,
     why: Bytes,
 
-    pub const bounds = .{ .group = .any, .why = .any };
+    pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
 /// The offers differ: everybody gets the content with this root from the holders.
 pub const StateElected = struct {
@@ -723,8 +784,8 @@ pub const AskAddress = struct {
 pub const AddressTold = struct {
     peer: MemberEntry,
 };
-/// Over half of the members, or one of the two of a message, have called an operation, and the
-/// missing have not: one of those says `called` when it calls; the others know whom they wait for.
+/// Some have called an operation, and the missing have not: one of those says `called` when it
+/// calls; the others know whom they wait for.
 pub const Stalled = struct {
     group: u16,
     epoch: u64,
@@ -733,6 +794,30 @@ pub const Stalled = struct {
     missing: Mask,
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+};
+/// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
+pub const Unreached = struct {
+    group: u16,
+    peer: PeerId,
+    dialed: Dialed,
+    /// Where it was dialed.
+    address: Bytes,
+
+    pub const bounds = .{ .group = group_last, .address = limits.address_bytes_max };
+};
+/// To newcomers of a group that has no members: it begins when so many are there.
+pub const Waiting = struct {
+    group: u16,
+    here: u32,
+    needed: u32,
+    /// It has had members, and all of them are gone.
+    emptied: bool,
+
+    pub const bounds = .{
+        .group = group_last,
+        .here = limits.peers_max,
+        .needed = limits.peers_max,
+    };
 };
 pub const StatusReply = struct {
     json: Bytes,
@@ -785,6 +870,10 @@ pub const Message = union(enum(u16)) {
     address_told: AddressTold,
     called: Called,
     stalled: Stalled,
+    unreached: Unreached,
+    labels: Labels,
+    waiting: Waiting,
+    traffic: Traffic,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

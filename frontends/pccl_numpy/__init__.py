@@ -15,8 +15,9 @@
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
 take arrays of any layout: what is not contiguous, or not in native byte order, is packed and
-unpacked here. Everything else is pccl_py's: errors, deadlines, recovery, several operations at once
-(`comm.all_reduce(array, async_op=True)`).
+unpacked here. With `async_op=True` each returns a Work, whose `wait` has the result; those that
+return arrays also take `return_outcome=True`. Everything else is pccl_py's: errors, deadlines,
+recovery.
 """
 
 try:
@@ -28,17 +29,24 @@ except ModuleNotFoundError as error:
 
 from pccl_numpy import tree
 from pccl_numpy.collectives import (
+    all_gather,
+    all_gather_,
     all_reduce,
     all_reduce_,
+    all_to_all,
     barrier,
     broadcast,
     broadcast_,
+    gather,
+    recv,
+    recv_,
     reduce,
     reduce_,
+    reduce_scatter,
+    reduce_scatter_,
+    scatter,
+    send,
 )
-from pccl_numpy.exchange import all_to_all, gather, scatter
-from pccl_numpy.messages import recv, recv_, send
-from pccl_numpy.shards import all_gather, all_gather_, reduce_scatter, reduce_scatter_
 from pccl_numpy.shared_state import SharedState, shared_state
 
 __all__ = [

@@ -8,17 +8,11 @@ Everything else is pccl_py's: who wins, what moves, errors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pccl_numpy.collectives import check_dtype, checked_array, is_packed
-from pccl_py import Group, InvalidArgument, Strategy, SyncOutcome
+from pccl_numpy.arrays import NUMPY, Array
+from pccl_py import Group, InvalidArgument, Strategy, StrategyName, SyncOutcome
 from pccl_py import SharedState as CoreState
 from pccl_py.closing import Closing
-
-Array = NDArray[Any]
 
 
 class SharedState(Closing):
@@ -49,17 +43,16 @@ class SharedState(Closing):
 
     def _share(self, key: str, array: object, may_differ: bool) -> Array:
         try:
-            checked = checked_array(array)
-            check_dtype(checked)
+            checked = NUMPY.target(array, adds=False, only_read=True)
         except TypeError as refusal:
             raise TypeError(f"array {key!r}: {refusal}") from None
-        if is_packed(checked):
+        if NUMPY.is_packed(checked):
             return checked
         if not may_differ and not checked.flags.writeable:
             raise InvalidArgument(
                 f"array {key!r} is read-only, but may receive the content of others"
             )
-        packed = np.empty(checked.shape, checked.dtype.newbyteorder("="))
+        packed = NUMPY.empty(checked.shape, checked)
         if not may_differ:  # else its content counts for nothing
             self._packed.append((checked, packed))
         return packed
@@ -75,7 +68,7 @@ class SharedState(Closing):
         return self._state.revision
 
     def sync(
-        self, strategy: Strategy | str = Strategy.POPULAR, *, deadline: float | None = None
+        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
     ) -> SyncOutcome:
         """Makes the arrays equal on all members; see `pccl_py.SharedState.sync`."""
         for array, packed in self._packed:

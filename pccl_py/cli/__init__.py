@@ -1,8 +1,8 @@
 """The `pccl` command. Typer and rich are imported here only.
 
 This file holds the commands and their options; running processes is run.py, showing a status is
-status.py, measuring is bench.py, reading and writing secrets is secret.py. Whatever a command does,
-a program can do through pccl_py.
+status.py, looking for what is wrong is doctor.py, measuring is bench.py, reading and writing
+secrets is secret.py. Whatever a command does, a program can do through pccl_py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli import bench, log, run, secret, status
+from pccl_py import measure_collectives
+from pccl_py.cli import bench, doctor, log, run, secret, status
 
 app = typer.Typer(
     name="pccl",
@@ -67,6 +68,14 @@ TokenFrom = Annotated[
         "--token-file",
         help="File with the token, which only you can read; - is standard input. "
         + _default("PCCL_TOKEN"),
+    ),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the run in this directory. A coordinator started again with it, on the same "
+        "address, goes on with the run; options left out are those of the run.",
     ),
 ]
 MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
@@ -139,14 +148,7 @@ def coordinator(
         str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
     ] = None,
     token_file: TokenFile = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep the run in this directory. A coordinator started again with it, on the same "
-            "address, goes on with the run; options left out are those of the run.",
-        ),
-    ] = None,
+    state: State = None,
     run_id_file: RunIdFile = None,
     run_id: RunId = None,
     min_world_size: Annotated[
@@ -201,26 +203,30 @@ def coordinator(
 @app.command()
 def token(
     address: Annotated[str | None, typer.Argument(help="HOST:PORT of the coordinator.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Read a token instead.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the whole run id, which is the secret of the run.")
+    ] = False,
     token_file: TokenFrom = None,
     run_id_file: RunIdFile = None,
     run_id: RunId = None,
 ) -> None:
-    """Make the token of a coordinator at ADDRESS, or show what the token of a run says."""
+    """Make the token of a coordinator at ADDRESS; without one, show what the token of a run says.
+
+    That token comes from PCCL_TOKEN or --token-file, and never from an argument.
+    """
     if run_id is not None:
         secret.refuse_run_id_argument()
     if address is not None and (show or address.strip().startswith(secret.TOKEN_PREFIX)):
         secret.refuse_token_argument()
-    if show and run_id_file is not None:
-        raise pccl_py.InvalidArgument("--run-id-file is for making a token, not for --show")
-    if show:
-        parsed = pccl_py.token_parse(secret.token(token_file))
-        typer.echo(f"address  {parsed.address}\nrun id   {parsed.run_id.hex()}")
-        return
+    if address is None and run_id_file is not None:
+        raise pccl_py.InvalidArgument("--run-id-file is for making a token: pass the ADDRESS too")
     if address is None:
-        raise pccl_py.InvalidArgument("pass the ADDRESS of the coordinator, or --show")
+        typer.echo(secret.parts(secret.token(token_file), whole=show))
+        return
     if token_file is not None:
-        raise pccl_py.InvalidArgument("--token-file is for --show: a token that is made is printed")
+        raise pccl_py.InvalidArgument(
+            "--token-file is for showing a token: one that is made is printed"
+        )
     typer.echo(pccl_py.token_create(address, secret.run_id(run_id_file)))
 
 
@@ -234,8 +240,21 @@ def run_command(
     on_failure: Annotated[
         OnFailure, typer.Option(help="When a process fails: go on without it, or stop all.")
     ] = OnFailure.CONTINUE,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Start a process that fails again, so many times at most."),
+    ] = 0,
+    log_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write a file for the coordinator and one for each process; %h in the name "
+            "is the host, %p the process id of pccl run.",
+        ),
+    ] = None,
     bind: Bind = None,
     token_file: TokenFile = None,
+    state: State = None,
     min_world_size: MinWorldSize = 1,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
@@ -245,19 +264,25 @@ def run_command(
     stall: Stall = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a coordinator and N processes of COMMAND on this machine.
+    """Run a coordinator and N processes of COMMAND on this machine: docs/RUN.md.
 
-    Each process gets PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_BIND, RANK and WORLD_SIZE in its \
+    COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
+PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
 environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
 of their process.
 
-    SIGINT and SIGTERM are passed on. The exit status is 0 if at least --min-world-size processes \
-exit with 0 (with --on-failure stop: if all do).
+    SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; after 10 s, or at the second signal, what \
+still runs is killed. The exit status is then 128 plus the signal. Otherwise it is 0 if at least \
+--min-world-size processes exit with 0 (with --on-failure stop: if all do), and else the status \
+of the first that failed.
     """
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
+    command = run.command_of(command)
     if verbose:
         log.to_stderr(logging.DEBUG)
+    logs = None if log_dir is None else log.Folder(log_dir)
+    policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(
         bind=bind,
         min_world_size=min_world_size,
@@ -268,14 +293,13 @@ exit with 0 (with --on-failure stop: if all do).
         silence=silence,
         stall_warning=stall_warning,
         stall=stall,
+        state=state,
     ) as running:
         if token_file is not None:
             secret.write(token_file, running.token)
-        processes = run.Processes(command, n, running.token, console=errors)
-        _on_stop_signals(processes.signal)
-        code = processes.run(
-            stop_on_failure=on_failure is OnFailure.STOP, min_world_size=min_world_size
-        )
+        processes = run.Processes(command, n, running.token, policy, console=errors, logs=logs)
+        _on_stop_signals(processes.signal, signal.SIGHUP, signal.SIGQUIT)
+        code = processes.run()
     raise typer.Exit(code)
 
 
@@ -284,22 +308,43 @@ def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON: docs/STATUS.md.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh until Ctrl-C; with --json a line each time."),
+    ] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
     """Show groups, epochs, members, operations in flight and bytes of a run."""
     if refused is not None:
         secret.refuse_token_argument()
-    if as_json and watch:
-        raise pccl_py.InvalidArgument("--json and --watch do not go together")
     token = secret.token(token_file)
-    if watch:
+    if watch and as_json:
+        status.stream_json(token, interval=interval, timeout=timeout)
+    elif watch:
         status.watch(token, interval=interval, timeout=timeout)
     elif as_json:
         status.show_json(token, timeout=timeout)
     else:
         status.show(token, timeout=timeout)
+
+
+@app.command(name="doctor")
+def doctor_command(
+    refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
+    token_file: TokenFrom = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each dial.")] = 5.0,
+) -> None:
+    """Look at what a peer on this machine needs: the ways to coordinator and members, limits.
+
+    One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own. The \
+exit status is 1 if anything is wrong.
+    """
+    if refused is not None:
+        secret.refuse_token_argument()
+    well = doctor.show(secret.token(token_file), timeout=timeout, as_json=as_json)
+    raise typer.Exit(0 if well else EXIT_FAILURE)
 
 
 @app.command()
@@ -317,13 +362,13 @@ def flags(
     typer.echo(shlex.join(compiling * (both or for_compiling) + linking * (both or for_linking)))
 
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine, or the links of a run.")
 app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
 def bench_root() -> None:
-    """Measure this machine."""
+    """Measure this machine, or the links of a run."""
 
 
 @bench_app.command(name="kernels")
@@ -343,12 +388,55 @@ bench loopback` measures whole collectives.
     bench.kernels([round(size * 2**20) for size in mib or [1, 64]], match, rounds=rounds)
 
 
-def _on_stop_signals(handle: Callable[[int], Any]) -> None:
+def _add_bench(collective: str) -> None:
+    """The command `pccl bench COLLECTIVE`."""
+
+    @bench_app.command(
+        name=collective,
+        help=f"Measure {collective} over the links of a run: each peer calls this with PCCL_TOKEN."
+        "\n\nRank 0 prints, with the columns of NCCL's tests. Results are checked; a wrong one is "
+        "an error. The peers meet in a group of their own, so a run that goes on there is only "
+        "slowed down.",
+    )
+    def bench_collective(
+        least: Annotated[str, typer.Option("--min", help="Smallest size: 4096, 4KiB.")] = "4KiB",
+        most: Annotated[str, typer.Option("--max", help="Largest size.")] = "64MiB",
+        factor: Annotated[int, typer.Option(min=2, help="From one size to the next.")] = 4,
+        iters: Annotated[int, typer.Option(min=1, help="Calls of each size.")] = 10,
+        warmup: Annotated[int, typer.Option(min=1, help="Calls before, of each size.")] = 2,
+        codec: Annotated[str, typer.Option(help="How floats travel: docs/KERNELS.md.")] = "none",
+        dtype: Annotated[str, typer.Option(help="Type of elements: f32, bf16, i64, ...")] = "f32",
+        initial_world_size: Annotated[
+            int | None,
+            typer.Option(min=1, help="Peers to wait for. " + _default("the coordinator's")),
+        ] = None,
+        token_file: TokenFrom = None,
+        as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    ) -> None:
+        sizes = measure_collectives.sizes(
+            measure_collectives.size_of(least), measure_collectives.size_of(most), factor
+        )
+        plan = bench.Plan(collective, sizes, iters, warmup, dtype, codec)
+        with pccl_py.connect(
+            secret.token(token_file), group=bench.GROUP, initial_world_size=initial_world_size
+        ) as comm:
+            comm.admit()
+            bench.collective(plan, comm, as_json=as_json)
+
+
+for _collective in measure_collectives.COLLECTIVES:
+    _add_bench(_collective)
+
+
+def _on_stop_signals(handle: Callable[[int], Any], *further: signal.Signals) -> None:
     def on_signal(number: int, frame: FrameType | None) -> None:
         handle(number)
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
+    for one in further:
+        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(one, on_signal)
 
 
 def main() -> None:

@@ -1,70 +1,151 @@
 """Processes of `pccl run`: starting them, passing output and signals on, and judging their exits.
 
 The coordinator is the caller's. Each process has a process group of its own, so that a signal
-reaches it once, from here, and reaches what it started too; launch.py ties it to our life.
+reaches it once, from here, and reaches what it started too; launch.py ties it to our life. The
+rules for users are in docs/RUN.md.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from rich.console import Console
+
+from pccl_py.cli import log
+from pccl_py.errors import InvalidArgument
 
 # After a signal or a failure the processes have this long to end by themselves.
 GRACE_SECONDS = 10.0
 # Output of what a process left behind is not waited for longer than this.
 DRAIN_SECONDS = 2.0
 LINE_BYTES_MAX = 64 * 1024
+# Before its first restart a process waits this long, before each further one twice as long.
+BACKOFF_SECONDS = 0.5
+BACKOFF_SECONDS_MAX = 30.0
 
 COLOURS = ("36", "33", "35", "32", "34", "31", "96", "93")
+
+
+def command_of(words: Sequence[str]) -> list[str]:
+    """The command to run: a Python file that cannot be executed is run by this Python.
+
+    Raises InvalidArgument if there is no such file.
+    """
+    first = words[0]
+    if not first.endswith(".py") or shutil.which(first) is not None:
+        return list(words)
+    if not Path(first).is_file():
+        raise InvalidArgument(f"there is no file {first}")
+    return [sys.executable, *words]
+
+
+def backoff_seconds(restarts: int) -> float:
+    """How long a process waits that has been started again so many times."""
+    return float(min(BACKOFF_SECONDS * 2.0 ** min(restarts, 32), BACKOFF_SECONDS_MAX))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The answer to a process that fails, and how many must succeed."""
+
+    min_world_size: int = 1
+    stop_on_failure: bool = False
+    restarts: int = 0
 
 
 class Processes:
     """`n` processes of one command. `run` once; `signal` from a signal handler."""
 
-    def __init__(self, command: Sequence[str], n: int, token: str, *, console: Console) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        n: int,
+        token: str,
+        policy: Policy,
+        *,
+        console: Console,
+        logs: log.Folder | None = None,
+    ) -> None:
         self._command = list(command)
         self._n = n
         self._token = token
+        self._policy = policy
         self._console = console
+        self._logs = logs
         self._write_lock = threading.Lock()
         self._events: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._readers: list[threading.Thread] = []
+        self._codes: dict[int, int] = {}  # of those that have ended, in that order
+        self._restarts = [0] * n
+        self._due: dict[int, float] = {}  # when those that are to be started again are
         self._signalled: int | None = None
+        self._ending = False  # all have been told to end
         self._stop_at: float | None = None
 
-    def run(self, *, stop_on_failure: bool, min_world_size: int) -> int:
+    def run(self) -> int:
         """Runs all to their end and returns the exit status for `pccl run`."""
-        codes: dict[int, int] = {}
-        readers: list[threading.Thread] = []
         try:
             for index in range(self._n):
-                readers += self._start(index)
-            while self._running:
+                self._start(index)
+            while self._running or self._due:
                 event = self._next_event()
-                if event is None:
-                    continue
-                index, code = event
-                codes[index] = code
-                self._report(index, code)
-                if code != 0 and stop_on_failure and self._stop_at is None:
-                    self._say("stopping the others")
-                    self._stop(signal.SIGTERM)
+                if event is not None:
+                    self._on_end(*event)
+                self._start_due()
         finally:
             self._kill()
         drain_until = time.monotonic() + DRAIN_SECONDS
-        for reader in readers:
+        for reader in self._readers:
             reader.join(max(0.0, drain_until - time.monotonic()))
-        return self._judge(codes, self._n if stop_on_failure else min_world_size)
+        return self._judge()
+
+    def _on_end(self, index: int, code: int) -> None:
+        self._codes[index] = code
+        self._report(index, code)
+        if code == 0:
+            self._forget_due()
+        elif self._may_restart(index):
+            delay = backoff_seconds(self._restarts[index])
+            self._restarts[index] += 1
+            self._due[index] = time.monotonic() + delay
+            which = f"restart {self._restarts[index]} of {self._policy.restarts}"
+            self._say(f"process {index} is started again in {delay:g} s ({which})")
+        elif self._policy.stop_on_failure and not self._ending:
+            self._say("stopping the others")
+            self._stop(signal.SIGTERM)
+
+    def _may_restart(self, index: int) -> bool:
+        """Not while all are being ended, and not once a process has finished its work.
+
+        A process that came back then would find nobody, and begin the work anew, alone.
+        """
+        finished = any(code == 0 for code in self._codes.values())
+        return not self._ending and not finished and self._restarts[index] < self._policy.restarts
+
+    def _start_due(self) -> None:
+        if self._ending:
+            self._due.clear()
+        for index, due in list(self._due.items()):
+            if due <= time.monotonic():
+                del self._due[index], self._codes[index]
+                self._start(index)
+
+    def _forget_due(self) -> None:
+        for index in self._due:
+            self._say(f"process {index} is not started again: others are ending")
+        self._due.clear()
 
     def signal(self, number: int) -> None:
         """Passes a signal on; after a while, or at the second one, the processes are killed."""
@@ -73,25 +154,32 @@ class Processes:
         self._signalled = self._signalled or number
         self._stop(number)
 
-    def _start(self, index: int) -> list[threading.Thread]:
-        if self._signalled is not None:
-            return []
-        environment = {
+    def _environment(self, index: int) -> dict[str, str]:
+        # A new group waits for nobody that is not started again.
+        given_up = sum(1 for other in self._codes if other not in self._due)
+        return {
             **os.environ,
             "PCCL_TOKEN": self._token,
-            "PCCL_INITIAL_WORLD_SIZE": str(self._n),
-            "PCCL_BIND": os.environ.get("PCCL_BIND", "127.0.0.1:0"),
+            "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
+            "PCCL_RESTARTS": str(self._restarts[index]),
+            "PCCL_LABEL": f"{os.environ.get('PCCL_LABEL') or '%h:%p'} #{index}",
             "RANK": str(index),
             "WORLD_SIZE": str(self._n),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
+
+    def _start(self, index: int) -> None:
+        if self._signalled is not None:
+            return
+        if self._logs is not None:
+            self._logs.open(index)
         launcher = str(Path(__file__).with_name("launch.py"))
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", launcher, str(os.getpid()), *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=self._environment(index),
             process_group=0,
         )
         self._running[index] = process
@@ -107,18 +195,21 @@ class Processes:
         ]
         for thread in readers:
             thread.start()
+        self._readers = [thread for thread in self._readers if thread.is_alive()] + readers
         threading.Thread(target=self._await, args=(index, process), daemon=True).start()
-        return readers
 
     def _await(self, index: int, process: subprocess.Popen[bytes]) -> None:
         self._events.put((index, process.wait()))
 
     def _next_event(self) -> tuple[int, int] | None:
         """The next exit; None if something else happened. Kills when the grace is over."""
-        timeout = None if self._stop_at is None else max(0.0, self._stop_at - time.monotonic())
+        limits = [*self._due.values(), *([] if self._stop_at is None else [self._stop_at])]
+        timeout = max(0.0, min(limits) - time.monotonic()) if limits else None
         try:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
+            if self._stop_at is None or self._stop_at > time.monotonic():
+                return None  # somebody is to be started again
             self._say("some processes did not end; killing them")
             self._send(signal.SIGKILL)
             self._stop_at = None
@@ -128,6 +219,7 @@ class Processes:
         return event
 
     def _stop(self, number: int) -> None:
+        self._ending = True
         self._send(number)
         if self._stop_at is None:
             self._stop_at = time.monotonic() + GRACE_SECONDS
@@ -149,6 +241,8 @@ class Processes:
             while line := pipe.readline(LINE_BYTES_MAX):
                 if not line.endswith(b"\n"):
                     line += b"\n"
+                if self._logs is not None:
+                    self._logs.write(index, line, self._say)
                 with self._write_lock:
                     out.write(prefix + line)
                     out.flush()
@@ -166,17 +260,20 @@ class Processes:
             self._say(f"process {index} exited with status {code}")
 
     def _say(self, text: str) -> None:
+        log.run_logger.info(text)
         with self._write_lock:
             self._console.print(f"pccl run: {text}", style="bold", markup=False, soft_wrap=True)
 
-    def _judge(self, codes: dict[int, int], needed: int) -> int:
+    def _judge(self) -> int:
         if self._signalled is not None:
             return 128 + self._signalled
-        succeeded = sum(1 for code in codes.values() if code == 0)
+        policy = self._policy
+        needed = self._n if policy.stop_on_failure else policy.min_world_size
+        succeeded = sum(1 for code in self._codes.values() if code == 0)
         if succeeded >= needed:
             return 0
         self._say(f"{succeeded} of {self._n} processes succeeded, {needed} needed")
-        failed = next(code for code in codes.values() if code != 0)  # the first to fail
+        failed = next(code for code in self._codes.values() if code != 0)  # the first to fail
         return failed if failed > 0 else 128 - failed
 
 

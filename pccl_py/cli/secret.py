@@ -7,6 +7,7 @@ here repeats what it refuses. pccl_py/coordinator.py says what is in a token.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 import sys
@@ -48,6 +49,27 @@ def token(file: Path | None) -> str:
     if value is None:
         raise pccl_py.InvalidArgument(f"no token: {HOW_TO_GIVE_A_TOKEN}")
     return value
+
+
+def parts(token: str, *, whole: bool) -> str:
+    """The content of a token, for people; the run id whole only where that is asked for."""
+    parsed = pccl_py.token_parse(token)
+    said = f"address  {parsed.address}\n"
+    run_id = parsed.run_id.hex()
+    said += f"run id   {run_id}" if whole else f"run      {run_id[:8]}, as in `pccl status`"
+    host = parsed.address.rpartition(":")[0].strip("[]")
+    if _is_loopback(host):
+        said += (
+            f"\nnote     {host} is this machine itself: other machines cannot join with this token"
+        )
+    return said
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def run_id(file: Path | None) -> bytes | None:

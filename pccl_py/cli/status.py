@@ -1,4 +1,4 @@
-"""Showing the status of a run: as JSON, as a page, and as a page that refreshes.
+"""Showing the status of a run: as JSON, as a page, and both again and again.
 
 docs/STATUS.md says what the numbers mean; here they only get a shape for people. A coordinator may
 lie, or be older than what is refused today, so no text of it reaches the terminal but by `shown`.
@@ -7,8 +7,10 @@ lie, or be older than what is refused today, so no text of it reaches the termin
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -31,6 +33,27 @@ def show_json(token: str, *, timeout: float) -> None:
 def show(token: str, *, timeout: float) -> None:
     """Prints the status as a page on stdout."""
     Console().print(page(_ask(token, timeout)))
+
+
+def stream_json(token: str, *, interval: float, timeout: float) -> None:
+    """Prints the status as one line of JSON per interval until Ctrl-C or the end of the reader.
+
+    While the coordinator does not answer, the lines are `{"unreachable": "why"}`.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while True:
+            try:
+                line = json.dumps(_ask(token, timeout))
+            except pccl_py.CoordinatorUnreachable as error:
+                line = json.dumps({"unreachable": str(error)})
+            print(line, flush=True)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # Nobody reads any more; the interpreter would say so once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def watch(token: str, *, interval: float, timeout: float) -> None:
@@ -129,12 +152,16 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts.append(Text("no group yet", style="dim"))
     for group in status["groups"]:
         parts += [Text(), Text.assemble(("group ", "dim"), (shown(group["name"]), "bold"))]
+        names = _names(group)
         # A coordinator of an earlier release does not say.
-        parts += [_broken(link) for link in group.get("broken_links", [])]
+        parts += [_broken(link, names) for link in group.get("broken_links", [])]
+        parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
+        parts += _attendance(group)
         for epoch in group["epochs"]:
-            parts += [_epoch_head(epoch), _members(epoch)]
+            parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
             if epoch["operations"]:
-                parts += [_operations(epoch), *_waits(epoch)]
+                parts += [_operations(epoch)]
+            parts += _waits(epoch)
         parts += [_newcomer(newcomer) for newcomer in group["pending"]]
     return Group(*parts)
 
@@ -152,38 +179,92 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
     )
 
 
-def _broken(link: dict[str, Any]) -> Text:
-    says = f"{link['peer_id'][:8]} cannot reach {link['other'][:8]}: the link is {link['state']}"
+def _name(peer: dict[str, Any]) -> str:
+    """A member or a newcomer as a sentence has it: "node7:4242, 7f3a01c2"."""
+    # A coordinator of an earlier release has no labels, and a peer may have none.
+    label, short = peer.get("label", ""), peer["peer_id"][:8]
+    return f"{label}, {short}" if label else short
+
+
+def _names(group: dict[str, Any]) -> dict[str, str]:
+    """The names of all peers of a group by their ids."""
+    peers = [member for epoch in group["epochs"] for member in epoch["members"]]
+    return {peer["peer_id"]: _name(peer) for peer in [*peers, *group["pending"]]}
+
+
+def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
+    one, other = (names.get(link[key], link[key][:8]) for key in ("peer_id", "other"))
+    says = f"{one} cannot reach {other}: the link is {link['state']}"
     return Text(shown(says), style="yellow")
+
+
+def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
+    one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
+    at = pair["address"] or "an address that nobody knows"
+    says = f"{one} cannot dial {other} at {at}: {pair['why']}"
+    return Text(shown(says), style="yellow")
+
+
+def _attendance(group: dict[str, Any]) -> list[Text]:
+    """How many are there of those that a group waits for before it begins."""
+    if "here" not in group:
+        return []
+    says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
+    if group["emptied"]:
+        says += ", as at first: all that were in it are gone"
+    return [Text(shown(says), style="yellow")]
 
 
 def _newcomer(newcomer: dict[str, Any]) -> Text:
     state = "waits for the next safe point" if newcomer["prepared"] else "opens its lanes"
-    says = f"{newcomer['peer_id'][:8]}  {newcomer['address']}  {state}"
+    says = f"{_name(newcomer)}  {newcomer['address']}  {state}"
     return Text(shown(says), style="yellow")
 
 
 def _members(epoch: dict[str, Any]) -> Table:
-    table = _table("rank", "peer", "address", "silent", "sent", "received")
+    table = _table("rank", "peer", "label", "address", "silent", "sent", "received")
     for member in epoch["members"]:
-        rank, peer = str(member["rank"]), member["peer_id"][:8]
+        who = (member["rank"], member["peer_id"][:8], member.get("label", ""))
         if member["alive"]:
             _add_row(
                 table,
-                rank,
-                peer,
+                *who,
                 member["address"],
                 duration(member["silence_ns"]),
                 size(member["bytes_sent"]),
                 size(member["bytes_received"]),
             )
         else:
-            _add_row(table, rank, peer, "lost", style="red")
+            _add_row(table, *who, "lost", style="red")
     return table
 
 
+def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
+    """The speeds of each member, in all and on its links, as it tells them; and who is late.
+
+    A coordinator of an earlier release does not say.
+    """
+    table = _table("rank", "to", "sent/s", "received/s", "last to call", "late")
+    for member in epoch["members"]:
+        if "last_to_call" not in member:
+            continue
+        _add_row(
+            table,
+            member["rank"],
+            "all",
+            size(member["sent_per_s"]),
+            size(member["received_per_s"]),
+            f"{member['last_to_call']} of {member['calls']}",
+            duration(member["late_ns"]),
+        )
+        for link in member["links"]:
+            speeds = (size(link["sent_per_s"]), size(link["received_per_s"]))
+            _add_row(table, "", link["rank"], *speeds)
+    return [table] if table.row_count else []
+
+
 def _operations(epoch: dict[str, Any]) -> Table:
-    table = _table("tag", "sequence", "operation", "count", "dtype", "op", "done")
+    table = _table("tag", "sequence", "operation", "count", "dtype", "op", "called", "done")
     alive = sum(1 for member in epoch["members"] if member["alive"])
     for operation in epoch["operations"]:
         _add_row(
@@ -194,6 +275,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
             operation["count"],
             operation["dtype"],
             operation["op"],
+            f"{operation.get('called', operation['done'])} of {alive}",
             f"{operation['done']} of {alive}",
         )
     return table
@@ -204,21 +286,38 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):
-            peer, tag = epoch["members"][rank]["peer_id"][:8], operation["tag"]
+            peer, tag = _name(epoch["members"][rank]), operation["tag"]
             says = (
-                f"waiting for rank {rank}, {peer}: it has not called {operation['kind']} (tag "
+                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} (tag "
                 f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
+        lines += _minority(epoch, operation)
     named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}
     for member in epoch["members"]:
         if member.get("waited_for") and member["rank"] not in named:
             says = (
-                f"waiting for rank {member['rank']}, {member['peer_id'][:8]}: it owes the others a "
-                "vote or a report; the coordinator's log says which"
+                f"waiting for rank {member['rank']} ({_name(member)}): it owes the others a vote "
+                "or a report; the coordinator's log says which"
             )
             lines.append(Text(shown(says), style="yellow"))
     return lines
+
+
+def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
+    """Those for whom the calls of a few wait, so that they are not named as above."""
+    if operation.get("waits_for") or not operation.get("not_called"):
+        return []
+    whom = " and ".join(
+        f"rank {rank} ({_name(epoch['members'][rank])})" for rank in operation["not_called"][:4]
+    )
+    if len(operation["not_called"]) > 4:
+        whom += f" and {len(operation['not_called']) - 4} more"
+    says = (
+        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} waits for "
+        f"{whom} since {duration(operation['waited_ns'])}"
+    )
+    return [Text(shown(says), style="yellow")]
 
 
 def _add_row(table: Table, *values: object, style: str | None = None) -> None:
@@ -228,8 +327,12 @@ def _add_row(table: Table, *values: object, style: str | None = None) -> None:
 def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
-        left = title in ("peer", "address", "operation", "dtype", "op")
-        table.add_column(title, justify="left" if left else "right")
+        left = title in ("peer", "label", "address", "operation", "dtype", "op")
+        # Where the terminal is narrow, the long ones give way.
+        wraps = title in ("label", "address")
+        table.add_column(
+            title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"
+        )
     return table
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import select
 import threading
@@ -705,6 +706,35 @@ def test_membership_from_create_to_destroy() -> None:
         lib.pccl_comm_destroy(joined[0])  # without close
 
 
+def test_a_label_is_what_was_given_else_host_and_process(pair: tuple[Any, Any]) -> None:
+    text = ffi.new("char[]", lib.PCCL_LABEL_BYTES_MAX + 1)
+    ids = ffi.new("pccl_peer_id_t[2]")
+    assert lib.pccl_comm_members(pair[0], ids, 2) == 2
+    for rank in range(2):
+        check(lib.pccl_comm_label(pair[0], ids + rank, text, len(text)))
+        assert ffi.string(text).endswith(f":{os.getpid()}".encode())
+    nobody = ffi.new("pccl_peer_id_t *", {"bytes": [9] * 16})
+    check(lib.pccl_comm_label(pair[0], nobody, text, 1))
+    assert ffi.string(text) == b""
+    assert "room" in refused(lib.pccl_comm_label(pair[0], ids, text, 3))
+    for arguments in ((ffi.NULL, text), (ids, ffi.NULL)):
+        assert "NULL" in refused(lib.pccl_comm_label(pair[0], *arguments, len(text)))
+    with coordinator() as running:
+        token = lib.pccl_coordinator_token(running)
+        comm = connect(token, label=ffi.new("char[]", "größte Maschine #2".encode()))
+        assert lib.pccl_comm_members(comm, ids, 2) == 0  # it has entered no epoch
+        info = options("comm_info")
+        check(lib.pccl_comm_info(comm, info))
+        own = ffi.new("pccl_peer_id_t *", info.peer_id)
+        check(lib.pccl_comm_label(comm, own, text, len(text)))
+        assert ffi.string(text).decode() == "größte Maschine #2"
+        lib.pccl_comm_destroy(comm)
+        made = ffi.new("pccl_comm_t **")
+        for wrong, word in ((b"x" * 81, "80 bytes"), (b"\x1b[2J", "cannot be shown")):
+            given = options("comm_options", label=ffi.new("char[]", wrong), bind=LOOPBACK)
+            assert word in refused(lib.pccl_comm_create(token, given, made))
+
+
 def test_lists_of_peers_are_written_as_far_as_there_is_room(pair: tuple[Any, Any]) -> None:
     ids = ffi.new("pccl_peer_id_t[3]")
     for count in (lib.pccl_comm_members, lib.pccl_comm_joined):
@@ -1059,7 +1089,8 @@ def test_members_with_other_arrays_have_called_another_operation(pair: tuple[Any
         return refused(answer, "PCCL_MISMATCH")
 
     for said in together([functools.partial(program, rank) for rank in range(2)]):
-        assert "arrays that hash to" in said
+        assert "2 arrays" in said
+        assert "arrays[0] and arrays[1] of one are in each other's place at the other" in said
 
 
 def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> None:

@@ -215,7 +215,8 @@ class ChaosPeer:
         self.mark()
         options: dict[str, Any] = {"tag": call.tag, "recovery": call.recovery, "async_op": True}
         if call.root is None:
-            work = self._comm.all_reduce(send, recv, plan=call.plan, **options)
+            options["plan"] = call.plan
+            work = self._comm.all_reduce(send, recv, **options)
         else:
             work = self._comm.broadcast(recv, call.root, **options)
         return Pending(call, where, send, recv, before, work)

@@ -75,15 +75,14 @@ class Adapter(ABC):
     ) -> Any:
         """The form that returns an array, or None where this rank gets none.
 
-        `options`: of root, counts, send_counts, recv_counts, op, tag, what it takes. A rank that is
-        not the root of a scatter passes None for `x`, and as `out` an array of its shard's shape.
+        `options`: of root, counts, send_counts, recv_counts, op, tag, async_op, return_outcome,
+        what it takes. A rank that is not the root of a scatter passes None for `x`, and as `out` an
+        array of its shard's shape.
         """
 
     @abstractmethod
-    def call_in_place(
-        self, collective: str, comm: pccl.Group, x: Any, **options: Any
-    ) -> pccl.Outcome:
-        """The form that writes into `x`."""
+    def call_in_place(self, collective: str, comm: pccl.Group, x: Any, **options: Any) -> Any:
+        """The form that writes into `x`, and returns the outcome, or a Work."""
 
     @abstractmethod
     def call_tree(
@@ -92,7 +91,11 @@ class Adapter(ABC):
         """As `call`, of a dict, list or tuple of arrays as one operation, of the same structure."""
 
     @abstractmethod
-    def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> None: ...
+    def call_tree_in_place(self, collective: str, comm: pccl.Group, x: Any, **options: Any) -> Any:
+        """As `call_in_place`, of a tree; of all_reduce and broadcast."""
+
+    @abstractmethod
+    def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> Any: ...
 
     @abstractmethod
     def recv(self, comm: pccl.Group, shape: Shape, dtype: str, src: int, **options: Any) -> Any:

@@ -83,11 +83,8 @@ class NumpyAdapter(Adapter):
             return pnp.broadcast(comm, x, **options)
         return getattr(pnp, collective)(comm, x, out, **options)
 
-    def call_in_place(
-        self, collective: str, comm: pccl.Group, x: Any, **options: Any
-    ) -> pccl.Outcome:
-        outcome: pccl.Outcome = getattr(pnp, collective + "_")(comm, x, **options)
-        return outcome
+    def call_in_place(self, collective: str, comm: pccl.Group, x: Any, **options: Any) -> Any:
+        return getattr(pnp, collective + "_")(comm, x, **options)
 
     def call_tree(
         self, collective: str, comm: pccl.Group, x: Any, out: Any = None, **options: Any
@@ -95,8 +92,11 @@ class NumpyAdapter(Adapter):
         given = (x, out) if collective == "scatter" else (x,)
         return getattr(pnp.tree, collective)(comm, *given, **options)
 
-    def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> None:
-        pnp.send(comm, x, dst, **options)
+    def call_tree_in_place(self, collective: str, comm: pccl.Group, x: Any, **options: Any) -> Any:
+        return getattr(pnp.tree, collective + "_")(comm, x, **options)
+
+    def send(self, comm: pccl.Group, x: Any, dst: int, **options: Any) -> Any:
+        return pnp.send(comm, x, dst, **options)
 
     def recv(self, comm: pccl.Group, shape: Shape, dtype: str, src: int, **options: Any) -> Any:
         return pnp.recv(comm, shape, ALL_DTYPES[dtype], src, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from adapter import COLLECTIVES, Adapter
-from model import COUNTED, ROOTED, Call
+from model import COUNTED, REDUCING, ROOTED, Call
 
 import pccl_py as pccl
 
@@ -156,12 +156,44 @@ def test_a_dtype_without_collectives_is_a_type_error(
     if array is None:
         pytest.skip("every dtype of this frontend has collectives")
     before = frontend.read(array)
-    with pytest.raises(TypeError, match="complex|supported"):
-        frontend.call(collective, world.comms[0], array)
+    for flags in ({}, {"async_op": True}):
+        with pytest.raises(TypeError, match="complex|supported"):
+            frontend.call(collective, world.comms[0], array, **flags)
     if collective in frontend.in_place:
         with pytest.raises(TypeError, match="complex|supported"):
             frontend.call_in_place(collective, world.comms[0], array)
     assert frontend.read(array) == before
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_an_option_that_a_collective_does_not_have_is_a_type_error(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    world = worlds(2)
+    x, out = frontend.make([1, 2], (2,)), frontend.make([7], (1,))
+    with pytest.raises(TypeError, match="has no option 'opp'; it has"):
+        frontend.call(collective, world.comms[0], x, opp="sum")
+    with pytest.raises(TypeError, match="has no option 'opp'; it has"):
+        frontend.call_tree(collective, world.comms[0], [x], [out], opp="sum")
+    if collective in frontend.in_place:
+        with pytest.raises(TypeError, match="has no option 'return_outcome'"):
+            frontend.call_in_place(collective, world.comms[0], x, return_outcome=True)
+    assert (frontend.read(x), frontend.read(out)) == ([1, 2], [7])
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+def test_what_only_moves_is_not_added_up(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    world = worlds(2)
+    for dtype in frontend.moving_dtypes:
+        x = frontend.make([1, 0], (2,), dtype)
+        with pytest.raises(TypeError, match=f"{dtype}.*added up"):
+            frontend.call(collective, world.comms[0], x)
+        with pytest.raises(TypeError, match=f"{dtype}.*added up"):
+            frontend.call_tree(collective, world.comms[0], {"x": x})
     goes_on(frontend, world)
 
 

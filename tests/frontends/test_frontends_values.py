@@ -212,6 +212,79 @@ def test_a_tree_of_arrays_is_one_operation(
     worlds(world).run(program)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_form_is_begun_or_waited_for_and_has_its_outcome(
+    frontend: Adapter, worlds: Worlds, collective: str
+) -> None:
+    """Arrays that are not contiguous, new ones, in place and trees: the Work fills and returns."""
+    call = Call(collective, (2, 2, 2), (2,), root=1)
+
+    def strided(values: list[float], shape: Shape) -> Any:
+        made = frontend.strided(values, shape)
+        return frontend.make(values, shape) if made is None else made
+
+    def program(comm: pccl.Communicator) -> None:
+        rank, wanted = comm.rank, call.wanted(comm.rank)
+        given, options = call.given(rank), call.options
+
+        def arguments(tree: bool = False) -> list[Any]:
+            x = None if given is None else strided(given, call.given_shape(rank))
+            out = None
+            if wanted is not None and (given is None or collective in frontend.with_out):
+                out = strided([7] * len(wanted), call.wanted_shape(rank))
+            if not tree:
+                return [x, out]
+            return [x if x is None else [x], [out] if collective == "scatter" else None]
+
+        def check_result(result: Any, tree: bool) -> None:
+            array = result[0] if tree and result is not None else result
+            assert (None if array is None else frontend.read(array)) == wanted
+
+        for tree in (False, True):
+            run = frontend.call_tree if tree else frontend.call
+            x, out = arguments(tree)
+            result, outcome = run(collective, comm, x, out, return_outcome=True, **options)
+            check_result(result, tree)
+            assert outcome.tag == 0 and set(outcome.contributors) <= set(comm.members)
+            x, out = arguments(tree)
+            work = run(collective, comm, x, out, async_op=True, **options)
+            check_result(work.wait(), tree)
+            assert work.wait() is work.wait() and work.outcome.sequence == outcome.sequence + 1
+            x, out = arguments(tree)
+            both = run(
+                collective, comm, x, out, async_op=True, return_outcome=True, **options
+            ).wait()
+            check_result(both[0], tree)
+            assert both[1].sequence == outcome.sequence + 2
+        in_place = [frontend.call_in_place] if collective in frontend.in_place else []
+        if collective in ("all_reduce", "broadcast"):
+            in_place.append(frontend.call_tree_in_place)
+        for form in in_place:
+            x = strided(call.given_in_place(rank), call.shape_in_place())
+            tree = form == frontend.call_tree_in_place
+            work = form(collective, comm, [x] if tree else x, async_op=True, **options)
+            assert work.wait() == work.outcome
+            assert frontend.read(x) == call.wanted_in_place(rank)
+
+    worlds(3).run(program)
+
+
+def test_messages_are_begun_or_waited_for_and_have_their_outcome(
+    frontend: Adapter, worlds: Worlds
+) -> None:
+    def program(comm: pccl.Communicator) -> None:
+        x = frontend.make([1, 2], (2,))
+        other = 1 - comm.rank
+        sending = frontend.send(comm, x, other, async_op=True)
+        got, outcome = frontend.recv(comm, (2,), "f32", other, return_outcome=True)
+        assert frontend.read(got) == [1, 2] and sending.wait().tag == outcome.tag == 0
+        receiving = frontend.recv(comm, (2,), "f32", other, async_op=True)
+        assert frontend.send(comm, x, other).tag == 0
+        assert frontend.read(receiving.wait()) == [1, 2]
+
+    worlds(2).run(program)
+
+
 def test_operations_of_several_tags_run_at_once(frontend: Adapter, worlds: Worlds) -> None:
     """Threads of one peer each have a tag of their own, and begin in another order on each."""
     calls = [

@@ -143,6 +143,8 @@ def test_a_page_obeys_nothing_that_a_status_says() -> None:
     spoilt = spoil(example)
     spoilt["groups"][0]["pending"] = [{"peer_id": nasty, "address": nasty, "prepared": True}]
     spoilt["groups"][0]["broken_links"] = [{"peer_id": nasty, "other": nasty, "state": nasty}]
+    dialed = {"peer_id": nasty, "other": nasty, "address": nasty, "why": nasty}
+    spoilt["groups"][0]["unreached"] = [dialed]
     spoilt |= {"journal": "failed", "journal_failure": nasty}
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.page(spoilt))

@@ -40,7 +40,7 @@ class Refused(Exception):
     """The complaint of `ip`."""
 
 
-def _ip(*arguments: str, lines: Iterable[str] = ()) -> str:
+def ip(*arguments: str, lines: Iterable[str] = ()) -> str:
     """Runs `ip`, with `lines` as its batch if there are any."""
     script = "\n".join(lines)
     command = ["ip", *arguments, *(["-batch", "-"] if script else [])]
@@ -59,7 +59,7 @@ def _started(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _stem() -> str:
+def new_stem() -> str:
     """Begins the names of one switch, and says of which process they are."""
     return f"{STEM}-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
 
@@ -67,7 +67,7 @@ def _stem() -> str:
 def names_there() -> dict[str, bool]:
     """The namespaces of tests that this machine has, and whether their process lives."""
     found = {}
-    for name in re.findall(rf"^{STEM}-\d+-\d+-\S+", _ip("netns", "list"), re.MULTILINE):
+    for name in re.findall(rf"^{STEM}-\d+-\d+-\S+", ip("netns", "list"), re.MULTILINE):
         pid, started = name.removeprefix(f"{STEM}-").split("-")[:2]
         found[name] = _started(int(pid)) == started
     return found
@@ -78,7 +78,7 @@ def remove_leftovers() -> None:
     for name, lives in names_there().items():
         if not lives:
             try:
-                _ip("netns", "delete", name)
+                ip("netns", "delete", name)
             except Refused:
                 if name in names_there():  # else another run has been faster
                     raise
@@ -91,14 +91,14 @@ def missing() -> str:
         return "network namespaces need the command `ip`: install iproute2"
     if os.geteuid() != 0:
         return "network namespaces need root: run pytest as root, with the Python of .venv"
-    name = _stem()
+    name = new_stem()
     try:
-        _ip("netns", "add", name)
+        ip("netns", "add", name)
         try:
-            _ip("-n", name, "link", "add", "port0", "type", "veth")
-            _ip("-n", name, "link", "add", "switch", "type", "bridge")
+            ip("-n", name, "link", "add", "port0", "type", "veth")
+            ip("-n", name, "link", "add", "switch", "type", "bridge")
         finally:
-            _ip("netns", "delete", name)
+            ip("netns", "delete", name)
     except Refused as error:
         needs = "CAP_SYS_ADMIN, CAP_NET_ADMIN, and the kernel's veth and bridge"
         return f"network namespaces are refused here ({error}); they need {needs}"
@@ -109,6 +109,21 @@ def require() -> None:
     """Skips the test where there can be no namespaces."""
     if missing():
         pytest.skip(missing())
+
+
+def on_thread_in(namespace: str, function: Callable[[], T]) -> T:
+    """Calls it on a thread that is there: so are the sockets and threads that it makes."""
+
+    def enter() -> T:
+        with open(f"/run/netns/{namespace}", "rb") as space:
+            # os.setns came with Python 3.12.
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+        return function()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(enter).result()
 
 
 class Place:
@@ -131,7 +146,7 @@ class Switch(Closing):
 
     def __init__(self, names: Iterable[str]) -> None:
         remove_leftovers()
-        stem = _stem()
+        stem = new_stem()
         self._places = {name: Place(stem, index) for index, name in enumerate(names)}
         self._hub = f"{stem}-switch"
         self._cuts: set[tuple[str, str]] = set()
@@ -141,25 +156,25 @@ class Switch(Closing):
             self._make()
             # Once opened it stays a view of the hub, whoever reads it.
             counters = Path("/proc/thread-self/net/dev")
-            self._counters = self._on_thread_in(self._hub, counters.open)
+            self._counters = on_thread_in(self._hub, counters.open)
             stack.pop_all()
 
     def _make(self) -> None:
         places = list(self._places.values())
         spaces = [self._hub, *(place.namespace for place in places)]
-        _ip(lines=[f"netns add {space}" for space in spaces])
+        ip(lines=[f"netns add {space}" for space in spaces])
         hub = ["link add switch type bridge", "link set switch up"]
         for place in places:
             end = f"eth0 address {place.link_address} netns {place.namespace}"
             hub.append(f"link add {place.port} type veth peer name {end}")
             hub.append(f"link set {place.port} master switch up")
-        _ip("-n", self._hub, lines=hub)
+        ip("-n", self._hub, lines=hub)
         for place in places:
             here = ["link set lo up", f"address add {place.address}/24 dev eth0"]
             here.append("link set eth0 up")
             others = [other for other in places if other is not place]
             here += [place.towards(other, other.link_address) for other in others]
-            _ip("-n", place.namespace, lines=here)
+            ip("-n", place.namespace, lines=here)
 
     def address(self, name: str) -> str:
         return self._places[name].address
@@ -169,27 +184,14 @@ class Switch(Closing):
         return ["ip", "netns", "exec", self._places[name].namespace]
 
     def inside(self, name: str, function: Callable[[], T]) -> T:
-        """Calls it on a thread that is there: so are the sockets and threads that it makes."""
-        return self._on_thread_in(self._places[name].namespace, function)
-
-    @staticmethod
-    def _on_thread_in(namespace: str, function: Callable[[], T]) -> T:
-        def enter() -> T:
-            with open(f"/run/netns/{namespace}", "rb") as space:
-                # os.setns came with Python 3.12.
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), f"setns to {namespace}")
-            return function()
-
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(enter).result()
+        """Calls it on a thread that is there."""
+        return on_thread_in(self._places[name].namespace, function)
 
     def cut(self, sender: str, receiver: str) -> None:
         """Packets from one to the other vanish; the other direction works."""
         there = self._places[receiver]
         place = self._places[sender]
-        _ip("-n", place.namespace, lines=[place.towards(there, NOWHERE)])
+        ip("-n", place.namespace, lines=[place.towards(there, NOWHERE)])
         self._cuts.add((sender, receiver))
 
     def cut_both(self, one: str, other: str) -> None:
@@ -199,17 +201,17 @@ class Switch(Closing):
     def mend(self, sender: str, receiver: str) -> None:
         """Undoes a cut, if there is one."""
         place, there = self._places[sender], self._places[receiver]
-        _ip("-n", place.namespace, lines=[place.towards(there, there.link_address)])
+        ip("-n", place.namespace, lines=[place.towards(there, there.link_address)])
         self._cuts.discard((sender, receiver))
 
     def isolate(self, name: str) -> None:
         """All packets from and to it vanish. Its cable still looks plugged in."""
-        _ip("-n", self._hub, "link", "set", self._places[name].port, "nomaster")
+        ip("-n", self._hub, "link", "set", self._places[name].port, "nomaster")
         self._isolated.add(name)
 
     def reconnect(self, name: str) -> None:
         """Undoes an isolation, if there is one."""
-        _ip("-n", self._hub, "link", "set", self._places[name].port, "master", "switch")
+        ip("-n", self._hub, "link", "set", self._places[name].port, "master", "switch")
         self._isolated.discard(name)
 
     def heal(self) -> None:
@@ -232,7 +234,7 @@ class Switch(Closing):
     def _remove(self) -> None:
         mine = {self._hub, *(place.namespace for place in self._places.values())}
         for name in mine.intersection(names_there()):
-            _ip("netns", "delete", name)
+            ip("netns", "delete", name)
 
     def close(self) -> None:
         """The names are gone; a process that still runs in one keeps its eth0, at no switch."""

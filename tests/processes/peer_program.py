@@ -183,7 +183,7 @@ class PeerProgram:
         self.arrays["state"] = np.full(leaves * 256 * 1024, value, np.uint8)
         self.state = self.comm.shared_state({"state": self.arrays["state"]}, **options)
 
-    def sync(self, strategy: str = "popular") -> dict[str, Any]:
+    def sync(self, strategy: pccl.StrategyName = "popular") -> dict[str, Any]:
         """The outcome, and the values that the state has then."""
         assert self.state is not None
         outcome = dataclasses.asdict(self.state.sync(strategy))

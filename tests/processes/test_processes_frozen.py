@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import signal
+from pathlib import Path
 from typing import Any
 
 import contributions
@@ -97,6 +98,37 @@ def test_a_peer_frozen_after_an_operation_keeps_its_result_and_may_come_back() -
             assert victim.number in peer.answer()["joined"]
         make_and_run([*others, victim], 2)
         judge([*others, victim], 2, [[0, 1, victim.number]])
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_peer_that_thaws_hears_why_it_is_out(taken: bool, tmp_path: Path) -> None:
+    """It was silent, or another process has its id and its place meanwhile. With a journal the
+    coordinator tells nobody whom it cannot reach, so it is told when it comes back."""
+    second = Peer()
+    try:
+        with World(3, **SETTINGS, state=str(tmp_path / "state")) as world:
+            *others, victim = world.peers
+            make_and_run(world.peers, 0)
+            judge(world.peers, 0, [[0, 1, 2]])
+            freeze(victim)
+            make_and_run(others, 1)
+            judge(others, 1, [[0, 1]])
+            if taken:
+                second.become(victim.number)
+                second.answer()
+                second.send("join", token=world.coordinator.token, deadline=world.deadline)
+                for peer in others:
+                    peer.send("admit_until_joined", number=victim.number)
+                for peer in (second, *others):
+                    assert victim.number in peer.answer()["joined"]
+            victim.signal(signal.SIGCONT)
+            victim.send("run", kind="all_reduce", array="x")
+            raised = victim.failure()
+            assert raised.kind == "Expelled", raised
+            why = "another process has taken its place" if taken else "it was silent for longer"
+            assert why in raised.message, raised
+    finally:
+        second.end()
 
 
 @pytest.mark.parametrize("silences", [0.5, 2.5])

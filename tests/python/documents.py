@@ -46,6 +46,22 @@ FOREIGN = frozenset(
         """,
     )
 )
+# Those of the libraries that docs/MIGRATING.md is about.
+FOREIGN |= frozenset(
+    re.findall(
+        r"\S+",
+        """
+        MASTER_ADDR MASTER_PORT get_rank get_world_size new_group all_gather_into_tensor
+        reduce_scatter_tensor broadcast_object_list DistributedDataParallel backward
+        bcast allgather
+        Get_rank Get_size Allgatherv Reduce_scatter Scatterv Gatherv Alltoallv Iallreduce Wait
+        ANY_SOURCE MasterNode ccoip_master are_peers_pending update_topology optimize_topology
+        get_attribute PCCLError ReduceInfo local_world_size all_reduce_multiple_with_retry
+        QuantizationOptions QuantizationAlgorithm ZERO_POINT_SCALE TensorInfo sync_shared_state
+        push_revision SharedStateSyncInfo rx_bytes TOO_FEW_PEERS p2p_connection_pool_size
+        """,
+    )
+)
 # Peers and connections in the simulator's traces, rounding in formulas.
 NOTATION = re.compile(r"[pc]\d+|fl")
 # Files that name what is not there.

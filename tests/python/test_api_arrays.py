@@ -7,6 +7,7 @@ Trees of NumPy arrays: test_api_trees.py; the C calls: tests/abi; losses: the si
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def same(got: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_a_list_is_what_its_arrays_are(world_size: int, plan: str) -> None:
+def test_a_list_is_what_its_arrays_are(world_size: int, plan: pccl.PlanName) -> None:
     n = world_size
 
     def program(comm: pccl.Communicator) -> None:
@@ -208,20 +209,45 @@ def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
             with pytest.raises(pccl.InvalidArgument, match=word):
                 call()
         with pytest.raises(TypeError, match="array 1 of 2"):
-            comm.all_reduce([one, "text"])
+            comm.all_reduce([one, "text"])  # type: ignore[list-item]
         assert list(one) == list(other) == [1] * 4
 
 
-def test_lists_that_differ_are_a_mismatch_on_all() -> None:
-    def program(comm: pccl.Communicator) -> None:
-        counts = (3, 5) if comm.rank == 0 else (5, 3)
-        arrays = [np.ones(count, "f4") for count in counts]
-        with pytest.raises(pccl.Mismatch, match="arrays that hash to"):
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (
+            [(5, "f4"), (3, "f4"), (7, "f8")],
+            r"arrays\[0\] and arrays\[1\] of one are in each other",
+        ),
+        ([(3, "f4"), (4, "f4"), (7, "f8")], r"arrays\[1\] has {5 f32|4 f32}"),
+        ([(3, "f4"), (5, "f4"), (7, "i8")], r"arrays\[2\] has {7 f64|7 i64}"),
+        ([(3, "f4"), (6, "f8"), (7, "f8")], r"arrays\[1\] has {5 f32|6 f64}"),
+        ([(2, "f4"), (5, "f4"), (9, "f8")], r"More than one of the arrays differ"),
+        ([(3, "f4"), (5, "f4")], r"2 arrays"),
+    ],
+)
+def test_lists_that_differ_are_a_mismatch_that_says_which_array(
+    theirs: list[tuple[int, str]], said: str
+) -> None:
+    """The peer of rank 1 differs; the one of rank 2 has called the same as that of rank 0."""
+
+    def program(comm: pccl.Communicator) -> str:
+        lists = [(3, "f4"), (5, "f4"), (7, "f8")] if comm.rank != 1 else theirs
+        arrays = [np.ones(count, dtype) for count, dtype in lists]
+        with pytest.raises(pccl.Mismatch) as caught:
             comm.all_reduce(arrays)
         assert all(np.all(array == 1) for array in arrays)
+        return str(caught.value)
 
-    with pccl.LocalWorld(2, deadline=30) as world:
-        world.run(program)
+    with pccl.LocalWorld(3, deadline=30) as world:
+        for message in world.run(program):
+            wanted = said
+            if found := re.search(r"\{(.*)\|(.*)\}", said):
+                ours, other = (rf"{part} at rank \d \([^)]*\)" for part in found.groups())
+                wanted = said[: found.start()] + rf"({ours} and {other}|{other} and {ours})\. "
+            assert re.search(wanted, message), message
+            assert "hash" not in message
 
 
 # ---- what every two ranks agree about ------------------------------------------------------------
@@ -236,7 +262,7 @@ def exchanged(sender: int, receiver: int, scale: int) -> int:
 @pytest.mark.parametrize("scale", [1, 9001])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_every_two_ranks_exchange_what_they_agree_about(
-    world_size: int, scale: int, codec: str
+    world_size: int, scale: int, codec: pccl.CodecName
 ) -> None:
     n = world_size
 
@@ -286,7 +312,8 @@ def test_two_that_disagree_are_named_with_their_numbers() -> None:
 
     with pccl.LocalWorld(3, deadline=30) as world:
         sentences = world.run(program)
-    assert len(set(sentences)) == 1
+    for rank in (0, 1, 2):
+        assert sum(f"rank {rank} (this peer)" in said for said in sentences) == (rank > 0)
 
 
 def test_an_even_and_an_uneven_exchange_are_not_the_same() -> None:

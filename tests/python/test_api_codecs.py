@@ -64,7 +64,9 @@ def error(result: np.ndarray, inputs: list[np.ndarray], divisor: int = 1) -> flo
 
 @pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("kind", ERRORS)
-def test_all_hold_the_same_bytes_close_to_the_sum(world: Any, kind: str, plan: str) -> None:
+def test_all_hold_the_same_bytes_close_to_the_sum(
+    world: Any, kind: str, plan: pccl.PlanName
+) -> None:
     inputs = normal()
     for op, divisor in (("sum", 1), ("avg", 3)):
         result = reduce(world, inputs, op=op, codec=kind, plan=plan)
@@ -97,7 +99,7 @@ def test_any_count_is_encoded(world: Any, count: int) -> None:
 
 
 def test_a_codec_sends_fewer_bytes(world: Any) -> None:
-    def sent(codec: str) -> int:
+    def sent(codec: pccl.CodecName) -> int:
         arrays = normal()
         outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank], codec=codec))
         return int(outcomes[0].bytes_sent)
@@ -236,7 +238,9 @@ def test_error_feedback_converges_where_the_codec_alone_does_not(world: Any) -> 
 
 @pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("op", ["sum", "avg"])
-def test_the_residuals_are_all_that_was_lost(world: Any, op: str, plan: str) -> None:
+def test_the_residuals_are_all_that_was_lost(
+    world: Any, op: pccl.OpName, plan: pccl.PlanName
+) -> None:
     """All members together: the sum is the result and what all have lost of it."""
     inputs = normal()
     codec = pccl.Codec("int4")
@@ -331,7 +335,7 @@ def test_a_residual_changes_though_ctrl_c_ends_the_call_as_it_commits(
     assert raised
 
 
-OPS = ("sum", "avg", "avg")
+OPS: tuple[pccl.OpName, ...] = ("sum", "avg", "avg")
 
 
 def test_a_residual_in_use_is_not_touched(world: Any) -> None:

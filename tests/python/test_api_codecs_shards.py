@@ -50,7 +50,9 @@ def through(values: Array, codec: pccl.Codec) -> Array:
     return np.asarray(decoded.ravel()[: len(values)], np.float32)
 
 
-def reduced(inputs: list[Array], owner: int, codec: pccl.Codec, plan: str, op: str) -> Array:
+def reduced(
+    inputs: list[Array], owner: int, codec: pccl.Codec, plan: pccl.PlanName, op: pccl.OpName
+) -> Array:
     """The sum of what all have, as its owner alone gets it."""
     n = len(inputs)
     wide = [array.astype(np.float32) for array in inputs]
@@ -118,7 +120,7 @@ def codec(request: pytest.FixtureRequest) -> pccl.Codec:
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_a_reduce_encodes_each_contribution_and_keeps_the_sum(
-    world: pccl.LocalWorld, codec: pccl.Codec, plan: str, op: str
+    world: pccl.LocalWorld, codec: pccl.Codec, plan: pccl.PlanName, op: pccl.OpName
 ) -> None:
     n = size_of(world)
     for root, count in ((0, 1001), (n - 1, 70_001), (0, 1), (0, 0)):
@@ -140,7 +142,7 @@ def test_a_reduce_encodes_each_contribution_and_keeps_the_sum(
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_reduce_scatter_encodes_each_contribution_and_keeps_the_sums(
-    world: pccl.LocalWorld, codec: pccl.Codec, plan: str, op: str, in_place: bool
+    world: pccl.LocalWorld, codec: pccl.Codec, plan: pccl.PlanName, op: pccl.OpName, in_place: bool
 ) -> None:
     n = size_of(world)
     for counts in layouts(n):
@@ -168,7 +170,7 @@ def test_a_reduce_scatter_encodes_each_contribution_and_keeps_the_sums(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_of_other_floats_are_rounded_once_more(
-    world: pccl.LocalWorld, plan: str, dtype: Any
+    world: pccl.LocalWorld, plan: pccl.PlanName, dtype: Any
 ) -> None:
     n, codec = size_of(world), CODECS[2]
     inputs = arrays(n, 3000, dtype)
@@ -187,10 +189,10 @@ def test_a_reduce_scatter_of_bf16_in_bf16_is_the_one_without_a_codec(
     inputs = arrays(n, n * 500, ml_dtypes.bfloat16)
 
     def run(comm: pccl.Communicator) -> list[Array]:
-        mine, plan = inputs[comm.rank], "direct"
+        mine = inputs[comm.rank]
+        codecs: list[pccl.CodecName] = ["none", "bf16"]
         return [
-            pnp.reduce_scatter(comm, mine, op="avg", codec=codec, plan=plan)
-            for codec in ("none", "bf16")
+            pnp.reduce_scatter(comm, mine, op="avg", codec=codec, plan="direct") for codec in codecs
         ]
 
     for plain, encoded in world.run(run):
@@ -202,7 +204,7 @@ def test_a_reduce_scatter_of_bf16_in_bf16_is_the_one_without_a_codec(
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_an_all_gather_gives_all_the_same_and_the_source_too(
-    world: pccl.LocalWorld, codec: pccl.Codec, plan: str, in_place: bool
+    world: pccl.LocalWorld, codec: pccl.Codec, plan: pccl.PlanName, in_place: bool
 ) -> None:
     n = size_of(world)
     for counts in layouts(n):
@@ -225,7 +227,7 @@ def test_an_all_gather_gives_all_the_same_and_the_source_too(
 
 
 def test_what_a_scatter_and_a_gather_move_is_encoded_but_for_the_roots_own(
-    world: pccl.LocalWorld, codec: pccl.Codec, plan: str
+    world: pccl.LocalWorld, codec: pccl.Codec, plan: pccl.PlanName
 ) -> None:
     n = size_of(world)
     for counts in layouts(n):
@@ -262,7 +264,7 @@ def test_what_a_scatter_and_a_gather_move_is_encoded_but_for_the_roots_own(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_all_to_all_is_encoded_but_for_ones_own(
-    world: pccl.LocalWorld, codec: pccl.Codec, plan: str, dtype: Any
+    world: pccl.LocalWorld, codec: pccl.Codec, plan: pccl.PlanName, dtype: Any
 ) -> None:
     n = size_of(world)
     for count in (1001, 1, 0):
@@ -314,7 +316,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def test_a_codec_sends_fewer_bytes(three: pccl.LocalWorld, call: Callable[..., Any]) -> None:
-    def sent(codec: str) -> int:
+    def sent(codec: pccl.CodecName) -> int:
         outcomes = three.run(lambda comm: call(comm, arrays(3, 30_000)[comm.rank], codec=codec))
         return sum(int(outcome.bytes_sent) for outcome in outcomes)
 
@@ -343,13 +345,21 @@ def test_peers_with_other_codecs_are_told_both(
         assert "int8" in message and "int4" in message, message
 
 
-def test_rotated_pieces_lose_what_a_sum_of_them_may(three: pccl.LocalWorld, plan: str) -> None:
+def test_rotated_pieces_lose_what_a_sum_of_them_may(
+    three: pccl.LocalWorld, plan: pccl.PlanName
+) -> None:
     """The sum is formed of rotated blocks, and rotated back once."""
     inputs = arrays(3, 30_003)
     exact = sum(array.astype(np.float64) for array in inputs)
-    for name, limit in (("int8", 1e-2), ("int4", 1.8e-1), ("fp8_e4m3", 4e-2), ("e3m0", 3e-1)):
+    limits: dict[pccl.CodecName, float] = {
+        "int8": 1e-2,
+        "int4": 1.8e-1,
+        "fp8_e4m3": 4e-2,
+        "e3m0": 3e-1,
+    }
+    for name, limit in limits.items():
 
-        def run(comm: pccl.Communicator, name: str = name) -> Array:
+        def run(comm: pccl.Communicator, name: pccl.CodecName = name) -> Array:
             return pnp.reduce_scatter(comm, inputs[comm.rank], codec=name, plan=plan)
 
         shards = three.run(run)
@@ -370,7 +380,9 @@ def test_random_rounding_is_no_less_right_and_differs_between_shards(
     assert not np.array_equal(one, other), "two sources round alike"
 
 
-def test_a_nan_spoils_its_block_of_the_sum_alone(three: pccl.LocalWorld, plan: str) -> None:
+def test_a_nan_spoils_its_block_of_the_sum_alone(
+    three: pccl.LocalWorld, plan: pccl.PlanName
+) -> None:
     inputs = arrays(3, 3 * 1000)
     inputs[1][300] = np.nan
     shards = three.run(
@@ -388,7 +400,7 @@ def test_a_nan_spoils_its_block_of_the_sum_alone(three: pccl.LocalWorld, plan: s
 @pytest.mark.parametrize("name", ["reduce", "reduce_scatter"])
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_the_residuals_are_all_that_was_lost(
-    three: pccl.LocalWorld, name: str, op: str, plan: str
+    three: pccl.LocalWorld, name: str, op: pccl.OpName, plan: pccl.PlanName
 ) -> None:
     """By all members together; and the next call gives it back."""
     inputs = arrays(3, 3 * 1003)

@@ -75,7 +75,7 @@ def test_every_world_size_sums_and_reports_its_members(world_size: int) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_and_op_is_exact_where_arithmetic_is(
-    world: pccl.LocalWorld, name: str, op: str
+    world: pccl.LocalWorld, name: str, op: pccl.OpName
 ) -> None:
     rows = rows_for(3, 777)
     arrays = [row.astype(DTYPES[name]) for row in rows]
@@ -246,9 +246,15 @@ def test_peers_that_disagree_all_get_mismatch_and_keep_their_arrays(what: str) -
 
         messages = world.run(program)
         odd = world.comms[1].peer_id
-        for message in messages:
-            assert odd.short in message, message
-            assert any(peer.short in message for peer in world.comms[0].members if peer != odd)
+        for rank, message in enumerate(messages):
+            names = [
+                "(this peer)" if rank == number else f", {peer.short})"
+                for number, peer in enumerate(world.comms[0].members)
+            ]
+            assert f"rank 1 {names[1]}" in message or names[1] in message, message
+            assert odd.short in message or rank == 1
+            assert any(names[other] in message for other in (0, 2)), message
+            assert world.comms[0].label(odd) in message or rank == 1
 
 
 def test_a_mismatch_names_both_descriptors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import pccl_py as pccl
+from pccl_py.elastic import ConnectOptions
 
 LOOPBACK = "127.0.0.1:0"
 STEPS = 6
@@ -280,3 +282,8 @@ def test_a_run_goes_on_with_a_new_coordinator_that_knows_nothing() -> None:
             assert len(program.peer_ids) == 2
     finally:
         coordinators[0].close()
+
+
+def test_its_options_are_the_arguments_of_connect() -> None:
+    known = set(ConnectOptions.__annotations__)
+    assert known == set(inspect.signature(pccl.connect).parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -43,9 +44,11 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_INITIAL_WORLD_SIZE": "1",
         "PCCL_BIND": LOOPBACK,
         "PCCL_ADVERTISE": "127.0.0.1",
+        "PCCL_PORTS": "20000-29999",
         "PCCL_DEADLINE": "0.3",
         "PCCL_CONNECT_TIMEOUT": "7.5",
         "PCCL_PEER_ID": "ab" * 16,
+        "PCCL_LABEL": "%h/%p 100%%",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -57,9 +60,10 @@ def test_every_argument_of_connect_has_a_variable(
         while comm.admit(deadline=30).world_size == 1:
             pass
         entering.join()
+        assert comm.label(comm.peer_id) == f"{socket.gethostname()}/{os.getpid()} 100%"
         (group,) = pccl.run_status(coordinator.token)["groups"]
         for member in group["epochs"][-1]["members"]:
-            assert member["address"].startswith("127.0.0.1:")
+            assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", member["address"])
         with pytest.raises(pccl.DeadlineExceeded):
             comm.all_reduce(np.ones(3))  # nobody else calls it
 
@@ -73,6 +77,35 @@ def test_a_number_that_is_none_names_its_variable(
     monkeypatch.setenv(variable, "soon")
     with pytest.raises(pccl.InvalidArgument, match=f"{variable}.*'soon'"):
         pccl.connect(coordinator.token, bind=LOOPBACK)
+
+
+@pytest.mark.parametrize("ports", ["29400-", "5-4", "0", "70000", "x" * 50])
+def test_ports_that_are_no_range_are_named(coordinator: pccl.Coordinator, ports: str) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=re.escape(ports[:10])):
+        pccl.connect(coordinator.token, bind=LOOPBACK, ports=ports)
+
+
+def test_a_peer_takes_the_first_free_port_of_its_range_and_says_when_there_is_none(
+    coordinator: pccl.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = taken.getsockname()[1]
+        monkeypatch.setenv("PCCL_PORTS", f"{first}-{first}")
+        with pytest.raises(pccl.SystemRefused, match=f"{first}-{first}.*PCCL_PORTS"):
+            pccl.connect(coordinator.token)
+        with pccl.connect(coordinator.token, bind=LOOPBACK, ports=f"{first}-{first + 99}") as comm:
+            comm.admit()
+            (group,) = pccl.run_status(coordinator.token)["groups"]
+            (member,) = group["epochs"][-1]["members"]
+            assert first < int(member["address"].rpartition(":")[2]) < first + 100
+
+
+def test_a_token_with_a_loopback_address_is_named_where_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    token = pccl.token_create(address)
+    with pytest.raises(pccl.CoordinatorUnreachable, match="leads every machine to itself"):
+        pccl.connect(token, connect_timeout=0.1)
 
 
 def test_without_a_variable_nothing_is_printed(start: Any) -> None:

@@ -311,7 +311,7 @@ def test_a_count_beyond_the_limit_is_refused_before_memory_is_touched(
 
 def test_an_unknown_codec_names_the_known(comm: pccl.Communicator) -> None:
     with pytest.raises(pccl.InvalidArgument, match="'int7'.*'none'"):
-        comm.all_reduce(np.ones(3), codec="int7")
+        comm.all_reduce(np.ones(3), codec="int7")  # type: ignore[call-overload]
 
 
 def test_a_tag_in_use_is_refused_and_the_first_operation_goes_on(

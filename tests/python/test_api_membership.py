@@ -223,3 +223,36 @@ def test_the_status_shows_groups_members_and_strangers(coordinator: pccl.Coordin
     ]
     for comm in comms:
         comm.close()
+
+
+def test_a_peer_that_comes_alone_is_told_how_many_are_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In its log, in the status and in its error; also where the group has had members before."""
+    caplog.set_level("INFO", logger="pccl")
+    with pccl.Coordinator(initial_world_size=2) as coordinator:
+
+        def alone() -> None:
+            with pytest.raises(pccl.DeadlineExceeded, match="1 of 2 peers are here, counting this"):
+                join(coordinator, deadline=2)
+
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(alone)
+            while not any(
+                "here" in group for group in pccl.run_status(coordinator.token)["groups"]
+            ):
+                continue
+            (group,) = pccl.run_status(coordinator.token)["groups"]
+            assert (group["here"], group["needed"], group["emptied"]) == (1, 2, False)
+            waiting.result()
+        # One line of the coordinator, one of the peer.
+        while caplog.text.count("1 of 2 peers are here; group default") < 2:
+            continue
+        first = join(coordinator, initial_world_size=1)
+        first.admit()
+        # It waits with a member, which then goes.
+        second = join(coordinator, initial_world_size=2)
+        first.close()
+        with pytest.raises(pccl.DeadlineExceeded, match="all that were in it before are gone"):
+            second.admit(deadline=2)
+        second.close()

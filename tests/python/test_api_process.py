@@ -91,7 +91,7 @@ a, b = world.comms
 arrays = [np.ones(10), np.ones(10)]
 work = a.all_reduce(arrays[0], async_op=True)
 for _ in range(int(sys.argv[1])):
-    say_when(lambda: inside("wait"))
+    say_when(lambda: inside("_wait"))
     interrupted(work.wait)
     assert not work.done(), "Ctrl-C in wait must not withdraw"
     print("going on", flush=True)

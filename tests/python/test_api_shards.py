@@ -60,7 +60,7 @@ def shard_cases(world_size: int) -> list[tuple[list[int], bool]]:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_reduction_arrives_at_its_root_and_is_written_nowhere_else(
-    world_size: int, plan: str
+    world_size: int, plan: pccl.PlanName
 ) -> None:
     rows = rows_for(world_size, 5001)
     untouched = np.full(5001, -1.0)
@@ -95,7 +95,7 @@ def test_a_reduction_arrives_at_its_root_and_is_written_nowhere_else(
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [True, False])
 def test_each_rank_receives_its_shard_of_the_reduction(
-    world_size: int, in_place: bool, plan: str
+    world_size: int, in_place: bool, plan: pccl.PlanName
 ) -> None:
     """Even shards without and with counts, and uneven ones, of which the first is empty."""
     with pccl.LocalWorld(world_size, deadline=60) as world:
@@ -133,7 +133,9 @@ def test_each_rank_receives_its_shard_of_the_reduction(
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [True, False])
-def test_everybody_gathers_the_shards_of_all(world_size: int, in_place: bool, plan: str) -> None:
+def test_everybody_gathers_the_shards_of_all(
+    world_size: int, in_place: bool, plan: pccl.PlanName
+) -> None:
     with pccl.LocalWorld(world_size, deadline=60) as world:
         members = world.comms[0].members
         for counts, says_counts in shard_cases(world_size):
@@ -171,7 +173,7 @@ def test_everybody_gathers_the_shards_of_all(world_size: int, in_place: bool, pl
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_root_deals_out_the_shards_that_it_has(
-    world_size: int, in_place: bool, plan: str
+    world_size: int, in_place: bool, plan: pccl.PlanName
 ) -> None:
     """Every rank as the root; nobody else has an array for the whole."""
     with pccl.LocalWorld(world_size, deadline=60) as world:
@@ -212,7 +214,9 @@ def test_a_root_deals_out_the_shards_that_it_has(
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_root_collects_the_shards_of_all(world_size: int, in_place: bool, plan: str) -> None:
+def test_a_root_collects_the_shards_of_all(
+    world_size: int, in_place: bool, plan: pccl.PlanName
+) -> None:
     """Every rank as the root; nobody else has an array for the whole."""
     with pccl.LocalWorld(world_size, deadline=60) as world:
         members = world.comms[0].members
@@ -252,7 +256,9 @@ def test_a_root_collects_the_shards_of_all(world_size: int, in_place: bool, plan
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_each_gets_from_each_the_shard_that_is_its_own(world_size: int, plan: str) -> None:
+def test_each_gets_from_each_the_shard_that_is_its_own(
+    world_size: int, plan: pccl.PlanName
+) -> None:
     """Shard r of the result of rank q is shard q of rank r: the transpose of a square of shards."""
     with pccl.LocalWorld(world_size, deadline=60) as world:
         members = world.comms[0].members
@@ -299,7 +305,7 @@ def test_every_dtype_is_dealt_out_collected_and_exchanged(
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_and_op_is_exact_where_arithmetic_is(
-    world: pccl.LocalWorld, name: str, op: str
+    world: pccl.LocalWorld, name: str, op: pccl.OpName
 ) -> None:
     rows = rows_for(3, 99)
     arrays = [row.astype(DTYPES[name]) for row in rows]
@@ -317,7 +323,9 @@ def test_every_dtype_and_op_is_exact_where_arithmetic_is(
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_integers_are_averaged_toward_zero_and_nan_wins(world: pccl.LocalWorld, plan: str) -> None:
+def test_integers_are_averaged_toward_zero_and_nan_wins(
+    world: pccl.LocalWorld, plan: pccl.PlanName
+) -> None:
     integers = [np.array([-1, 5, rank - 9, 127, -128, 0], np.int8) for rank in range(3)]
     floats = [
         np.array([np.nan if rank == 1 else rank, -0.0 if rank else 0.0, rank] * 2)
@@ -398,7 +406,9 @@ def test_what_is_only_read_may_be_read_only(world: pccl.LocalWorld) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_operations_of_all_kinds_are_under_way_at_once(world: pccl.LocalWorld, plan: str) -> None:
+def test_operations_of_all_kinds_are_under_way_at_once(
+    world: pccl.LocalWorld, plan: pccl.PlanName
+) -> None:
     """In another order on each peer, with a tag for each."""
     count = 30_000
     wholes = [np.full(3 * count, comm.rank + 1, np.int64) for comm in world.comms]
@@ -447,7 +457,7 @@ def test_operations_of_all_kinds_are_under_way_at_once(world: pccl.LocalWorld, p
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_as_many_bytes_travel_as_documented(world_size: int, plan: str) -> None:
+def test_as_many_bytes_travel_as_documented(world_size: int, plan: pccl.PlanName) -> None:
     """docs/ALGORITHMS.md: what travels round the ring passes those between."""
     count = 6400
     whole, shard_bytes = 8 * count * world_size, 8 * count
@@ -756,8 +766,9 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             return str(caught.value)
 
         odd = world.comms[1].peer_id.short
-        for message in world.run(program):
-            assert odd in message, message
+        for rank, message in enumerate(world.run(program)):
+            named = "rank 1 (this peer)" if rank == 1 else f", {odd})"
+            assert named in message, message
             kinds = {
                 "scatter": "reduce_scatter(",
                 "gather": "all_gather(",
@@ -768,7 +779,7 @@ def test_peers_that_disagree_are_told_how(what: str) -> None:
             }
             kind = kinds.get(what.split(":")[0], "all_gather(")
             assert kind in message, message
-            assert ("counts or arrays that hash to " in message) == (
+            assert ("shards of different sizes" in message) == (
                 ": counts" in what or ": even" in what
             )
 
@@ -780,7 +791,7 @@ def test_a_root_in_the_place_of_out_is_refused_on_every_rank(world: pccl.LocalWo
         for call in (comm.reduce, comm.gather):
             for root in (1, comm.members[1]):
                 with pytest.raises(TypeError, match="root="):
-                    call(np.ones(4), root)
+                    call(np.ones(4), root)  # type: ignore[arg-type]
 
     world.run(program)
 

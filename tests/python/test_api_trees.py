@@ -79,14 +79,14 @@ def test_every_function_does_for_each_array_what_it_does_for_one(world_size: int
         tree.broadcast_(comm, mine, n - 1)
         assert equal(mine, leaves(model(n - 1)))
 
-        total = tree.reduce(comm, model(rank), n - 1)
+        total = tree.reduce(comm, model(rank), root=n - 1)
         assert equal(total, summed(n)) if rank == n - 1 else total is None
 
         rows = slice(3 * rank, 3 * rank + 3)
         part = tree.reduce_scatter(comm, model(rank, 3 * n))
         assert equal(part, [array[rows] for array in summed(n, 3 * n)])
         assert equal(tree.all_gather(comm, model(rank)), joined(n))
-        whole = tree.gather(comm, model(rank), 0)
+        whole = tree.gather(comm, model(rank), root=0)
         assert equal(whole, joined(n)) if rank == 0 else whole is None
 
         into = model(7)
@@ -159,7 +159,7 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
             pnp.tree.all_reduce_(comm, [other, 3.5])
         with pytest.raises(TypeError, match="complex"):
             pnp.tree.all_reduce(comm, [other, np.ones(2, "c8")])
-        for option in ("async_op", "out", "opp"):
+        for option in ("return_outcome", "out", "opp"):
             wrong: dict[str, Any] = {option: True}
             with pytest.raises(TypeError, match=f"no option '{option}'"):
                 pnp.tree.all_reduce_(comm, [other], **wrong)

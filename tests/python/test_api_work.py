@@ -283,6 +283,29 @@ def test_doubt_is_resolved_by_the_others_success(pair: list[pccl.Communicator]) 
     assert work.wait() == work.resolve() == outcome
 
 
+def test_a_coordinator_that_is_gone_is_in_the_log_at_once_and_in_the_doubt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The root of a broadcast has voted; the other member does not call, and is not blamed."""
+    caplog.set_level("WARNING", logger="pccl")
+    with pccl.LocalWorld(2) as world:
+        work = world.comms[0].broadcast(np.arange(10.0), 0, deadline=4, async_op=True)
+        token = world.coordinator.token
+        while not [
+            operation
+            for epoch in pccl.run_status(token)["groups"][0]["epochs"]
+            for operation in epoch["operations"]
+            if operation["done"] == 1
+        ]:
+            continue
+        world.coordinator.close()
+        while "the coordinator is away" not in caplog.text:
+            assert not work.done()
+        why = r"the deadline passed \(the connection to the coordinator was lost \d s ago\)"
+        with pytest.raises(pccl.InDoubt, match=why):
+            work.wait()
+
+
 def test_doubt_is_resolved_by_the_others_failure(pair: list[pccl.Communicator]) -> None:
     sent, received = np.arange(1000.0), np.zeros(1000)
     work = in_doubt(pair[0], sent)

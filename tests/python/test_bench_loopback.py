@@ -17,8 +17,9 @@ import pytest
 
 from bench import common, loopback
 from bench.common import Row
-from bench.loopback_libraries import COLLECTIVES, Case, encodes
+from bench.loopback_libraries import Case
 from bench.tcp_ring import TcpRing
+from pccl_py.measure_collectives import COLLECTIVES, encodes
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["bench", "case", "metric", "value", "unit", "baseline", "baseline_value", "ratio"]

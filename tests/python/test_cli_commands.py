@@ -10,6 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,6 @@ def test_a_port_in_use_is_one_sentence(coordinator: pccl.Coordinator) -> None:
         ["token", "--show", "--run-id-file", "-"],
         ["token", "example.org:4000", "--token-file", "-"],
         ["status"],
-        ["status", "--json", "--watch"],
     ],
 )
 def test_bad_usage_is_one_sentence_on_stderr(arguments: list[str]) -> None:
@@ -246,8 +247,11 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     example = json.loads(page.split("```json")[1].split("```")[0])
     assert keys_of(example) <= documented_keys()
     example["groups"][0]["pending"] = [
-        {"peer_id": "77" * 16, "address": "10.0.0.7:1", "prepared": True}
+        {"peer_id": "77" * 16, "label": "new:1", "address": "10.0.0.7:1", "prepared": True}
     ]
+    dialed = {"peer_id": "77" * 16, "other": "0b" * 16, "address": "10.0.0.8:1", "why": "refused"}
+    example["groups"][0]["unreached"] = [dialed]
+    assert keys_of(example) <= documented_keys()
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
     operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
     example["groups"][0]["epochs"][0]["members"][0]["waited_for"] = True
@@ -258,9 +262,10 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "77777777", "waits for the next safe point", "waiting for rank 1, 9d3c2b1a: it has not "
-        "called all_reduce (tag 0, number 12) for 1 min 05 s",
-        "waiting for rank 0, 0b0f5e0e: it owes the others a vote or a report",
+        "cannot dial 0b0b0b0b at 10.0.0.8:1: refused",
+        "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
+        "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
     assert "longer than a message" not in text
@@ -268,6 +273,106 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     assert "longer than a message" in console.export_text()
     with pytest.raises(pccl.PcclError, match="schema 2"):
         status_view.render({**example, "schema": 2})
+
+
+def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
+    """The example has most of it; a group that begins, and a call of a few, are added."""
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    example = json.loads(page.split("```json")[1].split("```")[0])
+    (group,) = example["groups"]
+    group |= {"here": 2, "needed": 3, "emptied": True}
+    (operation,) = group["epochs"][0]["operations"]
+    operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
+    assert keys_of(example) <= documented_keys()
+    from rich.console import Console
+
+    console = Console(width=240, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(status_view.render(example))
+    text = console.export_text()
+    for word in (
+        "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
+        "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
+        "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
+    ):  # fmt: skip
+        assert word in text, text
+
+
+def test_watching_as_json_is_a_line_for_each_interval(coordinator: pccl.Coordinator) -> None:
+    """Then the coordinator goes, which is a line too, and Ctrl-C ends it with 0."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", CLI, "status", "--watch", "--json", "--interval", "0.1",
+         "--timeout", "0.3"],
+        stdout=subprocess.PIPE, text=True, process_group=0,
+        env={**os.environ, "PCCL_TOKEN": coordinator.token},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for _ in range(3):
+            assert json.loads(process.stdout.readline())["schema"] == 1
+        coordinator.close()
+        while "unreachable" not in json.loads(process.stdout.readline()):
+            continue
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_peers_are_called_by_their_labels() -> None:
+    with pccl.Coordinator(initial_world_size=2) as coordinator, ThreadPoolExecutor(2) as pool:
+        token = coordinator.token
+        comms = list(
+            pool.map(lambda label: pccl.connect(token, label=label), ["left one", "right"])
+        )
+        list(pool.map(lambda comm: comm.admit(), comms))
+        for comm in comms:
+            assert sorted(comm.labels) == ["left one", "right"]
+            assert comm.label(comm.peer_id) == comm.labels[comm.rank]
+            assert comm.label(pccl.PeerId("ab" * 16)) == "abababab"
+        members = pccl.run_status(token)["groups"][0]["epochs"][0]["members"]
+        assert [member["label"] for member in members] == list(comms[0].labels)
+        with pytest.raises(pccl.InvalidArgument, match="more than 80 bytes"):
+            pccl.connect(token, label="x" * 81)
+        with pytest.raises(pccl.InvalidArgument, match="cannot be shown"):
+            pccl.connect(token, label="a\nb")
+        for comm in comms:
+            comm.close()
+
+
+def test_the_status_says_who_is_slow_and_what_moves() -> None:
+    """Rank 1 works for 30 ms before each call: it is the last to call, and the speeds are there."""
+    over = threading.Event()
+
+    def program(comm: pccl.Communicator) -> None:
+        array, go_on = np.ones(100_000), np.ones(1)
+        while go_on[0]:
+            if comm.rank == 1:
+                time.sleep(0.03)
+            comm.all_reduce(array, op="avg")
+            go_on[0] = comm.rank != 0 or not over.is_set()
+            comm.broadcast(go_on, 0)
+
+    def members() -> list[dict[str, Any]]:
+        (epoch,) = pccl.run_status(world.coordinator.token)["groups"][0]["epochs"]
+        return list(epoch["members"])
+
+    with pccl.LocalWorld(2, heartbeat=0.1) as world, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(world.run, program)
+        try:
+            while not all(member["links"] and member["sent_per_s"] for member in members()):
+                assert not running.done(), running.result()
+            quick, slow = members()
+        finally:
+            over.set()
+            running.result()
+    assert [link["rank"] for link in quick["links"]] == [1]
+    assert quick["links"][0]["sent_per_s"] > 100_000
+    # Half of the calls are broadcasts, which rank 1 makes right after the all_reduce.
+    assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 4
+    assert slow["last_to_call"] > 3 * quick["last_to_call"]
+    assert slow["late_ns"] / slow["last_to_call"] > 10e6
 
 
 def test_a_coordinator_says_what_its_queues_may_hold() -> None:

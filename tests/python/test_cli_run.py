@@ -6,12 +6,15 @@ import os
 import re
 import select
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pccl_py.cli import run
 
 PYTHON = [sys.executable, "-u", "-c"]
 CLI = "pccl_py.cli"
@@ -21,12 +24,12 @@ def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
     program = start(
         "run", "-n", "3", "--", *PYTHON,
         "import os; e = os.environ; print(e['RANK'], e['WORLD_SIZE'], e['PCCL_INITIAL_WORLD_SIZE'],"
-        "e['PCCL_BIND'], e['PCCL_TOKEN'][:6])",
+        "e['PCCL_RESTARTS'], e['PCCL_TOKEN'][:6])",
         module=CLI,
     )  # fmt: skip
     assert program.end() == 0, program.errors
     lines = sorted(program.rest().splitlines())
-    assert lines == [f"[{rank}] {rank} 3 3 127.0.0.1:0 pccl1-" for rank in range(3)]
+    assert lines == [f"[{rank}] {rank} 3 3 0 pccl1-" for rank in range(3)]
     assert program.errors == ""
 
 
@@ -42,6 +45,22 @@ def test_the_processes_reduce_together(start: Any) -> None:
     program = start("run", "-n", "4", "--", *PYTHON, source, module=CLI)
     assert program.end() == 0, program.errors
     assert sorted(program.rest().splitlines()) == [f"[{rank}] 4 6.0" for rank in range(4)]
+
+
+@pytest.mark.parametrize("label", ["", "mine"])
+def test_the_label_of_each_process_has_its_number(start: Any, label: str) -> None:
+    source = (
+        "import os, socket, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    own = comm.label(comm.peer_id)\n"
+        "    here = f'{socket.gethostname()}:{os.getpid()}'\n"
+        "    print(own.replace(here, 'here'), len(comm.labels))\n"
+    )
+    program = start("run", "-n", "2", "--", *PYTHON, source, module=CLI, PCCL_LABEL=label)
+    assert program.end() == 0, program.errors
+    name = label or "here"
+    assert sorted(program.rest().splitlines()) == [f"[{n}] {name} #{n} 2" for n in range(2)]
 
 
 def test_output_is_passed_on_line_by_line_to_the_stream_it_came_from(start: Any) -> None:
@@ -120,13 +139,14 @@ def test_stop_ends_the_others(start: Any) -> None:
     assert program.errors.count("was killed by SIGTERM") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_is_passed_on_once(start: Any, number: int) -> None:
     source = (
         "import signal, sys\n"
         "def handle(number, frame):\n"
         "    print('got', number, flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGINT, handle); signal.signal(signal.SIGTERM, handle)\n"
+        "for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):\n"
+        "    signal.signal(n, handle)\n"
         "print('ready', flush=True)\n"
         "while True: signal.pause()"
     )
@@ -191,3 +211,241 @@ def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], 
     assert program.end() == 2
     assert words in re.sub(r"\x1b\[[0-9;]*m", "", program.errors), program.errors
     assert "Traceback" not in program.errors
+
+
+def test_nohup_keeps_a_run_alive_that_loses_its_terminal(start: Any) -> None:
+    """SIGHUP is ignored by whoever started us, so it is neither obeyed nor passed on."""
+    source = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'pccl_py.cli', 'run', '-n', '1', '--',\n"
+        "    'sh', '-c', 'echo ready; kill -HUP $PPID $$; echo end'])"
+    )
+    program = start(source)
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] ready\n[0] end\n"
+
+
+# ---- Python files
+
+
+def test_a_python_file_is_run_by_this_python(start: Any, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import sys; print(sys.executable, sys.argv[1:])")
+    program = start("run", "-n", "1", str(file), "--steps", "3", module=CLI)
+    assert program.end() == 0, program.errors
+    assert program.rest() == f"[0] {sys.executable} ['--steps', '3']\n"
+
+
+def test_a_python_file_that_can_be_executed_chooses_its_interpreter(
+    start: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("#!/bin/sh\necho a shell")
+    file.chmod(0o755)
+    program = start("run", "-n", "1", str(file), module=CLI)
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] a shell\n"
+
+
+def test_a_python_file_that_is_not_there_is_said_before_anything_is_run(start: Any) -> None:
+    program = start("run", "-n", "2", "no_such_train.py", module=CLI)
+    assert program.end() == 2
+    assert program.errors == "pccl: there is no file no_such_train.py\n"
+
+
+# ---- restarts
+
+
+def test_a_dead_process_is_started_again_and_joins_again(start: Any) -> None:
+    """Goal: with --restarts the run has its size back. Method: rank 1 of the first epoch dies; the
+    others call admit until three are members again, and the newcomer knows that it is one."""
+    source = (
+        "import array, os, signal, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    came_back = os.environ['PCCL_RESTARTS'] == '1'\n"
+        "    if comm.rank == 1 and not came_back: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    values = array.array('q', [0])\n"
+        "    while values[0] < 3 or comm.world_size < 3:\n"
+        "        if not came_back: comm.admit()\n"
+        "        came_back = False\n"
+        "        values[0] = 1\n"
+        "        comm.all_reduce(values)\n"
+        "    print('together', values[0], os.environ['PCCL_RESTARTS'])\n"
+    )
+    program = start("run", "-n", "3", "--restarts", "2", "--", *PYTHON, source, module=CLI)
+    assert program.end() == 0, program.errors
+    lines = sorted(line[4:] for line in program.rest().splitlines())
+    assert lines == ["together 3 0", "together 3 0", "together 3 1"]
+    assert "is started again in 0.5 s (restart 1 of 2)" in program.errors
+    assert "restart 2 of 2" not in program.errors
+
+
+def test_restarts_are_counted_and_end(start: Any) -> None:
+    """Each restart waits twice as long; then the last status is that of the process."""
+    source = "import os, sys; print(os.environ['PCCL_RESTARTS']); sys.exit(7)"
+    program = start("run", "-n", "1", "--restarts", "2", "--", *PYTHON, source, module=CLI)
+    assert program.end() == 7
+    assert program.rest() == "[0] 0\n[0] 1\n[0] 2\n"
+    assert program.errors.splitlines() == [
+        "pccl run: process 0 exited with status 7",
+        "pccl run: process 0 is started again in 0.5 s (restart 1 of 2)",
+        "pccl run: process 0 exited with status 7",
+        "pccl run: process 0 is started again in 1 s (restart 2 of 2)",
+        "pccl run: process 0 exited with status 7",
+        "pccl run: 0 of 1 processes succeeded, 1 needed",
+    ]
+
+
+def test_backoff_doubles_up_to_a_limit() -> None:
+    waits = [run.backoff_seconds(restarts) for restarts in (0, 1, 2, 5, 6, 7, 10**6)]
+    assert waits == [0.5, 1.0, 2.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_new_group_waits_for_nobody_who_has_given_up(start: Any, tmp_path: Path) -> None:
+    """Process 1 fails for good, then process 0 fails: its next group is of one."""
+    ended = tmp_path / "ended"
+    os.mkfifo(ended)  # process 0 reads its end when process 1 is gone
+    source = (
+        'case "$RANK $PCCL_RESTARTS" in\n'
+        '"1 0") exit 1;;\n'
+        '"1 1") exec 3> "$0"; exit 1;;\n'
+        '"0 0") cat "$0"; exit 1;;\n'
+        "esac\n"
+        "echo $PCCL_INITIAL_WORLD_SIZE of $WORLD_SIZE"
+    )
+    program = start(
+        "run", "-n", "2", "--restarts", "1", "--", "sh", "-c", source, str(ended), module=CLI
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] 1 of 2\n"
+
+
+def test_nobody_is_started_again_once_a_process_has_finished(start: Any, tmp_path: Path) -> None:
+    """It would find the run over, and begin the work anew, alone. Process 0 waits 2 s for its third
+    restart; process 1 ends meanwhile."""
+    ended = tmp_path / "ended"
+    os.mkfifo(ended)
+    source = (
+        'if [ $RANK = 1 ]; then cat "$0"; exit 0; fi\n'
+        "echo $PCCL_RESTARTS\n"
+        'if [ $PCCL_RESTARTS = 2 ]; then exec 3> "$0"; fi\n'
+        "exit 5"
+    )
+    program = start(
+        "run", "-n", "2", "--restarts", "9", "--", "sh", "-c", source, str(ended), module=CLI
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] 0\n[0] 1\n[0] 2\n"
+
+
+def test_nobody_is_started_again_after_a_signal(start: Any) -> None:
+    source = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done"
+    program = start("run", "-n", "1", "--restarts", "3", "--", "sh", "-c", source, module=CLI)
+    program.expect("[0] ready")
+    program.interrupt(signal.SIGTERM)
+    assert program.end() == 128 + signal.SIGTERM
+    assert program.rest() == ""
+
+
+def test_stop_ends_the_others_when_restarts_are_used_up(start: Any) -> None:
+    source = "import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(5)\nsignal.pause()"
+    program = start(
+        "run", "-n", "2", "--restarts", "1", "--on-failure", "stop", "--", *PYTHON, source,
+        module=CLI,
+    )  # fmt: skip
+    assert program.end() == 5
+    assert program.errors.count("process 1 exited with status 5") == 2
+    assert "process 0 was killed by SIGTERM" in program.errors
+
+
+# ---- a run that can be started again
+
+
+def test_a_run_with_a_state_goes_on_after_it_was_killed(start: Any, tmp_path: Path) -> None:
+    """The same token leads to it, so peers on other machines come back by themselves."""
+    state = str(tmp_path / "state")
+    source = (
+        "import array, hashlib, os, signal, sys, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "    values = array.array('q', [1])\n"
+        "    comm.all_reduce(values)\n"
+        "    token = hashlib.sha256(os.environ['PCCL_TOKEN'].encode()).hexdigest()\n"
+        "    print(values[0], comm.epoch > 1, token, flush=True)\n"
+        "    if sys.argv[1] == 'stay': signal.pause()\n"
+    )
+    command = ["run", "-n", "2", "--silence", "1", "--heartbeat", "0.1", "--state", state, "--"]
+    first = start(*command, *PYTHON, source, "stay", module=CLI)
+    lines = {first.line()[4:] for _ in range(2)}
+    first.interrupt(signal.SIGKILL)
+    first.end()
+    second = start(*command, *PYTHON, source, "end", module=CLI)
+    assert second.end() == 0, second.errors
+    assert len(lines) == 1
+    expected = lines.pop().replace("False", "True")
+    assert [line[4:] for line in second.rest().splitlines()] == [expected] * 2
+
+
+def test_a_state_of_another_number_of_processes_is_refused(start: Any, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    assert start("run", "-n", "1", "--state", state, "--", "true", module=CLI).end() == 0
+    program = start("run", "-n", "2", "--state", state, "--", "true", module=CLI)
+    assert program.end() == 2
+    assert "initial_world_size" in program.errors
+
+
+# ---- log files
+
+
+def test_a_log_folder_has_a_file_for_each_process_and_the_coordinator(
+    start: Any, tmp_path: Path
+) -> None:
+    """With the host and the process id of `pccl run` in its name; lines are printed as well."""
+    source = (
+        "import array, os, sys, pccl_py as pccl\n"
+        "with pccl.connect() as comm:\n"
+        "    comm.admit()\n"
+        "print('out', os.environ['RANK'], os.environ['PCCL_RESTARTS'])\n"
+        "print('err', file=sys.stderr)\n"
+        "if os.environ['PCCL_RESTARTS'] == '0' == os.environ['RANK']: sys.exit(3)\n"
+    )
+    folder = str(tmp_path / "logs" / "%h-%p-100%%")
+    program = start(
+        "run", "-n", "1", "--restarts", "1", "--log-dir", folder, "--", *PYTHON, source, module=CLI
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] out 0 0\n[0] out 0 1\n"
+    named = tmp_path / "logs" / f"{socket.gethostname()}-{program.process.pid}-100%"
+    assert sorted(os.listdir(named)) == ["coordinator.log", "process-0.log"]
+    lines = (named / "process-0.log").read_text().splitlines()
+    assert sorted(lines) == ["err", "err", "out 0 0", "out 0 1"]
+    said = (named / "coordinator.log").read_text()
+    assert "process 0 is started again in 0.5 s (restart 1 of 1)" in said
+    assert "epoch 1" in said, said
+    assert "epoch" not in program.errors  # that would be --verbose
+
+
+def test_a_log_file_that_cannot_be_written_ends_and_the_run_does_not(
+    start: Any, tmp_path: Path
+) -> None:
+    os.symlink("/dev/full", tmp_path / "process-0.log")
+    os.symlink("/dev/full", tmp_path / "coordinator.log")
+    source = "print('one'); print('two')"
+    program = start("run", "-n", "1", "--log-dir", str(tmp_path), "--", *PYTHON, source, module=CLI)
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] one\n[0] two\n"
+    assert program.errors.count("the file of process 0 ends here: No space left on device") == 1
+    assert program.errors.count("coordinator.log ends here") == 1
+    assert "Traceback" not in program.errors
+
+
+def test_a_log_folder_that_cannot_be_made_is_said_before_anything_is_run(
+    start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "logs")
+    program = start("run", "-n", "1", "--log-dir", folder, "--", "true", module=CLI)
+    assert program.end() == 1
+    assert program.errors == f"pccl: --log-dir: {folder}: Not a directory\n"

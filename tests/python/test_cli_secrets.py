@@ -104,6 +104,25 @@ def test_a_token_comes_from_a_file_or_from_standard_input(tmp_path: Path) -> Non
     assert (from_input.stdout, from_input.stderr) == (says, "")
 
 
+def test_a_token_is_shown_in_parts_without_its_secret(tmp_path: Path) -> None:
+    """`pccl token` alone. The first 8 digits of the run id are those of `pccl status`."""
+    token = pccl.token_create("example.org:4000", bytes.fromhex(RUN_ID))
+    for answer in (
+        pccl_command("token", PCCL_TOKEN=token),
+        pccl_command("token", "--token-file", str(secret_file(tmp_path, token))),
+    ):
+        assert (
+            answer.stdout == "address  example.org:4000\nrun      01234567, as in `pccl status`\n"
+        )
+        assert RUN_ID not in answer.stdout
+    for address in ("127.0.0.1:9", "localhost:9", "[::1]:9"):
+        answer = pccl_command("token", PCCL_TOKEN=pccl.token_create(address))
+        assert "is this machine itself: other machines cannot join" in answer.stdout
+    answer = pccl_command("token")
+    assert answer.returncode == 2
+    assert "no token: set PCCL_TOKEN, or pass --token-file FILE" in answer.stderr
+
+
 def test_the_status_takes_the_token_file_that_a_coordinator_wrote(
     start: Any, tmp_path: Path
 ) -> None:

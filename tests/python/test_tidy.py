@@ -18,7 +18,7 @@ import sentences
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
     *("kernels", "engine", "include", "bindings", "pccl_py", "frontends"),
-    *("tests", "bench", "examples", "harness", "docs", ".ci"),
+    *("tests", "bench", "examples", "harness", "release", "docs", ".ci"),
 )
 SUFFIXES = {".zig", ".zon", ".h", ".c", ".cpp", ".py", ".pyi", ".toml", ".md", ".sh", ".txt"}
 PLAIN_NAMES = {"Makefile", "run"}

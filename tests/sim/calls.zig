@@ -98,7 +98,11 @@ pub const Work = struct {
 pub fn begin(user: *User, planned: Step) bool {
     const world = user.world();
     var step = planned;
-    if (faults.chance(world, .mismatch, 12)) {
+    // Newcomers come with something wrong more often.
+    const group = user.group.?;
+    const is_new = user.round_number == 0 and group.rank() >= group.world_size() -
+        group.joined().len;
+    if (faults.chance(world, .mismatch, if (is_new) 4 else 12)) {
         world.statistics.fault(.mismatch);
         deviate(world, &step);
     }
@@ -462,7 +466,11 @@ pub fn finished(work: *Work) void {
             }
             return users.wake_waiting(work.user);
         },
-        .mismatch, .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
+        .mismatch => {
+            record.state = .failed;
+            rules.check_mismatch(work);
+        },
+        .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
         .too_few_peers, .state_unavailable => record.state = .failed,
         .expelled, .coordinator_unreachable => record.state = .gone,
     }

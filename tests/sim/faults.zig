@@ -526,18 +526,53 @@ pub fn fate_of_dial(world: *World, connection: *Connection) void {
     const timeout = 4 * world.config.heartbeat_ns;
     if (there.state != .up) return world.after(2 * delay, .{ .ended = dialer });
     if (is_cut(world, connection)) return world.after(timeout, .{ .ended = dialer });
+    if (is_walled(world, connection)) |wall| {
+        world.statistics.fault(.one_way);
+        return world.after(if (wall == .drops) timeout else 2 * delay, .{ .ended = dialer });
+    }
     if (chance(world, .dial_fail, 3)) {
         world.statistics.fault(.dial_fail);
         const slow = world.faults.stream(.dial_fail).chance(2);
         return world.after(if (slow) timeout else 2 * delay, .{ .ended = dialer });
     }
-    world.after(delay, .{ .accepted = connection.index });
+    const late = lateness_of_dial(world, connection);
+    world.after(delay + late, .{ .accepted = connection.index });
     if (chance(world, .dial_stray, 4)) {
         world.statistics.fault(.dial_stray);
         connection.ends[0].state = .pending;
         return world.after(timeout, .{ .ended = dialer });
     }
-    world.after(2 * delay, .{ .opened = connection.index });
+    world.after(2 * delay + late, .{ .opened = connection.index });
+}
+
+const Wall = enum { refuses, drops };
+
+/// Between some peers connections are made in one direction only, for as long as the world lasts,
+/// as where one of them is behind NAT. In one there is always a way.
+fn is_walled(world: *World, connection: *const Connection) ?Wall {
+    if (connection.is_control) return null;
+    const from, const to = .{ connection.ends[0].node, connection.ends[1].node };
+    if (world.scripted) {
+        for (world.walls.items) |wall| if (wall[0] == from and wall[1] == to) return .refuses;
+        return null;
+    }
+    const one_in: u64 = switch (world.config.levels.get(.one_way)) {
+        .off => return null,
+        .rare => 4,
+        .heavy => 1,
+    };
+    const seed = world.config.seed ^ @as(u64, @min(from, to)) << 32 ^ @as(u64, @max(from, to));
+    var prng = swarm.stream(seed, "one_way");
+    if (!prng.chance(one_in) or prng.chance(2) != (from < to)) return null;
+    return if (prng.chance(2)) .refuses else .drops;
+}
+
+/// Where both sides dial, often at the same time: the one that waits for the other may be done
+/// first.
+fn lateness_of_dial(world: *World, connection: *const Connection) u64 {
+    if (connection.is_control or world.scripted or !world.config.has(.one_way)) return 0;
+    const prng = world.faults.stream(.one_way);
+    return if (prng.chance(4)) prng.below(world.config.silence_ns / 4) else 0;
 }
 
 // ---- time

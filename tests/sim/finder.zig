@@ -88,12 +88,12 @@ threadlocal var told: [text_bytes_max]u8 = undefined;
 /// The process at that node says who it is.
 fn answer_of(world: *const World, search: Search) Answer {
     const index = switch (search.where) {
-        .nowhere => return .not_found,
+        .nowhere => return .{ .not_found = .name_unknown },
         .stranger => return .{ .found = stranger.long_address },
         .node => |index| index,
     };
     const node = &world.nodes[index];
-    if (node.state != .up or !node.id.eql(search.id)) return .not_found;
+    if (node.state != .up or !node.id.eql(search.id)) return .{ .not_found = .refused };
     return .{ .found = number_of(index, &told) };
 }
 

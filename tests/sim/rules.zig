@@ -7,9 +7,11 @@
 const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
+const wire = @import("wire");
 const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
 const Call = checkers_file.Call;
+const Descriptor = wire.control.Descriptor;
 const Mask = base.Mask;
 const Work = calls.Work;
 const World = @import("world.zig").World;
@@ -67,6 +69,54 @@ pub const Starved = struct {
         };
     }
 };
+
+// ---- newcomers that are refused
+
+/// A newcomer is refused only if it has called something else than a member from before, and where
+/// members from before have called the same, no newcomer has them see a mismatch.
+pub fn check_mismatch(work: *const Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    const is_refused = op.failure.reason == null;
+    world.statistics.refused += @intFromBool(is_refused);
+    if (world.scripted or world.config.has(.insider) or world.checkers.forgetful) return;
+    const epoch = work.group.member.epoch_of(op.op.epoch) orelse return;
+    const elders = epoch.ids.len - epoch.joined;
+    if (is_refused) {
+        if (epoch.rank >= elders and elders > 0 and has_deviated(work)) return;
+        const why = "p{d} is refused for {f}, and has called what all others have";
+        return world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
+    }
+    if (op.op.id.sequence != 0 or work.step.pair != null or epoch.rank >= elders) return;
+    if (op.failure.reason == .contradiction) return;
+    // Nobody else can compare what two of these are to each other.
+    const described = [_]?Descriptor{ op.failure.descriptor, op.failure.other_descriptor };
+    for (described) |maybe| if (maybe) |descriptor| if (descriptor.uneven) return;
+    for (epoch.ids[0..elders]) |id| {
+        const digit = calls.digit_of(world, id) orelse return;
+        const call = &work.record.calls[digit];
+        const insists = call.strategy == .send_only and op.failure.reason == .state_conflict;
+        if (call.state != .none and (call.asked != work.call().asked or insists)) return;
+    }
+    const why = "p{d}: {f} is a mismatch, and only newcomers have called something else";
+    world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
+}
+
+/// In this epoch it has called something else than another, or insisted on its content.
+fn has_deviated(work: *const Work) bool {
+    const key = work.step.key;
+    const digit = work.node.digit();
+    for (work.node.world.checkers.records.values()) |record| {
+        if (record.key.group != key.group or record.key.epoch != key.epoch) continue;
+        const mine = &record.calls[digit];
+        if (mine.state == .none) continue;
+        if (mine.strategy == .send_only) return true;
+        for (record.calls) |*call| {
+            if (call.state != .none and call.asked != mine.asked) return true;
+        }
+    }
+    return false;
+}
 
 // ---- raise and restart
 

@@ -71,6 +71,7 @@ pub const all = .{
     "leave",
     "leave_before_the_answer",
     "left_while_the_coordinator_was_away",
+    "lone_member_killed",
     "loss_during_recovery",
     "loss_in_the_next_epoch",
     "message",
@@ -84,10 +85,12 @@ pub const all = .{
     "mismatch_then_dies",
     "newcomer_behind_a_broken_link",
     "newcomer_never_prepared",
+    "newcomer_refused",
     "newcomers_that_read_nothing",
     "newcomers_without_lanes",
     "one_never_calls",
     "one_never_calls_and_is_let_go",
+    "one_way",
     "two_wait_for_each_other",
     "opposite_order",
     "peer_dies",
@@ -334,6 +337,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         swallow,
         stall,
         sever,
+        wall,
         insider,
         never,
         say,
@@ -376,6 +380,11 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         },
         .claim => try claim(script, words),
         .sever => try sever(script, words),
+        // The first cannot dial the second, which may have to start yet.
+        .wall => try world.walls.append(script.gpa, .{
+            @intCast(try number(script, words)),
+            @intCast(try number(script, words)),
+        }),
         .insider => insider.mark(world, (try user_of(script, words)).node),
         .never => {
             const text = try take_word(script, words);

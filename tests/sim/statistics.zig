@@ -28,6 +28,8 @@ pub const Statistics = struct {
     doubts_committed: u64 = 0,
     doubts_aborted: u64 = 0,
     doubts_open: u64 = 0,
+    /// Newcomers' calls that ended because one of them did not fit those of the members.
+    refused: u64 = 0,
     /// Successes whose ranges have different contributors, and that took several attempts.
     split_results: u64 = 0,
     retried_results: u64 = 0,
@@ -106,6 +108,7 @@ pub const Statistics = struct {
             statistics.retried_results,
             statistics.overlapping,
         });
+        out("  calls of newcomers that were refused: {d}\n", .{statistics.refused});
         const encoded = "  floats: {d}, {d} encoded: {d} no all_reduces, {d} in several " ++
             "attempts, {d} in several ranges, {d} with residuals\n";
         out(encoded, .{

@@ -20,6 +20,7 @@ pub const Class = enum {
     cut_pair,
     dial_fail,
     dial_stray,
+    one_way,
     strangers,
     // Processes.
     crash,
@@ -265,6 +266,7 @@ pub const Config = struct {
         config.initial_world_size = config.peers_start;
         config.peers_max = config.peers_start;
         config.calls = @as(u32, config.peers_start) * 30;
+        if (prng.chance(3)) config.levels.set(.one_way, .heavy);
     }
 
     /// Instead of the one that the seed has drawn; other classes of faults stay as they are.
@@ -290,7 +292,8 @@ pub const Config = struct {
     pub fn has_only(config: *const Config, class: Class) bool {
         for (config.strikes) |strike| if (strike != null) return false;
         for (std.enums.values(Class)) |other| {
-            if (other != class and other != .strangers and config.has(other)) return false;
+            const harmless = other == .strangers or other == .one_way;
+            if (other != class and !harmless and config.has(other)) return false;
         }
         return true;
     }
@@ -364,7 +367,7 @@ pub const Config = struct {
         for (config.strikes) |maybe| if (maybe) |strike| if (!strike.goes_unnoticed()) return false;
         for (std.enums.values(Class)) |class| {
             const harmless = switch (class) {
-                .tiny_segments, .late_tick, .late_join, .strangers, .drift => true,
+                .tiny_segments, .late_tick, .late_join, .strangers, .drift, .one_way => true,
                 // Its members are back in time, unless their links are slow.
                 .crash_coordinator, .torn_journal => true,
                 .slow_links => !config.loses_coordinator(),

@@ -309,6 +309,8 @@ pub const World = struct {
     /// Peers that cannot reach each other.
     pair_cuts: std.ArrayList(PairCut) = .empty,
     deafness: std.ArrayList(Deafness) = .empty,
+    /// The first cannot dial the second, in a transcript.
+    walls: std.ArrayList([2]NodeIndex) = .empty,
 
     now: Instant = std.time.ns_per_s,
     order: u64 = 0,
@@ -636,6 +638,7 @@ pub const World = struct {
             .run_id = run_id,
             .seed = prng.next(),
             .address_key = @splat(@truncate(prng.next())),
+            .label = .shown(&.{ 'p', '0' + @as(u8, @intCast(node.index % 10)) }),
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
         var address: [finder.text_bytes_max]u8 = undefined;
@@ -887,6 +890,7 @@ pub const World = struct {
         const e = &connection.ends[ref.side];
         if (e.state == .closed) return;
         const what = e.what;
+        const never_was = e.state == .pending and ref.side == 0;
         e.state = .closed;
         e.what = .nothing;
         world.finish_pipe(ref);
@@ -895,7 +899,10 @@ pub const World = struct {
         const now = node.here();
         world.note("{d} learns that connection {d} ended", .{ node.index, ref.connection });
         switch (what) {
-            .lane => |lane| node.session.?.lane_closed(now, lane),
+            .lane => |lane| if (never_was)
+                node.session.?.lane_failed(now, lane, .refused)
+            else
+                node.session.?.lane_closed(now, lane),
             .control => {
                 node.control = null;
                 node.session.?.control_closed(now);

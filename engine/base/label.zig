@@ -1,0 +1,56 @@
+//! Label: the name of a peer for people, "node7:4242 #2": beside its id in logs, errors and the
+//! status. The peer chooses it, so two may have the same, and nothing is decided by it. It is
+//! told by protocol/labels.zig; a peer keeps those of the others in session/labels.zig.
+
+const std = @import("std");
+const limits = @import("limits.zig");
+const text = @import("text.zig");
+
+pub const Label = struct {
+    storage: [limits.label_bytes_max]u8 = undefined,
+    /// 0: the peer has said none, or it is not known here.
+    length: u8 = 0,
+
+    /// Null: nobody may have it, because it is too long or cannot be shown.
+    pub fn read(bytes: []const u8) ?Label {
+        var label: Label = .{};
+        if (bytes.len == 0) return label;
+        if (bytes.len > limits.label_bytes_max or !text.is_name(bytes)) return null;
+        @memcpy(label.storage[0..bytes.len], bytes);
+        label.length = @intCast(bytes.len);
+        return label;
+    }
+
+    /// The name that this machine gives itself may be anything: as far as it can be shown.
+    pub fn shown(bytes: []const u8) Label {
+        var label: Label = .{};
+        label.length = @intCast(text.show(bytes, &label.storage).len);
+        return label;
+    }
+
+    pub fn slice(label: *const Label) []const u8 {
+        return label.storage[0..label.length];
+    }
+
+    /// As it stands in a line behind the id of its peer: " (node7:4242)", or nothing.
+    pub fn format(label: *const Label, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (label.length > 0) try writer.print(" ({s})", .{label.slice()});
+    }
+};
+
+test "a label has a length that is known, and nothing that a terminal obeys" {
+    const expect = std.testing.expect;
+    try std.testing.expectEqualStrings("node7:42 #2", Label.read("node7:42 #2").?.slice());
+    try std.testing.expectEqual(0, Label.read("").?.length);
+    const longest = "x" ** limits.label_bytes_max;
+    try std.testing.expectEqualStrings(longest, Label.read(longest).?.slice());
+    for ([_][]const u8{ longest ++ "x", "a\nb", "\x1b[2J", "\xff", "a\u{202e}b" }) |wrong|
+        try expect(Label.read(wrong) == null);
+    try std.testing.expectEqualStrings("a\\x0ab", Label.shown("a\nb").slice());
+    try std.testing.expectEqual(limits.label_bytes_max, Label.shown(longest ++ "y").length);
+    var line: [100]u8 = undefined;
+    const named = try std.fmt.bufPrint(&line, "01000000{f}", .{Label.read("node7:42").?});
+    try std.testing.expectEqualStrings("01000000 (node7:42)", named);
+    const nameless: Label = .{};
+    try std.testing.expectEqualStrings("1", try std.fmt.bufPrint(&line, "1{f}", .{nameless}));
+}

@@ -1,0 +1,62 @@
+//! Source: the host that a connection comes from, as a number: which of them are this machine, and
+//! how one is written. Texts with names in them: endpoint.zig.
+
+const std = @import("std");
+const Endpoint = @import("endpoint.zig").Endpoint;
+const Source = @import("ids.zig").Source;
+
+/// Begins an IPv4 address that is written as an IPv6 address.
+const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
+const loopback_v6 = [_]u8{0} ** 15 ++ [_]u8{1};
+
+/// It leads to the machine of whoever uses it, whichever that is.
+pub fn is_loopback(source: Source) bool {
+    const in_v4 = mapped_prefix ++ [_]u8{127};
+    return std.mem.startsWith(u8, &source, &in_v4) or std.mem.eql(u8, &source, &loopback_v6);
+}
+
+pub fn is_unknown(source: Source) bool {
+    return std.mem.allEqual(u8, &source, 0);
+}
+
+/// "[v6]:port" has at most so many bytes.
+pub const text_bytes_max = 8 * 5 + 2 + 6;
+
+/// "host:port", which Endpoint.parse_told reads if it is one host.
+pub fn write(source: Source, port: u16, text: *[text_bytes_max]u8) []const u8 {
+    var writer: std.Io.Writer = .fixed(text);
+    put(source, port, &writer) catch unreachable; // it has room for the longest
+    return writer.buffered();
+}
+
+fn put(source: Source, port: u16, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+    if (std.mem.startsWith(u8, &source, &mapped_prefix)) {
+        const v4 = source[12..];
+        return writer.print("{d}.{d}.{d}.{d}:{d}", .{ v4[0], v4[1], v4[2], v4[3], port });
+    }
+    for (0..8) |index| {
+        const group = std.mem.readInt(u16, source[2 * index ..][0..2], .big);
+        try writer.print("{s}{x}", .{ if (index == 0) "[" else ":", group });
+    }
+    try writer.print("]:{d}", .{port});
+}
+
+test "a source is written as it is read" {
+    for ([_][]const u8{ "10.1.2.3:80", "[2001:db8::7]:65535", "[::1]:1", "127.0.1.1:9" }) |given| {
+        const endpoint = try Endpoint.parse(given);
+        var text: [text_bytes_max]u8 = undefined;
+        const again = try Endpoint.parse_told(write(endpoint.source().?, endpoint.port, &text));
+        try std.testing.expectEqual(endpoint.source(), again.source());
+        try std.testing.expectEqual(endpoint.port, again.port);
+    }
+    var longest: [text_bytes_max]u8 = undefined;
+    try std.testing.expectEqual(longest.len - 1, write(@splat(0xff), 65535, &longest).len);
+}
+
+test "all of 127/8 and ::1 are loopback, and nothing else is" {
+    for ([_][]const u8{ "127.0.0.1:1", "127.0.1.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1" }) |text|
+        try std.testing.expect(is_loopback((try Endpoint.parse(text)).source().?));
+    for ([_][]const u8{ "126.0.0.1:1", "128.0.0.1:1", "[::2]:1", "[::]:1", "10.0.0.1:1" }) |text|
+        try std.testing.expect(!is_loopback((try Endpoint.parse(text)).source().?));
+    try std.testing.expect(is_unknown(@splat(0)) and !is_loopback(@splat(0)));
+}

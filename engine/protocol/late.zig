@@ -1,0 +1,72 @@
+//! late: who calls last. A vote says how long ago the call was, so the coordinator knows when each
+//! member called, on its own clock. The last one held up all others from the second last call on.
+//! That is counted for the status, over all groups of a peer; nothing is decided by it. A member
+//! that lies about its call can hide, or blame itself.
+
+const std = @import("std");
+const base = @import("base");
+const Epoch = @import("epoch.zig").Epoch;
+const Record = @import("epoch.zig").Record;
+const Instant = base.Instant;
+
+/// Less is the noise of networks and machines.
+const margin_ns_min = std.time.ns_per_ms;
+
+/// The calls of one operation, in the current attempt.
+pub const Calls = struct {
+    last: Instant = 0,
+    second_last: Instant = 0,
+    /// Whose is the last.
+    rank: u16 = 0,
+    count: u32 = 0,
+
+    pub fn note(calls: *Calls, rank: u16, now: Instant, age_ns: u64) void {
+        const at = now -| age_ns;
+        calls.count += 1;
+        if (at < calls.last) {
+            calls.second_last = @max(calls.second_last, at);
+            return;
+        }
+        calls.second_last = calls.last;
+        calls.last = at;
+        calls.rank = rank;
+    }
+};
+
+/// The account of a peer.
+pub const Late = struct {
+    /// Operations that it has called, and in which it was the last by more than noise.
+    calls: u64 = 0,
+    last: u64 = 0,
+    /// The time that others have waited for it alone, in all of these.
+    ns: u64 = 0,
+};
+
+/// An operation of all is committed. Nobody can say who was to come first in a message, and the
+/// votes of a sync have no ages.
+pub fn judge(epoch: *const Epoch, known: *const Record) void {
+    const kind = known.descriptor.kind;
+    if (kind == .send_recv or kind == .sync or known.calls.count < 2) return;
+    for (epoch.members, 0..) |*member, rank| if (known.done.has(rank)) {
+        if (member.peer) |peer| peer.late.calls += 1;
+    };
+    const margin_ns = known.calls.last - known.calls.second_last;
+    if (margin_ns < margin_ns_min) return;
+    const peer = epoch.members[known.calls.rank].peer orelse return;
+    peer.late.last += 1;
+    peer.late.ns +|= margin_ns;
+}
+
+test "the last call is found in any order of the votes, and by how much it was late" {
+    const orders = [_][3]u16{ .{ 0, 1, 2 }, .{ 2, 1, 0 }, .{ 1, 2, 0 }, .{ 0, 2, 1 } };
+    const at = [_]u64{ 100, 130, 120 };
+    for (orders) |order| {
+        var calls: Calls = .{};
+        for (order) |rank| calls.note(rank, 1000, 1000 - at[rank]);
+        try std.testing.expectEqual(1, calls.rank);
+        try std.testing.expectEqual(10, calls.last - calls.second_last);
+    }
+    var old: Calls = .{};
+    old.note(0, 1000, std.math.maxInt(u64)); // older than the clock
+    try std.testing.expectEqual(0, old.last);
+}

@@ -1,0 +1,255 @@
+//! Misfit: a newcomer whose first call of a tag is not that of the members that were there before
+//! it, or whose shared state does not fit theirs. It alone is refused and told both; the others go
+//! on as after a death. Where those who were there before differ among themselves, or nobody was
+//! there before, the operation is aborted for all (epoch.zig).
+//!
+//! Its evidence is what each member says itself that it has called. When some member sees a call
+//! that is not its own, all are asked for theirs (stall.zig), and a newcomer is refused when all
+//! who were there before have named the same one, and it another. So a member that lies about a
+//! newcomer has it refused only where nobody else was there before. A message between two is theirs
+//! alone: nobody is refused for one.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
+const Group = @import("group.zig").Group;
+const Overdue = @import("stall.zig").Overdue;
+const ProtocolError = @import("epoch.zig").ProtocolError;
+const Record = @import("epoch.zig").Record;
+const stall = @import("stall.zig");
+const Allocator = std.mem.Allocator;
+const Mask = base.Mask;
+const control = wire.control;
+const Described = wire.Described(wire.ByShortId);
+const Descriptor = control.Descriptor;
+
+/// The calls of one operation that are not the one of its record.
+pub const Misfits = struct {
+    said: std.ArrayList(Said) = .empty,
+    /// Some member has seen another call than its own.
+    is_open: bool = false,
+
+    const Said = struct { rank: u16, descriptor: Descriptor };
+
+    pub fn deinit(misfits: *Misfits, gpa: Allocator) void {
+        misfits.said.deinit(gpa);
+    }
+
+    fn of(misfits: *const Misfits, rank: u16) ?*const Said {
+        for (misfits.said.items) |*said| if (said.rank == rank) return said;
+        return null;
+    }
+};
+
+fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
+    return rank >= epoch.members.len - epoch.began.joined;
+}
+
+/// Those who are alive and were there before the newcomers of this epoch.
+fn elders(epoch: *const Epoch) Mask {
+    const before: Mask = .full(epoch.members.len - epoch.began.joined);
+    return epoch.alive.without(&epoch.alive.without(&before));
+}
+
+/// Whether a newcomer can be refused for this operation.
+fn may_be(epoch: *const Epoch, id: control.OpId) bool {
+    if (id.sequence != 0 or base.Pair.of(id.tag) != null) return false;
+    return !elders(epoch).is_empty();
+}
+
+// ---- calls
+
+/// A member says what it has called. `contradicts`: there is nobody to refuse.
+pub fn hear(
+    epoch: *Epoch,
+    known: *Record,
+    descriptor: *const Descriptor,
+    rank: u16,
+) ProtocolError!enum { fits, misfit, contradicts } {
+    const misfits = &known.misfits;
+    if (misfits.of(rank)) |said| // nobody calls one thing twice
+        return if (said.descriptor.eql(descriptor)) .misfit else error.Unexpected;
+    const is_first_elder = !is_newcomer(epoch, rank) and is_newcomer(epoch, known.from);
+    if (known.descriptor.eql(descriptor)) {
+        if (is_first_elder) known.from = rank;
+        return .fits;
+    }
+    if (known.from == rank or !may_be(epoch, known.id)) return .contradicts;
+    if (is_first_elder) {
+        try overrule(epoch, known, descriptor, rank);
+    } else if (is_newcomer(epoch, rank)) {
+        try misfits.said.append(epoch.gpa, .{ .rank = rank, .descriptor = descriptor.* });
+        known.stall.called.set(rank);
+    } else return .contradicts;
+    open(epoch, known);
+    return if (misfits.of(rank) == null) .fits else .misfit;
+}
+
+/// Only newcomers have spoken so far, and the first of the others calls something else. Their votes
+/// and reports are of no use: one of them will be refused, and all begin anew.
+fn overrule(
+    epoch: *Epoch,
+    known: *Record,
+    descriptor: *const Descriptor,
+    rank: u16,
+) Allocator.Error!void {
+    const gpa = epoch.gpa;
+    const said = &known.misfits.said;
+    const called = &known.stall.called;
+    try said.ensureUnusedCapacity(gpa, called.count());
+    for (0..called.count()) |position| {
+        const newcomer = called.at(position);
+        if (known.misfits.of(newcomer) != null) continue;
+        said.appendAssumeCapacity(.{ .rank = newcomer, .descriptor = known.descriptor });
+    }
+    var index = said.items.len;
+    while (index > 0) {
+        index -= 1;
+        if (said.items[index].descriptor.eql(descriptor)) _ = said.orderedRemove(index);
+    }
+    known.holdings.clear(gpa, epoch.budget);
+    if (known.election) |election| election.destroy();
+    known.* = .{
+        .id = known.id,
+        .descriptor = descriptor.*,
+        .from = rank,
+        .stall = known.stall,
+        .misfits = known.misfits,
+    };
+}
+
+/// A member has seen that another calls something else. False: two contradict each other of whom
+/// none can be refused.
+pub fn on_seen(
+    epoch: *Epoch,
+    rank: u16,
+    message: *const control.MismatchSeen,
+) ProtocolError!bool {
+    const other = epoch.ranks.get(message.other) orelse return false;
+    if (!may_be(epoch, message.op)) return false;
+    if (!is_newcomer(epoch, rank) and !is_newcomer(epoch, other)) return false;
+    // These describe what two are to each other, which nobody else can compare.
+    if (message.mine.uneven or message.theirs.uneven) return false;
+    // In a new attempt the reports say what all have called.
+    if (!epoch.running or epoch.is_decided(message.op)) return true;
+    const known = try epoch.record_of(message.op, &message.mine, rank) orelse return true;
+    known.stall.called.set(rank);
+    open(epoch, known);
+    return true;
+}
+
+/// All say what they have called: at once, or as soon as they have.
+fn open(epoch: *Epoch, known: *Record) void {
+    known.misfits.is_open = true;
+    if (epoch.running) stall.ask(epoch, known, &stall.missing_of(epoch, known));
+}
+
+/// At a tick.
+pub fn review(epoch: *Epoch) ProtocolError!void {
+    if (!epoch.running) return;
+    var index = epoch.records.items.len;
+    while (index > 0) {
+        index -= 1;
+        const known = epoch.records.items[index];
+        if (!known.misfits.is_open) continue;
+        forget_lost(epoch, known);
+        const said = known.misfits.said.items;
+        if (said.len > 0 and elders(epoch).is_empty()) {
+            // Nobody is left whose word would count for more.
+            try epoch.abort(known.id, .{
+                .reason = .mismatch,
+                .peer = epoch.members[known.from].id,
+                .other = epoch.members[said[0].rank].id,
+                .descriptor = known.descriptor,
+                .other_descriptor = said[0].descriptor,
+            }, null);
+        } else open(epoch, known); // in each attempt
+    }
+}
+
+fn forget_lost(epoch: *const Epoch, known: *Record) void {
+    const said = &known.misfits.said;
+    var index = said.items.len;
+    while (index > 0) {
+        index -= 1;
+        if (!epoch.alive.has(said.items[index].rank)) _ = said.orderedRemove(index);
+    }
+}
+
+/// Whether this member is to start an operation from nothing in the next attempt, because what
+/// others keep is of another call.
+pub fn is_one(known: *const Record, rank: u16) bool {
+    return known.misfits.of(rank) != null;
+}
+
+// ---- shared states
+
+/// Two members contradict each other about a shared state, of which the second is a newcomer and
+/// the first was there before. It is refused, with those who hold the same structure.
+pub fn blames(epoch: *const Epoch, known: *Record, ranks: [2]u16) bool {
+    if (!may_be(epoch, known.id)) return false;
+    if (is_newcomer(epoch, ranks[0]) or !is_newcomer(epoch, ranks[1])) return false;
+    const election = known.election.?;
+    election.misfits.set(ranks[1]);
+    if (election.structures == null) return true;
+    const wrong = &election.offers[ranks[1]].?.structure;
+    for (0..epoch.alive.count()) |position| {
+        const rank = epoch.alive.at(position);
+        const offer = &(election.offers[rank] orelse continue);
+        if (std.mem.eql(u8, &offer.structure, wrong)) election.misfits.set(rank);
+    }
+    return true;
+}
+
+// ---- letting go
+
+/// Newcomers that must leave, and why: of one operation, those who have called the same.
+pub fn find(group: *const Group, overdue: *Overdue) bool {
+    for (group.epochs.items) |epoch| {
+        if (epoch.recovering) continue;
+        for (epoch.records.items) |known| {
+            overdue.count = 0;
+            if (known.election) |election| if (!election.misfits.is_empty()) {
+                take_state(epoch, known, overdue);
+                return true;
+            };
+            take_call(epoch, known, overdue);
+            if (overdue.count > 0) return true;
+        }
+    }
+    return false;
+}
+
+fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
+    const election = known.election.?;
+    for (0..election.misfits.count()) |position| {
+        const rank = election.misfits.at(position);
+        if (epoch.members[rank].peer) |peer| overdue.add(peer);
+    }
+    if (election.structures) |*structures| overdue.say(
+        "its shared state is not that of the members: {s}",
+        .{structures.text()},
+    ) else overdue.say("it insists on its content of a shared state (send_only), and so does " ++
+        "a member, on another: at most one content can be sent", .{});
+    election.misfits = .empty;
+}
+
+fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void {
+    const before = elders(epoch);
+    if (before.is_empty() or !known.stall.called.covers(&before)) return;
+    var wrong: ?*const Descriptor = null;
+    for (known.misfits.said.items) |*said| {
+        const peer = epoch.members[said.rank].peer orelse continue;
+        if (wrong) |first| if (!first.eql(&said.descriptor)) continue;
+        wrong = &said.descriptor;
+        overdue.add(peer);
+    }
+    overdue.say("it called {f} where the members called {f} (tag {d}, number {d} of epoch {d})", .{
+        Described{ .descriptor = wrong orelse return, .names = .{} },
+        Described{ .descriptor = &known.descriptor, .names = .{} },
+        known.id.tag,
+        known.id.sequence,
+        epoch.number,
+    });
+}

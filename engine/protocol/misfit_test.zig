@@ -1,0 +1,263 @@
+//! Newcomers whose first calls are not those of the members: who is refused, on whose word, and
+//! what the others see of it. The rules: misfit.zig. The harness: court_test.zig; its three peers
+//! are members from before here, and the places behind them newcomers. Shared states:
+//! session/sync_test.zig. Under every order of events: tests/sim.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const control = wire.control;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+const ms = court_file.ms;
+const id_of = court_file.id_of;
+const peers_max = court_file.peers_max;
+const Court = court_file.Court;
+
+const tag = 5;
+const newcomer = peers_max;
+const members_only = 0b0111;
+const with_newcomer = 0b1111;
+
+fn form(court: *Court, newcomers: usize) !void {
+    try court.init(gpa);
+    errdefer court.c.destroy();
+    try court.form_with(newcomers);
+}
+
+/// The call of the members of a test, with another count.
+fn counting(count: u64) control.Descriptor {
+    var other = court_file.descriptor;
+    other.count = count;
+    return other;
+}
+
+fn vote(court: *Court, index: usize, count: u64) !void {
+    var said = court.vote(tag, 0);
+    said.descriptor = counting(count);
+    try court.say(index, .{ .done = said });
+}
+
+fn call(court: *Court, index: usize, count: u64) !void {
+    try court.say(index, .{ .called = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .op = .{ .tag = tag, .sequence = 0 },
+        .descriptor = counting(count),
+    } });
+}
+
+/// A member sees that another's call is not its own.
+fn see(court: *Court, index: usize, other: usize, mine: u64, theirs: u64) !void {
+    try court.say(index, .{ .mismatch_seen = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .op = .{ .tag = tag, .sequence = 0 },
+        .mine = counting(mine),
+        .other = id_of(other),
+        .theirs = counting(theirs),
+    } });
+}
+
+fn total(counts: []const u32) u32 {
+    var sum: u32 = 0;
+    for (counts) |count| sum += count;
+    return sum;
+}
+
+fn tick(court: *Court) !void {
+    try court.pass(500 * ms);
+    try court.listen();
+}
+
+test "a newcomer that calls something else is refused alone, whoever speaks first" {
+    for (0..peers_max + 1) |turn| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        for (0..peers_max) |index| {
+            if (index == turn) try vote(&court, newcomer, 99);
+            try vote(&court, index, 100);
+        }
+        if (turn == peers_max) try vote(&court, newcomer, 99);
+        try tick(&court);
+        try expectEqual(members_only, court.members_alive());
+        try expect(court.expelled[newcomer] and court.expelled_refused);
+        try expect(court.peers[newcomer] != null); // it may join again
+        const parts = [_][]const u8{ "it called all_reduce(sum, 99", "members called all_reduce" };
+        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+        try expectEqual(0, total(&court.aborts));
+        for (court.commits[0..peers_max]) |commits| try expectEqual(1, commits);
+        for (court.expelled[0..peers_max]) |expelled| try expect(!expelled);
+    }
+}
+
+test "when one sees another's call all are asked for theirs, and a newcomer alone is refused" {
+    // Method: either of the two sees it; nobody has voted.
+    for ([_][2]usize{ .{ 0, newcomer }, .{ newcomer, 0 } }) |pair| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        const mine: u64 = if (pair[0] == newcomer) 99 else 100;
+        try see(&court, pair[0], pair[1], mine, 199 - mine);
+        try court.listen();
+        for (0..peers_max + 1) |index| {
+            const is_asked = court.stalled[index] != null;
+            try expectEqual(index != pair[0], is_asked);
+            if (is_asked) try call(&court, index, if (index == newcomer) 99 else 100);
+        }
+        try tick(&court);
+        try expect(court.expelled[newcomer] and court.expelled_refused);
+        try expectEqual(members_only, court.members_alive());
+        try expectEqual(0, total(&court.aborts));
+    }
+}
+
+test "a member that lies about a newcomer has nobody refused while another was there before" {
+    // The newcomer's own word counts for its call.
+    {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        try see(&court, 0, newcomer, 100, 99);
+        for (0..peers_max + 1) |index| try vote(&court, index, 100);
+        try tick(&court);
+        try expectEqual(with_newcomer, court.members_alive());
+        for (court.commits[0 .. peers_max + 1]) |commits| try expectEqual(1, commits);
+    }
+    // The words of all members count for theirs.
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try see(&court, 0, newcomer, 99, 100);
+    try call(&court, newcomer, 100);
+    try tick(&court);
+    try expectEqual(with_newcomer, court.members_alive());
+    try call(&court, 1, 100);
+    try court.listen();
+    for (court.aborts[0 .. peers_max + 1]) |aborts| try expectEqual(1, aborts);
+    try expectEqual(.mismatch, court.last_abort.?.reason);
+    try expect(court.last_abort.?.peer.eql(id_of(0)) and court.last_abort.?.other.eql(id_of(1)));
+    try tick(&court);
+    try expectEqual(with_newcomer, court.members_alive());
+}
+
+test "newcomers that agree with the members stay, and the others go at once" {
+    // Method: of four newcomers two call the same wrong thing, one another, one the right one; all
+    // before any of the members has spoken.
+    const counts = [_]u64{ 99, 100, 98, 99 };
+    var court: Court = undefined;
+    try form(&court, counts.len);
+    defer court.c.destroy();
+    for (counts, newcomer..) |count, index| try vote(&court, index, count);
+    for (0..peers_max) |index| try vote(&court, index, 100);
+    try tick(&court);
+    for (counts, newcomer..) |count, index| try expectEqual(count != 100, court.expelled[index]);
+    try expectEqual(members_only | 1 << newcomer + 1, court.members_alive());
+    court.attempt = court.group().current().?.attempt; // others were told of the ones between
+    // The vote of the one that agrees came before that of a member, and is asked for again.
+    try expectEqual(0, total(&court.commits));
+    for (0..newcomer + 2) |index| {
+        if (court.expelled[index]) continue;
+        var said = court.running(tag, 1);
+        said.state = .done;
+        said.voted_attempt = 1;
+        said.digest = 7;
+        try court.say(index, .{ .report_op = said });
+        try court.report_end(index);
+    }
+    for (0..newcomer + 2) |index| if (!court.expelled[index]) try vote(&court, index, 100);
+    try court.listen();
+    try expectEqual(0, total(&court.aborts));
+    try expectEqual(peers_max + 1, total(&court.commits));
+}
+
+test "where nobody was there before, or it is no first call, all hear of the mismatch" {
+    const Case = enum { later_call, message, first_epoch };
+    for (std.enums.values(Case)) |case| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        if (case == .first_epoch) try court.form() else try court.form_with(1);
+        const other: usize = if (case == .first_epoch) 2 else newcomer;
+        for ([_]usize{ 0, other }) |index| {
+            var said = court.vote(tag, 0);
+            if (case == .later_call) said.op.sequence = 1;
+            if (case == .message) {
+                said.op.tag = (base.Pair{ .src = 0, .dst = newcomer }).tag(tag);
+                said.descriptor.kind = .send_recv;
+            }
+            if (index != 0) said.descriptor.count = 99;
+            try court.say(index, .{ .done = said });
+        }
+        try court.listen();
+        try expectEqual(.mismatch, court.last_abort.?.reason);
+        try tick(&court);
+        try expectEqual(court.group().current().?.members.len, @popCount(court.members_alive()));
+    }
+}
+
+test "newcomers that contradict each other when all others have gone end the operation" {
+    var court: Court = undefined;
+    try form(&court, 2);
+    defer court.c.destroy();
+    try vote(&court, newcomer, 99);
+    try vote(&court, newcomer + 1, 98);
+    for (0..peers_max) |index| try court.say(index, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    for (newcomer..newcomer + 2, [_]u64{ 99, 98 }) |index, count| {
+        var said = court.running(tag, 1);
+        said.descriptor = counting(count);
+        try court.say(index, .{ .report_op = said });
+        try court.report_end(index);
+    }
+    try tick(&court);
+    for (court.aborts[newcomer .. newcomer + 2]) |aborts| try expectEqual(1, aborts);
+    try expectEqual(.mismatch, court.last_abort.?.reason);
+    try expectEqual(0b11000, court.members_alive());
+}
+
+test "in an attempt that begins before a newcomer is refused it keeps nothing of what others hold" {
+    // Method: lanes break while not all members have called. The members report chunks, of which
+    // the newcomer, whose call has fewer, must not be told.
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try vote(&court, 0, 100);
+    try vote(&court, newcomer, 99);
+    try court.stumble();
+    for ([_]usize{ 0, newcomer }) |index| {
+        var said = court.running(tag, if (index == 0) 4 else 2);
+        said.descriptor = counting(if (index == 0) 100 else 99);
+        said.settled = .of(&.{.{ .begin = 0, .end = said.chunks, .reduced_attempt = 1 }});
+        try court.say(index, .{ .report_op = said });
+    }
+    for (0..peers_max + 1) |index| try court.report_end(index);
+    for ([_]usize{ 0, newcomer }, [_]u32{ 1, 0 }) |index, ranges| {
+        const bytes = try court.told(index);
+        defer gpa.free(bytes);
+        try expectEqual(ranges, try kept_ranges(bytes));
+    }
+    for (0..peers_max) |index| try call(&court, index, 100);
+    try tick(&court);
+    try expectEqual(members_only, court.members_alive());
+    try expectEqual(0, total(&court.aborts));
+}
+
+/// The ranges in the one resume among these messages.
+fn kept_ranges(bytes: []const u8) !u32 {
+    var rest = bytes;
+    while (rest.len > 0) {
+        const length = try control.body_length(rest[0..control.header_bytes]);
+        const size = control.header_bytes + length;
+        switch (try control.decode(rest[0..size])) {
+            .resume_op => |body| return body.kept.count,
+            else => rest = rest[size..],
+        }
+    }
+    return error.NoResume;
+}

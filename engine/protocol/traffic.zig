@@ -1,0 +1,32 @@
+//! traffic: a peer's account of its links, for the status. Nothing is decided by it. The peer alone
+//! knows it, so it is shown as its own words.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const control = wire.control;
+
+pub const Traffic = struct {
+    links: [base.limits.links_told_max]control.LinkTraffic = undefined,
+    count: usize = 0,
+    told_at: base.Instant = 0,
+
+    /// It is told every two seconds while anything moves.
+    const stale_ns = 10 * std.time.ns_per_s;
+
+    pub fn note(traffic: *Traffic, now: base.Instant, body: *const control.Traffic) void {
+        traffic.count = 0;
+        traffic.told_at = now;
+        var it = body.links.iterator();
+        while (it.next()) |link| {
+            traffic.links[traffic.count] = link; // decoding has bounded how many there are
+            traffic.count += 1;
+        }
+    }
+
+    /// None if it is old: the peer is away.
+    pub fn now_moving(traffic: *const Traffic, now: base.Instant) []const control.LinkTraffic {
+        if (now -| traffic.told_at > stale_ns) return &.{};
+        return traffic.links[0..traffic.count];
+    }
+};

@@ -1,0 +1,121 @@
+//! Unreached: which peers of a group could not dial which others, as they say themselves: for the
+//! status, for the log, and for the ones that were dialed. Nothing is decided by it: who is let in
+//! follows from lanes (roster.zig), and the way of data from links (broken.zig).
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const addresses = @import("addresses.zig");
+const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const PeerId = base.PeerId;
+const control = wire.control;
+const Dialed = wire.Dialed;
+
+/// The other side and the log hear of one pair no more often, and of so many pairs of one peer.
+const tell_ns = 30 * std.time.ns_per_s;
+const tells_max = base.limits.full_mesh_max;
+
+pub const Unreached = struct {
+    /// About peers that a round has asked for lanes to each other.
+    claims: std.ArrayList(Claim) = .empty,
+
+    pub const Claim = struct {
+        from: PeerId,
+        to: PeerId,
+        /// `pending` once it can, or need not any more.
+        dialed: Dialed,
+        told_at: Instant,
+    };
+
+    pub fn deinit(unreached: *Unreached, gpa: Allocator) void {
+        unreached.claims.deinit(gpa);
+    }
+
+    fn find(unreached: *const Unreached, from: PeerId, to: PeerId) ?*Claim {
+        for (unreached.claims.items) |*claim| {
+            if (claim.from.eql(from) and claim.to.eql(to)) return claim;
+        }
+        return null;
+    }
+
+    /// Pairs of this peer that were told lately.
+    fn told_by(unreached: *const Unreached, from: PeerId, now: Instant) usize {
+        var count: usize = 0;
+        for (unreached.claims.items) |*claim| {
+            count += @intFromBool(claim.from.eql(from) and now -| claim.told_at < tell_ns);
+        }
+        return count;
+    }
+
+    /// The peer is gone.
+    pub fn forget(unreached: *Unreached, id: PeerId) void {
+        var index = unreached.claims.items.len;
+        while (index > 0) {
+            index -= 1;
+            const claim = &unreached.claims.items[index];
+            if (claim.from.eql(id) or claim.to.eql(id)) _ = unreached.claims.swapRemove(index);
+        }
+    }
+};
+
+/// A peer has said which lanes it lacks; the roster has heard it.
+pub fn prepared(
+    group: *Group,
+    now: Instant,
+    from: *Peer,
+    missing: *const wire.codec.List(control.Missing),
+) void {
+    for (group.unreached.claims.items) |*claim| {
+        if (!claim.from.eql(from.id) or group.roster.lacks(from.id, claim.to)) continue;
+        // A round does not wait for a link that is down, and does not name it.
+        if (!group.broken.has(from.id, claim.to)) claim.dialed = .pending;
+    }
+    var it = missing.iterator();
+    while (it.next()) |entry| {
+        if (entry.dialed != .pending and group.roster.lacks(from.id, entry.peer))
+            say(group, now, from, entry.peer, entry.dialed);
+    }
+}
+
+/// A peer has said how a link of its is; both are of the group.
+pub fn link_told(group: *Group, now: Instant, from: *Peer, body: *const control.LinkTold) void {
+    if (body.health == .down and body.dialed != .pending)
+        return say(group, now, from, body.other, body.dialed);
+    if (body.health != .up) return;
+    if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
+}
+
+fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) void {
+    const c = group.coordinator;
+    const other = c.peer_of(to) orelse return;
+    const known = group.unreached.find(from.id, to);
+    const is_due = if (known) |claim| now -| claim.told_at >= tell_ns else true;
+    const is_new = is_due and group.unreached.told_by(from.id, now) < tells_max;
+    if (known) |claim| {
+        claim.dialed = dialed;
+        if (is_new) claim.told_at = now;
+    } else group.unreached.claims.append(group.gpa, .{
+        .from = from.id,
+        .to = to,
+        .dialed = dialed,
+        .told_at = if (is_new) now else 0,
+    }) catch return; // it is said again
+    if (!is_new) return;
+    var room: addresses.Room = undefined;
+    const address = addresses.told_to(from, other, &room);
+    c.log(.warning, "peer {s} cannot dial peer {s} at {s}: {s}; " ++ wire.dialed.remedy, .{
+        from.id.short(),
+        other.id.short(),
+        if (address.len > 0) address else "no address",
+        dialed.why(),
+    });
+    other.send(group.id, .{ .unreached = .{
+        .group = group.id,
+        .peer = from.id,
+        .dialed = dialed,
+        .address = .of(address),
+    } });
+}

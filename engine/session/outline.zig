@@ -1,0 +1,252 @@
+//! outline: which array of a list differs, when two members have called with other arrays, or with
+//! other shards. A descriptor has a hash of all counts and dtypes; beside it a few sums over them,
+//! from which, with this peer's own list, the one that differs is found, like a wrong digit from
+//! check digits. The hash then shows that it is this one and no other. More that differ are not
+//! told apart, save two in each other's place.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const Operation = @import("operation.zig").Operation;
+const Descriptor = wire.control.Descriptor;
+const Outline = wire.control.Outline;
+
+/// An array of a list, or the shard of a rank.
+pub const Item = struct { count: u64, dtype: base.DType };
+
+pub const Sums = struct {
+    outline: Outline = .{},
+    number: u32 = 0,
+
+    pub fn add(sums: *Sums, item: Item) void {
+        sums.number += 1; // so that the first one counts, too
+        const code = code_of(item.dtype);
+        sums.outline.counts_at +%= sums.number *% item.count;
+        sums.outline.dtypes +%= code;
+        sums.outline.dtypes_at +%= sums.number *% code;
+    }
+};
+
+fn code_of(dtype: base.DType) u32 {
+    return @as(u32, @intFromEnum(dtype)) + 1;
+}
+
+pub fn hash(items: anytype, changes: []const Change) u64 {
+    var state: std.hash.Wyhash = .init(items.len());
+    for (0..items.len()) |index| {
+        var item: Item = items.at(index);
+        for (changes) |*change| if (change.index == index) {
+            item = change.item;
+        };
+        state.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, item.count)));
+        state.update(&.{@intFromEnum(item.dtype)});
+    }
+    return state.final() | 1;
+}
+
+/// The other one has this instead.
+pub const Change = struct { index: usize, item: Item };
+
+pub const Difference = struct {
+    /// Whether this peer has called as `peer` of the failure did, or as `other`.
+    is_peer: bool,
+    own: Item,
+    change: Change,
+    /// Two are in each other's place: the second of them.
+    swapped: ?usize = null,
+};
+
+/// Null: this peer has called something else than both, or more than one differ.
+pub fn find(operation: *const Operation) ?Difference {
+    const failure = &operation.failure;
+    const first = if (failure.descriptor) |*it| it else return null;
+    const second = if (failure.other_descriptor) |*it| it else return null;
+    if (first.kind != second.kind or first.counts == 0 or second.counts == 0) return null;
+    if (first.arrays != second.arrays) return null;
+    const own = &operation.op.descriptor;
+    const is_peer = own.counts == first.counts;
+    if (!is_peer and own.counts != second.counts) return null;
+    return find_in(Own{ .operation = operation }, is_peer, own, if (is_peer) second else first);
+}
+
+/// The arrays, or shards, of this peer's call.
+const Own = struct {
+    operation: *const Operation,
+
+    pub fn len(own: Own) usize {
+        const x = &own.operation.executor;
+        return if (x.arrays.list.len > 1) x.arrays.list.len else own.operation.ids.len;
+    }
+
+    pub fn at(own: Own, index: usize) Item {
+        const x = &own.operation.executor;
+        const array = if (x.arrays.list.len > 1) index else 0;
+        return .{
+            .count = x.partition.shards[index].elements,
+            .dtype = x.arrays.list[array].dtype,
+        };
+    }
+};
+
+/// Lists that are longer are not searched for two in each other's place.
+const swaps_searched_max = 1024;
+
+fn find_in(
+    items: anytype,
+    is_peer: bool,
+    own: *const Descriptor,
+    other: *const Descriptor,
+) ?Difference {
+    const sums = difference_of(items, own, other) orelse return null;
+    if (sums.is_order()) return find_swap(items, is_peer, &sums, other.counts);
+    var changed: ?Change = null;
+    if (sums.count != 0) {
+        const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
+        var item = items.at(index);
+        // Both are bounded (limits.elements_max).
+        const count = @as(i64, @intCast(item.count)) + sums.count;
+        item.count = std.math.cast(u64, count) orelse return null;
+        changed = .{ .index = index, .item = item };
+    }
+    if (sums.dtypes != 0) {
+        const index = place_of(sums.dtypes_at, sums.dtypes, items.len()) orelse return null;
+        var change: Change = changed orelse .{ .index = index, .item = items.at(index) };
+        if (change.index != index) return null;
+        const code = @as(i64, @intFromEnum(change.item.dtype)) + sums.dtypes;
+        const number = std.math.cast(u8, code) orelse return null;
+        change.item.dtype = std.enums.fromInt(base.DType, number) orelse return null;
+        changed = change;
+    }
+    const change = changed orelse return null;
+    if (hash(items, &.{change}) != other.counts) return null;
+    return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
+}
+
+/// The sums of the other one, less those of this one.
+const Delta = struct {
+    count: i64,
+    counts_at: i64,
+    dtypes: i64,
+    dtypes_at: i64,
+
+    fn is_order(delta: *const Delta) bool {
+        return delta.count == 0 and delta.dtypes == 0;
+    }
+};
+
+fn difference_of(items: anytype, own: *const Descriptor, other: *const Descriptor) ?Delta {
+    var total: u64 = 0;
+    for (0..items.len()) |index| total +|= items.at(index).count;
+    // The counts of descriptors are those of all parts together.
+    const parts: i64 = if (total == 0) 1 else @intCast(own.count / total);
+    const more = @as(i64, @intCast(other.count)) - @as(i64, @intCast(own.count));
+    if (parts == 0 or @rem(more, parts) != 0) return null;
+    return .{
+        .count = @divExact(more, parts),
+        .counts_at = @bitCast(other.outline.counts_at -% own.outline.counts_at),
+        .dtypes = @as(i64, other.outline.dtypes) - own.outline.dtypes,
+        .dtypes_at = @as(i64, other.outline.dtypes_at) - own.outline.dtypes_at,
+    };
+}
+
+fn place_of(at: i64, by: i64, count: usize) ?usize {
+    if (by == -1 and at == std.math.minInt(i64)) return null;
+    if (@rem(at, by) != 0) return null;
+    const number = @divTrunc(at, by);
+    if (number < 1 or number > count) return null;
+    return @intCast(number - 1);
+}
+
+fn find_swap(items: anytype, is_peer: bool, delta: *const Delta, counts: u64) ?Difference {
+    if (items.len() > swaps_searched_max) return null;
+    for (0..items.len()) |a| for (a + 1..items.len()) |b| {
+        const one, const two = .{ items.at(a), items.at(b) };
+        const apart: i64 = @intCast(b - a);
+        const fewer = @as(i64, @intCast(one.count)) - @as(i64, @intCast(two.count));
+        const moved = apart * fewer;
+        const turned = apart * (@as(i64, code_of(one.dtype)) - code_of(two.dtype));
+        if (moved != delta.counts_at or turned != delta.dtypes_at) continue;
+        const changes = [_]Change{ .{ .index = a, .item = two }, .{ .index = b, .item = one } };
+        if (hash(items, &changes) != counts) continue;
+        return .{ .is_peer = is_peer, .own = one, .change = changes[0], .swapped = b };
+    };
+    return null;
+}
+
+// ---- tests
+
+const Listed = struct {
+    items: []const Item,
+
+    pub fn len(listed: Listed) usize {
+        return listed.items.len;
+    }
+    pub fn at(listed: Listed, index: usize) Item {
+        return listed.items[index];
+    }
+};
+
+fn described(items: []const Item, parts: u64) Descriptor {
+    var sums: Sums = .{};
+    var total: u64 = 0;
+    for (items) |item| {
+        sums.add(item);
+        total += item.count;
+    }
+    return .{
+        .kind = .all_reduce,
+        .dtype = items[0].dtype,
+        .op = .sum,
+        .recovery = .restart,
+        .count = total * parts,
+        .counts = hash(Listed{ .items = items }, &.{}),
+        .arrays = @intCast(items.len),
+        .outline = sums.outline,
+        .safe_points = 1,
+    };
+}
+
+fn search(mine: []const Item, theirs: []const Item, parts: u64) ?Difference {
+    const own = described(mine, parts);
+    return find_in(Listed{ .items = mine }, true, &own, &described(theirs, parts));
+}
+
+test "the one array that differs is found wherever it is, in its count, its dtype or both" {
+    const expectEqual = std.testing.expectEqual;
+    var prng: base.Prng = .init(1);
+    for (0..200) |round| {
+        var mine: [40]Item = undefined;
+        for (&mine) |*item| item.* = .{
+            .count = prng.below(1 << 30),
+            .dtype = @enumFromInt(prng.below(12)),
+        };
+        const used = mine[0 .. 2 + prng.below(38)];
+        var theirs = mine;
+        const index = prng.below(used.len);
+        if (round % 3 != 0) theirs[index].count += 1 + prng.below(1000);
+        if (round % 3 != 1) theirs[index].dtype =
+            @enumFromInt((@intFromEnum(mine[index].dtype) + 1) % 12);
+        const parts = 1 + round % 5;
+        const there = search(used, theirs[0..used.len], parts).?;
+        try expectEqual(index, there.change.index);
+        try expectEqual(theirs[index], there.change.item);
+        try expectEqual(mine[index], there.own);
+        const back = search(theirs[0..used.len], used, parts).?; // seen by the other one
+        try expectEqual(index, back.change.index);
+        try expectEqual(mine[index], back.change.item);
+    }
+}
+
+test "two arrays in each other's place are found, and several that differ are not made up" {
+    const a: Item = .{ .count = 10, .dtype = .f32 };
+    const b: Item = .{ .count = 20, .dtype = .f32 };
+    const c: Item = .{ .count = 10, .dtype = .i64 };
+    const swapped = search(&.{ a, b, c }, &.{ c, b, a }, 1).?;
+    try std.testing.expectEqual(0, swapped.change.index);
+    try std.testing.expectEqual(2, swapped.swapped.?);
+    // Two that differ by as much as if it were the one between them.
+    const more: Item = .{ .count = 15, .dtype = .f32 };
+    try std.testing.expectEqual(null, search(&.{ a, a, a }, &.{ more, a, more }, 1));
+    try std.testing.expectEqual(null, search(&.{ a, b, c }, &.{ b, c, a }, 1));
+    try std.testing.expectEqual(null, search(&.{ a, b }, &.{ b, c }, 1));
+}

@@ -1,0 +1,84 @@
+//! A peer speaks of others: their labels, and for whom it waits (labels.zig, waits.zig). Worlds as
+//! in world_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const form = @import("hostile_test.zig").form;
+const labels = session.labels;
+const World = world.World;
+const gpa = std.testing.allocator;
+const expectEqual = std.testing.expectEqual;
+const expectEqualStrings = std.testing.expectEqualStrings;
+const second = std.time.ns_per_s;
+
+test "labels are known of members, of those who have left last, and of nobody else" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const first = w.nodes[0].s;
+    for (0..3) |index| {
+        const wanted = [_]u8{ 'n', '0' + @as(u8, @intCast(index)) };
+        try expectEqualStrings(&wanted, labels.of(first, .from_int(index + 1)).slice());
+    }
+    try expectEqual(0, labels.of(first, .from_int(9)).length);
+    w.kill(&w.nodes[2]);
+    try w.settle();
+    try w.admit_all();
+    try expectEqualStrings("n2", labels.of(first, .from_int(3)).slice());
+    const newcomer = try w.add();
+    try w.settle();
+    try expectEqualStrings("n3", labels.of(first, .from_int(4)).slice());
+    try w.admit_all();
+    try w.admit_all();
+    try expectEqual(2, w.nodes[0].group.rank() + newcomer.group.rank());
+    try expectEqual(0, labels.of(first, .from_int(3)).length);
+    for (0..2) |index| {
+        const id: base.PeerId = .from_int(index + 1);
+        try std.testing.expect(labels.of(newcomer.s, id).length == 2);
+    }
+    first.leave(w.now, w.nodes[0].group);
+    first.group_release(w.nodes[0].group);
+    first.prune_addresses();
+    try expectEqual(0, first.labels.of_others.count());
+    w.nodes[0].group = undefined;
+}
+
+test "a call that waits for five seconds is in the log with those it waits for, once in a while" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const operation = try world.sum(&w.nodes[0], 10, .restart);
+    try w.pass(4 * second);
+    try expectEqual(0, w.said_bytes);
+    try w.pass(3 * second);
+    try expectEqualStrings("all_reduce (tag 0, number 0 of epoch 1) waits for rank 1 (n1, " ++
+        "00000000) and rank 2 (n2, 00000000) since 6 s; group g", w.said[0..w.said_bytes]);
+    const lines = w.log_lines;
+    try w.pass(30 * second);
+    try expectEqual(0, w.log_lines - lines);
+    var others: [2]*session.Operation = undefined;
+    for (w.nodes[1..3], &others) |*node, *other| other.* = try world.sum(node, 10, .restart);
+    try w.settle();
+    try world.check_sum(operation);
+    w.nodes[0].s.release(operation);
+    for (w.nodes[1..3], others) |*node, other| node.s.release(other);
+}
+
+test "a call that fails names its peers as they were then, with rank and label" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const operation = try world.sum(&w.nodes[0], 10, .restart);
+    const other = try world.sum(&w.nodes[1], 11, .restart);
+    try w.settle();
+    try expectEqual(.mismatch, operation.status);
+    var line: [100]u8 = undefined;
+    for ([_][]const u8{ "rank 0 (this peer)", "rank 1 (n1, 00000000)" }, 1..) |wanted, number| {
+        const who = operation.names.who(.from_int(number));
+        try expectEqualStrings(wanted, try std.fmt.bufPrint(&line, "{f}", .{who}));
+    }
+    w.nodes[0].s.release(operation);
+    w.nodes[1].s.release(other);
+}

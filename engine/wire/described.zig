@@ -1,0 +1,91 @@
+//! Described: what a member has called, in the words of an error: for those who called, and for the
+//! coordinator, which refuses a newcomer whose call differs.
+
+const std = @import("std");
+const base = @import("base");
+const Descriptor = @import("control.zig").Descriptor;
+
+/// The words for a call, with peers named as `Names.who` does:
+/// "all_reduce(sum, 1000 f32, recovery restart, codec int8, plan ring, after 3 safe points)"
+pub fn Described(comptime Names: type) type {
+    return struct {
+        descriptor: *const Descriptor,
+        names: Names,
+
+        const It = @This();
+
+        pub fn format(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const descriptor = it.descriptor;
+            const root = it.names.who(descriptor.root);
+            const recovery = switch (descriptor.recovery) {
+                .resume_chunks => "resume",
+                .restart => "restart",
+                .raise => "raise",
+            };
+            const dtype = descriptor.dtype.name();
+            switch (descriptor.kind) {
+                .all_reduce, .reduce_scatter => |kind| try writer.print("{t}({s}, {d} {s}", .{
+                    kind,
+                    descriptor.op.name(),
+                    descriptor.count,
+                    dtype,
+                }),
+                .all_gather, .all_to_all => |kind| if (descriptor.uneven)
+                    try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
+                        kind,
+                        dtype,
+                        descriptor.count,
+                        descriptor.counts,
+                    })
+                else
+                    try writer.print("{t}({d} {s}", .{ kind, descriptor.count, dtype }),
+                .broadcast, .scatter => |kind| try writer.print("{t}({d} {s} from {f}", .{
+                    kind,
+                    descriptor.count,
+                    dtype,
+                    root,
+                }),
+                .gather => try writer.print("gather({d} {s} to {f}", .{
+                    descriptor.count,
+                    dtype,
+                    root,
+                }),
+                .reduce => try writer.print("reduce({s}, {d} {s} to {f}", .{
+                    descriptor.op.name(),
+                    descriptor.count,
+                    dtype,
+                    root,
+                }),
+                .send_recv => try writer.print("message({d} {s}", .{ descriptor.count, dtype }),
+                .barrier => try writer.writeAll("barrier("),
+                .sync => try writer.writeAll("sync("),
+            }
+            if (descriptor.arrays > 0) {
+                try writer.print(", {d} arrays", .{descriptor.arrays});
+            } else if (descriptor.counts != 0 and !descriptor.uneven)
+                try writer.writeAll(", shards of different sizes");
+            if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
+                if (descriptor.kind != .barrier) try writer.writeAll(", ");
+                try writer.print("recovery {s}", .{recovery});
+            }
+            if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
+            if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
+            try writer.print(", after {d} safe points)", .{descriptor.safe_points});
+        }
+    };
+}
+
+/// Names for those who know nothing of a peer but its id: "peer 7f3a01c2".
+pub const ByShortId = struct {
+    pub fn who(_: ByShortId, id: base.PeerId) Short {
+        return .{ .id = id };
+    }
+
+    const Short = struct {
+        id: base.PeerId,
+
+        pub fn format(it: Short, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            try writer.print("peer {s}", .{it.id.short()});
+        }
+    };
+};

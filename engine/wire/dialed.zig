@@ -1,0 +1,46 @@
+//! Dialed: how it went when one peer dialed another, as a byte of a message and in words. It is for
+//! people alone: no decision depends on it.
+
+pub const Dialed = enum(u8) {
+    /// No dial has failed, as far as is known.
+    pending = 0,
+    /// Nobody has found where it is.
+    no_address = 1,
+    refused = 2,
+    no_answer = 3,
+    unreachable_host = 4,
+    name_unknown = 5,
+    /// Something else answers there.
+    other_answers = 6,
+    /// Something takes the connection there, and does not answer.
+    silent = 7,
+    /// This machine gives the process no more sockets.
+    no_sockets = 8,
+
+    /// The rest of a sentence: "it could not be dialed at ...: ".
+    pub fn why(dialed: Dialed) []const u8 {
+        return switch (dialed) {
+            .pending => "no dial has failed yet",
+            .no_address => "its address is not known",
+            .refused => "the connection was refused",
+            .no_answer => "no answer (a firewall or NAT?)",
+            .unreachable_host => "no route leads there",
+            .name_unknown => "the name is not known",
+            .other_answers => "something else answers there",
+            .silent => "the connection is taken, and nothing answers",
+            .no_sockets => "this machine gives no more sockets",
+        };
+    }
+};
+
+/// The end of each such message.
+pub const remedy = "one of the two must be able to dial the other: open its port (PCCL_PORTS), " ++
+    "or name the address that leads to it (PCCL_ADVERTISE)";
+
+pub const why_bytes_max = blk: {
+    var longest = 0;
+    for (@typeInfo(Dialed).@"enum".fields) |field| {
+        longest = @max(longest, @as(Dialed, @enumFromInt(field.value)).why().len);
+    }
+    break :blk longest;
+};

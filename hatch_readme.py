@@ -1,0 +1,30 @@
+"""The README as the page of a package index shows it: there are no files that a link could mean.
+
+Hatchling calls `Hook` for the metadata of the wheel and of the sdist. With a `Source` among the
+project's URLs in pyproject.toml relative links lead there; without one they become plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+RELATIVE_LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)\s]+)\)")
+
+
+def for_package_page(text: str, source: str | None) -> str:
+    """The text with links that work without a checkout."""
+    target = r"\1" if source is None else rf"[\1]({source.rstrip('/')}/blob/main/\2)"
+    return RELATIVE_LINK.sub(target, text)
+
+
+class Hook(MetadataHookInterface):
+    """Fills in `readme`, which is dynamic in pyproject.toml."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        page = for_package_page(text, metadata.get("urls", {}).get("Source"))
+        metadata["readme"] = {"content-type": "text/markdown", "text": page}

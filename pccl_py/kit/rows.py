@@ -1,0 +1,93 @@
+"""Rows: how the rows of an array, along axis 0, are shared among ranks, in rank order.
+
+It knows shapes and counts, and no arrays. Errors are InvalidArgument, or TypeError for a count that
+is no integer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pccl_py.collectives import Collectives
+from pccl_py.errors import InvalidArgument
+from pccl_py.words import index
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that this rank has of the whole."""
+
+    first: int
+    own: int
+    whole: int
+    tail: Shape
+    # Each rank's number of elements; None where all have as many.
+    elements: list[int] | None
+
+    @property
+    def end(self) -> int:
+        """The row behind the last one of this rank."""
+        return self.first + self.own
+
+    @classmethod
+    def of_whole(
+        cls,
+        comm: Collectives,
+        shape: Shape,
+        counts: Sequence[int] | None,
+        *,
+        takes_counts: bool = True,
+        name: str = "counts",
+    ) -> Rows:
+        """The rows of this rank in an array that has those of all."""
+        if not shape:
+            raise InvalidArgument("x has no rows to share: its shape is ()")
+        world, (whole, *tail) = comm.world_size, shape
+        if counts is not None:
+            rows = cls.of_counts(comm, tail, counts, name)
+            if rows.whole != whole:
+                raise InvalidArgument(f"{name} are {rows.whole} rows together, x has {whole}")
+            return rows
+        if whole % world:
+            advice = "pass counts" if takes_counts else "all need as many"
+            raise InvalidArgument(f"x has {whole} rows, which {world} ranks cannot share: {advice}")
+        own = whole // world
+        return cls(comm.rank * own, own, whole, tuple(tail), None)
+
+    @classmethod
+    def of_part(
+        cls, comm: Collectives, shape: Shape, counts: Sequence[int] | None, name: str = "x"
+    ) -> Rows:
+        """The rows of an array that has those of this rank; the caller calls it `name`."""
+        if not shape:
+            raise InvalidArgument(f"{name} has no rows: its shape is ()")
+        own, *tail = shape
+        if counts is None:
+            return cls(comm.rank * own, own, comm.world_size * own, tuple(tail), None)
+        rows = cls.of_counts(comm, tail, counts)
+        if rows.own != own:
+            raise InvalidArgument(
+                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} rows"
+            )
+        return rows
+
+    @classmethod
+    def of_counts(
+        cls, comm: Collectives, tail: Sequence[int], counts: Sequence[int], name: str = "counts"
+    ) -> Rows:
+        """The rows of this rank where `counts` has those of each."""
+        rank, world = comm.rank, comm.world_size
+        if len(counts) != world:
+            raise InvalidArgument(
+                f"{name} has {len(counts)} entries: one for each of {world} ranks"
+            )
+        listed = [index(count, f"each of {name}") for count in counts]
+        if min(listed) < 0:
+            raise InvalidArgument(f"{name} has {min(listed)}: a rank has no less than 0 rows")
+        each = math.prod(tail)
+        elements = [count * each for count in listed]
+        return cls(sum(listed[:rank]), listed[rank], sum(listed), tuple(tail), elements)

@@ -1,0 +1,55 @@
+"""Trees of arrays as one operation: what a model's parameters or gradients usually are.
+
+A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
+their keys. All of its arrays are one operation: one tag, one outcome, and either all of them have
+their result or none has. They need not have one dtype, and are not copied where they are contiguous
+and in native byte order. Every member passes a tree of the same structure, shapes and dtypes; that
+is compared by the arrays alone, in their order.
+
+Ranges of an outcome count the elements of all arrays: for each rank's rows in turn, those of one
+array after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pccl_py.errors import InvalidArgument
+from pccl_py.kit.frontend import Form
+
+
+def flatten(tree: object) -> Form:
+    """The arrays of a tree, and what makes a tree of the same structure of others."""
+    arrays: list[Any] = []
+    build = _plan(tree, arrays)
+    if not arrays:
+        raise InvalidArgument("the tree has no arrays: an operation has at least one")
+    return Form(arrays, build)
+
+
+def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        try:
+            keys = sorted(tree)
+        except TypeError:
+            raise TypeError(
+                "the keys of a dict in a tree must be of one kind, to have an order"
+            ) from None
+        by_key = {key: _plan(tree[key], arrays) for key in keys}
+        order = list(tree)
+        return lambda made: {key: by_key[key](made) for key in order}
+    if isinstance(tree, list | tuple):
+        plans = [_plan(child, arrays) for child in tree]
+        if isinstance(tree, list):
+            return lambda made: [plan(made) for plan in plans]
+        fields = hasattr(tree, "_fields")
+        kind: Any = type(tree)
+        if fields:
+            return lambda made: kind(*[plan(made) for plan in plans])
+        return lambda made: kind([plan(made) for plan in plans])
+    number = len(arrays)
+    arrays.append(tree)
+    return lambda made: made[number]

@@ -1,0 +1,379 @@
+"""How fast a group's collectives are over the links that it has, and whether results are right.
+
+For `pccl bench all_reduce` and its like, which every peer of a run calls; bench/loopback.py, which
+sets other libraries beside ours, has the names and the traffic from here. No array library is
+needed: memory is mapped, and patterns are bytes.
+
+A call is not in place: its input stays, so all calls of a size are equal, and every result can be
+judged. The time of a size is that of the slowest peer, from a barrier to its last call, divided by
+the calls.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import mmap
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pccl_py import buffers
+from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
+from pccl_py.communicator import Group
+from pccl_py.errors import InvalidArgument, PcclError
+from pccl_py.words import DType, RecoveryName, parse_dtype
+
+COLLECTIVES = [
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "reduce",
+    "broadcast",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "send_recv",
+]
+# Those in which the size is that of the shards of all ranks.
+SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+ROOT = 0
+# The part of the size that a peer must send, by world size: bus bandwidth is this part, by the
+# time, as NCCL's tests define it.
+TRAFFIC: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce": lambda n: 1.0,
+    "broadcast": lambda n: 1.0,
+    "scatter": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1.0,
+}
+
+# A pattern repeats itself after so many elements, which is prime: no chunk that went astray fits.
+PERIOD = 65_521
+# Integers up to this are exact, as sums too.
+EXACT = {DType.I8: 127, DType.U8: 255, DType.BF16: 256, DType.F16: 2048}
+EXACT_OF_OTHERS = 1 << 15
+# A codec may cost this, as the root of the mean square over that of the result. The limit tells
+# what is wrong from what is rounded, and no more; docs/KERNELS.md says how exact codecs are.
+CODEC_ERROR_MAX = 0.5
+FORMATS = {
+    DType.F32: "f",
+    DType.F64: "d",
+    DType.F16: "e",
+    DType.I8: "b",
+    DType.U8: "B",
+    DType.I16: "h",
+    DType.U16: "H",
+    DType.I32: "i",
+    DType.U32: "I",
+    DType.I64: "q",
+    DType.U64: "Q",
+}
+
+
+def encodes(collective: str) -> bool:
+    """Whether there is one with a codec."""
+    return collective not in ("broadcast", "send_recv")
+
+
+def partner_of(rank: int, world: int) -> int | None:
+    """To whom this rank sends, if it is even, or from whom it receives; None if it is left over."""
+    partner = rank ^ 1
+    return partner if partner < world else None
+
+
+def receives(collective: str, rank: int, world: int) -> bool:
+    """Whether this rank gets a result."""
+    if collective in ("reduce", "gather"):
+        return rank == ROOT
+    return collective != "send_recv" or (rank % 2 == 1 and partner_of(rank, world) is not None)
+
+
+def call(
+    comm: Group,
+    collective: str,
+    send: Any,
+    recv: Any,
+    *,
+    codec: Codec | CodecKind | CodecName = "none",
+    recovery: RecoveryName | None = None,
+) -> None:
+    """Calls a collective: `send` is what this rank gives, `recv` where its result goes.
+
+    They may be the same array where the collective can be in place. A rank that has none of the
+    two leaves it unused.
+    """
+    at_root = comm.rank == ROOT
+    if collective == "all_reduce":
+        comm.all_reduce(send, recv, codec=codec, recovery=recovery)
+    elif collective == "reduce":
+        comm.reduce(send, recv, ROOT, codec=codec, recovery=recovery)
+    elif collective == "broadcast":
+        comm.broadcast(send if at_root else recv, ROOT, recovery=recovery)
+    elif collective == "reduce_scatter":
+        comm.reduce_scatter(send, recv, codec=codec, recovery=recovery)
+    elif collective == "all_gather":
+        comm.all_gather(send, recv, codec=codec, recovery=recovery)
+    elif collective == "scatter":
+        comm.scatter(send if at_root else None, recv, ROOT, codec=codec, recovery=recovery)
+    elif collective == "gather":
+        comm.gather(send, recv if at_root else None, ROOT, codec=codec, recovery=recovery)
+    elif collective == "all_to_all":
+        comm.all_to_all(send, recv, codec=codec, recovery=recovery)
+    else:
+        pass_on(comm, send, recv)
+
+
+def pass_on(comm: Group, send: Any, recv: Any) -> None:
+    """A message from each even rank to the next."""
+    partner = partner_of(comm.rank, comm.world_size)
+    if partner is None:
+        return
+    if comm.rank % 2:
+        comm.recv(recv, partner)
+    else:
+        comm.send(send, partner)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A size, measured. The same on every peer.
+
+    `wrong`: elements that are not what they must be, over all peers; with a codec those are not
+    counted, and `error` is the root mean square of what is lost over that of the result.
+    """
+
+    collective: str
+    dtype: str
+    codec: str
+    world_size: int
+    size: int
+    count: int
+    iterations: int
+    seconds: float
+    wrong: int
+    error: float
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes of the size per second."""
+        return self.size / self.seconds
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes that a peer must send, per second: to be compared with what its link can do."""
+        return self.algorithm_bandwidth * TRAFFIC[self.collective](self.world_size)
+
+    def check(self) -> None:
+        """Raises PcclError if a result was wrong."""
+        what = f"{self.collective} of {self.size} bytes of {self.dtype}, {self.world_size} peers"
+        if self.wrong:
+            raise PcclError(f"{what}: {self.wrong} elements are wrong")
+        if not self.error <= CODEC_ERROR_MAX:
+            raise PcclError(f"{what}: the codec {self.codec} lost {self.error:.2g} of the result")
+
+
+class Benchmark:
+    """Measures one collective in `comm`, size by size. All members do the same."""
+
+    def __init__(
+        self,
+        comm: Group,
+        collective: str,
+        *,
+        dtype: DType | str = DType.F32,
+        codec: Codec | CodecKind | CodecName = "none",
+        size_max: int,
+    ) -> None:
+        self._comm, self._collective = comm, collective
+        self._dtype, self._codec = parse_dtype(dtype), parse_codec(codec)
+        if self._codec.encodes and not encodes(collective):
+            raise InvalidArgument(f"{collective} has no codec")
+        world = comm.world_size
+        if collective == "send_recv" and world < 2:
+            raise InvalidArgument("send_recv needs two peers; this group has one")
+        self._pattern = Pattern(self._dtype, world)
+        needed = max(size_max, world * self._dtype.size)
+        self._send, self._recv = (mmap.mmap(-1, needed) for _ in range(2))
+
+    def measure(self, size: int, *, iterations: int, warmup: int) -> Result:
+        """Fills the memory, warms up, measures, and judges what the first and last call gave."""
+        count = self._count(size)
+        send, recv = self._arrays(count)
+        self._fill(count)
+        self._call(send, recv)
+        judged = [self._judge(count)]
+        for _ in range(warmup - 1):
+            self._call(send, recv)
+        self._comm.barrier()
+        begin = time.monotonic()
+        for _ in range(iterations):
+            self._call(send, recv)
+        seconds = (time.monotonic() - begin) / iterations
+        judged.append(self._judge(count))
+        wrong, error = (max(values) for values in zip(*judged, strict=True))
+        told = self._share(seconds, wrong, error)
+        return Result(
+            self._collective,
+            self._dtype.name.lower(),
+            self._codec.name,
+            self._comm.world_size,
+            count * self._dtype.size,
+            count,
+            iterations,
+            max(seconds for seconds, _, _ in told),
+            int(sum(wrong for _, wrong, _ in told)),
+            max(error for _, _, error in told),
+        )
+
+    def _count(self, size: int) -> int:
+        """Elements of that size, in shards of all ranks that are equal, and not empty."""
+        count = size // self._dtype.size
+        least = self._comm.world_size if self._collective in SHARDED else 1
+        return max(count - count % least, least)
+
+    def _arrays(self, count: int) -> tuple[buffers.Buffer, buffers.Buffer]:
+        shard = count // self._comm.world_size
+        gives_shard = self._collective in ("all_gather", "gather")
+        gets_shard = self._collective in ("reduce_scatter", "scatter")
+        return (
+            _buffer(self._send, self._dtype, shard if gives_shard else count),
+            _buffer(self._recv, self._dtype, shard if gets_shard else count),
+        )
+
+    def _call(self, send: buffers.Buffer, recv: buffers.Buffer) -> None:
+        # A loss would make the rest of the sizes those of a smaller group.
+        call(self._comm, self._collective, send, recv, codec=self._codec, recovery="raise")
+
+    def _fill(self, count: int) -> None:
+        """This rank's pattern, and in the other memory what no result is."""
+        size = self._dtype.size
+        for begin, part in self._pattern.parts(self._pattern.of(self._comm.rank), 0, count):
+            self._send[begin * size : begin * size + len(part)] = part
+            self._recv[begin * size : begin * size + len(part)] = b"\xff" * len(part)
+
+    def _expected(self, count: int) -> list[tuple[int, bytes, int, int]]:
+        """Parts of this rank's result: where in it, of which pattern, from where, how many."""
+        comm, pattern = self._comm, self._pattern
+        rank, world, shard = comm.rank, comm.world_size, count // comm.world_size
+        if not receives(self._collective, rank, world):
+            return []
+        if self._collective in ("all_reduce", "reduce"):
+            return [(0, pattern.summed(), 0, count)]
+        if self._collective == "reduce_scatter":
+            return [(0, pattern.summed(), rank * shard, shard)]
+        if self._collective == "broadcast":
+            return [] if rank == ROOT else [(0, pattern.of(ROOT), 0, count)]
+        if self._collective == "scatter":
+            return [(0, pattern.of(ROOT), rank * shard, shard)]
+        if self._collective == "send_recv":
+            return [(0, pattern.of(rank - 1), 0, count)]
+        begin = rank * shard if self._collective == "all_to_all" else 0
+        return [(other * shard, pattern.of(other), begin, shard) for other in range(world)]
+
+    def _judge(self, count: int) -> tuple[int, float]:
+        """Wrong elements of this rank's result, or with a codec none and what was lost."""
+        size, wrong, lost, total = self._dtype.size, 0, 0.0, 0.0
+        for at, period, phase, length in self._expected(count):
+            # Decoding takes Python a while, so of what was rounded a part must do.
+            judged = min(length, PERIOD) if self._codec.encodes else length
+            for begin, part in self._pattern.parts(period, phase, judged):
+                got = self._recv[(at + begin) * size : (at + begin) * size + len(part)]
+                if self._codec.encodes:
+                    values = zip(self._pattern.read(got), self._pattern.read(part), strict=True)
+                    for value, right in values:
+                        lost, total = lost + (value - right) ** 2, total + right**2
+                elif got != part:
+                    pairs = zip(self._pattern.read(got), self._pattern.read(part), strict=True)
+                    wrong += sum(1 for value, right in pairs if value != right)
+        return wrong, math.sqrt(lost / total) if total else 0.0
+
+    def _share(self, seconds: float, wrong: int, error: float) -> list[tuple[float, float, float]]:
+        told = array.array("d", [0.0] * (3 * self._comm.world_size))
+        own = array.array("d", [seconds, wrong, error])
+        self._comm.all_gather(own, told, recovery="raise")
+        return [(told[at], told[at + 1], told[at + 2]) for at in range(0, len(told), 3)]
+
+
+class Pattern:
+    """The elements that ranks give: small integers with exact sums, others on each rank."""
+
+    def __init__(self, dtype: DType, world: int) -> None:
+        self._dtype, self._world = dtype, world
+        self._steps = min(4, EXACT.get(dtype, EXACT_OF_OTHERS) // world + 1)
+        draw = random.Random(PERIOD)
+        self._drawn = [draw.randrange(self._steps) for _ in range(PERIOD)]
+
+    def of(self, rank: int) -> bytes:
+        """The elements of a rank, for one period."""
+        return self._made([(step + rank) % self._steps for step in range(self._steps)])
+
+    def summed(self) -> bytes:
+        """The sum over all ranks."""
+        sums = [
+            sum((step + rank) % self._steps for rank in range(self._world))
+            for step in range(self._steps)
+        ]
+        return self._made(sums)
+
+    def _made(self, values: list[int]) -> bytes:
+        table = [self.written(value) for value in values]
+        return b"".join(table[step] for step in self._drawn)
+
+    def parts(self, period: bytes, phase: int, count: int) -> Iterator[tuple[int, bytes]]:
+        """`count` elements from `phase` on, a period at a time, each with where it begins."""
+        size = self._dtype.size
+        turn = phase % PERIOD * size
+        turned = period[turn:] + period[:turn]
+        for begin in range(0, count, PERIOD):
+            yield begin, turned[: min(PERIOD, count - begin) * size]
+
+    def written(self, value: int) -> bytes:
+        """An element, in the byte order of little-endian machines, which are all that we run on."""
+        if self._dtype is DType.BF16:
+            return struct.pack("<f", value)[2:]
+        return struct.pack("<" + FORMATS[self._dtype], value)
+
+    def read(self, data: bytes) -> list[float]:
+        """The values of elements."""
+        if self._dtype is DType.BF16:
+            data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
+            return list(struct.unpack(f"<{len(data) // 4}f", data))
+        return list(struct.unpack(f"<{len(data) // self._dtype.size}{FORMATS[self._dtype]}", data))
+
+
+def _buffer(memory: mmap.mmap, dtype: DType, count: int) -> buffers.Buffer:
+    whole = buffers.writable(memory)
+    return buffers.Buffer(whole.address, count, dtype, owner=whole.owner)
+
+
+def size_of(text: str) -> int:
+    """Bytes: "4096", "4KiB", or as NCCL's tests have it "4K". Raises InvalidArgument."""
+    digits = text.rstrip("KMGiB")
+    units = {"": 1, "B": 1}
+    for power, letter in enumerate("KMG", 1):
+        units |= dict.fromkeys((letter, f"{letter}iB"), 1 << (10 * power))
+    unit = units.get(text[len(digits) :])
+    if not digits.isdecimal() or not digits.isascii() or unit is None or int(digits) == 0:
+        raise InvalidArgument(f"{text!r} is no size: say 4096, 4KiB, 64MiB or 1GiB")
+    return int(digits) * unit
+
+
+def sizes(least: int, most: int, factor: int) -> list[int]:
+    """From the least to the most, each `factor` times the one before. Raises InvalidArgument."""
+    if most < least:
+        raise InvalidArgument(f"the largest size, {most} bytes, is below the least, {least}")
+    if factor < 2:
+        raise InvalidArgument(f"a factor is 2 or more, not {factor}")
+    made = [least]
+    while made[-1] * factor <= most:
+        made.append(made[-1] * factor)
+    return made

@@ -1,0 +1,208 @@
+"""Options: the keyword arguments of operations, in one place for pccl_py and every frontend.
+
+A TypedDict has the options of each kind of call, for `**options: Unpack[...]`; `Asked` reads them,
+and `documented` describes them to whoever asks for help. How the values are parsed: words.py and
+codec.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+
+from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
+from pccl_py.words import (
+    OpName,
+    Plan,
+    PlanName,
+    Recovery,
+    RecoveryName,
+    ReduceOp,
+    nanoseconds,
+    parse_op,
+    parse_plan,
+    parse_recovery,
+    unsigned,
+)
+
+Native: TypeAlias = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
+FunctionType = TypeVar("FunctionType", bound=Callable[..., Any])
+
+
+class MessageOptions(TypedDict, total=False):
+    """Options of send, recv and barrier."""
+
+    tag: int
+    deadline: float | None
+
+
+class BroadcastOptions(MessageOptions, total=False):
+    """Options of broadcast; it has no codec, whose rounding the root would not see."""
+
+    recovery: Recovery | RecoveryName | None
+
+
+class MoveOptions(BroadcastOptions, total=False):
+    """Options of all_gather, scatter, gather and all_to_all."""
+
+    codec: Codec | CodecKind | CodecName
+    plan: Plan | PlanName
+
+
+class ReduceOptions(MoveOptions, total=False):
+    """Options of all_reduce, reduce and reduce_scatter."""
+
+    op: ReduceOp | OpName
+
+
+class _Wait(TypedDict, total=False):
+    async_op: Literal[False]
+
+
+class _Begin(TypedDict):
+    async_op: Literal[True]
+
+
+class _Either(TypedDict, total=False):
+    async_op: bool
+
+
+class _Both(_Wait):
+    return_outcome: Literal[True]
+
+
+class _Any(_Either, total=False):
+    return_outcome: bool
+
+
+class Message:
+    """The forms of MessageOptions, for overloads: Wait returns the result, Begin a Work, Either one
+    of both; of functions that return arrays, Both the array and the outcome, Any what is asked.
+    """
+
+    class Wait(MessageOptions, _Wait, total=False): ...
+
+    class Begin(MessageOptions, _Begin): ...
+
+    class Either(MessageOptions, _Either, total=False): ...
+
+    class Both(MessageOptions, _Both): ...
+
+    class Any(MessageOptions, _Any, total=False): ...
+
+
+class Broadcast:
+    """The forms of BroadcastOptions."""
+
+    class Wait(BroadcastOptions, _Wait, total=False): ...
+
+    class Begin(BroadcastOptions, _Begin): ...
+
+    class Either(BroadcastOptions, _Either, total=False): ...
+
+    class Both(BroadcastOptions, _Both): ...
+
+    class Any(BroadcastOptions, _Any, total=False): ...
+
+
+class Move:
+    """The forms of MoveOptions."""
+
+    class Wait(MoveOptions, _Wait, total=False): ...
+
+    class Begin(MoveOptions, _Begin): ...
+
+    class Either(MoveOptions, _Either, total=False): ...
+
+    class Both(MoveOptions, _Both): ...
+
+    class Any(MoveOptions, _Any, total=False): ...
+
+
+class Reduce:
+    """The forms of ReduceOptions."""
+
+    class Wait(ReduceOptions, _Wait, total=False): ...
+
+    class Begin(ReduceOptions, _Begin): ...
+
+    class Either(ReduceOptions, _Either, total=False): ...
+
+    class Both(ReduceOptions, _Both): ...
+
+    class Any(ReduceOptions, _Any, total=False): ...
+
+
+_KNOWN: dict[type, frozenset[str]] = {
+    kind: frozenset(kind.__annotations__)
+    for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions)
+}
+
+_MEANINGS = {
+    "op": '"sum" (the default), "avg", "prod", "min" or "max", or a `ReduceOp`; the same on every '
+    "peer, as are codec, plan and recovery.",
+    "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
+    "options; where something is added up, with sum and avg only.",
+    "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
+    "recovery": 'what the death of a peer does, "resume", "restart" or "raise": see `Recovery`.',
+    "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
+    "is the default.",
+    "deadline": "seconds from now until the call is given up; the communicator's by default.",
+    "async_op": "if true, returns a `Work` at once.",
+    "return_outcome": "if true, returns (result, `Outcome`).",
+}
+
+_ERRORS = """\
+Raises InvalidArgument (a ValueError) for a bad argument or layout and TypeError for a dtype, before
+anything is sent, and the errors of `PcclError`. An exception of a signal handler, as Ctrl-C is one,
+withdraws the call, unless the operation was done by then: its `work` tells (see `Work`)."""
+
+
+class Asked:
+    """The options of one call, parsed. Raises TypeError for one that the call does not have."""
+
+    __slots__ = ("_deadline", "_op", "_plan", "_recovery", "codec", "tag")
+
+    def __init__(self, call: str, kind: type, options: Mapping[str, Any]) -> None:
+        if not options.keys() <= _KNOWN[kind]:
+            unknown = next(name for name in options if name not in _KNOWN[kind])
+            names = ", ".join(name for name in _MEANINGS if name in _KNOWN[kind])
+            raise TypeError(f"{call}() has no option {unknown!r}; it has {names}")
+        get = options.get
+        self.codec = parse_codec(get("codec", CodecKind.NONE))
+        self.tag = unsigned(get("tag", 0), "tag", 64)
+        self._op = parse_op(get("op", ReduceOp.SUM))
+        self._plan = parse_plan(get("plan", Plan.AUTO))
+        self._recovery = parse_recovery(get("recovery"))
+        self._deadline = nanoseconds(get("deadline"), "deadline")
+
+    def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
+        """As bindings/init_collective.cpp takes them."""
+        codec = (*self.codec.native(), *residuals)
+        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec)
+
+    @property
+    def timed(self) -> tuple[int, int]:
+        """The tag and the deadline, which is all that a message or a barrier has."""
+        return self.tag, self._deadline
+
+
+def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType]:
+    """Adds the options of `kind`, `async_op`, the `flags` and the errors to a docstring."""
+    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], "async_op", *flags)]
+    lines = [
+        textwrap.fill(
+            f"{name}: {_MEANINGS[name]}", 96, initial_indent="  ", subsequent_indent="    "
+        )
+        for name in names
+    ]
+    part = "\n".join(["Options, by name only:", "", *lines, "", _ERRORS])
+
+    def document(function: FunctionType) -> FunctionType:
+        if function.__doc__:  # not under python -OO
+            function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{part}\n"
+        return function
+
+    return document

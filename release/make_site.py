@@ -1,0 +1,181 @@
+"""The site of the documentation, in build/site: `make docs`.
+
+mkdocs-material shows docs/, the README as its first page, the Python reference from docstrings
+(mkdocstrings), the C reference from the header (c_reference.py) and that of the commands. Sources
+are put together in build/site-sources, with links to files that the site does not have as plain
+text; a link to nowhere is an error. The picture of the demo is there if `make demo` has drawn it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import c_reference
+import typer.main
+from typer.cli import get_docs_for_click
+
+import pccl_py.cli
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
+LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# Files that are pages under another name.
+PAGES = {"README.md": "index.md", "include/pccl.h": "reference/c.md"}
+# Those that are not there yet are left out; one that is there and not here is an error.
+NAVIGATION: dict[str, list[str]] = {
+    "Start": ["index.md", "INSTALL.md", "TUTORIAL.md", "MIGRATING.md"],
+    "Use": [
+        *("RUN.md", "COORDINATOR.md", "NETWORKING.md", "ERRORS.md", "ENVIRONMENT.md", "STATUS.md"),
+        *("C.md", "KERNELS.md", "BENCHMARKS.md", "SECURITY.md"),
+    ],
+    "Reference": [
+        "reference/python.md",
+        "reference/numpy.md",
+        "reference/c.md",
+        "reference/cli.md",
+    ],
+    "Inside": [
+        *("PROMISE.md", "ARCHITECTURE.md", "ALGORITHMS.md", "PROTOCOL.md", "SIMULATOR.md"),
+        *("MUTANTS.md", "TRACK_RECORD.md", "LETTER.md", "HACKING.md", "ROADMAP.md"),
+    ],
+}
+
+
+def main() -> None:
+    """Ends with the status of mkdocs."""
+    shutil.rmtree(SOURCES, ignore_errors=True)
+    (SOURCES / "reference").mkdir(parents=True)
+    write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
+    for document in sorted((ROOT / "docs").glob("*.md")):
+        text = document.read_text("utf-8")
+        write(document.name, with_links(text, document.relative_to(ROOT)))
+    write("reference/c.md", c_reference.page((ROOT / "include" / "pccl.h").read_text("utf-8")))
+    write("reference/python.md", python_page("pccl_py", "Python reference"))
+    write("reference/numpy.md", python_page("pccl_numpy", "NumPy reference"))
+    command = typer.main.get_command(pccl_py.cli.app)
+    context = typer.Context(command, info_name="pccl")
+    page = get_docs_for_click(obj=command, ctx=context, name="pccl")
+    write("reference/cli.md", page)
+    add_picture(ROOT / "demo_out" / "loss.png")
+    (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement of mkdocs-material for its successor
+    sys.exit(
+        subprocess.run([*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")], check=False).returncode
+    )
+
+
+def write(name: str, text: str) -> None:
+    (SOURCES / name).write_text(text, encoding="utf-8")
+
+
+def with_links(text: str, document: Path) -> str:
+    """Links as the site has them. One that leads to no page becomes plain text."""
+
+    def replaced(found: re.Match[str]) -> str:
+        text, target, anchor = found[1], found[2], found[3] or ""
+        file = (ROOT / document.parent / target).resolve().relative_to(ROOT).as_posix()
+        if file in PAGES:
+            return f"[{text}]({PAGES[file]}{anchor})"
+        if file.startswith("docs/") and file.endswith(".md"):
+            return f"[{text}]({file.removeprefix('docs/')}{anchor})"
+        return text
+
+    return LINK.sub(replaced, text)
+
+
+def python_page(module: str, title: str) -> str:
+    """A directive for each public name, so that the page is in the order of `__all__`."""
+    public = importlib.import_module(module)
+    names = [name for name in public.__all__ if not name.startswith("__")]
+    directives = [f"::: {module}.{name}\n" for name in names]
+    opening = (public.__doc__ or "").partition("\n")[0]
+    return f"# {title}\n\n{opening}\n\n" + "\n".join(directives)
+
+
+def add_picture(picture: Path) -> None:
+    """On the first page, if there is one: the demo takes minutes, which the site does not need."""
+    if not picture.exists():
+        return
+    shutil.copy(picture, SOURCES / "loss.png")
+    text = (SOURCES / "index.md").read_text("utf-8")
+    head, mark, rest = text.partition("## Twenty lines")
+    write("index.md", f"{head}![Loss of the peers of the demo](loss.png)\n\n{mark}{rest}")
+
+
+def configuration() -> dict[str, object]:
+    """For mkdocs, whose YAML takes JSON as well."""
+    there = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.md")}
+    listed = {page for pages in NAVIGATION.values() for page in pages}
+    if there - listed:
+        sys.exit(f"make_site: no place in the navigation for {sorted(there - listed)}")
+    options = {
+        "docstring_style": "google",
+        "heading_level": 2,
+        "show_root_heading": True,
+        "show_root_full_path": False,
+        "show_source": False,
+        "members_order": "source",
+        "show_signature_annotations": True,
+        "separate_signature": True,
+        "inherited_members": True,
+        "filters": ["!^_"],
+    }
+    return {
+        "site_name": "PCCL",
+        "docs_dir": str(SOURCES),
+        "site_dir": str(SITE),
+        # No fonts and no search from elsewhere: the site works without a network.
+        "theme": {
+            "name": "material",
+            "font": False,
+            "features": ["navigation.sections", "toc.follow", "content.code.copy"],
+            "palette": [
+                {"media": "(prefers-color-scheme: light)", "scheme": "default"},
+                {"media": "(prefers-color-scheme: dark)", "scheme": "slate"},
+            ],
+        },
+        "plugins": [
+            "search",
+            {
+                "mkdocstrings": {
+                    "handlers": {
+                        "python": {
+                            "paths": [str(ROOT), str(ROOT / "frontends")],
+                            "options": options,
+                        }
+                    }
+                }
+            },
+        ],
+        "markdown_extensions": [
+            "tables",
+            "admonition",
+            "pymdownx.highlight",
+            "pymdownx.superfences",
+        ],
+        "validation": {
+            "links": {
+                "not_found": "warn",
+                "anchors": "warn",
+                "absolute_links": "warn",
+                "unrecognized_links": "warn",
+            },
+            "nav": {"not_found": "warn", "omitted_files": "warn"},
+        },
+        "nav": [
+            {title: [page for page in pages if page in there]}
+            for title, pages in NAVIGATION.items()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Uses an unpacked wheel: two peers add up, with a codec too, and a state becomes equal.
+
+    python try_wheel.py FOLDER
+
+release/wheels.py runs it with each Python that a wheel is for, the emulated one too. It needs
+nothing but the standard library and the folder.
+"""
+
+import array
+import platform
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import pccl_py as pccl
+
+COUNT = 10_000
+
+
+def peer(comm: pccl.Communicator) -> None:
+    """All that a first use needs of the native part."""
+    values = array.array("f", [comm.rank + 1.0] * COUNT)
+    comm.all_reduce(values)
+    assert values.tolist() == [3.0] * COUNT
+    comm.all_reduce(values, op="avg", codec="bf16")
+    assert values.tolist() == [3.0] * COUNT
+    rank = array.array("q", [comm.rank])
+    comm.shared_state({"rank": rank}, revision=comm.rank).sync()
+    assert rank[0] == 1, rank  # the highest revision wins
+
+
+def main() -> None:
+    """Says what it ran with, where all was right."""
+    assert pccl.__file__.startswith(sys.argv[1]), pccl.__file__
+    with pccl.LocalWorld(2) as world:
+        world.run(peer)
+    print(f"Python {platform.python_version()}, {platform.machine()}, {pccl.cpu_level()}: right")
+
+
+main()

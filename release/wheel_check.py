@@ -1,0 +1,104 @@
+"""Rules for a wheel that is to run elsewhere; wheels.py asks them of each one that it makes.
+
+`auditwheel` judges symbol versions and libraries by the manylinux policies, `abi3audit` the stable
+ABI. The rules here are those that they leave open: the CPU, where libraries are searched, and what
+is in the wheel.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from io import BytesIO
+from pathlib import Path
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+
+MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+NEEDED = ("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so", "pccl_py/include/pccl.h")
+FOLDERS = ("pccl_py/", "pccl_numpy/", "pccl_py-")
+RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
+
+
+def complaints(wheel: Path) -> list[str]:
+    """Everything that is wrong with a wheel."""
+    abi, platform = wheel.stem.split("-")[3:]
+    with zipfile.ZipFile(wheel) as archive:
+        found = [
+            *contents(archive.namelist(), abi),
+            *description(archive),
+            *(
+                f"{name}: {complaint}"
+                for name in archive.namelist()
+                if name.endswith(".so")
+                for complaint in library(archive.read(name), platform.split("_", 3)[3])
+            ),
+        ]
+    found += audited(wheel, platform)
+    if abi == "abi3":
+        found += stable(wheel)
+    return [f"{wheel.name}: {complaint}" for complaint in found]
+
+
+def contents(names: list[str], abi: str) -> Iterator[str]:
+    """The package, one extension and no more."""
+    for name in NEEDED:
+        if name not in names:
+            yield f"{name} is missing"
+    extensions = [name for name in names if re.match(r"pccl_py/_pccl\..*so", name)]
+    if len(extensions) != 1 or ("abi3" in extensions[0]) != (abi == "abi3"):
+        yield f"its extensions are {extensions}"
+    for name in names:
+        if not name.startswith(FOLDERS) or "__pycache__" in name:
+            yield f"{name} does not belong there"
+
+
+def description(archive: zipfile.ZipFile) -> Iterator[str]:
+    """A page of a package index has no files beside it."""
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    text = str(Parser().parsestr(archive.read(name).decode()).get_payload())
+    if "all_reduce" not in text:
+        yield "its description is not the README"
+    for link in RELATIVE_LINK.findall(text):
+        yield f"its description has the relative link {link}"
+
+
+def library(image: bytes, machine: str) -> Iterator[str]:
+    """An ELF file of the right CPU, which finds what it needs beside itself."""
+    elf = ELFFile(BytesIO(image))
+    if elf["e_machine"] != MACHINES[machine]:
+        yield f"it is for {elf['e_machine']}, the wheel for {machine}"
+    dynamic = elf.get_section_by_name(".dynamic")
+    assert isinstance(dynamic, DynamicSection)
+    for tag in dynamic.iter_tags():
+        if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+            path = getattr(tag, "rpath", None) or getattr(tag, "runpath", None)
+            if path != "$ORIGIN":
+                yield f"it searches {path}"
+
+
+def audited(wheel: Path, platform: str) -> Iterator[str]:
+    """Symbol versions no newer than the tag says, and no library that a system may lack."""
+    said = run("auditwheel", "show", str(wheel))
+    if f'"{platform}"' not in said.stdout:
+        yield f"auditwheel does not find {platform}:\n{said.stdout}{said.stderr}"
+
+
+def stable(wheel: Path) -> Iterator[str]:
+    """No symbol of Python that is not in the stable ABI of 3.12."""
+    said = run("abi3audit", "--strict", "--report", str(wheel))
+    if said.returncode != 0:
+        yield f"abi3audit refuses it:\n{said.stdout}{said.stderr}"
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of this Python's environment."""
+    program = Path(sys.executable).with_name(module)
+    return subprocess.run(
+        [str(program), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )

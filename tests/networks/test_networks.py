@@ -1,0 +1,116 @@
+"""Peers behind NAT, firewalls and hosts files: they meet where one of two can dial the other, and
+where neither can, both are told why. The networks are networks.py's; docs/NETWORKING.md is for
+users.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import networks
+import pytest
+from linked import await_condition
+from networks import Internet, Machine, ends
+
+import pccl_py as pccl
+
+
+@pytest.fixture
+def internet() -> Iterator[Internet]:
+    networks.require()
+    with Internet() as made:
+        yield made
+
+
+def expect_sums(*said: tuple[str, str]) -> None:
+    for out, errors in said:
+        assert out == "sum 2\n", (out, errors)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("kind", ["behind_nat", "firewalled"])
+def test_a_peer_that_nobody_can_dial_joins_whichever_of_the_two_leads(
+    internet: Internet, kind: str, numbers: tuple[int, int]
+) -> None:
+    walled: Machine = getattr(internet, kind)()
+    with internet.coordinator(internet.public()) as coordinator:
+        first = walled.peer(coordinator.token, numbers[0])
+        second = internet.public().peer(coordinator.token, numbers[1])
+        expect_sums(*ends(first, second))
+
+
+@pytest.mark.long
+def test_two_that_cannot_dial_each_other_say_so_and_why(internet: Internet) -> None:
+    """The errors of both, their logs, and the status; nobody is blamed for not calling admit."""
+    home = internet.public()
+    with internet.coordinator(home) as coordinator:
+        machines = [internet.firewalled(), internet.firewalled()]
+        peers = [
+            machine.peer(coordinator.token, number, PCCL_DEADLINE="9")
+            for number, machine in enumerate(machines, 1)
+        ]
+
+        def unreached() -> list[dict[str, str]]:
+            groups = home.inside(lambda: pccl.run_status(coordinator.token))["groups"]
+            return [pair for group in groups for pair in group["unreached"]]
+
+        await_condition(lambda: len(unreached()) == 2, "the coordinator to hear of both dials")
+        for pair in unreached():
+            dialed = machines[int(pair["other"][:2], 16) - 1]
+            assert pair["address"].startswith(f"{dialed.address}:")
+            assert pair["why"].startswith("no answer") and pair["peer_id"] != pair["other"]
+        said = ends(*peers)
+    for number, (out, errors) in enumerate(said, 1):
+        other = 3 - number
+        at = re.escape(machines[other - 1].address)
+        dialed = rf"peer {other:02x}{other:02x}\w+ could not be dialed at {at}:\d+: no answer"
+        assert out.startswith("DeadlineExceeded"), out
+        assert re.search(dialed, out) and re.search(dialed, errors), (out, errors)
+        assert f"peer {other:02x}{other:02x}{other:02x}{other:02x} could not dial this peer" in out
+        assert "PCCL_PORTS" in out and "equally often" not in out
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
+def test_a_coordinator_whose_name_is_loopback_at_home_is_joined_from_elsewhere(
+    internet: Internet, numbers: tuple[int, int]
+) -> None:
+    """Debian's hosts file: a peer at home reaches it over the loopback interface."""
+    home, away = internet.public(), internet.public()
+    home.hosts("127.0.1.1 my.host")
+    away.hosts(f"{home.address} my.host")
+    with internet.coordinator(home, bind="0.0.0.0:0", advertise="my.host") as coordinator:
+        first = home.peer(coordinator.token, numbers[0])
+        second = away.peer(coordinator.token, numbers[1])
+        expect_sums(*ends(first, second))
+
+
+def test_the_doctor_finds_a_member_that_cannot_be_dialed(internet: Internet) -> None:
+    walled, healthy = internet.firewalled(), internet.public()
+    with (
+        internet.coordinator(internet.public()) as coordinator,
+        walled.inside(lambda: pccl.connect(coordinator.token, peer_id="11" * 16)) as comm,
+    ):
+        comm.admit()
+        options = ("-m", "pccl_py.cli", "doctor", "--timeout", "1")
+        program = healthy.start(*options, PCCL_TOKEN=coordinator.token)
+        ((out, errors),) = ends(program)
+        assert program.returncode == 1, (out, errors)
+        assert f"wrong  member 11111111: {walled.address}:" in out and "does not answer" in out
+        assert f"ok     seen: others dial a peer of this machine at {healthy.address}:" in out
+
+
+def test_a_coordinator_without_a_route_warns_that_its_token_leads_nowhere(
+    internet: Internet,
+) -> None:
+    alone = internet.apart()
+    program = alone.start("-u", "-m", "pccl_py.cli", "coordinator", "--bind", "0.0.0.0:0")
+    assert program.stdout is not None
+    token = program.stdout.readline().strip()
+    program.terminate()
+    ((_, errors),) = ends(program)
+    assert "the token says 127.0.0.1" in errors and "advertise" in errors
+    assert pccl.token_parse(token).address.startswith("127.0.0.1:")
+    stranger = internet.public().peer(token, 1, PCCL_CONNECT_TIMEOUT="0.1")
+    ((out, _),) = ends(stranger)
+    assert out.startswith("CoordinatorUnreachable") and "leads every machine to itself" in out

@@ -1,0 +1,140 @@
+"""Newcomers that come with something wrong: they are refused alone, and the members go on.
+
+Whose word counts, and every order of events: engine/protocol/misfit_test.zig and tests/sim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def join(coordinator: pccl.Coordinator, world_size: int = 0) -> pccl.Communicator:
+    size = {"initial_world_size": world_size} if world_size else {}
+    return pccl.connect(coordinator.token, bind=LOOPBACK, deadline=30.0, **size)
+
+
+def each(comms: list[pccl.Communicator], do: Callable[[pccl.Communicator], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(comms)) as pool:
+        return list(pool.map(do, comms))
+
+
+def admit(comm: pccl.Communicator) -> pccl.Admission:
+    """Safe points until a new epoch begins; members sum in between, as a program does."""
+    while not (admission := comm.admit()).changed:
+        comm.barrier()
+    return admission
+
+
+def members_and_newcomer(
+    coordinator: pccl.Coordinator,
+) -> tuple[list[pccl.Communicator], pccl.Communicator]:
+    with ThreadPoolExecutor(2) as pool:
+        members = list(pool.map(lambda _: join(coordinator, 2), range(2)))
+    each(members, admit)
+    newcomer = join(coordinator)
+    each([newcomer, *members], admit)
+    return members, newcomer
+
+
+def check_refused(newcomer: pccl.Communicator, raised: pccl.PcclError, *parts: str) -> None:
+    """It was told both, and every later call says why it is no member."""
+    assert "the members go on without it" in str(raised)
+    with pytest.raises(pccl.Expelled) as later:
+        newcomer.admit()
+    for part in parts:
+        assert part in str(raised), raised
+        assert part in str(later.value), later.value
+    newcomer.close()
+
+
+def test_a_newcomer_with_another_shape_is_refused_alone(coordinator: pccl.Coordinator) -> None:
+    """999 elements instead of 1000: members sync, lose nobody else, and let the next one in."""
+    members, newcomer = members_and_newcomer(coordinator)
+    arrays = {comm.peer_id: np.full(1000, comm.rank, np.float32) for comm in members}
+    wrong = np.full(999, 7, np.float32)
+
+    def sync(comm: pccl.Communicator) -> Any:
+        array = arrays.get(comm.peer_id, wrong)
+        with comm.shared_state({"parameters": array}) as state:
+            if comm is not newcomer:
+                return state.sync()
+            with pytest.raises(pccl.Mismatch) as caught:
+                state.sync()
+            return caught.value
+
+    *outcomes, raised = each([*members, newcomer], sync)
+    assert {outcome.revision for outcome in outcomes} == {1}
+    assert len({arrays[comm.peer_id].tobytes() for comm in members}) == 1
+    assert (wrong == 7).all()
+    check_refused(newcomer, raised, '"parameters" is f32[1000]', "f32[999]")
+
+    def go_on(comm: pccl.Communicator) -> None:
+        while comm.admit().world_size < 3:
+            comm.barrier()
+
+    with ThreadPoolExecutor(2) as pool:
+        going = [pool.submit(go_on, comm) for comm in members]
+        good = join(coordinator)
+        assert good.admit().world_size == 3
+        for future in going:
+            future.result()
+    for comm in [good, *members]:
+        comm.close()
+
+
+def test_a_newcomer_with_another_first_call_is_refused_alone(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """Another op of its first all_reduce: members have their sum, and theirs alone."""
+    members, newcomer = members_and_newcomer(coordinator)
+
+    def reduce(comm: pccl.Communicator) -> Any:
+        array = np.full(1000, 3, np.float32)
+        if comm is newcomer:
+            with pytest.raises(pccl.Mismatch) as caught:
+                comm.all_reduce(array, op="max")
+            assert (array == 3).all()
+            return caught.value
+        outcome = comm.all_reduce(array)
+        assert (array == 6).all()
+        return outcome
+
+    *outcomes, raised = each([*members, newcomer], reduce)
+    for outcome in outcomes:
+        assert set(outcome.contributors) == {comm.peer_id for comm in members}
+    check_refused(newcomer, raised, "all_reduce(max, 1000 f32", "all_reduce(sum, 1000 f32")
+    for comm in members:
+        comm.close()
+
+
+def test_lost_shards_that_adjoin_are_one_range(coordinator: pccl.Coordinator) -> None:
+    """Two of four leave: of an all_gather there are two shards, and one range that nobody gave."""
+    with ThreadPoolExecutor(4) as pool:
+        comms = list(pool.map(lambda _: join(coordinator, 4), range(4)))
+    each(comms, admit)
+    comms.sort(key=lambda comm: comm.rank)
+    for comm in comms[1:3]:
+        comm.close()
+    left = [comms[0], comms[3]]
+
+    def gather(comm: pccl.Communicator) -> pccl.Outcome:
+        return comm.all_gather(np.full(8, comm.rank), np.empty(32, np.int64))
+
+    for outcome in each(left, gather):
+        ranges = [(part.begin, part.end, part.contributors) for part in outcome.ranges]
+        assert ranges == [
+            (0, 8, (comms[0].peer_id,)),
+            (8, 24, ()),
+            (24, 32, (comms[3].peer_id,)),
+        ]
+    for comm in left:
+        comm.close()

@@ -1,0 +1,121 @@
+"""The site of the documentation, short of building it (`make docs`): its pages."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import c_reference
+import make_site
+import pccl_numpy
+import pytest
+
+import pccl_py as pccl
+from pccl_py.shared_state import SharedState
+from pccl_py.work import Work
+
+ROOT = Path(__file__).resolve().parents[2]
+CLI = "pccl_py.cli"
+
+
+def test_every_document_has_a_place_in_the_navigation() -> None:
+    listed = [page for pages in make_site.NAVIGATION.values() for page in pages]
+    assert len(listed) == len(set(listed))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(listed)
+
+
+def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:
+    text = (
+        "[a](docs/RUN.md#signals) [`h`](include/pccl.h) [e](examples/c_embed) "
+        "[w](https://w.example)"
+    )
+    assert make_site.with_links(text, Path("README.md")) == (
+        "[a](RUN.md#signals) [`h`](reference/c.md) e [w](https://w.example)"
+    )
+    text = "[a](RUN.md) [r](../README.md) [s](../SECURITY.md) [b](#b)"
+    assert make_site.with_links(text, Path("docs/X.md")) == "[a](RUN.md) [r](index.md) s [b](#b)"
+
+
+def test_the_c_reference_has_all_that_the_header_declares() -> None:
+    """Goal: nothing is lost or said twice. Method: all code of the header is in the page's blocks
+    of code, line by line, and each function has its own head."""
+    header = (ROOT / "include" / "pccl.h").read_text("utf-8")
+    page = c_reference.page(header)
+    code = "\n".join(re.findall(r"```c\n(.*?)```", page, re.DOTALL))
+    functions = re.findall(r"^PCCL_API .*?\b(pccl_\w+)\(", header, re.MULTILINE)
+    assert len(functions) > 50
+    for name in functions:
+        assert len(re.findall(rf"\b{name}\(", code)) >= 1, name
+    for line in re.findall(r"^(?:PCCL_API|typedef|  \w+ ).*$", header, re.MULTILINE):
+        assert code.count(line) >= 1, line
+    opaque = {"pccl_comm_t", "pccl_status_t", "pccl_reduce_options_t", "pccl_work_wait"}
+    heads = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
+    assert opaque & set(re.findall(r"\w+", header)) <= heads | set(functions)
+    assert "/*" not in re.sub(r"```c\n.*?```", "", page, flags=re.DOTALL)
+
+
+# ---- coming from another library
+
+OWNERS: dict[str, Any] = {
+    "comm": pccl.Communicator,
+    "outcome": pccl.Outcome,
+    "pccl": pccl,
+    "pnp": pccl_numpy,
+    "state": SharedState,
+    "work": Work,
+}
+
+
+def right_column() -> list[str]:
+    text = (ROOT / "docs" / "MIGRATING.md").read_text("utf-8")
+    rows = [line.split(" | ", 1)[1] for line in text.splitlines() if line.startswith("| ")]
+    spans = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
+    return [span for span in spans if span.split(".")[0].split(" ")[-1] in OWNERS]
+
+
+def keywords(function: Any) -> set[str]:
+    """Its parameters, and the keys of its options, which are a TypedDict."""
+    found = set(inspect.signature(function).parameters)
+    if "options" in found:
+        (options,) = get_args(get_type_hints(function)["options"])
+        found |= options.__required_keys__ | options.__optional_keys__
+    return found
+
+
+def test_the_tables_of_other_libraries_name_what_is_there() -> None:
+    """Each call of the right column: the name, and the keywords that it is given."""
+    checked = 0
+    for span in right_column():
+        for owner, name, arguments in re.findall(r"\b(\w+)\.(\w+)(?:\(([^`]*)\))?", span):
+            if owner not in OWNERS:
+                continue
+            found = inspect.getattr_static(OWNERS[owner], name, None)
+            assert found is not None, span
+            for keyword in re.findall(r"\b(\w+)=", arguments):
+                assert keyword in keywords(getattr(OWNERS[owner], name)), span
+            checked += 1
+    assert checked > 40
+
+
+# ---- the tutorial
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path) -> Path:
+    text = (ROOT / "docs" / "TUTORIAL.md").read_text("utf-8")
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    file = tmp_path / "train.py"
+    file.write_text(found[1])
+    return file
+
+
+def test_the_program_of_the_tutorial_trains(start: Any, tutorial: Path) -> None:
+    program = start("run", "-n", "2", "--", sys.executable, str(tutorial), "50", module=CLI)
+    assert program.end() == 0, program.errors
+    lines = {line[4:] for line in program.rest().splitlines()}
+    assert len(lines) == 1, lines
+    assert re.fullmatch(r"step 50: \[2\.\d+ +(0\.9|1\.)\d*\], 2 peers", lines.pop())
