@@ -164,7 +164,7 @@ pub const Epoch = struct {
     forgetful: bool = false,
     min_world_size: u32,
     seal_key: *const seal.Key,
-    /// Of the coordinator.
+    /// The one of all queues.
     budget: *wire.Budget,
     members: []MemberState,
     /// By id, lost members included.

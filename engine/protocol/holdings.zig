@@ -1,6 +1,6 @@
 //! Holdings: which chunks of an operation the members hold, as their reports of one attempt say. It
 //! keeps ranges, not chunks, so it holds about as much as was said, and the budget of all queues
-//! counts it (queues.zig). Who reports, and what is kept of it: epoch.zig.
+//! counts it (queues.zig). The reports, and what is kept by them: epoch.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -11,7 +11,7 @@ const KeptRange = wire.control.KeptRange;
 const SettledRange = wire.control.SettledRange;
 
 pub const Holdings = struct {
-    /// In order, none empty. What is in none of them nobody holds.
+    /// In order, none empty. A chunk that is in none of them is held by nobody.
     ranges: []KeptRange = &.{},
 
     /// A member's report of ranges that are in order.

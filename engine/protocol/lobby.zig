@@ -1,5 +1,5 @@
 //! Lobby: joins of newcomers that wait because there were too many, of one peer or from one network
-//! (rates.zig). The coordinator reads on: whatever else the peer says is heard and answered, because
+//! (rates.zig). The coordinator reads on: whatever else the peer says is heard and answered, since
 //! it may be a member of other groups. Each network's are let in in the order in which they came.
 //! Members that come back with what they are in wait for nothing here.
 //!
@@ -52,7 +52,7 @@ pub const Lobby = struct {
     }
 };
 
-/// What a `join` says, and the newest epoch that was named after it; 0: none.
+/// A `join`, and the newest epoch that was named after it; 0: none.
 pub const Told = struct {
     rounds: Group.Rounds,
     initial_world_size: u32,
@@ -176,8 +176,8 @@ pub fn disconnected(c: *Coordinator, peer: *const Peer) void {
     }
 }
 
-/// What a peer says of a group by its number, while a join of its waits, may be of one that it was
-/// in before that connection: the answer to the join makes it void.
+/// While a join of its waits, a peer may speak of a group by its number from before this
+/// connection: the answer to the join makes that void.
 pub fn is_void(peer: *const Peer, message: *const control.Message) bool {
     if (peer.joins_waiting == 0 or peer.telling != null) return false;
     switch (message.*) {

@@ -36,7 +36,7 @@ pub fn keep_budget(c: *Coordinator) void {
     }
 }
 
-/// What is held of the reports of its peer, which come back when that is gone.
+/// The bytes that are held of the reports of its peer, which come back when that is gone.
 fn held_for(c: *const Coordinator, connection: *const Connection) usize {
     const peer = connection.peer orelse return 0;
     if (peer.present == 0) return 0;
