@@ -68,7 +68,8 @@ pub fn Described(comptime Names: type) type {
                 if (descriptor.kind != .barrier) try writer.writeAll(", ");
                 try writer.print("recovery {s}", .{recovery});
             }
-            if (descriptor.codec.kind != .none) try writer.print(", codec {f}", .{descriptor.codec});
+            if (descriptor.codec.kind != .none)
+                try writer.print(", codec {f}", .{descriptor.codec});
             if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
             try writer.print(", after {d} safe points)", .{descriptor.safe_points});
         }

@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -349,7 +348,7 @@ def test_the_status_says_who_is_slow_and_what_moves() -> None:
         array, go_on = np.ones(100_000), np.ones(1)
         while go_on[0]:
             if comm.rank == 1:
-                time.sleep(0.03)
+                over.wait(0.03)
             comm.all_reduce(array, op="avg")
             go_on[0] = comm.rank != 0 or not over.is_set()
             comm.broadcast(go_on, 0)

@@ -340,6 +340,47 @@ def test_nobody_is_started_again_once_a_process_has_finished(start: Any, tmp_pat
     assert program.rest() == "[0] 0\n[0] 1\n[0] 2\n"
 
 
+def test_who_fails_after_another_has_finished_is_not_started_again(
+    start: Any, tmp_path: Path
+) -> None:
+    """Process 0 fails when process 1 is gone, which ended with 0."""
+    ended = tmp_path / "ended"
+    os.mkfifo(ended)
+    source = (
+        'if [ $RANK = 1 ]; then exec 3> "$0"; exit 0; fi\n'
+        'if [ $PCCL_RESTARTS = 0 ]; then cat "$0"; fi\n'
+        "echo $PCCL_RESTARTS\n"
+        "exit 5"
+    )
+    program = start(
+        "run", "-n", "2", "--restarts", "3", "--", "sh", "-c", source, str(ended), module=CLI
+    )
+    assert program.end() == 0, program.errors
+    assert program.rest() == "[0] 0\n"
+
+
+def test_who_waits_for_a_restart_is_not_started_again_once_all_are_stopped(
+    start: Any, tmp_path: Path
+) -> None:
+    """Process 1 fails for good, with `--on-failure stop`, while process 0 waits for its restart."""
+    ended = tmp_path / "ended"
+    os.mkfifo(ended)
+    source = (
+        "echo $PCCL_RESTARTS\n"
+        'case "$RANK $PCCL_RESTARTS" in\n'
+        '"0 0") exec 3> "$0";;\n'
+        '"1 1") cat "$0";;\n'
+        "esac\n"
+        "exit $((RANK + 3))"
+    )
+    program = start(
+        "run", "-n", "2", "--restarts", "1", "--on-failure", "stop", "--", "sh", "-c", source,
+        str(ended), module=CLI,
+    )  # fmt: skip
+    assert program.end() == 3, program.errors
+    assert sorted(program.rest().splitlines()) == ["[0] 0", "[1] 0", "[1] 1"]
+
+
 def test_nobody_is_started_again_after_a_signal(start: Any) -> None:
     source = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done"
     program = start("run", "-n", "1", "--restarts", "3", "--", "sh", "-c", source, module=CLI)
