@@ -14,6 +14,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const attempts = @import("attempts.zig");
 const attendance = @import("attendance.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
@@ -976,7 +977,10 @@ pub const Group = struct {
             if (!peer.is_present(group.id)) return;
         };
         group.recovering = false;
-        for (group.epochs.items) |epoch| epoch.recovering = false;
+        for (group.epochs.items) |epoch| {
+            attempts.settle(epoch);
+            epoch.recovering = false;
+        }
         for (group.returned.items) |item| try group.answer(item.peer, item.rounds);
         group.returned.clearAndFree(group.gpa);
         group.drop_empty();
