@@ -39,6 +39,9 @@ pub const sequences_max = 1 << 62;
 pub const frame_index_max = 1 << 62;
 /// Attempts of an epoch that a member tells of: only a liar tells of more.
 pub const attempts_max = (1 << 31) - 1;
+/// How far ahead of the others one member may be with the attempt that it tells of after a restart.
+/// Enforced by the coordinator (protocol/attempts.zig).
+pub const attempts_ahead_max = 1 << 24;
 /// Epochs of a group and starts of a coordinator, in a journal.
 pub const epochs_max = 1 << 62;
 pub const incarnations_max = (1 << 32) - 2;

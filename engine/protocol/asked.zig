@@ -52,7 +52,7 @@ pub const Asked = struct {
         asked.look(peer, now);
         if (now -| asked.at >= silences_max *| silence_ns) return true;
         // An answer may be behind something that the coordinator has left unread for a while.
-        const could_answer = @max(asked.since, peer.idle_since);
+        const could_answer = @max(asked.since, peer.unread_until);
         return asked.has_left and now -| could_answer >= silence_ns;
     }
 

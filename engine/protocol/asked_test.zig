@@ -141,7 +141,7 @@ test "time in which the answer of a member lies unread at the coordinator is not
     const until = court.now + 2 * court.c.options.silence_ns;
     while (court.now < until) {
         try pass_thin(&court, second, 2, all);
-        court.peers[2].?.peer.?.idle_since = court.now; // as when its vote waits (unseen.zig)
+        court.peers[2].?.peer.?.unread_until = court.now; // as when its vote waits (unseen.zig)
     }
     try expectEqual(0b111, court.members_alive());
     try pass_thin(&court, court.c.options.silence_ns + second, 2, all);

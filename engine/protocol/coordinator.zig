@@ -19,6 +19,7 @@ const Late = @import("late.zig").Late;
 const misfit = @import("misfit.zig");
 const owed = @import("owed.zig");
 const Journal = journal_file.Journal;
+const lobby = @import("lobby.zig");
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
@@ -59,6 +60,9 @@ pub const Connection = struct {
     has_answered: bool = false,
     /// The driver reads nothing from it before that: it has said too much.
     paused_until: Instant = 0,
+    /// When its peer may come back, with all that it is in; and that it has.
+    returns_at: ?Instant = null,
+    has_returned: bool = false,
     /// Something went wrong with it inside a call; it is closed before that call returns, and its
     /// peer is out.
     doomed: ?[]const u8 = null,
@@ -181,8 +185,12 @@ pub const Peer = struct {
     telling: ?Telling = null,
     /// The group that it asks for was refused: what it still tells of that one is passed over.
     refused: bool = false,
+    /// Its joins that were too many (lobby.zig).
+    joins_waiting: u32 = 0,
     /// Since when it is connected, or has left the last group that it left.
     idle_since: Instant = 0,
+    /// Until when a message of its, and what is behind it, was left where it is.
+    unread_until: Instant = 0,
     rates: rates.Rates = .{},
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
@@ -225,13 +233,26 @@ pub const Peer = struct {
     }
 
     const Telling = struct {
-        group: *Group,
+        /// Null: its join waits.
+        group: ?*Group,
         rounds: Group.Rounds,
         initial_world_size: u32,
         /// It names an epoch, so it is, or was, a member.
         named: bool = false,
+        newest: u64 = 0,
         /// It has seen what the journal has lost: it belongs to another history.
         beyond: bool = false,
+
+        fn of(group: ?*Group, told: *const lobby.Told) Telling {
+            return .{
+                .group = group,
+                .rounds = told.rounds,
+                .initial_world_size = told.initial_world_size,
+                .named = told.newest > 0,
+                .newest = told.newest,
+                .beyond = told.newest > if (group) |known| known.last_epoch else 0,
+            };
+        }
     };
 
     /// Sends, if the peer is there: one that is away is told everything when it comes back.
@@ -300,6 +321,7 @@ pub const Coordinator = struct {
     /// Where the search for a free number of a group begins: those freed last come last.
     next_group: u16 = 0,
     arrivals: rates.Arrivals = .{},
+    lobby: lobby.Lobby = .{},
     /// Draws who is let in at the door, and who must go.
     prng: base.Prng,
     /// When somebody last came to it.
@@ -423,6 +445,7 @@ pub const Coordinator = struct {
         for (c.connections.items) |connection| c.connection_free(connection);
         c.connections.deinit(c.gpa);
         c.arrivals.deinit(c.gpa);
+        c.lobby.deinit(c.gpa);
         c.status.deinit(c.gpa);
         (c.options.secrets orelse c.gpa).destroy(c);
     }
@@ -580,7 +603,7 @@ pub const Coordinator = struct {
             if (c.must_wait(now, connection, &message)) |wait_ns| {
                 stream.in_start = at;
                 c.pause(now, connection, wait_ns);
-                keep_waiting(connection);
+                if (connection.peer) |peer| peer.unread_until = connection.paused_until;
                 break;
             }
             c.dispatch(now, connection, &message) catch |err| {
@@ -601,25 +624,16 @@ pub const Coordinator = struct {
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
     }
 
-    /// It waits for its `join` to be read, so it does not dawdle. Whoever says too much of anything
-    /// else loses its own time.
-    fn keep_waiting(connection: *const Connection) void {
-        const peer = connection.peer.?;
-        peer.idle_since = @max(peer.idle_since, connection.paused_until);
-    }
-
-    /// How long a join is left where it is, because there were too many. A member that comes back
-    /// does not wait: it tells all its groups again whenever its connection breaks, and loses those
-    /// that it cannot tell within the silence limit.
+    /// How long a message, and what is behind it, is left where it is.
     fn must_wait(
-        c: *Coordinator,
+        c: *const Coordinator,
         now: Instant,
-        connection: *const Connection,
+        connection: *Connection,
         message: *const control.Message,
     ) ?u64 {
         const peer = connection.peer orelse return null;
         switch (message.*) {
-            .join => {},
+            .join_end => return return_wait(now, connection),
             inline .done, .state_offer => |*body| {
                 const group = c.group_of(peer, body.group) catch return null;
                 const epoch = group.epoch_of(body.epoch) orelse return null;
@@ -628,18 +642,23 @@ pub const Coordinator = struct {
             },
             else => return null,
         }
-        const known = c.group_named(message.join.name.data);
-        if (known) |group| if (group.contains(peer) and !peer.is_present(group.id)) return null;
-        const own = &peer.rates.joins;
-        const aim: rates.Arrivals.Aim = if (known == null) .begins_group else .enters_group;
-        const shared = c.arrivals.of(c.gpa, now, connection.source, aim);
-        const wait_ns = @max(
-            own.wait_ns(now, rates.joins),
-            shared.wait_ns(now, rates.joins_of_network),
-        );
-        if (wait_ns > 0) return @min(wait_ns, limits.pause_ns_max);
-        own.take(now, rates.joins, 1);
-        shared.take(now, rates.joins_of_network, 1);
+    }
+
+    /// A member that comes back costs its groups an attempt each. Whoever does so all the time
+    /// waits, for all its groups together, and for so little that it loses none by that.
+    fn return_wait(now: Instant, connection: *Connection) ?u64 {
+        const peer = connection.peer.?;
+        const telling = peer.telling orelse return null;
+        const group = telling.group orelse return null;
+        if (connection.has_returned or group.recovering or !group.contains(peer)) return null;
+        const at = connection.returns_at orelse now +| peer.rates.attempt_wait_ns(now);
+        connection.returns_at = at;
+        if (now < at) {
+            peer.away_since = @max(peer.away_since, at);
+            return at - now;
+        }
+        connection.has_returned = true;
+        peer.rates.cost_attempt(now);
         return null;
     }
 
@@ -677,7 +696,7 @@ pub const Coordinator = struct {
 
     const Fault = control.Error || ProtocolError;
 
-    fn fault_of(err: Fault) []const u8 {
+    pub fn fault_of(err: Fault) []const u8 {
         return switch (err) {
             error.OutOfMemory => "the coordinator has no memory for its messages",
             inline else => |fault| "it broke the protocol (" ++ @errorName(fault) ++ ")",
@@ -721,7 +740,10 @@ pub const Coordinator = struct {
     }
 
     fn disconnect(peer: *Peer) void {
-        if (peer.connection) |connection| connection.peer = null;
+        if (peer.connection) |connection| {
+            lobby.disconnected(connection.coordinator, peer);
+            connection.peer = null;
+        }
         peer.connection = null;
         peer.present = 0;
         peer.telling = null;
@@ -1004,8 +1026,9 @@ pub const Coordinator = struct {
             else => error.Unexpected,
         };
         const peer = connection.peer.?;
+        if (lobby.is_void(peer, message)) return;
         switch (message.*) {
-            .join => |*body| try c.on_join(peer, body),
+            .join => |*body| try c.on_join(now, peer, body),
             .epoch_report => |*body| try c.on_epoch_report(peer, body),
             .knows_commit => |*body| try c.on_known(peer, .{ .commit = body }),
             .knows_abort => |*body| try c.on_known(peer, .{ .abort = body }),
@@ -1094,7 +1117,7 @@ pub const Coordinator = struct {
         return c.group_at(id).?; // it does not end while a peer is present
     }
 
-    fn on_join(c: *Coordinator, peer: *Peer, body: *const control.Join) !void {
+    fn on_join(c: *Coordinator, now: Instant, peer: *Peer, body: *const control.Join) !void {
         const name = body.name.data;
         if (name.len == 0) return error.Unexpected;
         if (peer.telling != null or peer.refused) return error.Unexpected;
@@ -1120,19 +1143,31 @@ pub const Coordinator = struct {
         try addresses.claim_told(c, peer, body.address.data, body.address_key);
         const known = c.group_named(name);
         const own = if (known) |group| Peer.bit(group.id) else 0;
-        const others = @popCount(peer.present & ~own) + peer.claim.waiting.items.len;
+        const others = @popCount(peer.present & ~own) + peer.claim.waiting.items.len +
+            peer.joins_waiting;
         if (others >= limits.groups_per_peer_max)
             return refuse_group(peer, name, "this peer is in 8 groups already; leave one first");
-        const group = known orelse try c.make_group(name) orelse
+        const told: lobby.Told = .of(body);
+        // A member that comes back tells all its groups again, and loses those that it cannot tell
+        // within the silence limit.
+        const is_member_here = if (known) |group| group.contains(peer) else false;
+        if (!is_member_here and try lobby.set_aside(c, now, peer, body)) {
+            peer.telling = .of(null, &told);
+        } else try c.begin_telling(peer, name, &told);
+    }
+
+    pub fn begin_telling(
+        c: *Coordinator,
+        peer: *Peer,
+        name: []const u8,
+        told: *const lobby.Told,
+    ) Allocator.Error!void {
+        const group = c.group_named(name) orelse try c.make_group(name) orelse
             return refuse_group(peer, name, "the run has 64 groups already; use one of them");
         if (group.contains(peer) and peer.is_present(group.id))
             return refuse_group(peer, name, "this peer is in the group already");
-        peer.present &= ~own;
-        peer.telling = .{
-            .group = group,
-            .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
-            .initial_world_size = body.initial_world_size,
-        };
+        peer.present &= ~Peer.bit(group.id);
+        peer.telling = .of(group, told);
         group.begin_report(peer);
     }
 
@@ -1154,7 +1189,7 @@ pub const Coordinator = struct {
         return null;
     }
 
-    fn group_named(c: *const Coordinator, name: []const u8) ?*Group {
+    pub fn group_named(c: *const Coordinator, name: []const u8) ?*Group {
         for (c.groups.items) |group| if (std.mem.eql(u8, group.name, name)) return group;
         return null;
     }
@@ -1230,7 +1265,8 @@ pub const Coordinator = struct {
         if (peer.refused) return;
         const telling = if (peer.telling) |*telling| telling else return error.Unexpected;
         telling.named = true;
-        const group = telling.group;
+        telling.newest = @max(telling.newest, body.epoch);
+        const group = telling.group orelse return;
         if (body.epoch > group.last_epoch) telling.beyond = true;
         const epoch = group.epoch_of(body.epoch) orelse return; // it is over
         const rank = epoch.rank_of(peer) orelse return;
@@ -1245,7 +1281,8 @@ pub const Coordinator = struct {
         const number = switch (message) {
             inline else => |body| body.epoch,
         };
-        const epoch = telling.group.epoch_of(number) orelse return;
+        const group = telling.group orelse return;
+        const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         try epoch.on_known(rank, message);
     }
@@ -1254,7 +1291,7 @@ pub const Coordinator = struct {
     fn on_gave_up(c: *Coordinator, peer: *Peer, body: *const control.GaveUp) ProtocolError!void {
         if (peer.refused) return;
         const group = if (peer.telling) |*telling|
-            telling.group
+            telling.group orelse return
         else
             try c.group_of(peer, body.group);
         const epoch = group.epoch_of(body.epoch) orelse return; // it is over
@@ -1263,14 +1300,14 @@ pub const Coordinator = struct {
     }
 
     /// Everything is told: the peer is a newcomer, a member that came back, or was let go.
-    fn on_join_end(c: *Coordinator, now: Instant, peer: *Peer) ProtocolError!void {
+    pub fn on_join_end(c: *Coordinator, now: Instant, peer: *Peer) ProtocolError!void {
         if (peer.refused) {
             peer.refused = false;
             return;
         }
         const telling = peer.telling orelse return error.Unexpected;
-        const group = telling.group;
         peer.telling = null;
+        const group = telling.group orelse return lobby.is_whole(c, peer, telling.newest);
         const knows = telling.named or group.was_let_in(peer, telling.rounds.preparing);
         if (!knows) c.take_out(now, group, peer, "it left while it was away");
         // The journal could not be written then, and the coordinator has died since.
@@ -1470,6 +1507,7 @@ pub const Coordinator = struct {
         c.last_tick = now;
         c.due_at = base.never;
         c.resume_reading(now);
+        lobby.let_in(c, now);
         for (c.connections.items) |connection| {
             if (connection.peer) |peer| {
                 if (frozen) peer.last_heard = @max(peer.last_heard, now);
@@ -1517,6 +1555,7 @@ pub const Coordinator = struct {
     /// One that joins nothing takes up a place that others may wait for.
     fn let_go_idle(c: *Coordinator, now: Instant, peer: *Peer, frozen: bool) void {
         if (peer.present != 0 or peer.claim.waiting.items.len > 0 or c.is_member(peer)) return;
+        if (peer.joins_waiting > 0 and peer.telling == null) return;
         if (frozen) peer.idle_since = now;
         // One that tells what it is a member of may take as long as a member that is silent.
         const tells = peer.telling != null or peer.refused;

@@ -7,8 +7,10 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const History = @import("history.zig").History;
+const Holdings = @import("holdings.zig").Holdings;
 const Election = @import("election.zig").Election;
 const Structures = @import("structure.zig").Structures;
+const attempts = @import("attempts.zig");
 const misfit = @import("misfit.zig");
 const journal = @import("journal.zig");
 const lateness = @import("late.zig");
@@ -46,10 +48,14 @@ pub const MemberState = struct {
     /// Aborts that it has caused and some other has not seen yet.
     caused: u32 = 0,
     /// After a restart: what it has told of the decisions of the coordinator before, the last of
-    /// them that it has seen, and how many operations it gives up meanwhile.
+    /// them that it has seen, the attempt that it knows, and how many operations it gives up
+    /// meanwhile.
     claims: u32 = 0,
+    attempt_told: u32 = 0,
     seen_before: u64 = 0,
     withdrawn: u32 = 0,
+    /// The coordinator holds so many bytes of what its reports of this attempt say.
+    held_bytes: usize = 0,
     /// The number that `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_asked: Asked = .{},
@@ -111,7 +117,8 @@ pub const Record = struct {
     /// The vote of those who have voted, and whether votes differ.
     vote: ?Vote = null,
     votes_differ: bool = false,
-    chunks: []Chunk = &.{},
+    holdings: Holdings = .{},
+    chunks: u32 = 0,
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
     /// The members that have called it, and since when the others are waited for.
@@ -122,7 +129,6 @@ pub const Record = struct {
     /// For a sync, from the first offer on.
     election: ?*Election = null,
 
-    const Chunk = struct { reduced_attempt: u32, holders: Mask };
     const Vote = struct { attempt: u32, digest: u128 };
 };
 
@@ -149,6 +155,8 @@ pub const Epoch = struct {
     group: u16,
     number: u64,
     attempt: u32 = 1,
+    /// That of this start of the coordinator.
+    first_attempt: u32 = 1,
     /// False from a view until its resume.
     running: bool = true,
     /// From a restart until the members are back: nothing is decided yet.
@@ -159,6 +167,8 @@ pub const Epoch = struct {
     forgetful: bool = false,
     min_world_size: u32,
     seal_key: *const seal.Key,
+    /// The one of all queues.
+    budget: *wire.Budget,
     members: []MemberState,
     /// By id, lost members included.
     ranks: Ranks = .empty,
@@ -249,6 +259,7 @@ pub const Epoch = struct {
             .number = number,
             .min_world_size = group.min_world_size,
             .seal_key = &group.coordinator.seal_key,
+            .budget = &group.coordinator.memory,
             .members = members,
             .ranks = ranks,
             .began = began,
@@ -428,7 +439,7 @@ pub const Epoch = struct {
 
     fn record_free(epoch: *Epoch, index: usize) void {
         const gone = epoch.records.orderedRemove(index);
-        epoch.gpa.free(gone.chunks);
+        gone.holdings.clear(epoch.gpa, epoch.budget);
         gone.misfits.deinit(epoch.gpa);
         if (gone.election) |election| election.destroy();
         epoch.gpa.destroy(gone);
@@ -686,12 +697,10 @@ pub const Epoch = struct {
         if (report.members.count != epoch.members.len) return error.Unexpected;
         var it = report.members.iterator();
         for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
-        if (report.attempt > epoch.attempt) {
-            // Under the coordinator before this one there were more attempts than are set aside for
-            // a start. Those who are alive tell the last of them.
-            if (!epoch.recovering) return error.Unexpected;
-            epoch.attempt = report.attempt;
-        }
+        if (report.attempt >= base.limits.attempts_max) return error.Unexpected; // nobody was there
+        if (epoch.recovering)
+            attempts.hear(epoch, rank, report.attempt)
+        else if (report.attempt > epoch.attempt) return error.Unexpected;
         member.report.asked_anew(epoch.attempt);
         try epoch.acknowledge(rank, report.decisions_seen);
         member.seen_before = report.decisions_seen;
@@ -965,7 +974,9 @@ pub const Epoch = struct {
         epoch.recovering = true;
         epoch.forgetful = true;
         epoch.running = false;
-        epoch.attempt = @as(u32, @min(starts, starts_max)) << 16;
+        const removed = epoch.history.entries.getLast().attempt;
+        epoch.first_attempt = @max(removed, @as(u32, @min(starts, starts_max)) << 16);
+        epoch.attempt = epoch.first_attempt;
         epoch.decisions = @as(u64, starts) << start_bits;
         epoch.retold = std.math.maxInt(u64);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
@@ -991,6 +1002,7 @@ pub const Epoch = struct {
     /// Everybody stops, reports, and goes on along these paths with what the reports say.
     pub fn new_attempt(epoch: *Epoch, paths: base.Paths) ProtocolError!void {
         if (epoch.alive.is_empty() or epoch.recovering) return;
+        if (epoch.attempt + 1 >= base.limits.attempts_max) return attempts.end(epoch);
         epoch.attempt += 1;
         epoch.paths = paths;
         epoch.running = false;
@@ -1005,8 +1017,8 @@ pub const Epoch = struct {
             known.begun_attempt = std.math.maxInt(u32);
             known.vote = null;
             known.votes_differ = false;
-            for (known.chunks) |*chunk| chunk.* = .{ .reduced_attempt = 0, .holders = .empty };
         }
+        epoch.forget_reports();
         epoch.broadcast(.{ .view = .{
             .group = epoch.group,
             .epoch = epoch.number,
@@ -1017,6 +1029,12 @@ pub const Epoch = struct {
             .hubs = paths.hubs,
         } });
         try epoch.check_reported();
+    }
+
+    /// They are of a passed attempt, or what is kept by them is told.
+    fn forget_reports(epoch: *Epoch) void {
+        for (epoch.records.items) |known| known.holdings.clear(epoch.gpa, epoch.budget);
+        for (epoch.members) |*member| member.held_bytes = 0;
     }
 
     /// Reports of a passed attempt are not wanted, and none was asked for before all are back.
@@ -1039,11 +1057,10 @@ pub const Epoch = struct {
         if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         if (known.chunks_from == null) {
-            known.chunks = try epoch.gpa.alloc(Record.Chunk, message.chunks);
-            for (known.chunks) |*chunk| chunk.* = .{ .reduced_attempt = 0, .holders = .empty };
+            known.chunks = message.chunks;
             known.chunks_from = rank;
         }
-        if (known.chunks.len != message.chunks) {
+        if (known.chunks != message.chunks) {
             const first = known.chunks_from.?;
             if (first == rank) return error.Unexpected;
             // One of the two is wrong, and nobody can tell which.
@@ -1053,7 +1070,8 @@ pub const Epoch = struct {
                 .other = epoch.members[rank].id,
             }, epoch.spendthrift(rank));
         }
-        epoch.members[rank].report.parts +%= @intFromBool(!known.reported.has(rank));
+        if (known.reported.has(rank)) return error.Unexpected; // nobody reports one thing twice
+        epoch.members[rank].report.parts +%= 1;
         known.reported.set(rank);
         known.stall.called.set(rank);
         known.begun_attempt = @min(known.begun_attempt, message.begun_attempt);
@@ -1067,12 +1085,14 @@ pub const Epoch = struct {
                 if (!std.meta.eql(first, vote)) known.votes_differ = true;
             } else known.vote = vote;
         }
-        var it = message.settled.iterator();
-        while (it.next()) |range| {
-            for (known.chunks[range.begin..range.end]) |*chunk| {
-                note_holder(chunk, known, rank, message.state == .done, range.reduced_attempt);
-            }
-        }
+        const before = known.holdings.bytes();
+        try known.holdings.add(epoch.gpa, epoch.budget, &.{
+            .rank = rank,
+            .done = message.state == .done,
+            .voted = &known.done_reported,
+            .settled = message.settled,
+        });
+        epoch.members[rank].held_bytes += known.holdings.bytes() -| before;
     }
 
     /// Whether a report makes sense by itself.
@@ -1085,27 +1105,6 @@ pub const Epoch = struct {
             if (range.reduced_attempt == 0 or range.reduced_attempt > epoch.attempt)
                 return error.Unexpected;
         }
-    }
-
-    fn note_holder(
-        chunk: *Record.Chunk,
-        known: *const Record,
-        rank: u16,
-        done: bool,
-        reduced_attempt: u32,
-    ) void {
-        if (chunk.holders.is_empty() or chunk.reduced_attempt == reduced_attempt) {
-            chunk.reduced_attempt = reduced_attempt;
-            return chunk.holders.set(rank);
-        }
-        // A result that somebody has voted for outranks what others have settled.
-        var done_holds = false;
-        for (chunk.holders.words, known.done_reported.words) |a, b| {
-            if (a & b != 0) done_holds = true;
-        }
-        if (done_holds or (!done and reduced_attempt < chunk.reduced_attempt)) return;
-        chunk.* = .{ .reduced_attempt = reduced_attempt, .holders = .empty };
-        chunk.holders.set(rank);
     }
 
     pub fn on_report_end(
@@ -1150,6 +1149,7 @@ pub const Epoch = struct {
                 try epoch.abort_now(known.id, verdict, null);
             } else try epoch.send_kept(known);
         }
+        epoch.forget_reports();
         epoch.running = true;
         epoch.forgetful = false;
         epoch.broadcast(.{ .resume_all = .{
@@ -1168,7 +1168,7 @@ pub const Epoch = struct {
         if (known.descriptor.kind.has_root() and !epoch.root_alive(known)) {
             const verdict = root_lost(known);
             if (known.descriptor.kind.is_private()) return verdict;
-            for (known.chunks) |*chunk| if (chunk.holders.is_empty()) return verdict;
+            if (!known.holdings.has_all(known.chunks)) return verdict;
         }
         return null;
     }
@@ -1221,8 +1221,7 @@ pub const Epoch = struct {
         return false;
     }
 
-    fn is_kept(epoch: *const Epoch, known: *const Record, chunk: *const Record.Chunk) bool {
-        if (chunk.holders.is_empty()) return false;
+    fn is_kept(epoch: *const Epoch, known: *const Record, range: *const control.KeptRange) bool {
         const kind = known.descriptor.kind;
         if (!kind.reduces()) return true;
         return switch (known.descriptor.recovery) {
@@ -1230,31 +1229,15 @@ pub const Epoch = struct {
             // One contributor set for all: a voted result as it is, else what the present members
             // reduced. One that has voted for a private result cannot give it to others.
             .restart, .raise => (!kind.is_private() and !known.done_reported.is_empty()) or
-                epoch.history.members(chunk.reduced_attempt).eql(&epoch.alive),
+                epoch.history.members(range.reduced_attempt).eql(&epoch.alive),
         };
     }
 
     fn send_kept(epoch: *Epoch, known: *const Record) ProtocolError!void {
         var kept: std.ArrayList(control.KeptRange) = .empty;
         defer kept.deinit(epoch.gpa);
-        for (known.chunks, 0..) |*chunk, index| {
-            if (!epoch.is_kept(known, chunk)) continue;
-            const reduced = chunk.reduced_attempt;
-            if (kept.items.len > 0) {
-                const last = &kept.items[kept.items.len - 1];
-                if (last.end == index and last.reduced_attempt == reduced and
-                    last.holders.eql(&chunk.holders))
-                {
-                    last.end += 1;
-                    continue;
-                }
-            }
-            try kept.append(epoch.gpa, .{
-                .begin = @intCast(index),
-                .end = @intCast(index + 1),
-                .reduced_attempt = reduced,
-                .holders = chunk.holders,
-            });
+        for (known.holdings.ranges) |*range| {
+            if (epoch.is_kept(known, range)) try kept.append(epoch.gpa, range.*);
         }
         const needed = epoch.voters(known.id);
         var message: control.ResumeOp = .{

@@ -14,6 +14,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const attempts = @import("attempts.zig");
 const attendance = @import("attendance.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
@@ -174,7 +175,6 @@ pub const Group = struct {
         group.patience.deinit(group.gpa);
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
-        group.removals.deinit(group.gpa);
         group.unreached.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
@@ -790,7 +790,7 @@ pub const Group = struct {
         };
         if (lost_count == 0) return;
         group.lost_member = true;
-        group.removals.note(group.gpa, peer.id, why);
+        group.removals.note(peer.id, why);
         group.broken.forget(peer.id);
         group.unreached.forget(peer.id);
         const recorded = group.note(.{ .removal = .{
@@ -1023,7 +1023,10 @@ pub const Group = struct {
             if (!peer.is_present(group.id)) return;
         };
         group.recovering = false;
-        for (group.epochs.items) |epoch| epoch.recovering = false;
+        for (group.epochs.items) |epoch| {
+            attempts.settle(epoch);
+            epoch.recovering = false;
+        }
         for (group.returned.items) |item| try group.answer(item.peer, item.rounds);
         group.returned.clearAndFree(group.gpa);
         group.drop_empty();

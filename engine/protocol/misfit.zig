@@ -108,7 +108,7 @@ fn overrule(
         index -= 1;
         if (said.items[index].descriptor.eql(descriptor)) _ = said.orderedRemove(index);
     }
-    gpa.free(known.chunks);
+    known.holdings.clear(gpa, epoch.budget);
     if (known.election) |election| election.destroy();
     known.* = .{
         .id = known.id,

@@ -15,7 +15,7 @@ pub fn keep_budget(c: *Coordinator) void {
         var longest: ?*Connection = null;
         var longest_bytes: usize = 0;
         for (c.connections.items) |connection| {
-            const bytes = connection.memory();
+            const bytes = connection.memory() + held_for(c, connection);
             if (connection.doomed != null) {
                 leaving += bytes;
             } else if (bytes > longest_bytes) {
@@ -34,6 +34,18 @@ pub fn keep_budget(c: *Coordinator) void {
         victim.doom("its queue was the longest when the memory for all queues was used up");
         victim.stream.drop();
     }
+}
+
+/// The bytes that are held of the reports of its peer, which come back when that is gone.
+fn held_for(c: *const Coordinator, connection: *const Connection) usize {
+    const peer = connection.peer orelse return 0;
+    if (peer.present == 0) return 0;
+    var bytes: usize = 0;
+    for (c.groups.items) |group| if (peer.is_present(group.id)) for (group.epochs.items) |epoch| {
+        const rank = epoch.rank_of(peer) orelse continue;
+        bytes += epoch.members[rank].held_bytes;
+    };
+    return bytes;
 }
 
 fn name_of(connection: *const Connection) [13]u8 {

@@ -145,6 +145,85 @@ test "one peer that reads nothing is let go at its own limit" {
         "more does not wait for it");
 }
 
+/// The report of an operation of which every other chunk is settled, `ranges` of them.
+fn report_of(court: *const Court, tag: u64, ranges: usize, buffer: []u8) ![]const u8 {
+    const settled = try gpa.alloc(control.SettledRange, ranges);
+    defer gpa.free(settled);
+    for (settled, 0..) |*range, index| range.* = .{
+        .begin = @intCast(2 * index),
+        .end = @intCast(2 * index + 1),
+        .reduced_attempt = 1,
+    };
+    var report = court.running(tag, limits.chunks_max);
+    report.settled = .of(settled);
+    return control.encode(.{ .report_op = report }, buffer);
+}
+
+const report_bytes_max = 16 * limits.chunks_max;
+
+test "reports have a coordinator hold as much as they say, and no more once they are answered" {
+    // Method: all that a member may have in flight, in as many chunks as there may be.
+    const buffer = try gpa.alloc(u8, report_bytes_max);
+    defer gpa.free(buffer);
+    for ([_]usize{ 0, 100 }) |ranges| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        try court.stumble();
+        const before = court.c.memory.bytes;
+        var said: usize = 0;
+        for (0..limits.operations_in_flight_max) |tag| {
+            const report = try report_of(&court, tag, ranges, buffer);
+            said += report.len;
+            try court.put(2, report);
+        }
+        const held = court.c.memory.bytes - before;
+        try expect(held < 8 * said);
+        try expect(held >= limits.operations_in_flight_max * ranges * 72);
+        for (0..peers_max) |index| try court.report_end(index);
+        try court.listen();
+        try expect(court.group().current().?.running);
+        try expect(court.c.memory.bytes <= before + 128 * limits.KiB);
+        try expectEqual(0, court.group().current().?.members[2].held_bytes);
+        for (court.peers[0..peers_max]) |place| try expect(place != null);
+    }
+}
+
+test "a member whose reports fill the memory for all queues goes, and all that it said with it" {
+    const buffer = try gpa.alloc(u8, report_bytes_max);
+    defer gpa.free(buffer);
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    const memory = 4 * limits.MiB;
+    court.c.memory.bytes_max = memory;
+    try court.form();
+    try court.stumble();
+    var most: usize = 0;
+    for (0..limits.operations_in_flight_max) |tag| {
+        if (court.peers[2] == null) break;
+        try court.put(2, try report_of(&court, tag, limits.chunks_max / 2, buffer));
+        most = @max(most, court.c.memory.bytes);
+        for (0..2) |index| try court.beat(index);
+    }
+    try expectEqual(null, court.peers[2]);
+    try expect(most > memory / 2 and most <= memory);
+    try expect(court.c.memory.bytes < limits.MiB);
+    try expectEqual(0b011, court.members_alive());
+}
+
+test "a member that reports one operation twice in an attempt is let go" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.stumble();
+    for (0..2) |_| try court.report(2, 7, 1);
+    try expectEqual(null, court.peers[2]);
+    try expectEqual(0b011, court.members_alive());
+}
+
 test "a newcomer cannot have a coordinator hold what a member may" {
     var court: Court = undefined;
     try court.init(gpa);

@@ -19,6 +19,7 @@ pub const plan = @import("plan.zig");
 test {
     _ = @import("addresses.zig");
     _ = @import("addresses_test.zig");
+    _ = @import("attempts.zig");
     _ = @import("attendance.zig");
     _ = @import("attendance_test.zig");
     _ = @import("coordinator.zig");
@@ -45,6 +46,9 @@ test {
     _ = @import("speed.zig");
     _ = @import("traffic.zig");
     _ = @import("hold.zig");
+    _ = @import("lobby.zig");
+    _ = @import("lobby_test.zig");
+    _ = @import("holdings.zig");
     _ = @import("seal.zig");
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");

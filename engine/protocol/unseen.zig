@@ -84,6 +84,7 @@ test "a vote waits for a member that is far behind, and is taken when that has s
     try court.done(1, most, most);
     try testing.expectEqual(most, epoch.decisions);
     try testing.expect(court.peers[0].?.is_paused(court.now));
+    try testing.expectEqual(court.now + wait_ns, court.peers[0].?.peer.?.unread_until);
     try testing.expect(!court.peers[2].?.is_paused(court.now));
     try court.say_seen(2, most);
     court.now += wait_ns;

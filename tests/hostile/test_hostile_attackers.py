@@ -133,7 +133,7 @@ def test_thousands_of_newcomers_from_many_networks_cost_little(
 ) -> None:
     """Newcomers at names that lead nowhere, or that open no lane; groups that nobody has heard of.
 
-    From one network the coordinator reads 2,048 joins at once, and then 4 a second, for which ten
+    From one network the coordinator takes 2,048 joins at once, and then 4 a second, for which ten
     thousand would take half an hour. So they come from eight hosts, each of which counts as one.
     The honest newcomer comes from a ninth, and waits for none of them. A new group begins after
     100 ms and two records on the disk, so there are fewer of these.

@@ -64,9 +64,9 @@ def test_two_that_cannot_dial_each_other_say_so_and_why(internet: Internet) -> N
     for number, (out, errors) in enumerate(said, 1):
         other = 3 - number
         at = re.escape(machines[other - 1].address)
-        dialed = rf"peer {other:02x}{other:02x}\w+ could not be dialed at {at}:\d+: no answer"
+        wanted = rf"peer {other:02x}{other:02x}\w+ could not be dialed at {at}:\d+: no answer"
         assert out.startswith("DeadlineExceeded"), out
-        assert re.search(dialed, out) and re.search(dialed, errors), (out, errors)
+        assert re.search(wanted, out) and re.search(wanted, errors), (out, errors)
         assert f"peer {other:02x}{other:02x}{other:02x}{other:02x} could not dial this peer" in out
         assert "PCCL_PORTS" in out and "equally often" not in out
 

@@ -17,9 +17,10 @@ import pccl_py as pccl
 LOOPBACK = "127.0.0.1:0"
 
 
-def join(coordinator: pccl.Coordinator, world_size: int = 0) -> pccl.Communicator:
-    size = {"initial_world_size": world_size} if world_size else {}
-    return pccl.connect(coordinator.token, bind=LOOPBACK, deadline=30.0, **size)
+def join(coordinator: pccl.Coordinator, world_size: int | None = None) -> pccl.Communicator:
+    return pccl.connect(
+        coordinator.token, bind=LOOPBACK, deadline=30.0, initial_world_size=world_size
+    )
 
 
 def each(comms: list[pccl.Communicator], do: Callable[[pccl.Communicator], Any]) -> list[Any]:

@@ -1,0 +1,189 @@
+//! Lobby: joins of newcomers that wait because there were too many, of one peer or from one network
+//! (rates.zig). The coordinator reads on: whatever else the peer says is heard and answered, since
+//! it may be a member of other groups. Each network's are let in in the order in which they came.
+//! Members that come back with what they are in wait for nothing here.
+//!
+//! Free functions on Coordinator, so that coordinator.zig stays readable.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const rates = @import("rates.zig");
+const Coordinator = @import("coordinator.zig").Coordinator;
+const Group = @import("group.zig").Group;
+const Peer = @import("coordinator.zig").Peer;
+const ProtocolError = @import("epoch.zig").ProtocolError;
+const Aim = rates.Arrivals.Aim;
+const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
+const control = wire.control;
+const limits = base.limits;
+
+pub const Lobby = struct {
+    /// In the order in which they came. Each peer has as many as it may have groups.
+    waiting: std.ArrayList(Waiting) = .empty,
+
+    const Waiting = struct {
+        peer: *Peer,
+        name: []u8,
+        /// When it came.
+        aim: Aim,
+        told: Told,
+        /// The peer has told everything.
+        is_whole: bool = false,
+    };
+
+    pub fn deinit(lobby: *Lobby, gpa: Allocator) void {
+        for (lobby.waiting.items) |*item| gpa.free(item.name);
+        lobby.waiting.deinit(gpa);
+    }
+
+    fn find(lobby: *const Lobby, peer: *const Peer, name: []const u8) ?*Waiting {
+        for (lobby.waiting.items) |*item| {
+            if (item.peer == peer and std.mem.eql(u8, item.name, name)) return item;
+        }
+        return null;
+    }
+
+    fn remove(lobby: *Lobby, index: usize) Waiting {
+        const item = lobby.waiting.orderedRemove(index);
+        item.peer.joins_waiting -= 1;
+        return item;
+    }
+};
+
+/// A `join`, and the newest epoch that was named after it; 0: none.
+pub const Told = struct {
+    rounds: Group.Rounds,
+    initial_world_size: u32,
+    newest: u64 = 0,
+
+    pub fn of(body: *const control.Join) Told {
+        return .{
+            .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
+            .initial_world_size = body.initial_world_size,
+        };
+    }
+};
+
+/// Takes a join that must wait; false if it need not.
+pub fn set_aside(
+    c: *Coordinator,
+    now: Instant,
+    peer: *Peer,
+    body: *const control.Join,
+) Allocator.Error!bool {
+    const name = body.name.data;
+    // One whose user has given up and tries again has one answer.
+    if (c.lobby.find(peer, name)) |item| {
+        item.told = .of(body);
+        item.is_whole = false;
+        return true;
+    }
+    const aim = aim_of(c, name);
+    const wait_ns = if (is_behind(c, peer, aim)) limits.pause_ns_min else pay(c, now, peer, aim);
+    if (wait_ns == 0) return false;
+    try c.lobby.waiting.ensureUnusedCapacity(c.gpa, 1);
+    c.lobby.waiting.appendAssumeCapacity(.{
+        .peer = peer,
+        .name = try c.gpa.dupe(u8, name),
+        .aim = aim,
+        .told = .of(body),
+    });
+    peer.joins_waiting += 1;
+    look_again(c, now, wait_ns);
+    return true;
+}
+
+fn aim_of(c: *const Coordinator, name: []const u8) Aim {
+    return if (c.group_named(name) == null) .begins_group else .enters_group;
+}
+
+/// Others from there, who want the like, were first.
+fn is_behind(c: *const Coordinator, peer: *const Peer, aim: Aim) bool {
+    for (c.lobby.waiting.items) |*item| {
+        if (item.aim == aim and base.places.same_network(item.peer.source, peer.source))
+            return true;
+    }
+    return false;
+}
+
+/// How long the join has to wait; 0: it is paid for.
+fn pay(c: *Coordinator, now: Instant, peer: *Peer, aim: Aim) u64 {
+    const own = &peer.rates.joins;
+    const own_ns = own.wait_ns(now, rates.joins);
+    if (own_ns > 0) return own_ns;
+    const shared = c.arrivals.of(c.gpa, now, peer.source, aim);
+    const shared_ns = shared.wait_ns(now, rates.joins_of_network);
+    if (shared_ns > 0) return shared_ns;
+    own.take(now, rates.joins, 1);
+    shared.take(now, rates.joins_of_network, 1);
+    return 0;
+}
+
+fn look_again(c: *Coordinator, now: Instant, wait_ns: u64) void {
+    const soon = std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
+    c.due_at = @min(c.due_at, now +| soon);
+}
+
+/// The peer has told everything of the join that was set aside last.
+pub fn is_whole(c: *Coordinator, peer: *const Peer, newest: u64) void {
+    for (c.lobby.waiting.items) |*item| if (item.peer == peer and !item.is_whole) {
+        item.told.newest = newest;
+        item.is_whole = true;
+    };
+}
+
+/// At a tick: lets those in whose time has come. A peer that is telling something is asked the next
+/// time.
+pub fn let_in(c: *Coordinator, now: Instant) void {
+    var index: usize = 0;
+    while (index < c.lobby.waiting.items.len) {
+        const item = &c.lobby.waiting.items[index];
+        const peer = item.peer;
+        const may_enter = item.is_whole and peer.telling == null and !peer.refused;
+        const wait_ns = if (may_enter)
+            pay(c, now, peer, aim_of(c, item.name))
+        else
+            limits.pause_ns_max;
+        if (wait_ns > 0) {
+            look_again(c, now, wait_ns);
+            index += 1;
+            continue;
+        }
+        const gone = c.lobby.remove(index);
+        defer c.gpa.free(gone.name);
+        peer.idle_since = now;
+        enter(c, now, &gone) catch |err| peer.doom(Coordinator.fault_of(err));
+    }
+}
+
+fn enter(c: *Coordinator, now: Instant, item: *const Lobby.Waiting) ProtocolError!void {
+    const peer = item.peer;
+    try c.begin_telling(peer, item.name, &item.told);
+    if (peer.telling != null) return c.on_join_end(now, peer);
+    peer.refused = false; // it has told everything already
+}
+
+/// Its connection is gone: it asks anew.
+pub fn disconnected(c: *Coordinator, peer: *const Peer) void {
+    if (peer.joins_waiting == 0) return;
+    var index = c.lobby.waiting.items.len;
+    while (index > 0) {
+        index -= 1;
+        if (c.lobby.waiting.items[index].peer != peer) continue;
+        c.gpa.free(c.lobby.remove(index).name);
+    }
+}
+
+/// While a join of its waits, a peer may speak of a group by its number from before this
+/// connection: the answer to the join makes that void.
+pub fn is_void(peer: *const Peer, message: *const control.Message) bool {
+    if (peer.joins_waiting == 0 or peer.telling != null) return false;
+    switch (message.*) {
+        inline else => |*body| {
+            const Body = @TypeOf(body.*);
+            return @hasField(Body, "group") and !peer.is_present(body.group);
+        },
+    }
+}
