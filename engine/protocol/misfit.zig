@@ -185,12 +185,13 @@ pub fn is_one(known: *const Record, rank: u16) bool {
 
 // ---- shared states
 
-/// Two members contradict each other about a shared state, of which the second is a newcomer and
-/// the first was there before. It is refused, with those who hold the same structure.
+/// Two members contradict each other about a shared state, of which the second is a newcomer. It is
+/// refused, with those who hold the same structure; if both insist on their contents, also where
+/// the first is a newcomer, too.
 pub fn blames(epoch: *const Epoch, known: *Record, ranks: [2]u16) bool {
-    if (!may_be(epoch, known.id)) return false;
-    if (is_newcomer(epoch, ranks[0]) or !is_newcomer(epoch, ranks[1])) return false;
+    if (!may_be(epoch, known.id) or !is_newcomer(epoch, ranks[1])) return false;
     const election = known.election.?;
+    if (is_newcomer(epoch, ranks[0]) and election.structures != null) return false;
     election.misfits.set(ranks[1]);
     if (election.structures == null) return true;
     const wrong = &election.offers[ranks[1]].?.structure;
@@ -231,7 +232,7 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
         "its shared state is not that of the members: {s}",
         .{structures.text()},
     ) else overdue.say("it insists on its content of a shared state (send_only), and so does " ++
-        "a member, on another: at most one content can be sent", .{});
+        "another member, on its own: at most one content can be sent", .{});
     election.misfits = .empty;
 }
 

@@ -261,3 +261,36 @@ fn kept_ranges(bytes: []const u8) !u32 {
     }
     return error.NoResume;
 }
+
+test "of two newcomers that insist on different contents the second is refused, and nobody else" {
+    var court: Court = undefined;
+    try form(&court, 2);
+    defer court.c.destroy();
+    for (0..newcomer + 2) |index| {
+        const insists = index >= newcomer;
+        try court.say(index, .{ .state_offer = .{
+            .group = 0,
+            .epoch = court.epoch,
+            .attempt = court.attempt,
+            .op = .{ .tag = base.limits.state_tags_first, .sequence = 0 },
+            .descriptor = std.mem.zeroInit(control.Descriptor, .{
+                .kind = .sync,
+                .dtype = .u8,
+                .op = .sum,
+                .recovery = .resume_chunks,
+            }),
+            .digest = if (insists) index else 1,
+            .revision = 0,
+            .structure = @splat(1),
+            .root = @splat(if (insists) @intCast(index) else 1),
+            .strategy = if (insists) .send_only else .popular,
+            .voted = false,
+            .decisions_seen = 0,
+        } });
+    }
+    try tick(&court);
+    try expectEqual(0, total(&court.aborts));
+    try expectEqual(members_only | 1 << newcomer, court.members_alive());
+    try expect(court.expelled[newcomer + 1] and court.expelled_refused);
+    try expect(std.mem.indexOf(u8, court.why_expelled(), "insists on its content") != null);
+}
