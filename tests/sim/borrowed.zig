@@ -14,12 +14,15 @@ pub const Borrowed = struct {
     memory: []align(granule) u8,
     owners: []u32,
     used: usize = 0,
+    /// Bytes that no call may take while there are faults, so that none lack after them.
+    reserve: usize,
+    reserve_is_open: bool = false,
 
-    pub fn init(gpa: std.mem.Allocator, bytes: usize) !Borrowed {
-        const memory = try gpa.alignedAlloc(u8, .fromByteUnits(granule), bytes);
+    pub fn init(gpa: std.mem.Allocator, bytes: usize, reserve: usize) !Borrowed {
+        const memory = try gpa.alignedAlloc(u8, .fromByteUnits(granule), bytes + reserve);
         errdefer gpa.free(memory);
-        const owners = try gpa.alloc(u32, bytes / granule);
-        return .{ .memory = memory, .owners = owners };
+        const owners = try gpa.alloc(u32, memory.len / granule);
+        return .{ .memory = memory, .owners = owners, .reserve = reserve };
     }
 
     pub fn deinit(b: *Borrowed, gpa: std.mem.Allocator) void {
@@ -29,12 +32,18 @@ pub const Borrowed = struct {
 
     pub fn reset(b: *Borrowed) void {
         b.used = 0;
+        b.reserve_is_open = false;
+    }
+
+    pub fn open_reserve(b: *Borrowed) void {
+        b.reserve_is_open = true;
     }
 
     /// null when the world has lent all it has; `skew` bytes before it make it unaligned.
     pub fn lend(b: *Borrowed, owner: u32, bytes: usize, skew: usize) ?[]u8 {
         const total = std.mem.alignForward(usize, bytes + skew + 1, granule);
-        if (b.used + total > b.memory.len) return null;
+        const closed = if (b.reserve_is_open) 0 else b.reserve;
+        if (b.used + total > b.memory.len - closed) return null;
         @memset(b.owners[b.used / granule ..][0 .. total / granule], owner);
         defer b.used += total;
         return b.memory[b.used + skew ..][0..bytes];
@@ -59,7 +68,7 @@ pub const Borrowed = struct {
 
 test "an address gives its call" {
     const gpa = std.testing.allocator;
-    var b = try Borrowed.init(gpa, 1024);
+    var b = try Borrowed.init(gpa, 1024, 4096);
     defer b.deinit(gpa);
     const one = b.lend(1, 100, 3).?;
     const two = b.lend(2, 0, 0).?;
@@ -67,6 +76,8 @@ test "an address gives its call" {
     try std.testing.expectEqual(2, b.owner_of(two.ptr));
     try std.testing.expectEqual(Borrowed.nobody, b.owner_of("elsewhere"));
     try std.testing.expectEqual(null, b.lend(3, 2000, 0));
+    b.open_reserve();
+    try std.testing.expectEqual(2000, b.lend(3, 2000, 0).?.len);
     Borrowed.give_back(one);
     try std.testing.expect(Borrowed.untouched(one));
 }

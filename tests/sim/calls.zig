@@ -115,6 +115,11 @@ pub fn begin(user: *User, planned: Step) bool {
     }
     const work = lend(user, step, user.node.here() + deadline_ns, impatient) orelse {
         // All memory of this world is lent: enough has happened.
+        if (world.phase != .safety) world.checkers.fail(
+            .interface,
+            "p{d}: the memory of this world does not suffice for its calls (borrowed.zig)",
+            .{user.node.index},
+        );
         faults.heal(world);
         users.wake_after(user, 10 * ms);
         return false;

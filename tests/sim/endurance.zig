@@ -77,7 +77,7 @@ fn config_of(options: Options) Config {
 pub fn run(gpa: Allocator, options: Options) !u8 {
     var arena: std.heap.ArenaAllocator = .init(gpa);
     defer arena.deinit();
-    var borrowed = try Borrowed.init(gpa, borrowed_bytes_per_call * (options.calls + 1000));
+    var borrowed = try Borrowed.init(gpa, borrowed_bytes_per_call * (options.calls + 1000), 0);
     defer borrowed.deinit(gpa);
     var statistics: Statistics = .{};
     const world = try arena.allocator().create(World);

@@ -651,6 +651,7 @@ pub fn cut(world: *World, connection: *Connection, bytes: usize) bool {
 pub fn heal(world: *World) void {
     if (world.phase != .safety) return;
     world.phase = .healing;
+    world.borrowed.open_reserve();
     world.healed_step = world.steps;
     var well_at = world.now;
     for (world.connections.items) |connection| for (&connection.pipes) |*pipe| {

@@ -34,7 +34,7 @@ const Stage = struct {
         const gpa = std.testing.allocator;
         stage.* = .{
             .arena = .init(gpa),
-            .borrowed = try .init(gpa, 4 << 20),
+            .borrowed = try .init(gpa, 4 << 20, 0),
             .world = undefined,
         };
         var config = Config.plain();

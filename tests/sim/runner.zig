@@ -48,12 +48,15 @@ pub const Rig = struct {
     quiet: bool = false,
 
     const borrowed_bytes = 4 << 20;
+    /// Worlds of 64 peers had used up all of the above before their network was well, and never got
+    /// on: seed 380231363175.
+    const borrowed_reserve = 28 << 20;
 
     pub fn init(backing: Allocator) !Rig {
         return .{
             .backing = backing,
             .arena = .init(backing),
-            .borrowed = try .init(backing, borrowed_bytes),
+            .borrowed = try .init(backing, borrowed_bytes, borrowed_reserve),
         };
     }
 

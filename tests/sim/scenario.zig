@@ -169,7 +169,7 @@ pub fn run(gpa: std.mem.Allocator, text: []const u8, trace: Trace.Text) !?Failur
     var segment_max: u32 = 4096;
     var lines = std.mem.splitScalar(u8, text, '\n');
     const skipped = try settings(&lines, &config, &segment_max);
-    var borrowed = try Borrowed.init(gpa, @as(usize, config.processes_max()) << 16);
+    var borrowed = try Borrowed.init(gpa, @as(usize, config.processes_max()) << 16, 0);
     defer borrowed.deinit(gpa);
     world.init(.{
         .arena = arena.allocator(),
