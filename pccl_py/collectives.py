@@ -30,7 +30,7 @@ from pccl_py.options import (
     ReduceOptions,
     documented,
 )
-from pccl_py.outcome import Outcome
+from pccl_py.outcome import Outcome, Rosters
 from pccl_py.words import PeerId, index, unsigned
 from pccl_py.work import Call, Work
 
@@ -47,6 +47,7 @@ class Collectives(Closing):
 
     def __init__(self) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
+        self._rosters = Rosters()
 
     @property
     def rank(self) -> int:
@@ -473,7 +474,7 @@ class Collectives(Closing):
 
     def _barrier(self, options: _Options) -> Call:
         asked = Asked("barrier", MessageOptions, options)
-        return Call(_pccl.barrier, self._open(), *asked.timed)
+        return Call(self._rosters, _pccl.barrier, self._open(), *asked.timed)
 
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
@@ -539,12 +540,21 @@ class Collectives(Closing):
         if counts is None:
             listed = [array.native() for array in arrays]
             return Call(
-                *(_pccl.coalesced, self._open(), kind, listed, root, options, owners),
+                *(
+                    self._rosters,
+                    _pccl.coalesced,
+                    self._open(),
+                    kind,
+                    listed,
+                    root,
+                    options,
+                    owners,
+                ),
                 carried=carried,
             )
         only = arrays[0].native()
         return Call(
-            *(_pccl.uneven, self._open(), kind, only, counts, root, options, owners),
+            *(self._rosters, _pccl.uneven, self._open(), kind, only, counts, root, options, owners),
             carried=carried,
         )
 
@@ -570,7 +580,7 @@ class Collectives(Closing):
                 )
         array = _Array(send, recv, 0)
         return Call(
-            *(_pccl.all_to_all_v, self._open(), array.native(), sent, received),
+            *(self._rosters, _pccl.all_to_all_v, self._open(), array.native(), sent, received),
             *(asked.native(), array),
         )
 
