@@ -1107,6 +1107,7 @@ pub const Coordinator = struct {
             .stalled,
             .labels,
             .waiting,
+            .awaited,
             => return error.Unexpected,
         }
     }

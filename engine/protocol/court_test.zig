@@ -82,6 +82,8 @@ pub const Court = struct {
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
     said_bytes: usize = 0,
+    /// The address that failed dials came from.
+    dialed_from: base.Source = @splat(0),
 
     pub fn init(court: *Court, allocator: std.mem.Allocator) !void {
         const host: Coordinator.Host = .{
@@ -212,7 +214,11 @@ pub const Court = struct {
         dialed: wire.Dialed,
     ) !void {
         var missing: [places_max]control.Missing = undefined;
-        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{ .peer = id, .dialed = dialed };
+        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{
+            .peer = id,
+            .dialed = dialed,
+            .source = court.dialed_from,
+        };
         try court.say(index, .{ .prepared = .{
             .group = 0,
             .round = court.round,
@@ -415,7 +421,7 @@ pub const Court = struct {
     }
 
     /// Takes one message of what a peer was told.
-    fn next_of(rest: *[]const u8) !?control.Message {
+    pub fn next_of(rest: *[]const u8) !?control.Message {
         const welcome = wire.hello.encode_answer(.welcome);
         if (std.mem.startsWith(u8, rest.*, &welcome)) rest.* = rest.*[welcome.len..];
         if (rest.len == 0) return null;

@@ -49,10 +49,6 @@ pub const Stall = struct {
     }
 };
 
-/// Callers hear whom they wait for, however few they are, when so large a part of the warning time
-/// has passed: 5 s. Nobody is blamed for it.
-pub const told_part = 2;
-
 /// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
 fn stands_still(needed: u32, missing: u32) bool {
     if (missing == 0) return false;
@@ -76,6 +72,7 @@ pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) Proto
 /// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
 pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = group.coordinator.options.stall_warning_ns;
+    const told_ns = base.limits.wait_told_ns(warning_ns);
     var waited_for: Mask = .empty;
     for (epoch.records.items) |known| {
         const stall = &known.stall;
@@ -87,9 +84,9 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
         const is_due = now -| stall.since >= warning_ns;
         stall.note_wait(&needed, &missing, now);
         if (epoch.running) {
-            const is_asked = stall.since != base.never or stall.has_waited(now, warning_ns / 4);
+            const is_asked = stall.since != base.never or stall.has_waited(now, told_ns / 2);
             if (is_asked) ask(epoch, known, &missing);
-            const is_told = is_due or stall.has_waited(now, warning_ns / told_part);
+            const is_told = is_due or stall.has_waited(now, told_ns);
             tell(epoch, known, if (is_told) &missing else &.empty);
         }
         if (!is_due) continue;

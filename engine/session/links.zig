@@ -10,6 +10,7 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const frames = @import("frames.zig");
 const prefetch = @import("prefetch.zig");
+const labels = @import("labels.zig");
 const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
 const Unreached = @import("unreached.zig").Unreached;
@@ -372,12 +373,14 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
 /// For the user: this one could not be dialed, and it has not dialed this peer.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
-    say_unreached(s, .of(link.peer, false, link.dialed, address));
+    say_unreached(s, .of(link.peer, false, link.dialed, link.dialed_from, address));
 }
 
 pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
-    if (!s.unreached.note(s.now, entry)) return;
-    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&entry});
+    var named = entry;
+    named.label = labels.of(s, entry.peer);
+    if (!s.unreached.note(s.now, named)) return;
+    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&named});
 }
 
 /// The connection is gone. The lane is invalid afterwards.
@@ -473,6 +476,7 @@ fn say(s: *Session, group: *const Group, link: *const Link) void {
         .group = group.id.?,
         .health = link.told,
         .dialed = link.dialed,
+        .source = link.dialed_from,
     } });
 }
 

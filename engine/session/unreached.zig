@@ -24,12 +24,27 @@ pub const Unreached = struct {
         /// That one has dialed this peer.
         is_theirs: bool,
         dialed: wire.Dialed,
+        /// The address that it was dialed from; zeros if that is not known.
+        source: base.Source,
+        label: base.Label = .{},
         at: Instant,
         address_bytes: [limits.address_bytes_max]u8 = undefined,
         address_length: usize = 0,
 
-        pub fn of(peer: PeerId, is_theirs: bool, dialed: wire.Dialed, address: []const u8) Entry {
-            var entry: Entry = .{ .peer = peer, .is_theirs = is_theirs, .dialed = dialed, .at = 0 };
+        pub fn of(
+            peer: PeerId,
+            is_theirs: bool,
+            dialed: wire.Dialed,
+            source: base.Source,
+            address: []const u8,
+        ) Entry {
+            var entry: Entry = .{
+                .peer = peer,
+                .is_theirs = is_theirs,
+                .dialed = dialed,
+                .source = source,
+                .at = 0,
+            };
             entry.address_length = @min(address.len, entry.address_bytes.len);
             @memcpy(entry.address_bytes[0..entry.address_length], address[0..entry.address_length]);
             return entry;
@@ -38,13 +53,16 @@ pub const Unreached = struct {
         pub fn format(entry: *const Entry, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             if (entry.peer.eql(.none)) {
                 try writer.writeAll("the coordinator");
-            } else try writer.print("peer {s}", .{entry.peer.short()});
+            } else try writer.print("peer {s}{f}", .{ entry.peer.short(), &entry.label });
             try writer.writeAll(if (entry.is_theirs)
                 " could not dial this peer"
             else
                 " could not be dialed");
             const address = entry.address_bytes[0..entry.address_length];
             if (address.len > 0) try writer.print(" at {s}", .{address});
+            var room: [base.source.text_bytes_max]u8 = undefined;
+            const from = base.source.write_host(entry.source, &room);
+            if (from.len > 0) try writer.print(" from {s}", .{from});
             try writer.print(": {s}", .{entry.dialed.why()});
         }
     };
@@ -107,18 +125,21 @@ test "what could not be dialed is told once, until it is another reason or long 
     var buffer: [600]u8 = undefined;
     try std.testing.expectEqualStrings("", u.text(0, &buffer));
     const first: PeerId = .from_int(1 << 120);
-    try expect(u.note(5, .of(first, false, .refused, "192.0.2.1:80")));
-    try expect(!u.note(6, .of(first, false, .refused, "192.0.2.1:80")));
-    try expect(u.note(7, .of(first, false, .no_answer, "192.0.2.1:80")));
-    try expect(u.note(7, .of(first, true, .refused, "")));
-    try expect(u.note(7, .of(.none, true, .refused, "10.0.0.1:7")));
-    try std.testing.expectEqualStrings("peer 01000000 could not be dialed at 192.0.2.1:80: " ++
-        "no answer (a firewall or NAT?); peer 01000000 could not dial this peer: the connection " ++
-        "was refused; the coordinator could not dial this peer at 10.0.0.1:7: the connection " ++
+    const here = (try base.Endpoint.parse("10.0.0.7:1")).source().?;
+    var named: Unreached.Entry = .of(first, true, .refused, here, "");
+    named.label = base.Label.read("node7:42").?;
+    try expect(u.note(5, .of(first, false, .refused, @splat(0), "192.0.2.1:80")));
+    try expect(!u.note(6, .of(first, false, .refused, @splat(0), "192.0.2.1:80")));
+    try expect(u.note(7, .of(first, false, .no_answer, here, "192.0.2.1:80")));
+    try expect(u.note(7, named));
+    try expect(u.note(7, .of(.none, true, .refused, @splat(0), "10.0.0.1:7")));
+    try std.testing.expectEqualStrings("peer 01000000 could not be dialed at 192.0.2.1:80 from " ++
+        "10.0.0.7: no answer in 5 s (a firewall or NAT?); peer 01000000 (node7:42) could not " ++
+        "dial this peer from 10.0.0.7: the connection was refused; the coordinator could not dial this peer at 10.0.0.1:7: the connection " ++
         "was refused; " ++ wire.dialed.remedy, u.text(8, &buffer));
     u.forget(first);
     try std.testing.expectEqual(1, u.count);
-    for (0..20) |index| _ = u.note(9 + index, .of(.from_int(index), false, .silent, "a:1"));
+    for (0..20) |index| _ = u.note(9 + index, .of(.from_int(index), false, .silent, @splat(0), "a:1"));
     try std.testing.expectEqual(8, u.count);
     try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);
     try std.testing.expectEqualStrings("", u.text(40 + Unreached.fresh_ns, &buffer));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -257,6 +258,30 @@ def test_a_peer_that_comes_alone_is_told_how_many_are_missing(
         with pytest.raises(pccl.DeadlineExceeded, match="all that were in it before are gone"):
             second.admit(deadline=2)
         second.close()
+
+
+def test_an_admit_that_waits_says_whose_admit_it_waits_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In its error, its log and the status, after half of a short stall warning."""
+    caplog.set_level("WARNING", logger="pccl")
+    options: dict[str, Any] = {"heartbeat": 0.1, "stall_warning": 1.0}
+    with pccl.Coordinator(initial_world_size=2, **options) as coordinator:
+        with ThreadPoolExecutor(2) as pool:
+            first, slow = pool.map(lambda label: join(coordinator, label=label), ("a", "slow"))
+            waiting = pool.submit(first.admit, deadline=4)
+            while not (awaited := pccl.run_status(coordinator.token)["groups"][0]["awaited"]):
+                continue
+            assert awaited == [str(slow.peer_id)]
+            says = rf"peer {slow.peer_id.short} \(slow\) must call admit first"
+            with pytest.raises(pccl.DeadlineExceeded, match=says):
+                waiting.result()
+            assert re.search(says, caplog.text)
+            assert [one.changed for one in pool.map(lambda c: c.admit(), (first, slow))] == [
+                True
+            ] * 2
+        first.close()
+        slow.close()
 
 
 def test_outcomes_and_admissions_name_peers_as_they_were() -> None:
