@@ -57,6 +57,29 @@ def test_the_c_reference_has_all_that_the_header_declares() -> None:
     assert "/*" not in re.sub(r"```c\n.*?```", "", page, flags=re.DOTALL)
 
 
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")).strip().lower()
+    return re.sub(r"[^\w -]", "", text).replace(" ", "-")
+
+
+def anchors(document: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_every_anchor_of_a_link_is_a_heading_of_its_page() -> None:
+    documents = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    checked = 0
+    for document in documents:
+        text = document.read_text("utf-8")
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
+            page = document.parent / target if target else document
+            assert anchor in anchors(page), f"{document.name}: {target}#{anchor}"
+            checked += 1
+    assert checked > 10
+
+
 # ---- coming from another library
 
 OWNERS: dict[str, Any] = {
@@ -103,17 +126,17 @@ def test_the_tables_of_other_libraries_name_what_is_there() -> None:
 # ---- the tutorial
 
 
-@pytest.fixture
-def tutorial(tmp_path: Path) -> Path:
+@pytest.fixture(params=["by hand", "with pccl.steps"])
+def tutorial(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     text = (ROOT / "docs" / "TUTORIAL.md").read_text("utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    by_hand, with_steps = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "pccl.steps" in with_steps and "pccl.steps" not in by_hand
     file = tmp_path / "train.py"
-    file.write_text(found[1])
+    file.write_text(by_hand if request.param == "by hand" else with_steps)
     return file
 
 
-def test_the_program_of_the_tutorial_trains(start: Any, tutorial: Path) -> None:
+def test_the_programs_of_the_tutorial_train(start: Any, tutorial: Path) -> None:
     program = start("run", "-n", "2", "--", sys.executable, str(tutorial), "50", module=CLI)
     assert program.end() == 0, program.errors
     lines = {line[4:] for line in program.rest().splitlines()}
