@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Arguments:
-    """The arguments of one function. That of `name` has the variable `prefix` + NAME.
+    """The arguments of one function. The variable of each is `prefix` and its name, in capitals.
 
     An empty variable counts as unset. Errors name what was given: the argument or the variable.
     """
@@ -24,31 +24,31 @@ class Arguments:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
-    def given(self, value: Value | None, name: str) -> tuple[Value | str | None, str]:
-        """The argument, or else what its variable says, if it says anything; and its name."""
-        variable = self._prefix + name.upper()
+    def given(self, value: Value | None, variable: str) -> tuple[Value | str | None, str]:
+        """The argument, or else what its variable says, if it says anything; and which of them."""
         said = os.environ.get(variable)
+        name = variable.removeprefix(self._prefix).lower()
         return (value, name) if value is not None or not said else (said, variable)
 
-    def text(self, value: str | None, name: str) -> str | None:
+    def text(self, value: str | None, variable: str) -> str | None:
         """A string that C can take. Raises as `words.text`."""
-        found, called = self.given(value, name)
+        found, called = self.given(value, variable)
         return None if found is None else words.text(found, called)
 
-    def at_least_one(self, value: int | None, name: str, bits: int = 32) -> int:
+    def at_least_one(self, value: int | None, variable: str, bits: int = 32) -> int:
         """An integer in [1, 2**bits), or 0 for None. Raises InvalidArgument, TypeError."""
-        found, called = self.given(value, name)
-        if isinstance(found, str) and called != name:
+        found, called = self.given(value, variable)
+        if isinstance(found, str) and called == variable:
             try:
                 found = int(found)
             except ValueError:
                 raise InvalidArgument(f"{called} must be an integer, not {found!r}") from None
         return words.at_least_one(found, called, bits)  # type: ignore[arg-type]  # it raises
 
-    def nanoseconds(self, value: float | None, name: str) -> int:
+    def nanoseconds(self, value: float | None, variable: str) -> int:
         """Seconds as nanoseconds, or 0 for None. Raises InvalidArgument, TypeError."""
-        found, called = self.given(value, name)
-        if isinstance(found, str) and called != name:
+        found, called = self.given(value, variable)
+        if isinstance(found, str) and called == variable:
             try:
                 found = float(found)
             except ValueError:

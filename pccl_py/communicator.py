@@ -329,21 +329,21 @@ def connect(
     """
     _log_output.configure()
     read = Arguments("PCCL_")
-    token = read.text(token, "token")
+    token = read.text(token, "PCCL_TOKEN")
     if token is None:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
-    name = read.text(group, "group")
+    name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
-    peer_id, _ = read.given(peer_id, "peer_id")
+    peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
     arguments = (
         token.strip(),
         name,
-        read.text(bind, "bind"),
-        read.text(advertise, "advertise"),
-        read.text(ports, "ports"),
-        read.at_least_one(initial_world_size, "initial_world_size"),
-        read.nanoseconds(deadline, "deadline"),
-        read.nanoseconds(connect_timeout, "connect_timeout"),
+        read.text(bind, "PCCL_BIND"),
+        read.text(advertise, "PCCL_ADVERTISE"),
+        read.text(ports, "PCCL_PORTS"),
+        read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
+        read.nanoseconds(deadline, "PCCL_DEADLINE"),
+        read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
     )
@@ -354,5 +354,5 @@ def connect(
 
 def _label(read: Arguments, value: str | None) -> str | None:
     """The label that was given, or else that of the environment, whose places are filled in."""
-    label = read.text(value, "label")
+    label = read.text(value, "PCCL_LABEL")
     return label if value is not None or label is None else _log_output.filled_in(label)

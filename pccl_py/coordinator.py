@@ -72,21 +72,27 @@ class Coordinator(Closing):
         _log_output.configure()
         read = Arguments("PCCL_COORDINATOR_")
         options: dict[str, Any] = {
-            "bind": read.text(bind, "bind"),
-            "advertise": read.text(advertise, "advertise"),
+            "bind": read.text(bind, "PCCL_COORDINATOR_BIND"),
+            "advertise": read.text(advertise, "PCCL_COORDINATOR_ADVERTISE"),
             "run_id": _run_id(read, run_id),
-            "min_world_size": read.at_least_one(min_world_size, "min_world_size"),
-            "initial_world_size": read.at_least_one(initial_world_size, "initial_world_size"),
-            "lanes_per_link": read.at_least_one(lanes_per_link, "lanes_per_link"),
-            "chunk_bytes": read.at_least_one(chunk_bytes, "chunk_bytes"),
-            "window_bytes": read.at_least_one(window_bytes, "window_bytes", bits=64),
-            "heartbeat_ns": read.nanoseconds(heartbeat, "heartbeat"),
-            "silence_ns": read.nanoseconds(silence, "silence"),
-            "prepare_ns": read.nanoseconds(prepare, "prepare"),
-            "stall_warning_ns": read.nanoseconds(stall_warning, "stall_warning"),
-            "stall_ns": read.nanoseconds(stall, "stall"),
-            "state_dir": read.text(None if state is None else os.fspath(state), "state"),
-            "memory_bytes": read.at_least_one(memory, "memory", bits=64),
+            "min_world_size": read.at_least_one(min_world_size, "PCCL_COORDINATOR_MIN_WORLD_SIZE"),
+            "initial_world_size": read.at_least_one(
+                initial_world_size, "PCCL_COORDINATOR_INITIAL_WORLD_SIZE"
+            ),
+            "lanes_per_link": read.at_least_one(lanes_per_link, "PCCL_COORDINATOR_LANES_PER_LINK"),
+            "chunk_bytes": read.at_least_one(chunk_bytes, "PCCL_COORDINATOR_CHUNK_BYTES"),
+            "window_bytes": read.at_least_one(
+                window_bytes, "PCCL_COORDINATOR_WINDOW_BYTES", bits=64
+            ),
+            "heartbeat_ns": read.nanoseconds(heartbeat, "PCCL_COORDINATOR_HEARTBEAT"),
+            "silence_ns": read.nanoseconds(silence, "PCCL_COORDINATOR_SILENCE"),
+            "prepare_ns": read.nanoseconds(prepare, "PCCL_COORDINATOR_PREPARE"),
+            "stall_warning_ns": read.nanoseconds(stall_warning, "PCCL_COORDINATOR_STALL_WARNING"),
+            "stall_ns": read.nanoseconds(stall, "PCCL_COORDINATOR_STALL"),
+            "state_dir": read.text(
+                None if state is None else os.fspath(state), "PCCL_COORDINATOR_STATE"
+            ),
+            "memory_bytes": read.at_least_one(memory, "PCCL_COORDINATOR_MEMORY", bits=64),
         }
         with _lifecycle.opening():
             self._native = _pccl.Coordinator(**options)
@@ -160,7 +166,7 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
 
 def _run_id(read: Arguments, run_id: bytes | None) -> bytes | None:
     """The run id that was given, or else that of the environment, in hexadecimal digits."""
-    found, called = read.given(run_id, "run_id")
+    found, called = read.given(run_id, "PCCL_COORDINATOR_RUN_ID")
     if not isinstance(found, str) or called == "run_id":
         return _checked_run_id(run_id)
     try:

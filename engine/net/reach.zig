@@ -77,16 +77,23 @@ pub fn connect(endpoint: address.Endpoint, options: Options) Error!socket.Fd {
             if (failure != error.Refused and failure != error.Unreachable) return failure;
         }
         if (clock.now() >= options.deadline) return failure;
-        if (!is_told) log.print(.info, "the coordinator at {f} is not reached: {s}; trying again", .{
-            endpoint,
-            if (failure == error.Refused) "the connection was refused" else "no answer, or no route",
-        });
+        if (!is_told) tell(endpoint, failure);
         is_told = true;
         const until = clock.after(prng.between(pause_ns / 2, pause_ns));
         var nobody: lock.Signal = .{};
         _ = try options.interrupt.wait(&nobody, @min(until, options.deadline));
         pause_ns = @min(pause_ns * 2, pause_ns_max);
     }
+}
+
+fn tell(endpoint: address.Endpoint, failure: Error) void {
+    log.print(.info, "the coordinator at {f} is not reached: {s}; trying again", .{
+        endpoint,
+        switch (failure) {
+            error.Refused => "the connection was refused",
+            else => "no answer, or no route",
+        },
+    });
 }
 
 fn look_up(endpoint: address.Endpoint, options: Options) Error!address.AddressList {

@@ -1,4 +1,5 @@
-//! Whose `admit` others wait for: who hears it, and when (awaited.zig). The harness: court_test.zig.
+//! Whose `admit` others wait for: who hears it, and when (awaited.zig). The harness:
+//! court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -77,7 +77,8 @@ test "an admit that waits for five seconds is in the log with those who have not
     var room: [200]u8 = undefined;
     try expectEqualStrings("", first.group.awaited.text(w.now, &room));
     try w.pass(2 * second);
-    const wanted = "peer 00000000 (n1) must call admit first: every peer must call it equally often";
+    const wanted = "peer 00000000 (n1) must call admit first: " ++
+        "every peer must call it equally often";
     try expectEqualStrings(wanted, first.group.awaited.text(w.now, &room));
     try expectEqualStrings(wanted ++ "; group g", w.said[0..w.said_bytes]);
     const lines = w.log_lines;

@@ -35,7 +35,7 @@ LINE_BYTES_MAX = 64 * 1024
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 
-# Of an address: a port that is not 0.
+# An address with a port that is not 0.
 FIXED_PORT = re.compile(r"(\[[^]]*\]|[^:]*):0*[1-9][0-9]*")
 
 COLOURS = ("36", "33", "35", "32", "34", "31", "96", "93")

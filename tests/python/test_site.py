@@ -27,6 +27,18 @@ def test_every_document_has_a_place_in_the_navigation() -> None:
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(listed)
 
 
+def test_the_first_page_has_the_picture_of_the_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    picture = ROOT / "docs" / "loss.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000
+    monkeypatch.setattr(make_site, "SOURCES", tmp_path)
+    make_site.write("index.md", (ROOT / "README.md").read_text("utf-8"))
+    make_site.add_picture(picture)
+    assert "](loss.png)" in (tmp_path / "index.md").read_text("utf-8")
+    assert (tmp_path / "loss.png").exists()
+
+
 def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:
     text = (
         "[a](docs/RUN.md#signals) [`h`](include/pccl.h) [e](examples/c_embed) "
