@@ -49,7 +49,7 @@ NAVIGATION: dict[str, list[str]] = {
 
 
 def main() -> None:
-    """Ends with the status of mkdocs."""
+    """Ends with status 1 and the words of mkdocs where it has found something wrong."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     (SOURCES / "reference").mkdir(parents=True)
     write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
@@ -65,11 +65,17 @@ def main() -> None:
     write("reference/cli.md", page)
     add_picture(ROOT / "docs" / "loss.png")
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    # Not --quiet, which hides the warnings from --strict too.
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement of mkdocs-material for its successor
-    sys.exit(
-        subprocess.run([*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")], check=False).returncode
+    done = subprocess.run(
+        [*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if done.returncode != 0:
+        sys.exit(done.stdout + done.stderr)
 
 
 def write(name: str, text: str) -> None:
