@@ -323,7 +323,8 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 typedef struct pccl_collective_options {
   size_t size;
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
-                            Those from 254 << 56 on belong to messages and shared states */
+                            A new tag for each operation must be the next number, or an epoch ends at
+                            65,536 of them. Those from 254 << 56 on belong to messages and shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
   pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;

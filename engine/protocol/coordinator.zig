@@ -1471,7 +1471,9 @@ pub const Coordinator = struct {
     /// Newcomers whose calls are not those of the members.
     fn refuse_misfits(c: *Coordinator, now: Instant) void {
         var misfits: stall.Overdue = .{};
-        for (c.groups.items) |group| while (misfit.find(group, &misfits)) {
+        for (c.groups.items) |group| while (misfit.find(group, &misfits) or
+            misfit.find_stranded(group, now, &misfits))
+        {
             for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
                 .group = group.id,
                 .refused = true,

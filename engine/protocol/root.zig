@@ -50,6 +50,7 @@ test {
     _ = @import("lobby_test.zig");
     _ = @import("holdings.zig");
     _ = @import("seal.zig");
+    _ = @import("sequences.zig");
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");
     _ = @import("queues_test.zig");
