@@ -99,6 +99,7 @@ test "nobody has members dial a peer of another host, one that is away, or one w
     try ask(&court, wants + 1);
     try expectEqual(base.PeerId.none, court.c.dial_back.peer);
     try ask(&court, 2); // a member may, too
+    try expectEqual(members - 1, court.c.dial_back.count);
     court.hang_up(2);
     court.now += 2000 * ms;
     try ask(&court, 2);

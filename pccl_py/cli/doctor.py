@@ -210,6 +210,10 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
         return Finding("seen", True, "nobody can dial a peer of this machine", remedy)
     chosen = visit.ports or any(os.environ.get(name) for name in PORT_VARIABLES)
     note = "" if chosen else "; any free port, because PCCL_PORTS is not set"
+    if "dial_back" not in status:
+        note += "; no member was asked to dial it, because another doctor was first"
+    elif left_out := status["dial_back"]["left_out"]:
+        note += f"; {left_out} members were not asked to dial it, because 32 are enough"
     return Finding("seen", True, f"others dial a peer of this machine at {seen[0]}{note}")
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -153,6 +154,18 @@ def test_one_direction_is_enough(way_ok: bool, state: str, ok: bool, said: str) 
     assert "an address that nobody knows" in nowhere.says or state == "reached"
     assert doctor._both(way, True, None) == way
     assert doctor._both(way, False, None).ok
+
+
+def test_members_that_were_not_asked_are_counted() -> None:
+    visit = doctor.Visit("", 1, "29500", pccl.PeerId("ab" * 16))
+    group = {"name": visit.group, "pending": [{"address": "192.0.2.1:7"}]}
+    done: Future[None] = Future()
+    status: dict[str, Any] = {"groups": [group], "dial_back": {"left_out": 0, "members": []}}
+    assert doctor._seen(visit, status, done).says.endswith("at 192.0.2.1:7")
+    status["dial_back"]["left_out"] = 3
+    assert "3 members were not asked" in doctor._seen(visit, status, done).says
+    del status["dial_back"]
+    assert "another doctor was first" in doctor._seen(visit, status, done).says
 
 
 def _says(program: Any, what: str) -> str:
