@@ -38,6 +38,7 @@ test {
     _ = @import("misfit_test.zig");
     _ = @import("removals.zig");
     _ = @import("member.zig");
+    _ = @import("dial_back_test.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("labels_test.zig");
