@@ -19,6 +19,16 @@ pub fn now() base.Instant {
     );
 }
 
+/// Nanoseconds since 1970, as this machine's user has set them. For people alone: they compare logs
+/// of several machines by it.
+pub fn wall() u64 {
+    var time: c.timespec = undefined;
+    const result = c.clock_gettime(.REALTIME, &time);
+    assert(result == 0); // as above
+    const seconds: u64 = @intCast(@max(time.sec, 0));
+    return seconds *| std.time.ns_per_s +| @as(u64, @intCast(time.nsec));
+}
+
 var latest: Latest = .{};
 
 /// The last time that anybody was told.
@@ -39,6 +49,7 @@ test "the clock moves forward, and a far deadline is never" {
     const first = now();
     try std.testing.expect(now() >= first);
     try std.testing.expectEqual(base.never, after(base.never));
+    try std.testing.expect(wall() > 1_700_000_000 * @as(u64, std.time.ns_per_s));
 }
 
 test "after a step back the clock stands still, until the machine's has come past it" {

@@ -206,6 +206,7 @@ pub const CoordinatorEngine = struct {
         const events = links.poller.wait(deadline);
         engine.lock.lock();
         const now = clock.now();
+        engine.coordinator.wall_ahead_ns = clock.wall() -| now;
         links.note(events);
         if (engine.writer) |writer| engine.hear(now, writer.take());
         for (0..links.ready_count) |_| {

@@ -362,7 +362,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
         return if (operation.executor.members > 0) .{ .current = operation } else .early;
     }
-    const called = epoch.sequences.get(header.tag) orelse 0;
+    const called = epoch.sequences.next(header.tag);
     return if (header.sequence < called) .stale else early_of(epoch, header);
 }
 

@@ -19,7 +19,7 @@ pub const Lane = struct {
     /// The driver's to use.
     driver: usize = 0,
     state: State,
-    /// Null until a stranger has said who it is.
+    /// Null until a stranger has said who it is, and for a dial that the coordinator has asked for.
     link: ?*Link,
     number: u8 = 0,
     /// This side has dialed it.
@@ -87,7 +87,7 @@ pub const Lane = struct {
         open,
     };
 
-    pub fn dialed(gpa: Allocator, link: *Link, number: u8, deadline: base.Instant) Lane {
+    pub fn dialed(gpa: Allocator, link: ?*Link, number: u8, deadline: base.Instant) Lane {
         return .{
             .gpa = gpa,
             .state = .dialing,

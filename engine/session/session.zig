@@ -23,6 +23,7 @@ const State = @import("state.zig").State;
 const Span = @import("uses.zig").Span;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
+const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
@@ -164,6 +165,8 @@ pub const Session = struct {
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
     /// For people: whom this peer could not dial, and who could not dial it.
     unreached: Unreached = .{},
+    /// A dial that the coordinator has asked for is under way.
+    dial_back: ?dial_back.DialBack = null,
     /// Some lane is `broken`.
     lanes_broken: bool = false,
     /// A place in some link is free again: a hello may have waited for it.
@@ -241,6 +244,7 @@ pub const Session = struct {
         s.links.deinit(s.gpa);
         for (s.strangers.items) |lane| links.lane_free(s, lane);
         s.strangers.deinit(s.gpa);
+        if (s.dial_back) |under_way| links.lane_free(s, under_way.lane);
         for (s.addresses.values()) |address| s.gpa.free(address);
         s.addresses.deinit(s.gpa);
         s.labels.deinit(s.gpa);
@@ -498,6 +502,7 @@ pub const Session = struct {
                 s,
                 .of(body.peer, true, body.dialed, body.source, body.address.data),
             ),
+            .dial_back => |*body| try dial_back.begin(s, body),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -525,6 +530,7 @@ pub const Session = struct {
             .ask_address,
             .called,
             .traffic,
+            .dialed_back,
             => return error.Unexpected,
         }
     }
@@ -1391,19 +1397,19 @@ pub const Session = struct {
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
         // Whatever takes the connection and ends it at once is no peer of this run.
-        if (lane.state == .greeting) lane.link.?.dialed = .other_answers;
+        if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
         links.lane_gone(s, lane);
         s.run_deferred();
     }
 
-    /// A lane is being dialed from this address of the machine.
+    /// A lane is being dialed from this address of the machine; one of nobody has no link.
     pub fn lane_dials_from(lane: *Lane, source: base.Source) void {
-        lane.link.?.dialed_from = source;
+        if (lane.link) |link| link.dialed_from = source;
     }
 
     /// A lane that could not be dialed. It is invalid afterwards.
     pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
-        lane.link.?.dialed = why;
+        links.note_dialed(s, lane, why);
         s.lane_closed(now, lane);
     }
 
