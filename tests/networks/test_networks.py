@@ -146,7 +146,8 @@ def test_the_doctor_dials_a_member_and_is_dialed_by_it(
     at = re.escape(here.address)
     back = {
         "public": rf"it has dialed this machine at {at}:295\d\d",
-        "firewalled": rf"it has not reached this machine at {at}:295\d\d: no answer in 5 s \(a firewall",
+        "firewalled": rf"it has not reached this machine at {at}:295\d\d: "
+        r"no answer in 5 s \(a firewall",
         "behind_nat": "it has not reached this machine at an address that nobody knows: its "
         "address is not known",
     }[patient]
