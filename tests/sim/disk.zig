@@ -54,9 +54,6 @@ pub const Disk = struct {
     fn begin(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
         disk.behind = false;
-        // As the one that begins has: there may be more than the one before it was told of.
-        disk.facts.forget_journal();
-        disk.facts.read(disk.world.gpa, disk.bytes.items);
         disk.facts.forget_journal();
         try disk.write_whole(bytes);
         disk.facts.read(disk.world.gpa, disk.bytes.items);
