@@ -225,7 +225,7 @@ pub const What = union(enum) {
     over,
     searched: finder.Search,
     stranger_beats: u32,
-    stranger_due: u32,
+    stranger_due: stranger.Due,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -589,7 +589,7 @@ pub const World = struct {
             .over => world.phase = .over,
             .searched => |search| finder.found(world, search),
             .stranger_beats => |index| stranger.beat(world, index),
-            .stranger_due => |index| stranger.due(world, index),
+            .stranger_due => |body| stranger.due(world, body),
         }
     }
 
