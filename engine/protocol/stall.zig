@@ -155,7 +155,10 @@ pub const Waits = struct {
             .call => missing_of(waits.epoch, known),
             .vote => voters.without(&known.done),
         };
-        try writer.writeAll(if (waits.lacks == .call) "has not called " else "alone has not finished ");
+        try writer.writeAll(switch (waits.lacks) {
+            .call => "has not called ",
+            .vote => "alone has not finished ",
+        });
         if (Pair.of(known.id.tag)) |pair| {
             try writer.print("its part of a message from rank {d} to rank {d} (", .{
                 pair.src,

@@ -271,8 +271,13 @@ fn settings(
 fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!void {
     while (lines.next()) |line| {
         script.line += 1;
-        const code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
-        var words = std.mem.tokenizeAny(u8, code, " \t");
+        var code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
+        while (std.mem.endsWith(u8, code, ";")) { // it goes on in the next line
+            const next = lines.next() orelse break;
+            script.line += 1;
+            code = code.ptr[0 .. @intFromPtr(next.ptr) - @intFromPtr(code.ptr) + next.len];
+        }
+        var words = std.mem.tokenizeAny(u8, code, " \t\n");
         const verb = words.next() orelse continue;
         script.world.note("> {s}", .{std.mem.trim(u8, code, " ")});
         if (std.mem.eql(u8, verb, "repeat")) try repeat(script, &words) //
@@ -283,13 +288,14 @@ fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!voi
     }
 }
 
-/// repeat N DIRECTIVE; DIRECTIVE ...: all of these so many times.
+/// repeat N DIRECTIVE; DIRECTIVE ...: all of these so many times. A line that ends with a semicolon
+/// goes on in the next.
 fn repeat(script: *Script, words: *Words) Error!void {
     const times = try number(script, words);
     for (0..times) |_| {
         var parts = std.mem.splitScalar(u8, words.rest(), ';');
         while (parts.next()) |part| {
-            var inner = std.mem.tokenizeAny(u8, part, " \t");
+            var inner = std.mem.tokenizeAny(u8, part, " \t\n");
             try obey(script, try take_word(script, &inner), &inner);
             if (script.world.failed()) return;
         }

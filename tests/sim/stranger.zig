@@ -69,16 +69,19 @@ pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: 
     var bytes: [words_max]u8 = undefined;
     world.note("a stranger calls on {d}: {t}", .{ to, words });
     const connection = connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
-    if (to != world_file.coordinator_index) look_after(world, connection, stays_ns_max);
+    connection.is_looked_after = to != world_file.coordinator_index;
 }
 
 /// How long a peer may keep somebody who has not said who it is, and a tick or two.
 const stays_ns_max = base.limits.stranger_ns_max + 2 * std.time.ns_per_s;
 
-/// It must be gone by then, on the clock of the peer.
+/// A peer has let it in: it must be gone in time, on the clock of the peer.
+pub fn let_in(world: *World, connection: *const Connection) void {
+    look_after(world, connection, stays_ns_max);
+}
+
 fn look_after(world: *World, connection: *const Connection, ns: u64) void {
     const node = &world.nodes[connection.ends[1].node];
-    if (node.state != .up) return;
     const until = node.here() + ns;
     world.at(node.global(until), .{ .stranger_due = .{
         .connection = connection.index,
@@ -221,22 +224,27 @@ fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_m
         .join, .begin_group => {
             hello.purpose = .control;
             bytes[0..hello_bytes].* = wire.hello.encode(hello);
-            var length: usize = hello_bytes;
-            var name: [16]u8 = undefined;
-            const own = std.fmt.bufPrint(&name, "{x}", .{hello.instance}) catch unreachable;
-            for ([_]wire.control.Message{ .{ .join = .{
-                .name = .of(if (words == .begin_group) own else users.group_names[0]),
-                .address = .of(long_address),
-                .initial_world_size = 0,
-                .round = 0,
-                .stop_round = 0,
-                .address_key = @splat(0),
-            } }, .{ .join_end = .{} } }) |message| {
-                length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
-            }
-            return bytes[0..length];
+            return bytes[0 .. hello_bytes + say_join(words, hello.instance, rest)];
         },
     }
+}
+
+/// Returns how many bytes that takes.
+fn say_join(words: Words, number: u64, bytes: []u8) usize {
+    var length: usize = 0;
+    var name: [16]u8 = undefined;
+    const own = std.fmt.bufPrint(&name, "{x}", .{number}) catch unreachable;
+    for ([_]wire.control.Message{ .{ .join = .{
+        .name = .of(if (words == .begin_group) own else users.group_names[0]),
+        .address = .of(long_address),
+        .initial_world_size = 0,
+        .round = 0,
+        .stop_round = 0,
+        .address_key = @splat(0),
+    } }, .{ .join_end = .{} } }) |message| {
+        length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
+    }
+    return length;
 }
 
 /// Whoever reads along, and can cut. False if there was nothing to do it to.

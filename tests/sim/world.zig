@@ -87,6 +87,8 @@ pub const Connection = struct {
     pipes: [2]network.Pipe,
     /// Fate of the dial: the acceptor sees a connection that the dialer believes failed.
     stray: bool = false,
+    /// It is a stranger's, which a peer may not keep for long.
+    is_looked_after: bool = false,
     taps: [2]Tap = .{ .{}, .{} },
     /// What the coordinator says on it.
     told: Told = .{},
@@ -876,6 +878,7 @@ pub const World = struct {
             world.finish_pipe(ref);
         } else {
             e.state = .open;
+            if (connection.is_looked_after) stranger.let_in(world, connection);
             world.schedule_delivery(connection, 0);
             world.wake(node, ref);
         }
