@@ -38,7 +38,7 @@ WORKERS ?= 4
 # All but net and abi, which Windows lacks.
 WINDOWS_LAYERS ?= base kernels wire protocol collective session sim
 
-# What the editable install depends on; a change to the sources needs no new install.
+# The editable install depends on these; a change to the sources needs no new install.
 INSTALL_INPUTS := pyproject.toml hatch_build.py
 
 .PHONY: build test unit-test simulator python-test test-long check style demo bench sim soak

@@ -119,6 +119,7 @@ pub fn build(b: *std.Build) void {
         // Zig's own backend, the default in Debug, does not instrument for the sanitizer.
         .use_llvm = if (tsan) true else null,
     });
+    if (is_without_compiler_rt(target, optimize, tsan)) library.bundle_compiler_rt = false;
     library.installHeader(b.path("include/pccl.h"), "pccl.h");
     b.installArtifact(library);
 
@@ -153,6 +154,18 @@ fn baseline_target(b: *std.Build, chosen: std.Build.ResolvedTarget) std.Build.Re
         query.glibc_version = .{ .major = 2, .minor = 17, .patch = 0 };
     }
     return b.resolveTargetQuery(query);
+}
+
+/// The memset of compiler_rt goes byte by byte, and whoever needs anything of compiler_rt gets that
+/// instead of libc's. Here the library needs nothing of it (engine/abi/stack.zig): if it does one
+/// day, it does not link.
+fn is_without_compiler_rt(
+    target: std.Build.ResolvedTarget,
+    optimize: std.builtin.OptimizeMode,
+    tsan: bool,
+) bool {
+    const is_proven = target.result.os.tag == .linux and target.result.cpu.arch == .x86_64;
+    return is_proven and optimize != .Debug and !tsan;
 }
 
 /// Only net and what is above it calls libc. The others are linked with the one that a system has;
@@ -381,7 +394,7 @@ fn add_layer_tests(
             last = control;
         }
         if (std.mem.eql(u8, layer.name, "kernels")) {
-            // What they cover depends on the CPU, which no cache knows.
+            // Their coverage depends on the CPU, which no cache knows.
             run.has_side_effects = true;
             last = add_levels(b, library_layers.get(layer.name), last);
         }
@@ -478,7 +491,7 @@ fn add_coordinator_bench(
     check_step.dependOn(&compile_only.step);
 }
 
-/// What runs beneath a program on an emulated CPU (tests/emulated).
+/// The code beneath a program on an emulated CPU (tests/emulated).
 fn add_machine(b: *std.Build) void {
     const module = b.createModule(.{
         .root_source_file = b.path("tests/emulated/machine.zig"),

@@ -1,8 +1,8 @@
 """Builds the native part of the wheel: `zig build python`, with the Zig of the ziglang package.
 
 Pip runs the class `Hook` (PEP 517, through hatchling); no system compiler is needed. Run as a
-program, `python hatch_build.py`, it rebuilds in place what an editable install uses. What is
-compiled, and how: build.zig. What goes where: pyproject.toml.
+program, `python hatch_build.py`, it rebuilds in place what an editable install uses. build.zig says
+what is compiled, and how; pyproject.toml what goes where.
 
 PCCL_ZIG_ARGS in the environment is appended to the command, for example `-Doptimize=Debug`.
 """
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 class Plan(NamedTuple):
-    """What this interpreter needs: the Zig target, the wheel's tag, and the extension's name."""
+    """The needs of this interpreter: the Zig target, the wheel's tag, and the extension's name."""
 
     target: str
     tag: str
@@ -118,7 +118,7 @@ class Hook(BuildHookInterface[Any]):
         if version == "editable":
             made = build_native(ROOT)
         else:
-            # Of this build only: a file left from another Python must not get into the wheel.
+            # For this build only: a file left from another Python must not get into the wheel.
             prefix = ROOT / ".zig-cache" / "wheel"
             shutil.rmtree(prefix, ignore_errors=True)
             made = build_native(prefix)

@@ -1,6 +1,6 @@
 """The command line of the benchmarks: `python -m bench loopback --json`. One command per benchmark.
 
-What a row means is in `common.py`; what is measured, and how, in each benchmark's own file.
+The meaning of a row is in `common.py`; what is measured, and how, in each benchmark's own file.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def recovery_command(
     silence: Annotated[float, typer.Option(help="The run's silence limit in seconds.")] = 5.0,
     out: Annotated[Path, typer.Option(help="Folder for recovery.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """What a kill, a freeze, a join and a coordinator's death cost those who go on working."""
+    """The cost of a kill, a freeze, a join and a coordinator's death to those who go on working."""
     unknown = set(case or ()) - set(recovery.CASES)
     if unknown:
         known = ", ".join(recovery.CASES)
@@ -174,7 +174,7 @@ def hostile_command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for hostile.jsonl.")] = Path("bench_out"),
 ) -> None:
-    """What strangers, and those who have the token, cost peers that go on working."""
+    """The cost of strangers, and of those who have the token, to peers that go on working."""
     if sys.platform != "linux":
         raise typer.BadParameter("peak memory is read the way of Linux; run it there")
     unknown = set(attack or ()) - set(hostile.CASES)

@@ -69,7 +69,7 @@ def name_of(codec: pccl.Codec) -> str:
 
 
 def inputs_of(data: str, count: int) -> list[Array]:
-    """What the peers contribute."""
+    """The contributions of the peers."""
     sources = [np.random.default_rng([rank, 7]) for rank in range(PEERS)]
     if data == "normal":
         return [source.standard_normal(count, np.float32) for source in sources]

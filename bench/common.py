@@ -1,4 +1,4 @@
-"""What all benchmarks share: the form of a row, sizes as people write them, cores, memory.
+"""Shared by all benchmarks: the form of a row, sizes as people write them, cores, memory.
 
 It owns no measurement; those are in the benchmarks' own files, for example `loopback.py`.
 """
@@ -84,7 +84,7 @@ def cores_of(rank: int, world: int) -> list[int]:
 
 
 def memory_bytes() -> int:
-    """What this process holds in memory now."""
+    """Resident memory of this process now."""
     return _status_bytes("VmRSS")
 
 

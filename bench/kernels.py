@@ -33,7 +33,7 @@ Call = Callable[[], object]
 
 
 class Rivals:
-    """What the installed libraries do on arrays of `size` bytes of f32."""
+    """The work of the installed libraries on arrays of `size` bytes of f32."""
 
     def __init__(self, size: int) -> None:
         generator = np.random.default_rng(1)

@@ -57,7 +57,7 @@ BENCH = "loopback"
 METRICS = ("seconds", "bus_bandwidth", "cpu_seconds_per_gb", "peak_memory_bytes")
 SIZES = [4 * KIB << (2 * step) for step in range(9)]  # 4 KiB to 256 MiB, in steps of four
 QUICK_SIZES = [4 * KIB, 1 * MIB]
-# What a peer must send of the size, by world size.
+# The part of the size that a peer must send, by world size.
 TRAFFIC: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -334,7 +334,7 @@ def time_rows(
     baselines: list[str],
     collectives: list[str],
 ) -> list[Row]:
-    """What the samples of one size come to."""
+    """The rows of the samples of one size."""
     rows: list[Row] = []
     for collective in collectives:
         keys = {name: key_of(name, collective) for name in ("pccl", *baselines)}

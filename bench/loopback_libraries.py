@@ -22,7 +22,7 @@ from bench.tcp_ring import TcpRing
 Meeting = dict[str, Any]
 Values = NDArray[np.float32]
 
-# What is measured; the first with a ceiling and its memory as well.
+# The measured collectives; the first with a ceiling and its memory as well.
 COLLECTIVES = [
     "all_reduce",
     "reduce_scatter",
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """What one process shall do. `purpose`: "time", or "memory" (then with one library alone).
+    """The task of one process. `purpose`: "time", or "memory" (then with one library alone).
 
     `port`: where the process that started this one listens.
     """
@@ -81,7 +81,7 @@ class Job:
 
 
 class Library(Protocol):
-    """What is measured. Each is made first, tells where it can be found, then connects."""
+    """A measured library. Each is made first, tells where it can be found, then connects."""
 
     def offer(self) -> Meeting: ...
     def connect(self, meeting: Meeting) -> None: ...

@@ -24,7 +24,7 @@ STYLE: Any = {
     "grid.alpha": 0.2,
 }
 OURS: Any = {"color": "#0072B2", "marker": "o", "linewidth": 2.2, "label": "PCCL"}
-# Of the baselines, in the order of their rows.
+# The baselines' looks, in the order of their rows.
 BASELINES: list[Any] = [
     {"color": "#E69F00", "marker": "s", "linewidth": 1.6},
     {"color": "#009E73", "marker": "^", "linewidth": 1.6},

@@ -1,8 +1,8 @@
 """One process of the loopback benchmark: it holds all libraries at once and measures them in turn.
 
 It owns the measuring: in what order the libraries are called, and when the clock runs. How each is
-called is told in `loopback_libraries.py`. What the numbers of all processes come to is
-`loopback.py`'s matter, which starts this and talks to it in JSON lines, over a connection to a port
+called is told in `loopback_libraries.py`. The numbers of all processes are put together by
+`loopback.py`, which starts this and talks to it in JSON lines, over a connection to a port
 of its own, as those that mpiexec starts have no standard input:
 
     here  -> there  1                                                     our rank
@@ -39,7 +39,7 @@ from bench.loopback_libraries import (
     encodes,
 )
 
-# Of equal elements: four bits, rounded to nearest, twice.
+# For equal elements: four bits, rounded to nearest, twice.
 CODEC_ERROR_MAX = 0.3
 
 
@@ -122,7 +122,7 @@ class Worker:
             return
         job, values = self._job, self._values_of(collective, case)
         ranks, own = np.arange(job.world, dtype=np.float32), np.float32(job.rank)
-        # What this rank has for each rank, and what it must get: a number for each shard.
+        # This rank has a number for each rank's shard, and must get one from each.
         values[:] = own + 1
         if collective in SHARDED:
             values.reshape(job.world, -1)[:] += ranks[:, None] * job.world

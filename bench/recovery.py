@@ -47,7 +47,7 @@ UNITS = {"seconds": "s", "undisturbed_steps": "steps", "gap_seconds": "s"}
 
 @dataclass
 class Tries:
-    """What the tries of one case gave."""
+    """The results of the tries of one case."""
 
     case: str
     step: float  # seconds of an undisturbed call
@@ -122,7 +122,7 @@ class Bench:
             victim, survivors = self._victim()
             self._into_a_call()
             at = victim.signal(number)
-            # What the frozen one has voted for already is completed without it at once.
+            # Operations that the frozen one has voted for are completed without it at once.
             steps, failed = self._after(at, survivors, lost=number == signal.SIGSTOP)
             if number == signal.SIGSTOP:
                 victim.signal(signal.SIGCONT)
@@ -194,7 +194,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """What is done, and in which worlds."""
+    """An act, and the worlds in which it is done."""
 
     act: Callable[[Bench], Tries]
     settings: tuple[Setting, ...] = (Setting(),)

@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1:0"
 
 @dataclass(frozen=True)
 class Job:
-    """What one process shall do."""
+    """The task of one process."""
 
     token: str
     place: int  # of the cores that the world shares
@@ -54,7 +54,7 @@ def say(**what: object) -> None:
 
 
 class State:
-    """What a newcomer gets before it works. Founders have it; a newcomer knows by its digits."""
+    """The founders' state, which a newcomer gets before it works, and knows by its digits."""
 
     def __init__(self, comm: pccl.Communicator, size: int, founder: bool) -> None:
         self._wanted = np.arange(size // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

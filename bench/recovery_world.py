@@ -70,7 +70,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._child.pid
 
     def heard(self, line: str) -> None:

@@ -1,6 +1,6 @@
 """state_hash: how fast a peer hashes its shared state, against BLAKE3's own wheel and memory.
 
-What it measures is what a sync spends on it: a world of one with a state of one array syncs again
+It measures the time that a sync spends on it: a world of one with a state of one array syncs again
 and again, and says how long hashing took (`SyncOutcome.hash_duration`). Once on one core, once on
 all that this process may use. Beside it, on the same cores and the same bytes, taking turns:
 

@@ -1,7 +1,7 @@
 """The ceiling of a ring: what bare TCP sockets move between these processes, without arithmetic.
 
 It owns one ring of connections, each process sending to the next and receiving from the one before
-at the same time, from one thread. It is no collective: nothing is reduced. Who measures with it:
+at the same time, from one thread. It is no collective: nothing is reduced. Used by
 `loopback_worker.py`.
 """
 

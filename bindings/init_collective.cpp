@@ -46,7 +46,7 @@ pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int r
 // or zeros.
 using Codec = std::tuple<int, uint32_t, int, int, uintptr_t, uintptr_t>;
 
-// What all but a barrier have in common: op, tag, deadline_ns, recovery, plan, codec.
+// Options of all calls but a barrier: op, tag, deadline_ns, recovery, plan, codec.
 using Options = std::tuple<int, uint64_t, uint64_t, int, int, Codec>;
 
 pccl_collective_options_t make_options(const Options &from) {

@@ -1,5 +1,5 @@
-// init_kernels.cpp: measuring the kernels. What is measured, and with what it is compared, is said
-// in kernels/measure.zig; pccl_py/measure.py takes turns and medians.
+// init_kernels.cpp: measuring the kernels. kernels/measure.zig says what is measured, and
+// with what it is compared; pccl_py/measure.py takes turns and medians.
 #include "common.h"
 
 namespace pccl_binding {
@@ -34,7 +34,7 @@ void init_kernels(nb::module_ &module) {
         }
         return names;
       },
-      nb::sig("def kernel_names() -> list[str]"), "What kernel_run can measure.");
+      nb::sig("def kernel_names() -> list[str]"), "The kernels that kernel_run can measure.");
   module.def("kernel_memory", &pccl_kernel_memory, nb::arg("count"),
              "Bytes that kernel_run needs for so many elements; 0 if it cannot measure them.");
   module.def(

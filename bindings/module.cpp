@@ -1,5 +1,5 @@
 // module.cpp: the extension module pccl_py._pccl. It only calls one init function per topic; each
-// binds functions of include/pccl.h one to one, without logic. What users see is pccl_py/.
+// binds functions of include/pccl.h one to one, without logic. Users see pccl_py/.
 #include "common.h"
 
 NB_MODULE(_pccl, module) {

@@ -1,4 +1,4 @@
-"""What error feedback is for. To run it: python examples/error_feedback.py
+"""The use of error feedback. To run it: python examples/error_feedback.py
 
 Four peers in this process descend on the average of their losses, each a bowl with its own lowest
 point, long in one direction. Where all of them together have come to rest, each still has a large

@@ -3,7 +3,7 @@
 To run it: pccl run -n 2 -- python examples/numpy_average.py 3
 
 It makes the same calls as the program in C, so processes of both kinds may be in one run, and all
-leave with the same bytes: they print one digest. What else there is for arrays: pccl_numpy.
+leave with the same bytes: they print one digest. pccl_numpy has more for arrays.
 """
 
 import sys

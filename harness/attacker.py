@@ -3,13 +3,15 @@
 `python -m harness.attacker` reads one line, a `Job` as JSON, and does it until its standard input
 ends, or until it has made as many connections as the job says. It says {"began": 1} after its first
 blow and {"connections": ..., "answered": ..., "bytes": ...} at its end. It knows of PCCL only what
-docs/PROTOCOL.md says, so it imports nothing of it. `Attackers` starts such processes, for
+harness/wire.py says, so it imports nothing of it. `Attackers` starts such processes, for
 tests/hostile and `python -m bench hostile`; what must hold meanwhile is theirs.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -25,40 +27,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from harness import wire
 from harness.child import Child
+from harness.wire import CONTROL, LANE, MAGIC, STATUS, heartbeat, hello, join, message
 
-MAGIC = b"PCCL\r\n\x1a\n"
-WIRE_VERSION = 1
-CONTROL, LANE, STATUS = 1, 2, 3
-JOIN, JOIN_END, HEARTBEAT = 1, 5, 7
-STATUS_REQUEST = 21
-WELCOMED_BYTES = 32 + 8 + 37  # the answer to a hello, and what `welcome` says
+# The answer to a hello, and what `welcome` says.
+WELCOMED_BYTES = wire.ANSWER_BYTES + wire.HEAD_BYTES + 37
 WAIT_SECONDS_MAX = 60.0
 BYSTANDER_PLACES = 64  # as a coordinator has for strangers
 RESET = struct.pack("ii", 1, 0)
-
-
-def hello(purpose: int, run_id: bytes, sender: bytes, meant: bytes = bytes(16)) -> bytes:
-    """The first 96 bytes. The instance is drawn, as that of a process is."""
-    head = MAGIC + struct.pack("<HBBI", WIRE_VERSION, purpose, 0, 0)
-    return head + run_id + sender + meant + os.urandom(8) + bytes(24)
-
-
-def message(number: int, body: bytes = b"") -> bytes:
-    """A control message."""
-    return struct.pack("<IHH", len(body), number, 0) + body
-
-
-def join(group: bytes, address: bytes) -> bytes:
-    """A newcomer's wish to be in a group, whole."""
-    texts = b"".join(struct.pack("<I", len(text)) + text for text in (group, address))
-    key = bytes(16)  # by which it would be found, if it listened
-    return message(JOIN, texts + key + struct.pack("<IQQ", 1, 0, 0)) + message(JOIN_END)
-
-
-def heartbeat(number: int) -> bytes:
-    """What keeps a peer alive."""
-    return message(HEARTBEAT, struct.pack("<QQQ", number, 0, 0))
 
 
 def long_address(number: int) -> bytes:
@@ -70,7 +47,7 @@ def long_address(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Job:
-    """What to do to whom. Without a run id: as a stranger does it."""
+    """One attack and its targets. Without a run id it is a stranger's."""
 
     attack: str
     ports: list[int]
@@ -78,6 +55,7 @@ class Job:
     seed: int = 0
     connections: int = 0  # 0: no end of its own
     rate: int = 0  # connections in a second, at most; 0: as fast as it can
+    sources: int = 0  # hosts of the loopback network that it comes from; 0: the usual one
     nice: int = 0  # as nice(1): what is left of the cores is enough for it
     group: str = "default"
     meant: str = "00" * 16  # the peer that lanes are for
@@ -93,7 +71,7 @@ class Job:
 
 
 class Attacker:
-    """What all attacks share: connections that come back when they are closed, and a count."""
+    """All attacks, and their count of connections, which come back when they are closed."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -124,6 +102,8 @@ class Attacker:
             if receive_bytes:
                 to.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             to.settimeout(10)
+            if self.job.sources:
+                to.bind((self.source(), 0))
             to.connect(("127.0.0.1", port))
         except OSError:
             to.close()
@@ -133,6 +113,10 @@ class Attacker:
         if self.connections == 1:
             print(json.dumps({"began": 1}), flush=True)
         return to
+
+    def source(self) -> str:
+        """Where the next connection comes from, if not from the usual host."""
+        return f"127.0.1.{1 + self.connections % self.job.sources}"
 
     def name(self) -> bytes:
         """A new id."""
@@ -170,8 +154,8 @@ class Attacker:
                 hello(LANE, some, some, some),
                 hello(STATUS, some, some)[: self.random.randrange(96)],
                 hello(self.random.randrange(256), some, some) + noise,
-                MAGIC + struct.pack("<HBBI", 99, 1, 0, 0) + bytes(80),
-                struct.pack("<IHH", 2**31, 1, 0) + noise,
+                hello(CONTROL, some, some, version=99),
+                wire.head(2**31, wire.JOIN) + noise,
             ]
         )
 
@@ -208,7 +192,7 @@ class Attacker:
             if to is None:
                 continue
             with to, contextlib.suppress(OSError):
-                to.sendall(hello(STATUS, self.secret(), self.name()) + message(STATUS_REQUEST))
+                to.sendall(hello(STATUS, self.secret(), self.name()) + message(wire.STATUS_REQUEST))
                 to.shutdown(socket.SHUT_WR)
                 while got := len(to.recv(1 << 16)):
                     self.received += got
@@ -224,24 +208,39 @@ class Attacker:
 
     def zero_windows(self) -> None:
         """Peers that beat as fast as they may, and read nothing."""
-        beats = b"".join(heartbeat(number) for number in range(256))
-        held: list[socket.socket] = []
-        with contextlib.ExitStack() as stack:
-            while self.wants_more():
-                for to in list(held):
-                    try:
-                        to.sendall(beats)
-                    except OSError:  # let go of, or nobody reads what it says
-                        held.remove(to)
-                        to.close()
-                while self.wants_more() and len(held) < 8:
-                    new = self.connect(receive_bytes=2048)
-                    if new is not None:
-                        stack.enter_context(new)
-                        held.append(new)
-                        with contextlib.suppress(OSError):
-                            new.sendall(hello(CONTROL, self.secret(), self.name()))
-                            new.settimeout(0.05)
+        self.flood(8, self.beats)
+
+    def unread_decisions(self) -> None:
+        """Members, each alone in a group of its own, that vote as fast as they may, and read
+        nothing of what is decided, though they say that they have."""
+        self.flood(8, lambda to: self.votes(to, tells=True))
+
+    def untold_decisions(self) -> None:
+        """The same, and they do not say what they have seen."""
+        self.flood(8, lambda to: self.votes(to, tells=False))
+
+    def beats(self, to: socket.socket) -> Iterator[bytes]:
+        """The words of a peer that joins nothing."""
+        to.sendall(hello(CONTROL, self.secret(), self.name()))
+        while True:
+            yield b"".join(heartbeat(number) for number in range(256))
+
+    def votes(self, to: socket.socket, *, tells: bool) -> Iterator[bytes]:
+        """The votes of a member, once its group has begun. Its calls have numbers of their own,
+        since each is decided once, and at once, so all before it are decided."""
+        group = b"v%d-%d" % (self.job.seed, self.connections)
+        to.sendall(hello(CONTROL, self.secret(), self.name()) + join(group, b"127.0.0.1:1"))
+        wire.read(to, wire.ANSWER_BYTES)
+        number, body = 0, b""
+        while number != wire.ACTIVATE:
+            number, size = wire.number_and_size(wire.read(to, wire.HEAD_BYTES))
+            body = wire.read(to, size)
+            if number == wire.PREPARE:
+                to.sendall(wire.prepared(*struct.unpack_from("<HQ", body)))
+        place, _, epoch = struct.unpack_from("<HQQ", body)
+        for first in itertools.count(0, 256):
+            calls = range(first, first + 256)
+            yield b"".join(wire.vote(place, epoch, call, call if tells else 0) for call in calls)
 
     def lanes(self) -> None:
         """Lanes to one peer, whose id the status tells, under ids that nobody has."""
@@ -274,6 +273,27 @@ class Attacker:
             to.close()
             self.over.wait(0.005)
 
+    def names(self) -> None:
+        """Newcomers without a pause, each for a second, which read nothing and open no lane. Half
+        of them say that they are at names, which lead nowhere; the others say where they are.
+        """
+        held: collections.deque[tuple[float, socket.socket]] = collections.deque()
+        while self.wants_more():
+            host = self.source() if self.job.sources else "127.0.0.1"
+            to = self.connect(receive_bytes=2048)
+            if to is None:
+                continue
+            by_name = self.connections % 4 < 2
+            address = long_address(self.connections) if by_name else f"{host}:1".encode()
+            wish = join(self.job.group.encode(), address)
+            with contextlib.suppress(OSError):
+                to.sendall(hello(CONTROL, self.secret(), self.name()) + wish)
+            held.append((time.monotonic() + 1, to))
+            while held and held[0][0] < time.monotonic():
+                held.popleft()[1].close()
+        for _, to in held:
+            to.close()
+
     def never_ready(self) -> None:
         """One newcomer a second, which opens no lane and stays."""
         with contextlib.ExitStack() as stack:
@@ -304,8 +324,8 @@ class Attacker:
 
     def bystander(self) -> None:
         """Is attacked itself: listens at the first port, which it says, keeps 64 connections, and
-        hangs up on whoever says something. What attackers cost a machine when they attack this is
-        what they cost it anyway."""
+        hangs up on whoever says something. Attackers cost a machine as much when they attack this
+        as they cost it anyway."""
         selector = selectors.DefaultSelector()
         held: dict[socket.socket, None] = {}  # in the order in which they came
         with socket.create_server(("127.0.0.1", self._ports[0]), backlog=128) as listener:
@@ -367,13 +387,48 @@ class Attacker:
             to.close()
         selector.close()
 
+    def flood(self, count: int, words: Callable[[socket.socket], Iterator[bytes]]) -> None:
+        """Keeps so many connections that read nothing, and says on each what `words` gives, as fast
+        as it is taken. Whoever is hung up on is `answered`, and comes again."""
+        selector = selectors.DefaultSelector()
+        unsaid: dict[socket.socket, tuple[Iterator[bytes], bytes]] = {}
+        while self.wants_more():
+            while len(unsaid) < count and self.wants_more():
+                to = self.connect(receive_bytes=2048)
+                if to is None:
+                    break
+                said = words(to)
+                try:
+                    unsaid[to] = said, next(said)
+                except OSError:  # it is gone before it was in
+                    to.close()
+                    continue
+                to.setblocking(False)
+                selector.register(to, selectors.EVENT_WRITE)
+            for key, _ in selector.select(0.1):
+                ready = key.fileobj
+                assert isinstance(ready, socket.socket)
+                said, rest = unsaid[ready]
+                try:
+                    rest = rest[ready.send(rest) :]
+                except OSError:
+                    self.answered += 1
+                    selector.unregister(ready)
+                    del unsaid[ready]
+                    ready.close()
+                    continue
+                unsaid[ready] = said, rest or next(said)
+        for to in unsaid:
+            to.close()
+        selector.close()
+
     def hear(
         self,
         selector: selectors.BaseSelector,
         words: dict[socket.socket, Iterator[int]],
         to: object,
     ) -> None:
-        """What has come on one of them, perhaps its end."""
+        """Takes what has come on one of them, perhaps its end."""
         assert isinstance(to, socket.socket)
         try:
             got = len(to.recv(1 << 16))
@@ -393,8 +448,9 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
     name: getattr(Attacker, name)
     for name in (
         *("garbage", "resets", "slow", "silent", "holds"),
-        *("statuses", "questions", "joins_nothing", "half_open", "zero_windows"),
-        *("lanes", "groups", "newcomers", "never_ready", "bystander"),
+        *("statuses", "questions", "joins_nothing", "half_open"),
+        *("zero_windows", "unread_decisions", "untold_decisions", "lanes"),
+        *("groups", "newcomers", "names", "never_ready", "bystander"),
     )
 }
 
@@ -422,7 +478,7 @@ class Attackers:
             self._children.append(child)
 
     def _next(self, place: int) -> dict[str, int]:
-        """What one of them says."""
+        """The next line of one of them."""
         line = self._lines[place].get(timeout=WAIT_SECONDS_MAX)
         if line is None:
             raise RuntimeError(f"an attacker ended: {self._children[place].errors}")

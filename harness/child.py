@@ -1,7 +1,7 @@
 """A process that this one has started: fed, heard, frozen, killed and reaped.
 
-What starts peers and coordinators does so with `Child`: the Python tests, the chaos run, the
-benchmarks, the demo. What the lines mean is the caller's. A child is ended by its own id, and only
+The Python tests, the chaos run, the benchmarks and the demo start peers and coordinators with
+`Child`. The meaning of the lines is the caller's. A child is ended by its own id, and only
 before it is reaped, since afterwards the id may belong to somebody else; it is in a process group
 of its own, so that Ctrl-C in a terminal is for the one who started it.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-# What is killed ends at once, but on a machine that is very busy.
+# A killed process ends at once, but on a machine that is very busy.
 END_SECONDS_MAX = 60.0
 
 

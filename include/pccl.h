@@ -1,7 +1,7 @@
 /* pccl.h: the C ABI of PCCL, the only public contract of the native library.
  *
- * What it owns: every type, constant and function a C program (or a binding) may use. What it does not: how
- * any of it works; start at docs/ARCHITECTURE.md for that, and docs/PROMISE.md for what is promised.
+ * It owns every type, constant and function that a C program (or a binding) may use, and not how any of it works; start
+ * at docs/ARCHITECTURE.md for that, and docs/PROMISE.md for what is promised.
  *
  * Rules that hold for every function:
  *   - Every function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
@@ -17,7 +17,7 @@
  *   - A process forked after pccl_comm_create must not use the parent's handles: every call but destroy answers
  *     PCCL_INVALID_USAGE there. fork() closes the child's copies of the library's sockets at once (pthread_atfork), so
  *     that others still notice when the parent dies; exec closes them too. A child made by a bare clone or vfork that
- *     does not exec keeps them open until it ends. What the child inherits of memory stays until then.
+ *     does not exec keeps them open until it ends. Memory that the child inherits stays until then.
  */
 #ifndef PCCL_H
 #define PCCL_H
@@ -106,7 +106,7 @@ typedef enum pccl_reduce_op {
   PCCL_MAX = 4
 } pccl_reduce_op_t;
 
-/* What an operation does when a peer dies inside it (docs/PROMISE.md). */
+/* The effect of a peer's death on an operation in flight (docs/PROMISE.md). */
 typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
@@ -122,9 +122,9 @@ typedef enum pccl_plan {
   PCCL_PLAN_DIRECT = 2 /* from everybody to the owner of each part, from there to everybody */
 } pccl_plan_t;
 
-/* How floats travel (docs/KERNELS.md). What all members have is decoded by all of them, its owner or source included;
- * what one alone has of a reduce or a reduce_scatter is not encoded a second time, and its own shard of what is
- * exchanged is not encoded at all. */
+/* How floats travel (docs/KERNELS.md). A result that all members have is decoded by all of them, its owner or source
+ * included; one that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time, and its own
+ * shard of what is exchanged is not encoded at all. */
 typedef enum pccl_codec {
   PCCL_CODEC_NONE = 0,
   PCCL_CODEC_BF16 = 1,
@@ -245,7 +245,7 @@ typedef struct pccl_comm_options {
   const pccl_peer_id_t *peer_id; /* NULL: random. Two live peers with one id: the second is refused */
   /* Asked about every 50 ms by a thread that blocks in create, join, admit or sync of this communicator; non-zero
    * withdraws that call, which ends with PCCL_CANCELLED (an admit withdrawn so has not passed the safe point; call
-   * it again). For Ctrl-C. Of this library it may call pccl_comm_close and nothing else. It runs on the blocked
+   * it again). For Ctrl-C. From this library it may call pccl_comm_close and nothing else. It runs on the blocked
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
@@ -362,9 +362,9 @@ PCCL_API pccl_status_t pccl_reduce_scatter_v(pccl_comm_t *comm, const void *send
                                              const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype,
                                              const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer := the shards of all ranks, in rank order: each member sends count elements (_v: counts[its rank]) and
- * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer. What
- * a lost member had, and no survivor got, is zeros in recv_buffer, on all alike, and the outcome names no contributor
- * for it; unless recovery is resume, a shard comes whole or not at all. */
+ * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer.
+ * Elements of a lost member that no survivor got are zeros in recv_buffer, on all alike, and the outcome names no
+ * contributor for them; unless recovery is resume, a shard comes whole or not at all. */
 PCCL_API pccl_status_t pccl_all_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
@@ -381,8 +381,8 @@ PCCL_API pccl_status_t pccl_scatter_v(pccl_comm_t *comm, const void *send_buffer
                                       const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                       const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer of root := the shards of all ranks, in rank order, as all_gather has them; elsewhere recv_buffer is not
- * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. What a lost member had, and the
- * root has not got, is zeros there. A lost root ends the call with PCCL_ABORTED. */
+ * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. Elements of a lost member that the
+ * root has not got are zeros there. A lost root ends the call with PCCL_ABORTED. */
 PCCL_API pccl_status_t pccl_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                    pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
                                    pccl_work_t **work);
@@ -390,7 +390,7 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
                                      const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                      const pccl_collective_options_t *options, pccl_work_t **work);
 /* Shard r of recv_buffer := this rank's shard of send_buffer of rank r. Both have world_size shards of count elements
- * each, in rank order, and lie apart. What a lost member had for this rank, if it is not here, is zeros. */
+ * each, in rank order, and lie apart. Elements of a lost member for this rank that are not here are zeros. */
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);

@@ -24,7 +24,7 @@ const chunk_blocks = chunk_bytes / block_bytes;
 const group_chunks = 256;
 const group_bytes = group_chunks * chunk_bytes;
 
-/// What a chunk or a parent hands to its own parent.
+/// The chaining value that a chunk or a parent hands to its own parent.
 const Chain = [8]u32;
 
 const iv: Chain = .{
@@ -305,7 +305,7 @@ pub fn Compression(comptime lanes: comptime_int) type {
             }
             var words: [16]V = undefined;
             inline for (0..4) |part| {
-                // Quarter q of rows[i] is from lane 4 * q + i. What is left is to transpose four by
+                // Quarter q of rows[i] is from lane 4 * q + i. It remains to transpose four by
                 // four words in each quarter.
                 var rows: [4]V = undefined;
                 inline for (&rows, 0..) |*row, i| row.* = load_quarters(from[i..], part * 16);

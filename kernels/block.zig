@@ -1,11 +1,11 @@
 //! The codecs with a scale per block, on whole blocks of f32. Compiled once per CPU level
-//! (level.zig). What they compute: codec_scalar.zig; who cuts pieces into blocks: codec.zig.
+//! (level.zig). Specification: codec_scalar.zig. codec.zig cuts pieces into blocks.
 //!
 //! From a block's values to its scale is a long way of dependent steps: reduce, multiply, round,
 //! divide. So encoding goes in batches: first the values of some blocks and their greatest
 //! magnitudes, then all scales in one vector. The codes are made when the values of the next batch
-//! have been found, so that the CPU need not wait for the scales. What a batch keeps stays in the
-//! first-level cache.
+//! have been found, so that the CPU need not wait for the scales. The values that a batch keeps
+//! stay in the first-level cache.
 
 const std = @import("std");
 const codecs = @import("codec");
@@ -381,8 +381,8 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             else => false,
         };
 
-        /// Of an element before its code is put: that times the scale, if the nearest integer is
-        /// meant, which narrow.zig finds; else the code.
+        /// An element's number before its code is put: the element times the scale, if the nearest
+        /// integer is meant, which narrow.zig finds; else the code.
         fn Number(comptime rounding: Rounding) type {
             return if (rounding == .nearest and is_integer) V else U;
         }
@@ -600,7 +600,7 @@ fn Blocks(comptime kind: Kind, comptime block: Block) type {
             break :blk (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
         };
 
-        /// What the codes of vector `v` of a block stand for, without the scale.
+        /// The numbers of the codes of vector `v` of a block, without the scale.
         inline fn number_at(codes: [*]const u8, comptime v: usize) V {
             if (is_integer) return @floatFromInt(@as(I, integer_at(codes, v)));
             return value_of(code_at(codes, v));

@@ -1,5 +1,5 @@
 //! Encoded pieces: cuts them into tiles that stay in the first-level cache, and runs on each the
-//! kernels that it needs, of the table of the best CPU level. What comes out is written in
+//! kernels that it needs, of the table of the best CPU level. The results are specified in
 //! codec_scalar.zig; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
 //!
 //! All tiles but the last have whole blocks. f32 without a residual are read where they lie, all
@@ -24,9 +24,7 @@ const Floats = [tile_max]f32;
 
 /// out := the encoded elements. `out` has `piece.bytes()`, and does not overlap the input.
 pub fn encode(piece: Piece, out: [*]u8, input: [*]const u8, residual: ?Residual) void {
-    var call: Call = undefined;
-    call.init(piece, .{ .own = input, .residual = residual });
-    call.run(out);
+    with_call(piece, .{ .own = input, .residual = residual }, Call.encode, out);
 }
 
 /// The step of a ring: out := the encoding of (partial + own) / divisor. `out` may be exactly
@@ -55,15 +53,13 @@ pub fn reduce_encode(
     divisor: u32,
 ) void {
     assert(position <= inputs.len and divisor > 0);
-    var call: Call = undefined;
-    call.init(piece, .{
+    with_call(piece, .{
         .own = own,
         .position = position,
         .inputs = inputs,
         .residual = residual,
         .divisor = divisor,
-    });
-    call.run(out);
+    }, Call.encode, out);
 }
 
 /// The step of an owner that alone has the result: out := the sum of all inputs and `own`, which
@@ -79,50 +75,36 @@ pub fn reduce_decode(
     divisor: u32,
 ) void {
     assert(position <= inputs.len and inputs.len > 0 and divisor > 0);
-    var call: Call = undefined;
-    call.init(piece, .{
+    with_call(piece, .{
         .own = own,
         .position = if (piece.codec.rotate) inputs.len else position,
         .inputs = inputs,
         .residual = residual,
         .divisor = divisor,
-    });
-    const size = piece.dtype.size();
-    var begin: usize = 0;
-    while (begin < piece.count) {
-        const tile = call.tile(begin, false);
-        const to = out + begin * size;
-        if (piece.dtype == .f32) {
-            call.total(tile, to);
-        } else {
-            const values = bytes_of(&call.values);
-            call.total(tile, values);
-            call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, tile.count);
-        }
-        if (residual) |rest| @memset(rest.out[begin * 4 ..][0 .. tile.count * 4], 0);
-        begin += tile.count;
-    }
+    }, Call.reduce_decode, out);
 }
 
 /// out := the elements of an encoded piece.
 pub fn decode(piece: Piece, out: [*]u8, encoded: [*]const u8) void {
+    with_call(piece, .{ .inputs = &.{encoded} }, Call.decode, out);
+}
+
+/// Never inlined, since its caller does other things, too, for which it needs no such stack.
+///
+/// With safety, memory that is declared is filled with 0xaa first: here the tiles, 24 KiB, with
+/// every piece. Computing and indexing is in `init` and `work`, which keep theirs; here are a
+/// declaration and two calls, of which nothing can overflow or be out of bounds. Nothing reads what
+/// was not written: each tile is filled by the kernel that its reader follows.
+noinline fn with_call(
+    piece: Piece,
+    sources: Call.Sources,
+    comptime work: fn (*Call, [*]u8) void,
+    out: [*]u8,
+) void {
+    @setRuntimeSafety(false);
     var call: Call = undefined;
-    call.init(piece, .{});
-    const size = piece.dtype.size();
-    const whole = piece.dtype == .f32;
-    var begin: usize = 0;
-    while (begin < piece.count) {
-        const tile = call.tile(begin, whole);
-        const to = out + begin * size;
-        if (piece.dtype == .f32 and tile.count == tile.padded) {
-            call.decode_tile(tile, to, encoded);
-        } else {
-            const values = bytes_of(&call.values);
-            call.decode_tile(tile, values, encoded);
-            call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, tile.count);
-        }
-        begin += tile.count;
-    }
+    call.init(piece, sources);
+    work(&call, out);
 }
 
 /// sum := sum + the values of an encoded piece as they are, in the rotated domain: f32, of whole
@@ -186,7 +168,48 @@ const Call = struct {
         return .{ .begin = begin, .count = count, .padded = padded };
     }
 
-    fn run(call: *Call, out: [*]u8) void {
+    fn reduce_decode(call: *Call, out: [*]u8) void {
+        const piece = call.piece;
+        const size = piece.dtype.size();
+        var begin: usize = 0;
+        while (begin < piece.count) {
+            const part = call.tile(begin, false);
+            const to = out + begin * size;
+            if (piece.dtype == .f32) {
+                call.total(part, to);
+            } else {
+                const values = bytes_of(&call.values);
+                call.total(part, values);
+                call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, part.count);
+            }
+            if (call.sources.residual) |rest|
+                @memset(rest.out[begin * 4 ..][0 .. part.count * 4], 0);
+            begin += part.count;
+        }
+    }
+
+    /// Decodes the one input.
+    fn decode(call: *Call, out: [*]u8) void {
+        const piece = call.piece;
+        const encoded = call.sources.inputs[0];
+        const size = piece.dtype.size();
+        const whole = piece.dtype == .f32;
+        var begin: usize = 0;
+        while (begin < piece.count) {
+            const part = call.tile(begin, whole);
+            const to = out + begin * size;
+            if (piece.dtype == .f32 and part.count == part.padded) {
+                call.decode_tile(part, to, encoded);
+            } else {
+                const values = bytes_of(&call.values);
+                call.decode_tile(part, values, encoded);
+                call.kernels.from_f32[@intFromEnum(piece.dtype)].?(to, values, part.count);
+            }
+            begin += part.count;
+        }
+    }
+
+    fn encode(call: *Call, out: [*]u8) void {
         const piece = call.piece;
         const sources = &call.sources;
         const family = piece.codec.kind.family();

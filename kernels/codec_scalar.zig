@@ -36,7 +36,7 @@ pub const Piece = struct {
     /// The same on all peers, as is `operation`.
     seed: u64,
     operation: u64,
-    /// Who rounds, and at which step: peers that round alike would err alike.
+    /// The peer that rounds, and its step: peers that round alike would err alike.
     origin: u32 = 0,
     /// Index of the first element in the whole array, a multiple of the codec's granule.
     first: u64 = 0,
@@ -139,7 +139,7 @@ pub fn reduce_encode(
         }
         write(piece, span, out, &sum, divisor);
         const rest = residual orelse continue;
-        // What is lost is counted in elements: own, then the inputs in their order, each decoded.
+        // The loss is counted in elements: own, then the inputs in their order, each decoded.
         for (inputs) |input| {
             var next: Values = .{};
             read(piece, span, input, &next);
@@ -641,7 +641,7 @@ pub fn sign_word(seed: u64, operation: u64, index: usize) u64 {
     return mix(mix(mix(seed) ^ operation) +% index);
 }
 
-/// What the random bits of one peer's step follow from.
+/// The key from which the random bits of one peer's step follow.
 pub fn noise_key(seed: u64, operation: u64, origin: u32) u64 {
     return mix(~mix(mix(seed) ^ operation) +% origin);
 }
@@ -656,14 +656,14 @@ pub fn noise_word(key: u64, number: u64) u32 {
     return x ^ (x >> 16);
 }
 
-/// Of each 64 elements, i, i + 16, i + 32 and i + 48 share a word.
+/// Elements i, i + 16, i + 32 and i + 48 of each 64 share a word.
 fn noise_byte(piece: Piece, element: u64) u8 {
     const key = noise_key(piece.seed, piece.operation, piece.origin);
     const word = noise_word(key, (element >> 6) * 16 + element % 16);
     return @truncate(word >> @intCast(8 * (element / 16 % 4)));
 }
 
-/// Of each 32 elements, i and i + 16 share a word.
+/// Elements i and i + 16 of each 32 share a word.
 fn noise_half(piece: Piece, element: u64) u32 {
     const key = noise_key(piece.seed, piece.operation, piece.origin);
     const word = noise_word(key, (element >> 5) * 16 + element % 16);

@@ -40,7 +40,7 @@ const all_codecs = blk: {
     break :blk list;
 };
 
-// ---- What codec_scalar.zig promises -----------------------------------------------------------
+// ---- The promises of codec_scalar.zig ---------------------------------------------------------
 
 /// `values` through the codec and back.
 fn through(codec: Codec, values: []const f32, out: []f32) !void {
@@ -296,7 +296,7 @@ test "sums of an owner and of a ring are near the exact ones, and an average is 
         scalar.decode(piece, std.mem.asBytes(&result), &out);
         const encoded_error = error_of(&exact, &result);
         try expect(encoded_error < entry[1]);
-        // Who keeps the sum does not encode it once more.
+        // A peer that keeps the sum does not encode it once more.
         scalar.reduce_decode(piece, std.mem.asBytes(&result), own, 0, pointers[1..], null, peers);
         try expect(error_of(&exact, &result) < encoded_error);
 
@@ -431,7 +431,7 @@ const Case = struct {
         }
     }
 
-    /// What the scalar code makes of it.
+    /// The results of the scalar code.
     const Wanted = struct {
         encoded: Encoded,
         with_residual: Encoded,
@@ -545,7 +545,7 @@ const Case = struct {
         try out.check(0, wanted.with_residual[0..piece.bytes()]);
         try rest_buffer.check(offset, std.mem.asBytes(&wanted.lost)[0..bytes.len]);
 
-        // What the encoding of a sum loses.
+        // The residual of an encoded sum.
         var added: Encoded = undefined;
         var scratch: [length_max]f32 = undefined;
         const former: kernels.Residual = .{
@@ -559,7 +559,7 @@ const Case = struct {
         try out.check(0, added[0..piece.bytes()]);
         try rest_buffer.check(offset, std.mem.asBytes(&scratch)[0..bytes.len]);
 
-        // Of a sum that is not encoded nothing is lost.
+        // A sum that is not encoded loses nothing.
         var sum: [length_max * 8]u8 = undefined;
         @memset(&scratch, 1);
         scalar.reduce_decode(piece, &sum, own, 0, &.{encoded}, former, 1);

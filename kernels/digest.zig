@@ -1,5 +1,5 @@
 //! The stripes of the digest with vectors: the eight 64-bit lanes are one vector, kept in registers
-//! for a whole block. Compiled once per CPU level (level.zig). What it computes: xxh3.zig.
+//! for a whole block. Compiled once per CPU level (level.zig). Specification: xxh3.zig.
 
 const xxh3 = @import("xxh3.zig");
 

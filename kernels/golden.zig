@@ -262,7 +262,7 @@ const Memory = struct {
         memory.add(memory.out[0..piece.bytes()]);
         kernels.accumulate_encode(piece, &memory.out, &memory.out, own, null, 1);
         memory.add(memory.out[0..piece.bytes()]);
-        // What the encoding loses, when it begins with the values of another input.
+        // The residual of an encoding that begins with the values of another input.
         const residual: kernels.Residual = .{ .in = &memory.other, .out = &memory.other };
         var plain = piece;
         plain.dtype = .f32;

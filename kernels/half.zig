@@ -1,5 +1,5 @@
 //! Between f32 and the other floats: conversions, and the codecs bf16 and f16 with their random
-//! rounding. Compiled once per CPU level (level.zig). What they compute: codec_scalar.zig.
+//! rounding. Compiled once per CPU level (level.zig). Specification: codec_scalar.zig.
 
 const std = @import("std");
 const dtypes = @import("dtype");
@@ -169,7 +169,7 @@ pub fn encode(comptime kind: codecs.Kind, comptime rounding: codecs.Rounding) ta
     }.run;
 }
 
-/// What a codec loses: out := wanted - got, zero where that is not finite. Whole vectors.
+/// The residual of a codec: out := wanted - got, zero where that is not finite. Whole vectors.
 pub fn lost(out: [*]u8, wanted: [*]const u8, got: [*]const u8, vectors: usize) callconv(.c) void {
     for (0..vectors) |v| {
         const rest = get(.f32, wanted + v * 64) - get(.f32, got + v * 64);

@@ -103,7 +103,7 @@ pub const cases = make: {
         .of(.min_max_u8),
         .of(.zero_point_u8),
     }) |codec| {
-        // What int6 and int5 load and store lies between the others.
+        // The traffic of int6 and int5 lies between that of the others.
         const bits: u8 = switch (codec.kind.bits()) {
             6, 5 => 8,
             else => |b| b,
@@ -157,7 +157,7 @@ fn stream_bytes(count: usize) usize {
     return 4 * count + stream_gap;
 }
 
-/// What any case with so many elements needs.
+/// Enough for any case with so many elements.
 pub fn memory_bytes(count: usize) usize {
     return streams_max * stream_bytes(count);
 }

@@ -1,5 +1,5 @@
 //! The codecs min_max_u8 and zero_point_u8: the range of a piece, and bytes on its steps. Compiled
-//! once per CPU level (level.zig). What they compute: codec_scalar.zig.
+//! once per CPU level (level.zig). Specification: codec_scalar.zig.
 
 const std = @import("std");
 const codecs = @import("codec");

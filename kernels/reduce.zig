@@ -1,6 +1,6 @@
 //! Reductions with explicit vectors. Compiled once per CPU level (level.zig); each function is a
 //! main loop over whole vectors and a tail that runs the same arithmetic on a padded copy, so
-//! that the last elements get the same bits. What is computed: scalar.zig, to which tests.zig
+//! that the last elements get the same bits. The specification is scalar.zig, to which tests.zig
 //! compares.
 //!
 //! Pointers have any alignment. `out` may be exactly an operand: each step loads all it reads

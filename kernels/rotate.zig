@@ -1,5 +1,5 @@
 //! The rotation of blocks: random signs and a fast Hadamard transform, and its inverse. Compiled
-//! once per CPU level (level.zig). What it computes: codec_scalar.zig. The butterflies are in the
+//! once per CPU level (level.zig). Specification: codec_scalar.zig. The butterflies are in the
 //! same order on every CPU: distances 1, 2, 4, ... of elements.
 //!
 //! Butterflies inside 16 bytes need a shuffle each, those between registers none. AVX2 has
@@ -117,7 +117,7 @@ pub fn blocks_back(comptime block: codecs.Block) table.Rotate {
     }.run;
 }
 
-/// What was stored is loaded from there. Else the compiler may leave out both, and shuffle instead.
+/// Makes the compiler store and load there. It may else leave out both, and shuffle instead.
 pub inline fn through_memory(at: [*]const u8) void {
     asm volatile (""
         :

@@ -24,7 +24,7 @@ pub const Copy = *const fn (noalias [*]u8, noalias [*]const u8, usize) callconv(
 /// A sign bit for each place in a block.
 pub const Signs = [256]u32;
 
-/// What is encoded: f32, the callers own, and the same elements of encoded pieces, of which
+/// The values to encode: f32, the caller's own, and the same elements of encoded pieces, of which
 /// `position` come before them in the sum. Codecs without blocks have no scales.
 pub const EncodeJob = extern struct {
     scales: [*]u8,
@@ -38,10 +38,10 @@ pub const EncodeJob = extern struct {
     /// Where the first of these blocks has its scale and its codes in each input.
     scales_at: usize,
     codes_at: usize,
-    /// Of blocks; of elements where there are none.
+    /// In blocks; in elements where there are none.
     count: usize,
     factor: f32,
-    /// Of the random bits, and the number of the first element.
+    /// The key of the random bits, and the number of the first element.
     key: u64,
     first: u64,
 };

@@ -20,7 +20,7 @@ const ReduceOp = base.ReduceOp;
 const dtypes = std.enums.values(DType);
 const ops = std.enums.values(ReduceOp);
 
-// ---- What scalar.zig promises -----------------------------------------------------------------
+// ---- The promises of scalar.zig ---------------------------------------------------------------
 
 fn reduced(comptime T: type, op: ReduceOp, dtype: DType, inputs: []const T) T {
     var pointers: [8][*]const u8 = undefined;

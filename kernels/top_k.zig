@@ -1,5 +1,5 @@
 //! The k greatest magnitudes of a chunk of up to 4096 f32, with their places in 12 bits each: for
-//! exchanging what matters most. Compiled once per CPU level (level.zig). What it computes:
+//! exchanging what matters most. Compiled once per CPU level (level.zig). Specification:
 //! scalar.zig.
 //!
 //! Few elements are looked at twice. The greatest of each few elements are found first; a number
@@ -49,7 +49,7 @@ pub fn top_k(
     var taken: usize = 0;
     var taken_at: [chunk_max]u16 = undefined;
     for (candidates.keys[0..candidates.count], candidates.at[0..candidates.count]) |key, at| {
-        // What is not taken is written over by the next one, or is behind the last.
+        // A candidate that is not taken is overwritten by the next, or is behind the last.
         if (taken == k) break;
         taken_at[taken] = at;
         @memcpy(values[taken * 4 ..][0..4], input[@as(usize, at) * 4 ..][0..4]);

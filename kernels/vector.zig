@@ -1,6 +1,6 @@
 //! Elements in memory <-> vectors of the compute type: unaligned loads and stores, and the
 //! conversions of the 16-bit floats. Compiled once per CPU level. A vector is 64 bytes of the
-//! compute type on every CPU; narrower machines split it. What the numbers are: scalar.zig.
+//! compute type on every CPU; narrower machines split it. The numbers are those of scalar.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -75,9 +75,9 @@ pub inline fn load(comptime d: DType, comptime C: type, bytes: [*]const u8) Vect
 }
 
 /// Twice `lanes(C)` elements, in an order of the dtype's own: what is loaded in pairs is combined
-/// lane by lane and stored in pairs. Of bf16 one vector has the even elements and one the odd ones,
-/// which are where an f32 has its upper half already: to bring 16 bits each into lanes of 32, in
-/// order, takes a CPU more than the addition.
+/// lane by lane and stored in pairs. With bf16 one vector has the even elements and one the odd
+/// ones, which are where an f32 has its upper half already: to bring 16 bits each into lanes of 32,
+/// in order, takes a CPU more than the addition.
 pub inline fn load_pair(comptime d: DType, comptime C: type, bytes: [*]const u8) [2]Vector(C) {
     if (d != .bf16) {
         return .{ load(d, C, bytes), load(d, C, bytes + comptime lanes(C) * d.size()) };

@@ -1,8 +1,8 @@
 """DLPack: reads the description of a CPU tensor out of the capsule that its producer makes.
 
 The structures are those of dlpack.h 1.0. The capsule is never consumed: while it is kept, the
-memory is; when it is dropped, its producer's own destructor releases it. What may be done with a
-tensor is decided in buffers.py.
+memory is; when it is dropped, its producer's own destructor releases it. buffers.py decides what
+may be done with a tensor.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ EXIT_LEAVE_NS_MAX = 250_000_000
 
 
 class Handle(Protocol):
-    """What is registered here: groups and coordinators."""
+    """An object that is registered here: a group or a coordinator."""
 
     _exit_order: int
 

@@ -229,7 +229,7 @@ class State:
 TENSOR_MAY_DIFFER: int = 1
 
 def kernel_names() -> list[str]:
-    """What kernel_run can measure."""
+    """The kernels that kernel_run can measure."""
 
 def kernel_memory(count: int) -> int:
     """

@@ -1,8 +1,8 @@
 """One thread for the whole process: passes native log events on, and completions to whoever awaits.
 
 It sleeps in the native library, not in a poll of works: a finished work puts its key into a queue
-there. It is started by the first coordinator or communicator of the process. What a completion
-means is the caller's (work.py); how the process ends is _lifecycle.py's.
+there. It is started by the first coordinator or communicator of the process. The meaning of a
+completion is the caller's (work.py); how the process ends is _lifecycle.py's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.
 
 
 class Awaited(Protocol):
-    """Who wants to know of a finished work: a pccl_py Work."""
+    """An object that is told of a finished work: a pccl_py Work."""
 
     def _on_finished(self) -> None: ...
 

@@ -88,7 +88,7 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
     They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
-    InvalidArgument). What is wrong with one of two is said with the name of the argument.
+    InvalidArgument). An error in one of two gives the name of the argument.
     """
     if out is None or out is array:
         buffer = writable(array)

@@ -1,4 +1,4 @@
-"""What is closed when its `with` block ends: communicators, coordinators, states, worlds.
+"""Objects that their `with` block closes: communicators, coordinators, states, worlds.
 
 It owns the two methods of a context manager, and nothing else; what closing means is each class's
 own `close`.

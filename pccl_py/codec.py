@@ -1,7 +1,7 @@
 """How floats travel: the codecs and their options, and error feedback.
 
-What a codec makes of an array is written in docs/KERNELS.md; arguments are checked by the native
-library. Who uses this: communicator.py.
+docs/KERNELS.md says what a codec makes of an array; the native library checks arguments. Used by
+communicator.py.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
 
 
 class ErrorFeedback:
-    """What the codec has lost of this peer's contributions under one tag, to be added to the next.
+    """The codec's losses from this peer's contributions under one tag, to be added to the next.
 
     From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of that tag
     with a codec adds the residual to what this peer contributes, and keeps what this peer's

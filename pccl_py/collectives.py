@@ -1,4 +1,4 @@
-"""What the members of a group do together: reduce, gather, broadcast, wait for each other.
+"""The operations of a group's members together: reduce, gather, broadcast, wait for each other.
 
 Group has these methods (communicator.py). Checked here are arguments; everything else is decided in
 the native library. Buffers are in buffers.py, operations in flight in work.py, what each collective
@@ -142,7 +142,7 @@ class Collectives(Closing):
         return feedback
 
     def _carried(self, encoding: Codec, tag: int, counts: list[int]) -> _Carried:
-        """What this call carries on, of arrays of so many elements that are added up."""
+        """The state that this call carries on, for arrays of so many elements that are added up."""
         feedback = self._feedback_of(unsigned(tag, "tag", 64)) if encoding.encodes else None
         if feedback is None:
             return _Carried(None, counts, (0, 0), None)
@@ -384,10 +384,10 @@ class Collectives(Closing):
 
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they do not
-        touch. What a lost member had, and no survivor got, is zeros in `out`, on all alike, and the
-        outcome names no contributor for it; unless recovery is "resume" a shard comes whole or not
-        at all. With a codec each shard is rounded once, and this rank's own in `out` as well, so
-        that all have equal bytes. Otherwise as `all_reduce`.
+        touch. Elements of a lost member that no survivor got are zeros in `out`, on all alike, and
+        the outcome names no contributor for them; unless recovery is "resume" a shard comes whole
+        or not at all. With a codec each shard is rounded once, and this rank's own in `out` as
+        well, so that all have equal bytes. Otherwise as `all_reduce`.
         """
         encoding = self._parse_carrying(codec, tag)
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
@@ -514,8 +514,8 @@ class Collectives(Closing):
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is not looked at. What a lost member had, and the root has not got, is zeros in
-        `out`, and the outcome names no contributor for it; unless recovery is "resume" a shard
+        `out` is not looked at. Elements of a lost member that the root has not got are zeros in
+        `out`, and the outcome names no contributor for them; unless recovery is "resume" a shard
         comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
         not. A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`.
         """
@@ -587,9 +587,9 @@ class Collectives(Closing):
         `send_counts` and `recv_counts`, the elements for each rank and from each, every two agree
         about what they exchange (else Mismatch) and nobody knows what others do; then at most 32
         ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
-        What a lost member had for this peer, if it has not come, is zeros in `out`, and the outcome
-        names no contributor for it. With a codec what moves is rounded, and one's own shard is
-        not. Otherwise as `all_reduce`.
+        Elements of a lost member for this peer that have not come are zeros in `out`, and the
+        outcome names no contributor for them. With a codec what moves is rounded, and one's own
+        shard is not. Otherwise as `all_reduce`.
         """
         encoding = self._parse_carrying(codec, tag)
         options = _options(ReduceOp.SUM, tag, plan, recovery, deadline, encoding)
@@ -795,7 +795,7 @@ def _alone(array: object, counts: object | None = None) -> list[tuple[object]]:
 
 
 def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> list[_Taken]:
-    """What `take` makes of each array; an error says which of several it was."""
+    """The results of `take` for each array; an error says which of several it was."""
     made = []
     for number, arguments in enumerate(given):
         try:
@@ -821,7 +821,7 @@ def _each_apart(array: object, out: object, counts: object | None) -> list[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Carried:
-    """What a call carries on of what its codec loses; nothing without error feedback."""
+    """The codec's losses that a call carries on; nothing without error feedback."""
 
     feedback: ErrorFeedback | None
     counts: list[int]

@@ -1,8 +1,8 @@
 """Groups: entering and leaving them, and safe points.
 
 A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
-What is checked here are arguments; everything else is decided in the native library. What members
-do together is in collectives.py, messages.py and shared_state.py, waiting for the world in
+Arguments are checked here; everything else is decided in the native library. Operations of members
+together are in collectives.py, messages.py and shared_state.py, waiting for the world in
 docs/ARCHITECTURE.md.
 """
 
@@ -29,7 +29,7 @@ from pccl_py.words import (
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """What this peer knows of its group right now.
+    """This peer's knowledge of its group right now.
 
     `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
     for the next safe point. Bytes are payload and headers since connect, over all groups.
@@ -107,7 +107,7 @@ class Group(Messages):
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def info(self) -> GroupInfo:
-        """What this peer knows of the group right now."""
+        """This peer's knowledge of the group right now."""
         *numbers, peer_id, sent, received = self._open().info()
         epoch, attempt, rank, world_size, alive, pending, in_flight = numbers
         return GroupInfo(
@@ -271,7 +271,7 @@ def connect(
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
-    What is not given is taken from the environment (docs/ENVIRONMENT.md). `token`: the
+    Arguments that are not given come from the environment (docs/ENVIRONMENT.md). `token`: the
     coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other

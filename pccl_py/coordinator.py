@@ -113,7 +113,7 @@ class Coordinator(Closing):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a token says: where the coordinator is ("host:port"), and which run it is (16 bytes)."""
+    """A token's content: where the coordinator is ("host:port"), and which run it is (16 bytes)."""
 
     address: str
     # Whoever knows it can join, so it is not shown by accident.

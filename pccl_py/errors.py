@@ -2,7 +2,7 @@
 
 The sentence in an error comes from the native library (pccl_last_error): which peer, what was
 expected, what to do. Errors of arguments that Python itself checks use the same classes; a wrong
-dtype or byte order is a plain TypeError. What holds after each error: docs/PROMISE.md.
+dtype or byte order is a plain TypeError. docs/PROMISE.md says what holds after each error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OutOfMemory(PcclError, MemoryError):
 class Mismatch(PcclError):
     """Peers called the same operation differently, or cut it differently. The input is kept.
 
-    Of a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
+    In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
     two peers insist on different contents.
     """
 
@@ -58,7 +58,7 @@ class Expelled(PcclError):
 class InDoubt(PcclError):
     """This call ended after this peer had voted, without an answer: neither success nor failure.
 
-    Its deadline passed, it was cancelled, or the coordinator was lost. What was sent is as it was.
+    Its deadline passed, it was cancelled, or the coordinator was lost. The data sent is as it was.
     `work` keeps the result: `work.resolve()` settles it once the coordinator answers, and raises
     CoordinatorUnreachable if it never will. `result` is set by frontends: the array that it fills,
     which is not the caller's where they made a new or a packed one.

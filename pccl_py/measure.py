@@ -1,7 +1,7 @@
 """How fast the kernels run on this machine, beside loops with the same loads and stores.
 
-For `pccl bench kernels`, and for bench/kernels.py, which sets other libraries beside it. What the
-kernels are: kernels/measure.zig; what they compute: docs/KERNELS.md.
+For `pccl bench kernels`, and for bench/kernels.py, which sets other libraries beside it.
+kernels/measure.zig lists the kernels; docs/KERNELS.md says what they compute.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rate:
 
 
 def kernel_names() -> list[str]:
-    """What can be measured, e.g. "encode/int8_rotated"."""
+    """The kernels that can be measured, e.g. "encode/int8_rotated"."""
     return _pccl.kernel_names()
 
 

@@ -1,7 +1,7 @@
-"""What operations and safe points answer: plain frozen values, without behaviour of their own.
+"""Answers of operations and safe points: plain frozen values, without behaviour of their own.
 
-They are filled in work.py and communicator.py from what the native library reports. What an
-outcome promises is in docs/PROMISE.md (P1, P4).
+They are filled in work.py and communicator.py from what the native library reports. The promises
+of an outcome are in docs/PROMISE.md (P1, P4).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Outcome:
         """Everybody who contributed to any range, in the order in which the ranges name them.
 
         Where something is reduced and all ranges agree, as without a loss or with recovery
-        "restart", this is the contributor set of the whole result, in rank order. Of what is
-        gathered or exchanged it has everybody whose shard is there.
+        "restart", this is the contributor set of the whole result, in rank order. For a gather or
+        an exchange it has everybody whose shard is there.
         """
         return tuple(dict.fromkeys(peer for part in self.ranges for peer in part.contributors))
 
@@ -60,7 +60,7 @@ class SyncOutcome:
     """A committed sync of a shared state.
 
     `revision`, `epoch` and `sequence` are equal on every peer. `revision` is that of the state from
-    now on, `attempts` is 1 without a loss. Of the `leaves` of the state (256 KiB each),
+    now on, `attempts` is 1 without a loss. From the `leaves` of the state (256 KiB each),
     `leaves_moved` came in here, from `sources` members, and `leaves_early` more had differed and
     were fetched before the sync, in the background. Sizes are payload bytes of this sync that this
     peer sent and received; `duration` is seconds from the call to the commit, `hash_duration` those
@@ -83,7 +83,7 @@ class SyncOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What a safe point decided; the same on every member but for `rank`.
+    """The decision of a safe point; the same on every member but for `rank`.
 
     `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled.
     """

@@ -1,6 +1,6 @@
 """SharedState: named arrays that all members of a group want equal, and `sync`, which sees to it.
 
-Who wins when they differ, what moves and what a loss does is decided in the native library; a
+The native library decides who wins when they differ, what moves and what a loss does; a
 SharedState holds the arrays. The rules are in docs/ALGORITHMS.md, what is promised in
 docs/PROMISE.md.
 """

@@ -80,14 +80,14 @@ class ReduceOp(IntEnum):
 
 
 class Recovery(IntEnum):
-    """What an operation does when a peer dies inside it. Functions also take the lower-case name.
+    """The effect of a peer's death on an operation. Functions also take the lower-case name.
 
     DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
     contributors may differ per range. RESTART: one contributor set for the whole result; of what is
     gathered or exchanged, each shard is there whole or is zeros. RAISE: `Aborted` on every
     survivor, unless all had voted when the loss was noticed.
 
-    Of who was lost before a call, or has left, nothing is raised: until the next safe point calls
+    A peer that was lost before a call, or has left, raises nothing: until the next safe point calls
     are those of the members that are left, whose number is `info().alive`.
     """
 
@@ -98,7 +98,7 @@ class Recovery(IntEnum):
 
 
 class Strategy(IntEnum):
-    """What a peer wants of its content in a sync. Functions also take the lower-case name.
+    """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
     POPULAR: the elected content wins: the highest revision, then what members of the epoch before
     hold, then what most hold, then that of the smallest peer id. SEND_ONLY: everybody gets the

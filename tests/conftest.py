@@ -1,4 +1,4 @@
-"""What all Python tests share: programs in processes of their own, coordinators, and their order.
+"""Shared by all Python tests: programs in processes of their own, coordinators, and their order.
 
 No test sleeps to wait for something: programs under test say on stdout when they are there, and
 reading that line is the synchronisation. Nothing here knows what is tested.
@@ -143,7 +143,7 @@ class Program:
         return code
 
     def rest(self) -> str:
-        """What is left of its stdout, once it has ended."""
+        """The rest of its stdout, once it has ended."""
         return "".join(iter(self._lines.get, None))
 
     @property

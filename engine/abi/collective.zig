@@ -1,5 +1,6 @@
 //! collective: the calls that move data. Arguments are checked here, before anything is sent;
-//! what depends on the membership is checked by the session. What becomes of a call: work.zig.
+//! what depends on the membership is checked by the session. A call that has begun is a work:
+//! work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -42,7 +43,7 @@ pub const ArrayOfCaller = extern struct {
     reserved: u32,
 };
 
-/// What the functions of the header have in common.
+/// The common arguments of the header's functions.
 const Arguments = struct {
     kind: wire.control.OpKind,
     send: ?[*]const u8 = null,
@@ -53,7 +54,7 @@ const Arguments = struct {
     exchanged: ?Exchanged = null,
     dtype: c_uint = 0,
     root: u32 = 0,
-    /// Of a message: the other's rank.
+    /// In a message: this peer's part, and the other's rank.
     part: session.Session.Call.Part = .send,
     partner: u32 = 0,
     /// Several arrays, instead of the one.

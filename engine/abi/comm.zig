@@ -1,5 +1,5 @@
 //! comm: communicators: connecting, joining, safe points, leaving, looking (net/membership.zig).
-//! What is called on them: collective.zig.
+//! Collectives on them: collective.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -18,12 +18,12 @@ const fail = status.fail;
 // ---- the way to a coordinator
 
 pub const Place = struct {
-    /// Of the coordinator.
+    /// The coordinator's.
     address: []const u8,
     own: Own,
 };
 
-/// What a peer or a coordinator was told of its own addresses.
+/// The options of a peer or a coordinator for its own addresses.
 pub const Own = struct {
     bind: []const u8,
     advertise: ?[]const u8,
@@ -245,14 +245,14 @@ fn thread_limit() Error {
     return fail(.system_error, "the operating system gives this process no more threads", .{});
 }
 
-/// What a coordinator was to start with.
+/// The options that a coordinator was to start with.
 pub const Start = struct {
     own: Own,
     state: ?*const StateDir = null,
-    /// Of the journal, if the error is about it.
+    /// The journal's, if the error is about it.
     trouble: net.journal_file.Trouble = undefined,
 
-    /// Of the run that it goes on with.
+    /// The settings of the run that it goes on with.
     pub fn settings(start: *const Start) ?*const protocol.journal.Settings {
         const dir = start.state orelse return null;
         return if (dir.settings) |*of_run| of_run else null;
@@ -827,7 +827,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
     );
 }
 
-/// What has become of the memory that the caller gave (docs/PROMISE.md, P3).
+/// The state of the memory that the caller gave (docs/PROMISE.md, P3).
 fn kept(op: *const session.Operation) []const u8 {
     const arrays = &op.executor.arrays;
     if (!arrays.has_apart()) return "The input is as it was";
@@ -853,7 +853,7 @@ fn write_name(writer: *std.Io.Writer, op: *const session.Operation) !void {
     try writer.print("number {d} of epoch {d})", .{ id.sequence, op.op.epoch });
 }
 
-/// Of one whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
+/// For a call whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
 const WaitedFor = struct {
     op: *const session.Operation,
 
@@ -895,7 +895,7 @@ const WaitedFor = struct {
     }
 };
 
-/// Of a message.
+/// This peer's part in a message.
 fn part_of(op: *const session.Operation) Part {
     return if (op.executor.roles.rank == op.executor.roles.pair.src) .send else .recv;
 }
@@ -945,7 +945,7 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 "again, it is one of those who are left. {s}",
             .{ name, peer, kept(op) },
         ),
-        // Who says so may be another member, which called it later.
+        // The reporter may be another member, which called it later.
         .root_lost => fail(
             .aborted,
             "{s} was aborted, because its root, peer {s}, was lost{s}; so is each call with it, " ++
@@ -1115,7 +1115,7 @@ fn expect_words_of_both_languages(err: Error) !void {
     }
 }
 
-/// Of an operation in a test, which has no memory.
+/// For an operation in a test, which has no memory.
 const no_arrays: @FieldType(@FieldType(session.Operation, "executor"), "arrays") = .{
     .list = &.{},
     .places = &.{},

@@ -9,7 +9,7 @@ const version = @import("version.zig");
 const measure = kernels.measure;
 const Status = status.Status;
 
-/// Of include/pccl.h.
+/// As in include/pccl.h.
 const What = enum(c_int) { prepare = 0, kernel = 1, skeleton = 2 };
 
 const names: [measure.cases.len][:0]const u8 = blk: {

@@ -37,6 +37,7 @@ comptime {
     _ = @import("state.zig");
     _ = @import("log.zig");
     _ = @import("kernels.zig");
+    _ = @import("stack.zig");
 }
 
 test {

@@ -1,7 +1,7 @@
 //! state_dir: the directory of a coordinator's journal among its options: opens it, and lets the
-//! run that it holds decide what the caller left open. What the caller says otherwise than the run
-//! is an error: peers were told the one, and would meet the other. The file:
-//! net/journal_file.zig; sentences about it: failure.zig.
+//! run that it holds decide what the caller left open. An option that contradicts the run is an
+//! error: peers were told the one, and would meet the other. The file: net/journal_file.zig;
+//! sentences about it: failure.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,7 +19,7 @@ const gpa = std.heap.c_allocator;
 pub const StateDir = struct {
     path: [:0]const u8,
     file: *JournalFile,
-    /// Of the run that is there already; they refer to bytes of the file.
+    /// The settings of the run that is there already; they refer to bytes of the file.
     settings: ?Settings,
 
     /// Null if the options name none.

@@ -59,7 +59,7 @@ pub fn fail(status: Status, comptime format: []const u8, arguments: anytype) Err
     return error.Failed;
 }
 
-/// What a function of the C ABI returns.
+/// The status that a function of the C ABI returns.
 pub fn code(result: Error!void) Status {
     result catch return failed_with;
     return .ok;

@@ -72,7 +72,7 @@ fn parse(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!void {
     sized.write(TokenInfo, to, filled) catch return status.bad_size("pccl_token_info_t");
 }
 
-/// What a caller gave as a token.
+/// Reads what a caller gave as a token.
 pub fn read(token: ?[*:0]const u8) status.Error!wire.token.Token {
     // Room for white space around it.
     const bytes_max = wire.token.text_bytes_max + 64;

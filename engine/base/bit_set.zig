@@ -2,6 +2,7 @@
 //! Used for the pieces of an operation (collective/ring.zig).
 
 const std = @import("std");
+const unfilled = @import("unfilled.zig");
 const assert = std.debug.assert;
 
 pub const BitSet = struct {
@@ -11,7 +12,15 @@ pub const BitSet = struct {
     count: usize = 0,
 
     pub fn init(gpa: std.mem.Allocator, bits: usize) !BitSet {
-        const words = try gpa.alloc(u64, (bits + 63) / 64);
+        return .over(try gpa.alloc(u64, (bits + 63) / 64), bits);
+    }
+
+    /// For an arena that gives it back.
+    pub fn in_arena(arena: std.mem.Allocator, bits: usize) !BitSet {
+        return .over(try unfilled.list(arena, u64, (bits + 63) / 64), bits);
+    }
+
+    fn over(words: []u64, bits: usize) BitSet {
         @memset(words, 0);
         return .{ .words = words, .bits = bits };
     }
@@ -27,20 +36,32 @@ pub const BitSet = struct {
     }
 
     pub fn has(set: *const BitSet, index: usize) bool {
-        assert(index < set.bits);
-        return set.words[index / 64] >> @intCast(index % 64) & 1 == 1;
+        return set.word_of(index).* & bit_of(index) != 0;
     }
 
     pub fn set_bit(set: *BitSet, index: usize) void {
-        if (set.has(index)) return;
-        set.words[index / 64] |= @as(u64, 1) << @intCast(index % 64);
+        const word = set.word_of(index);
+        if (word.* & bit_of(index) != 0) return;
+        word.* |= bit_of(index);
         set.count += 1;
     }
 
     pub fn unset_bit(set: *BitSet, index: usize) void {
-        if (!set.has(index)) return;
-        set.words[index / 64] &= ~(@as(u64, 1) << @intCast(index % 64));
+        const word = set.word_of(index);
+        if (word.* & bit_of(index) == 0) return;
+        word.* &= ~bit_of(index);
         set.count -= 1;
+    }
+
+    /// Looked at several times for each frame. One check is enough: there is a word for every 64
+    /// of `bits`, the last rounded up, so the word of an index below `bits` is one of them.
+    inline fn word_of(set: *const BitSet, index: usize) *u64 {
+        assert(index < set.bits);
+        return &set.words.ptr[index / 64];
+    }
+
+    inline fn bit_of(index: usize) u64 {
+        return @as(u64, 1) << @truncate(index);
     }
 
     /// The first member at or after `from`, wrapping around once; null when the set is empty.

@@ -1,6 +1,6 @@
 //! How elements are encoded on their way between peers: the kinds, their options, and how many
-//! bytes a piece takes. It is in base because descriptors, frames and kernels all speak of it. What
-//! the bytes mean is written in kernels/codec_scalar.zig; docs/KERNELS.md explains the formats.
+//! bytes a piece takes. It is in base because descriptors, frames and kernels all speak of it.
+//! kernels/codec_scalar.zig says what the bytes mean; docs/KERNELS.md explains the formats.
 
 const std = @import("std");
 const assert = std.debug.assert;
@@ -55,7 +55,7 @@ pub const Kind = enum(u8) {
     }
 };
 
-/// What a code refers to: nothing but itself, the scale of its block, or the range of its piece.
+/// The reference of a code: nothing but itself, the scale of its block, or the range of its piece.
 pub const Family = enum { none, half, block, range };
 
 pub const Block = enum(u8) {
@@ -142,7 +142,7 @@ pub const Codec = struct {
         return codec.head_bytes(count) + codec.code_bytes(count);
     }
 
-    /// What lies before the codes: a bf16 scale for each block, or the two f32 of the range.
+    /// The bytes before the codes: a bf16 scale for each block, or the two f32 of the range.
     pub fn head_bytes(codec: Codec, count: usize) usize {
         return switch (codec.kind.family()) {
             .none => unreachable,

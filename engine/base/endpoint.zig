@@ -5,7 +5,7 @@ const std = @import("std");
 const ids = @import("ids.zig");
 const limits = @import("limits.zig");
 
-/// What a text like "host:port", "1.2.3.4:port", "[v6]:port" says. `host` refers to the text.
+/// The parts of a text like "host:port", "1.2.3.4:port", "[v6]:port". `host` refers to the text.
 pub const Endpoint = struct {
     /// Without brackets; empty means every interface.
     host: []const u8,
@@ -32,7 +32,7 @@ pub const Endpoint = struct {
         return endpoint;
     }
 
-    /// What a peer says of itself: the address of one host, with a port, as it is written.
+    /// Parses what a peer says of itself: the address of one host, with a port, as it is written.
     pub fn parse_told(text: []const u8) ParseError!Endpoint {
         const endpoint = try parse(text);
         if (endpoint.port == 0 or !is_one_host(endpoint.host)) return error.BadAddress;
@@ -120,7 +120,7 @@ fn is_one_v4(bytes: [4]u8) bool {
     return bytes[0] != 0 and bytes[0] < 224;
 }
 
-/// Of an IPv4 address that is written as an IPv6 address.
+/// Begins an IPv4 address that is written as an IPv6 address.
 const mapped_prefix = [_]u8{0} ** 10 ++ [_]u8{ 0xff, 0xff };
 
 fn is_one_v6(host: []const u8) bool {

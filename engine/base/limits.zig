@@ -1,5 +1,5 @@
 //! Every limit of the library, in one place (docs: design, section 10). A breach is a clear error,
-//! never an assertion. Who enforces a limit is written beside it.
+//! never an assertion. Beside a limit is written who enforces it.
 
 const std = @import("std");
 const assert = std.debug.assert;
@@ -25,7 +25,7 @@ pub const frame_payload_bytes_max = 256 * KiB;
 pub const chunk_bytes_min = 1 * KiB;
 /// Partial sums that one link may hold for one operation.
 pub const window_bytes_max = 1024 * MiB;
-/// What an operation may send in an attempt before the receiver has called it: small operations
+/// Bytes of an operation in an attempt before the receiver has called it: small operations
 /// need not wait for the answer to come round. The receiver keeps it (session/link.zig).
 pub const eager_bytes_max = 16 * KiB;
 /// Operations that may do so on one link at the same time; others wait until the receiver has
@@ -62,17 +62,17 @@ pub const control_message_bytes_max = 2 * MiB;
 /// The same of somebody who is no member of any group; a hello and a join fit many times. Enforced
 /// by the coordinator.
 pub const newcomer_message_bytes_max = 64 * KiB;
-/// What waits for one peer that does not read. Enforced by the coordinator (wire/stream.zig), as
-/// are the next two.
+/// Bytes that wait for one peer that does not read. Enforced by the coordinator (wire/stream.zig),
+/// as are the next two.
 pub const control_queue_bytes_max = 4 * MiB;
-/// What waits on top of that because a member must be told it at once: how each operation in
+/// Bytes that wait on top of that because a member must be told it at once: how each operation in
 /// flight goes on after a loss, or what was decided while it was away. Members that are told the
 /// same share it in memory.
 pub const control_bulk_bytes_max = 80 * MiB;
 /// All queues of a coordinator, unless its options say otherwise, and what they may say.
 pub const queues_bytes_default = 512 * MiB;
 pub const queues_bytes_min = 16 * MiB;
-/// What a peer has to tell its coordinator: reports of all that is in flight in many groups.
+/// Bytes that a peer has to tell its coordinator: reports of all that is in flight in many groups.
 pub const report_queue_bytes_max = 64 * MiB;
 /// Name of a directory that an option gives.
 pub const path_bytes_max = 4095;
@@ -84,6 +84,10 @@ pub const decisions_kept_max = 4096;
 /// The same for aborts of which nobody knows who caused them, because two members contradict each
 /// other.
 pub const contradictions_kept_max = 16 * decisions_kept_max;
+/// Decisions of an epoch that some member has not seen yet: beyond, votes of the others wait for
+/// it, and it is let go when it votes `decisions_kept_max` times more. Enforced by the coordinator
+/// (protocol/unseen.zig).
+pub const decisions_unseen_max = 4 * decisions_kept_max;
 /// Operations that one peer may have given up and whose abort the coordinator has still to send, as
 /// while it is away: told all at once, they must not be more than it may cause. Enforced at the
 /// call.
@@ -108,7 +112,7 @@ pub const state_tags_first = 0xff << 56;
 /// Tensors of one shared state, and dimensions of one of them. Enforced when it is made.
 pub const state_tensors_max = 65_536;
 pub const state_dimensions_max = 32;
-/// What is hashed, compared and moved as one; it fits a frame.
+/// The unit that is hashed, compared and moved; it fits a frame.
 pub const state_leaf_bytes = 256 * KiB;
 /// Leaves of one shared state: 16 TiB in whole leaves.
 pub const state_leaves_max = 1 << 26;
@@ -116,7 +120,7 @@ pub const state_leaves_max = 1 << 26;
 pub const state_revisions_max = 1 << 62;
 /// Leaves that one member may ask of another before it has any of them.
 pub const state_asked_max = 32;
-/// What a member says of its tensors in one message; a name and its shape fit many times.
+/// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
 /// How structures differ, as a sentence for a person.
 pub const state_differs_bytes_max = 700;
@@ -132,10 +136,10 @@ pub const idle_ns_max = 5 * std.time.ns_per_s;
 /// Groups of one peer. Enforced by the coordinator at join.
 pub const groups_per_peer_max = 8;
 
-/// What one peer may say to the coordinator, but for what each call says, and in how many bytes,
-/// that included. The bursts are what an honest one says at once: what it knows when it comes back,
-/// and what is settled of all it has in flight. Enforced by the coordinator, which reads nothing
-/// from the peer for a while (protocol/rates.zig), as are the next.
+/// Messages of one peer to the coordinator, without those of its calls; and bytes, with those. The
+/// bursts are what an honest one says at once: what it knows when it comes back, and what is
+/// settled of all it has in flight. Enforced by the coordinator, which reads nothing from the peer
+/// for a while (protocol/rates.zig), as are the next.
 pub const peer_messages_per_s_max = 2000;
 pub const peer_messages_burst = 8192;
 pub const peer_bytes_per_s_max = 4 * MiB;
@@ -148,7 +152,9 @@ pub const network_joins_burst = 4 * peers_max;
 /// Attempts that one peer may cause by saying that links are broken; more come later.
 pub const peer_attempts_per_s_max = 2;
 pub const peer_attempts_burst = 8;
-/// The longest time for which nothing is read from a peer, or an attempt is put off.
+/// The shortest and the longest time for which nothing is read from a peer that has said too much;
+/// the longest also for which an attempt is put off.
+pub const pause_ns_min = 10 * std.time.ns_per_ms;
 pub const pause_ns_max = std.time.ns_per_s;
 /// Addresses whose joins are counted apart.
 pub const sources_kept_max = 1024;

@@ -1,6 +1,6 @@
 //! Order: the members of an attempt in the order of their ring: who is at each position. Rank order
-//! unless links are broken. Paths: that, and who reaches everybody. Who decides: protocol/plan.zig;
-//! who moves data along them: collective/ring.zig and direct.zig.
+//! unless links are broken. Paths: that, and who reaches everybody. protocol/plan.zig decides them;
+//! collective/ring.zig and direct.zig move data along them.
 
 const std = @import("std");
 const limits = @import("limits.zig");
@@ -40,7 +40,7 @@ pub const Order = struct {
         unreachable;
     }
 
-    /// Of ranks that rise it is what `of` makes.
+    /// True for ranks that rise, as `of` makes them.
     pub fn is_rank_order(order: *const Order) bool {
         return std.sort.isSorted(u16, order.slice(), {}, std.sort.asc(u16));
     }
@@ -73,9 +73,9 @@ pub const Plan = enum(u8) {
     }
 };
 
-/// What the data of an attempt can take, as far as links are known to be broken.
+/// The paths for the data of an attempt, as far as links are known to be broken.
 pub const Paths = struct {
-    /// Of the ring; that of the ranks if there is none.
+    /// The order of the ring; that of the ranks if there is none.
     order: Order,
     has_ring: bool = true,
     /// Ranks that reach all others. They may own chunks of a direct schedule.

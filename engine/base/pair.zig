@@ -1,6 +1,6 @@
 //! Pair: who sends a message and who receives it, as ranks of an epoch. The two number their
 //! messages by themselves, so the operation of a send and its recv has a tag of its own, which
-//! names them: whoever sees the tag knows whose operation it is. Who asks: protocol/epoch.zig,
+//! names them: whoever sees the tag knows whose operation it is. Used by protocol/epoch.zig,
 //! protocol/member.zig.
 
 const std = @import("std");
@@ -38,7 +38,7 @@ pub const Pair = struct {
         };
     }
 
-    /// What the caller has named a tag.
+    /// The caller's number of a tag.
     pub fn user_tag_of(any_tag: u64) u64 {
         return if (of(any_tag) == null) any_tag else any_tag % limits.pair_user_tags;
     }

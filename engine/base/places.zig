@@ -75,8 +75,8 @@ pub fn draw(
     return chosen;
 }
 
-/// What one stranger can have as many addresses of as it likes counts as one: all that share the
-/// first 64 bits of an IPv6 address. An IPv4 address is one.
+/// The network of an address. A stranger may have as many addresses as it likes in one, so it
+/// counts once: all that share the first 64 bits of an IPv6 address. An IPv4 address is one.
 pub fn network_of(source: Source) Source {
     if (std.mem.startsWith(u8, &source, &mapped_prefix)) return source;
     var network: Source = @splat(0);

@@ -17,6 +17,7 @@ pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
 pub const places = @import("places.zig");
 pub const text = @import("text.zig");
+pub const unfilled = @import("unfilled.zig");
 
 pub const PeerId = ids.PeerId;
 pub const RunId = ids.RunId;
@@ -39,4 +40,5 @@ test {
     _ = @import("prng.zig");
     _ = @import("endpoint.zig");
     _ = @import("text.zig");
+    _ = @import("unfilled.zig");
 }

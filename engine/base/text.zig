@@ -6,8 +6,8 @@ const std = @import("std");
 const limits = @import("limits.zig");
 const unicode = std.unicode;
 
-/// What groups and tensors may be called: UTF-8, and nothing that a terminal obeys, that ends a
-/// line or that turns the order of letters.
+/// The names that groups and tensors may have: UTF-8, and nothing that a terminal obeys, that ends
+/// a line or that turns the order of letters.
 pub fn is_name(bytes: []const u8) bool {
     if (bytes.len == 0 or bytes.len > limits.name_bytes_max) return false;
     var rest = bytes;
@@ -20,7 +20,7 @@ pub fn is_name(bytes: []const u8) bool {
 }
 
 /// Writes what can be shown of `bytes` into `to`: letters as they are, everything that a terminal
-/// obeys, that ends a line or that is no UTF-8 as "\x1b" or "\u{202e}". What has no room is cut,
+/// obeys, that ends a line or that is no UTF-8 as "\x1b" or "\u{202e}". Text without room is cut,
 /// between two letters.
 pub fn show(bytes: []const u8, to: []u8) []u8 {
     var writer: std.Io.Writer = .fixed(to);
@@ -53,7 +53,7 @@ const Letter = struct {
             0...0x1f, 0x7f...0x9f => false,
             // Ends of a line and of a paragraph.
             0x2028, 0x2029 => false,
-            // What turns the direction of writing, for a letter, for a while or from here on.
+            // These turn the direction of writing, for a letter, for a while or from here on.
             0x061c, 0x200e, 0x200f, 0x202a...0x202e, 0x2066...0x2069 => false,
             else => true,
         };

@@ -15,7 +15,7 @@ pub const Array = struct {
     /// Those of its result: apart from `send`, or with what both have in the same place.
     recv: [*]u8,
     dtype: base.DType,
-    /// Of all parts.
+    /// In all parts together.
     count: u64,
 };
 
@@ -111,13 +111,13 @@ pub const Arrays = struct {
         return false;
     }
 
-    /// Of a shard that this peer contributes.
+    /// A shard that this peer contributes.
     pub fn send(arrays: *const Arrays, shard: usize) [*]const u8 {
         const place = &arrays.places[shard];
         return arrays.list[place.array].send + place.send;
     }
 
-    /// Of a shard of this peer's result.
+    /// A shard of this peer's result.
     pub fn recv(arrays: *const Arrays, shard: usize) [*]u8 {
         const place = &arrays.places[shard];
         return arrays.list[place.array].recv + place.recv;

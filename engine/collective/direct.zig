@@ -33,7 +33,7 @@ comptime {
     assert(members_max <= kernels.reduce_inputs_max);
 }
 
-/// What an attempt in a direct schedule has under way. Empty in a world that is too large for one.
+/// The state of an attempt in a direct schedule. Empty in a world that is too large for one.
 pub const State = struct {
     hubs: Set = 0,
     /// Per chunk: who has it from the start.
@@ -53,7 +53,7 @@ pub const State = struct {
         assert(no_slot <= no_place); // there are no more pending ones than slots
     }
 
-    /// What goes to one position.
+    /// The pieces on their way to one position.
     const Lane = struct {
         ready: BitSet = .{},
         cursor: usize = 0,
@@ -78,13 +78,13 @@ pub const State = struct {
     ) Allocator.Error!State {
         const members = options.members_max();
         if (members > members_max) return .{};
-        const lanes = try arena.alloc(Lane, members);
-        for (lanes) |*lane| lane.* = .{ .ready = try .init(arena, @intCast(partition.pieces)) };
-        const places = try arena.alloc(u16, @intCast(partition.pieces));
+        const lanes = try base.unfilled.list(arena, Lane, members);
+        for (lanes) |*lane| lane.* = .{ .ready = try .in_arena(arena, @intCast(partition.pieces)) };
+        const places = try base.unfilled.list(arena, u16, @intCast(partition.pieces));
         @memset(places, no_place);
         return .{
             .places = places,
-            .holders = try arena.alloc(Set, partition.chunks),
+            .holders = try base.unfilled.list(arena, Set, partition.chunks),
             .lanes = lanes,
             .pending = try .initCapacity(arena, slots),
             .passing = try .initCapacity(arena, slots),
@@ -169,7 +169,7 @@ pub fn begin(x: *Executor, order: *const base.Order, hubs: *const base.Mask) voi
     }
 }
 
-/// What is carried from here goes straight to its audience, if it can.
+/// A chunk that is carried from here goes straight to its audience, if it can.
 fn set_out(x: *Executor) void {
     for (0..x.partition.chunks) |index| {
         const chunk: u32 = @intCast(index);
@@ -184,8 +184,8 @@ fn set_out(x: *Executor) void {
 
 // ---- who gives what to whom
 
-/// The hub that carries a chunk on, if neither its source nor its audience is one. What is uneven
-/// no hub knows enough of.
+/// The hub that carries a chunk on, if neither its source nor its audience is one. No hub knows
+/// enough of an uneven exchange.
 fn relay(x: *const Executor, chunk: usize) ?u16 {
     if (x.partition.is_uneven) return null;
     const source = x.source_position(chunk).?;
@@ -289,7 +289,7 @@ pub fn arrived(x: *Executor, piece: usize) void {
     if (!on_the_way) x.finish(piece, x.attempt);
 }
 
-/// What another wants, which can only have it from here, stays in a slot until it has left.
+/// A result for another peer that can only have it from here stays in a slot until it has left.
 fn pass_on(x: *Executor, pending: *State.Pending) void {
     const source = x.source_position(x.partition.chunk_of(pending.piece));
     const from: u16 = source orelse if (x.position == 0) 1 else 0;

@@ -18,7 +18,7 @@
 //! after a failure is unspecified. Partial sums wait in slots. Whoever may send some has slots of
 //! its own here, so nobody's wait for those of another and no cycle of full buffers can form.
 //!
-//! Who calls: session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
+//! Called by session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -43,8 +43,8 @@ pub const Schedule = enum {
     ring,
     direct,
 
-    /// What the call asks for. By default encoded contributions go straight to their owners, so
-    /// that each is encoded once.
+    /// The schedule that the call asks for. By default encoded contributions go straight to their
+    /// owners, so that each is encoded once.
     pub fn of(descriptor: *const Descriptor) Schedule {
         return switch (descriptor.plan) {
             .auto => if (descriptor.codec.kind != .none or descriptor.kind.carries()) .direct //
@@ -56,7 +56,7 @@ pub const Schedule = enum {
 };
 
 pub const Executor = struct {
-    /// What the lists below are in; all of it is reserved at the start.
+    /// Memory of the lists below; all of it is reserved at the start.
     arena: std.heap.ArenaAllocator,
     pool: *Pool,
     descriptor: Descriptor,
@@ -66,17 +66,20 @@ pub const Executor = struct {
     arrays: Arrays,
     /// The caller has its arrays back: what this peer has for others is in `shadow`.
     is_aside: bool = false,
-    /// What the caller's arrays in place held before they were written: the undo log. Later, of all
+    /// The former contents of the caller's arrays in place: the undo log. Later, of all
     /// of them, the result that is set aside.
     shadow: Pool.Buffer,
     /// With a codec: the final bytes as they travel, of all pieces of the result, and room for one
     /// more. Whoever holds a chunk decodes these, its owner too, and passes on these, in later
-    /// attempts as well. What one peer alone wants is only received here.
+    /// attempts as well. A result that one peer alone wants is only received here.
     encoded: Pool.Buffer,
     /// Random signs and roundings follow from it; the same on all peers.
     operation: u64,
     roles: Roles,
-    /// Of the caller, for error feedback: f32 for each element, what its former encodings lost and
+    /// All contribute to each part; all want each.
+    is_from_all: bool,
+    is_for_all: bool,
+    /// The caller's, for error feedback: f32 for each element, what its former encodings lost and
     /// what this one loses.
     residual: ?kernels.Residual,
 
@@ -87,6 +90,9 @@ pub const Executor = struct {
     /// Slots that hold a contribution of this peer on its way out, and how many may.
     origin_held: u16 = 0,
     origin_slots: u16,
+    /// That each sender of partial sums, an owner's neighbour in the ring or a contributor, may
+    /// fill here in this attempt.
+    slots_each: u32 = 0,
 
     // Per chunk; chunk_reduced is the attempt that reduced a settled chunk, 0 while it is not
     // settled.
@@ -96,7 +102,7 @@ pub const Executor = struct {
     chunk_digest: []u128,
     chunks_settled: u32 = 0,
     kept: BitSet,
-    /// What nobody waits for in this attempt, because its source or its audience is lost.
+    /// Chunks that nobody waits for in this attempt: their source or audience is lost.
     voided: BitSet,
     /// Pieces of which this peer is the source, and which are still to be brought to its result.
     own_left: BitSet,
@@ -116,7 +122,7 @@ pub const Executor = struct {
     positions: []u16,
     /// Chunks that are this peer's result in this attempt.
     chunks_wanted: u32 = 0,
-    /// Of private results: frames that this peer has still to send for others to have theirs.
+    /// With private results: frames that this peer has still to send for others to have theirs.
     frames_owed: u64 = 0,
     /// By position.
     targets: []Target,
@@ -165,7 +171,7 @@ pub const Executor = struct {
         descriptor: Descriptor,
         arrays: []const arrays_file.Array,
         residual: ?kernels.Residual = null,
-        /// Of the one array's parts, where they differ.
+        /// The sizes of the one array's parts, where they differ.
         elements: ?Elements = null,
         /// A number of the operation, the same on all peers.
         operation: u64 = 0,
@@ -186,7 +192,7 @@ pub const Executor = struct {
             };
         }
 
-        /// Who may have a part in the operation.
+        /// The most members that may have a part in the operation.
         pub fn members_max(options: *const Options) u32 {
             return if (options.descriptor.kind == .send_recv) 2 else options.world_size;
         }
@@ -254,6 +260,9 @@ pub const Executor = struct {
             .partition = partition,
             .arrays = arrays,
             .roles = roles,
+            // All parts are alike in this.
+            .is_from_all = roles.source(0) == null,
+            .is_for_all = roles.audience(0) == null,
             .shadow = shadow,
             .encoded = encoded,
             .operation = options.operation,
@@ -262,22 +271,22 @@ pub const Executor = struct {
             .slots = slots,
             .slot_bytes = slot_bytes,
             .origin_slots = origin_slots_of(options.world_size),
-            .free_slots = try memory.alloc(u16, slot_count),
+            .free_slots = try base.unfilled.list(memory, u16, slot_count),
             .free_count = 0,
-            .chunk_reduced = try memory.alloc(u32, partition.chunks),
-            .chunk_arriving = try memory.alloc(u32, partition.chunks),
-            .chunk_left = try memory.alloc(u32, partition.chunks),
-            .chunk_digest = try memory.alloc(u128, partition.chunks),
-            .kept = try .init(memory, partition.chunks),
-            .voided = try .init(memory, partition.chunks),
-            .own_left = try .init(memory, pieces),
-            .positions = try memory.alloc(u16, options.world_size),
-            .saved = try .init(memory, pieces),
-            .dirty = try .init(memory, pieces),
-            .settled = try .init(memory, pieces),
-            .final_seen = try .init(memory, pieces),
-            .targets = try memory.alloc(Target, options.members_max()),
-            .credits = try memory.alloc(Credit, options.members_max()),
+            .chunk_reduced = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_arriving = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_left = try base.unfilled.list(memory, u32, partition.chunks),
+            .chunk_digest = try base.unfilled.list(memory, u128, partition.chunks),
+            .kept = try .in_arena(memory, partition.chunks),
+            .voided = try .in_arena(memory, partition.chunks),
+            .own_left = try .in_arena(memory, pieces),
+            .positions = try base.unfilled.list(memory, u16, options.world_size),
+            .saved = try .in_arena(memory, pieces),
+            .dirty = try .in_arena(memory, pieces),
+            .settled = try .in_arena(memory, pieces),
+            .final_seen = try .in_arena(memory, pieces),
+            .targets = try base.unfilled.list(memory, Target, options.members_max()),
+            .credits = try base.unfilled.list(memory, Credit, options.members_max()),
             // Both, whatever the call asks for: links that break may change the schedule, and then
             // it must not be memory that is missing.
             .ring = try .init(memory, &partition, slot_count),
@@ -353,7 +362,8 @@ pub const Executor = struct {
         for (options.order.slice(), 0..) |rank, position| x.positions[rank] = @intCast(position);
         x.reset_movement();
         // Before a receiver says what it allows, it is taken to have the same window as this peer.
-        for (x.credits) |*credit| credit.allowed = x.slots_per_sender();
+        x.slots_each = x.slots_per_sender();
+        for (x.credits) |*credit| credit.allowed = x.slots_each;
 
         x.kept.clear();
         x.voided.clear();
@@ -367,7 +377,8 @@ pub const Executor = struct {
                 if (x.is_not_held_by_source(chunk, &range.holders)) continue;
                 x.kept.set_bit(chunk);
                 x.held_by(chunk, &range.holders, options.order);
-                // What this peer holds is not what is kept, if others said so: it gets that.
+                // If others said so, this peer holds another result than the kept one, and gets
+                // that.
                 if (!range.holders.has(x.roles.rank)) x.chunk_discard(@intCast(chunk));
             }
         }
@@ -399,13 +410,13 @@ pub const Executor = struct {
     // ---- whose a chunk is
 
     /// The rank that alone contributes to it; null: all do.
-    pub fn source(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.source(x.part_of(chunk));
+    pub inline fn source(x: *const Executor, chunk: usize) ?u16 {
+        return if (x.is_from_all) null else x.roles.source(x.part_of(chunk));
     }
 
     /// The rank that alone wants it; null: all do.
-    pub fn audience(x: *const Executor, chunk: usize) ?u16 {
-        return x.roles.audience(x.part_of(chunk));
+    pub inline fn audience(x: *const Executor, chunk: usize) ?u16 {
+        return if (x.is_for_all) null else x.roles.audience(x.part_of(chunk));
     }
 
     /// The number of its shard, among those of its array.
@@ -418,7 +429,7 @@ pub const Executor = struct {
         unreachable;
     }
 
-    /// What this peer sends to a rank and what it wants of it, in an uneven all_to_all.
+    /// Elements that this peer sends to a rank and wants of it, in an uneven all_to_all.
     pub fn exchanged_with(x: *const Executor, rank: u16) struct { u64, u64 } {
         const shards = x.partition.shards;
         const ranks = x.positions.len;
@@ -428,11 +439,11 @@ pub const Executor = struct {
     }
 
     /// The audience's position; the chunk is not void.
-    pub fn audience_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn audience_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.audience(chunk) orelse return null];
     }
 
-    pub fn source_position(x: *const Executor, chunk: usize) ?u16 {
+    pub inline fn source_position(x: *const Executor, chunk: usize) ?u16 {
         return x.positions[x.source(chunk) orelse return null];
     }
 
@@ -448,11 +459,11 @@ pub const Executor = struct {
         return x.kept.has(chunk) or x.voided.has(chunk);
     }
 
-    /// What nobody else holds is still held by its source. What a lost one had, and nobody holds
-    /// now, is void; without `resume`, all of its shard is, so that a shard is there or is not.
+    /// A chunk that nobody else holds comes from its source. If that is lost, the chunk is void;
+    /// without `resume`, so is all of its shard, so that a shard is there or is not.
     fn give_from_source(x: *Executor, order: *const base.Order) void {
         const chunks = x.partition.chunks;
-        if (chunks == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..chunks) |chunk| {
             if (x.kept.has(chunk)) continue;
             const rank = x.source(chunk).?;
@@ -460,7 +471,7 @@ pub const Executor = struct {
                 x.give_up_chunk(@intCast(chunk));
                 continue;
             }
-            // What is carried is held by its audience alone, which may be its source.
+            // A carried chunk is held by its audience alone, which may be its source.
             if (x.descriptor.kind.carries() and x.audience(chunk).? != rank) continue;
             var holder: base.Mask = .empty;
             holder.set(rank);
@@ -499,7 +510,7 @@ pub const Executor = struct {
         }
     }
 
-    /// What others wait for, of private results: a frame for each piece that goes on from here.
+    /// The frames that others wait for, of private results: one for each piece that goes on.
     fn owed(x: *const Executor) u64 {
         var frames: u64 = 0;
         for (0..x.partition.chunks) |index| {
@@ -531,6 +542,7 @@ pub const Executor = struct {
     /// still reads or writes slots and results.
     pub fn halt(x: *Executor) void {
         x.members = 0;
+        x.slots_each = 0;
     }
 
     fn reset_movement(x: *Executor) void {
@@ -600,7 +612,7 @@ pub const Executor = struct {
 
     /// A source has its own chunks of the result from the start; their bytes come later.
     fn settle_own(x: *Executor) void {
-        if (x.piece_count() == 0 or x.source(0) == null) return;
+        if (x.is_from_all) return;
         for (0..x.piece_count()) |piece| {
             const chunk = x.partition.chunk_of(piece);
             if (x.source(chunk).? != x.roles.rank or !x.wants(chunk)) continue;
@@ -614,7 +626,7 @@ pub const Executor = struct {
         if (!x.own_left.has(piece)) return;
         x.own_left.unset_bit(piece);
         if (x.encodes() and !x.descriptor.kind.is_private()) {
-            // What all have is what it decodes to, here as well.
+            // All have the decoded values, this peer as well.
             const out = x.encoded_piece(piece).ptr;
             kernels.encode(x.encoding(piece, .contribution), out, x.own(piece), null);
             x.decode(piece);
@@ -645,12 +657,6 @@ pub const Executor = struct {
         return &x.arrays.places[x.partition.shard_of(piece)];
     }
 
-    /// Bytes of its shard before it.
-    fn bytes_before(x: *const Executor, piece: usize) usize {
-        const shard = &x.partition.shards[x.partition.shard_of(piece)];
-        return @intCast((x.partition.offset(piece) - shard.first) * shard.dtype.size());
-    }
-
     /// The result grows over the contribution: what was overwritten is read from `shadow`.
     fn in_place(x: *const Executor, piece: usize) bool {
         return x.arrays.in_place(x.partition.shard_of(piece));
@@ -660,14 +666,17 @@ pub const Executor = struct {
     pub fn own(x: *const Executor, piece: usize) [*]const u8 {
         if (x.is_aside or (x.dirty.has(piece) and x.in_place(piece)))
             return x.shadow_piece(piece).ptr;
-        return x.arrays.send(x.partition.shard_of(piece)) + x.bytes_before(piece);
+        const found = x.partition.place_of(piece);
+        return x.arrays.send(found.shard) + found.before * found.dtype.size();
     }
 
     /// Where it is in the result, which has it.
     pub fn target_piece(x: *const Executor, piece: usize) []u8 {
         if (x.is_aside) return x.shadow_piece(piece);
-        const start = x.arrays.recv(x.partition.shard_of(piece)) + x.bytes_before(piece);
-        return start[0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.recv(found.shard) + found.before * size;
+        return start[0 .. found.elements * size];
     }
 
     /// The caller has it back as it was, if the call fails.
@@ -676,8 +685,10 @@ pub const Executor = struct {
     }
 
     fn shadow_piece(x: *const Executor, piece: usize) []u8 {
-        const start = x.at(piece).shadow + x.bytes_before(piece);
-        return x.shadow[start..][0..x.piece_bytes(piece)];
+        const found = x.partition.place_of(piece);
+        const size = found.dtype.size();
+        const start = x.arrays.places[found.shard].shadow + found.before * size;
+        return x.shadow[start..][0 .. found.elements * size];
     }
 
     fn in_target(x: *const Executor, piece: usize) bool {
@@ -706,7 +717,8 @@ pub const Executor = struct {
     }
 
     pub fn piece_bytes(x: *const Executor, piece: usize) usize {
-        return x.partition.elements(piece) * x.dtype_of(piece).size();
+        const found = x.partition.place_of(piece);
+        return found.elements * found.dtype.size();
     }
 
     // ---- codecs
@@ -717,7 +729,7 @@ pub const Executor = struct {
 
     pub const Stage = enum { contribution, result };
 
-    /// What the kernels must know of a piece that this peer encodes.
+    /// The kernels' description of a piece that this peer encodes.
     pub fn encoding(x: *const Executor, piece: usize, stage: Stage) kernels.Piece {
         return .{
             .codec = x.partition.codec,
@@ -732,10 +744,9 @@ pub const Executor = struct {
 
     pub fn residual_of(x: *const Executor, piece: usize) ?kernels.Residual {
         const whole = x.residual orelse return null;
-        const index = x.partition.shard_of(piece);
-        const within = x.partition.offset(piece) - x.partition.shards[index].first;
-        const start: usize =
-            @intCast((x.arrays.places[index].residual + within) * @sizeOf(f32));
+        const found = x.partition.place_of(piece);
+        const first: usize = @intCast(x.arrays.places[found.shard].residual);
+        const start = (first + found.before) * @sizeOf(f32);
         return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
@@ -773,8 +784,8 @@ pub const Executor = struct {
     }
 
     /// All contributions to a piece of the result are here, all but this peer's encoded: it is
-    /// added after `position` of them. What others want too is encoded once more; what this peer
-    /// alone wants is not.
+    /// added after `position` of them. A result that others want too is encoded once more; one that
+    /// this peer alone wants is not.
     pub fn reduce_encoded(
         x: *Executor,
         piece: usize,
@@ -825,7 +836,7 @@ pub const Executor = struct {
         x.copy_unread(to, from);
     }
 
-    /// What is not read again soon, as most of a large operation's undo log never is.
+    /// For bytes that are not read again soon: most of a large undo log is never read.
     fn copy_unread(x: *const Executor, to: []u8, from: []const u8) void {
         if (x.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
         else @memcpy(to, from);
@@ -888,9 +899,8 @@ pub const Executor = struct {
         return x.slots[index * x.slot_bytes ..][0..x.slot_bytes];
     }
 
-    /// Slots that each sender of partial sums, an owner's neighbour in the ring or a contributor,
-    /// may fill here in this attempt.
-    pub fn slots_per_sender(x: *const Executor) u32 {
+    /// The value of `slots_each`, from the beginning of an attempt on.
+    fn slots_per_sender(x: *const Executor) u32 {
         if (x.members < 2 or x.free_slots.len == 0) return 0;
         const reserved: usize = if (converts_any(&x.partition)) x.origin_slots else 0;
         // Round the ring, what comes in is for the root alone.
@@ -926,7 +936,7 @@ pub const Executor = struct {
     ) PlaceError!Place {
         const bytes = x.partial_piece_bytes(piece);
         if (header.payload_bytes != bytes) return error.WrongLength;
-        if (credit.held >= x.slots_per_sender() or x.free_count == 0) return error.NoCredit;
+        if (credit.held >= x.slots_each or x.free_count == 0) return error.NoCredit;
         credit.held += 1;
         const index = x.slot_take();
         return .{ .bytes = x.slot(index)[0..bytes], .slot = index };
@@ -1049,7 +1059,7 @@ pub const Executor = struct {
         }
     }
 
-    /// Of a piece as all members have it: as it travels, but for one that was finished alone.
+    /// Counts a piece as all members have it: as it travels, or as it is if finished alone.
     fn add_digest(x: *Executor, piece: usize, bytes: []const u8) void {
         if (x.descriptor.kind.is_private()) return;
         const chunk = x.partition.chunk_of(piece);
@@ -1077,12 +1087,12 @@ pub const Executor = struct {
 
     pub const Grant = struct { class: u16, allowed: u64 };
 
-    /// What a sender may send once it knows that this peer has called: told in the open frame.
+    /// The credit of a sender once it knows that this peer has called: told in the open frame.
     pub fn initial_credit(x: *const Executor) u64 {
-        return x.slots_per_sender();
+        return x.slots_each;
     }
 
-    /// What this sender should be told of freed slots; null if nothing. Told in quarters of the
+    /// The freed slots to tell this sender of; null if none. Told in quarters of the
     /// window, so that credits cost little.
     pub fn next_grant(x: *Executor, from: u16) ?Grant {
         if (x.members < 2) return null;
@@ -1097,7 +1107,7 @@ pub const Executor = struct {
 
     fn grant(x: *Executor, index: usize) ?u64 {
         const credit = &x.credits[index];
-        const window = x.slots_per_sender();
+        const window = x.slots_each;
         if (credit.freed - credit.announced < @max(1, window / 4)) return null;
         credit.announced = credit.freed;
         return credit.freed + window;
@@ -1159,7 +1169,7 @@ pub const Executor = struct {
     pub fn next(x: *Executor, to: u16) ?Out {
         if (x.members < 2) return null;
         const target = &x.targets[to];
-        // Who has not called yet, as far as is known, is sent only little (limits.zig).
+        // A peer that, as far as is known, has not called yet is sent only little (limits.zig).
         const is_eager = !target.open;
         if (is_eager and target.eager_bytes + x.slot_bytes > base.limits.eager_bytes_max)
             return null;
@@ -1217,8 +1227,9 @@ pub const Executor = struct {
 
     /// Whose slot it was that has left: a neighbour's, or null for this peer's contribution.
     fn credit_of(x: *Executor, out: *const Out) ?*Credit {
+        const chunk = x.partition.chunk_of(out.piece);
         return switch (x.schedule) {
-            .ring => if (ring.is_origin(x, out.piece)) null else &x.credits[out.class],
+            .ring => if (ring.is_origin(x, chunk)) null else &x.credits[out.class],
             .direct => if (out.from == nobody) null else &x.credits[out.from],
         };
     }
@@ -1229,7 +1240,7 @@ pub const Executor = struct {
     pub fn complete(x: *const Executor) bool {
         if (x.chunks_settled != x.chunks_wanted or x.frames_owed > 0) return false;
         if (x.own_left.count > 0) return false;
-        // Of a message the other must have called, also where there is nothing to move.
+        // The other side of a message must have called, also where there is nothing to move.
         return x.descriptor.kind != .send_recv or x.targets[1 - x.position].open;
     }
 

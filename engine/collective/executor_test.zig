@@ -1,4 +1,4 @@
-//! What executor.zig promises, with ring.zig and direct.zig: whole operations over perfect links,
+//! The promises of executor.zig, with ring.zig and direct.zig: whole operations over perfect links,
 //! with losses, halves of frames, doubts and failures, and values in which every contribution
 //! shows.
 
@@ -19,9 +19,9 @@ const Schedule = executor_file.Schedule;
 const Bench = struct {
     executors: []Executor,
     alive: base.Mask,
-    /// Of the attempt under way.
+    /// In the attempt under way.
     order: base.Order = .{},
-    /// Of the attempt under way; a hub reaches everybody.
+    /// In the attempt under way; a hub reaches everybody.
     hubs: base.Mask = .empty,
     /// Draws schedule, order and hubs for each attempt; null: `schedule`, rank order, all hubs.
     draws: ?*base.Prng = null,
@@ -190,7 +190,7 @@ fn test_executor(
     });
 }
 
-/// Of rank 0 in a ring.
+/// For rank 0 in a ring.
 fn test_begin(attempt: u32, order: *const base.Order, kept: []const KeptRange) Executor.Begin {
     return .{
         .attempt = attempt,
@@ -254,7 +254,7 @@ fn test_case(case: Case) !void {
         const x = &executors[bench.alive.at(position)];
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(executors[bench.alive.at(0)].digest(), x.digest());
-        const result: [*]align(1) const u64 = @ptrCast(x.target_piece(0).ptr);
+        const result: [*]align(1) const u64 = @ptrCast(x.arrays.recv(0));
         for (result[0..count], 0..) |value, index| {
             const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);
             const lost_here = x.chunk_reduced[chunk] == 2;
@@ -530,7 +530,7 @@ test "a sender fills no more slots than it was promised, though others are free"
         };
         taken += 1;
     }
-    try std.testing.expectEqual(x.slots_per_sender(), taken);
+    try std.testing.expectEqual(x.slots_each, taken);
     try std.testing.expect(x.free_count > 0);
 }
 
@@ -701,13 +701,13 @@ fn Life(comptime T: type) type {
         const Self = @This();
         prng: base.Prng,
         n: u16,
-        /// Of all shards together.
+        /// In all shards together.
         count: usize,
-        /// Of each rank's shard, where ranks have shards.
+        /// In each rank's shard, where ranks have shards.
         counts: [5]u64 = @splat(0),
         kind: wire.control.OpKind,
         arrays: usize = 1,
-        /// Of an all_to_all whose shards differ: for each rank, and from each; by rank.
+        /// For an all_to_all whose shards differ: for each rank, and from each; by rank.
         exchanged: bool = false,
         sent: [5][5]u64 = @splat(@splat(0)),
         received: [5][5]u64 = @splat(@splat(0)),
@@ -930,7 +930,7 @@ fn Life(comptime T: type) type {
                 life.attempts[attempt] = bench.alive;
                 const is_last = attempt == last;
                 bench.begin(@intCast(attempt), kept);
-                // What is private is voted for again in each attempt.
+                // A private result is voted for again in each attempt.
                 if (life.kind.is_private()) life.voted = .empty;
                 try life.votes(&bench, is_last);
                 // A sixteenth of it, or half, or all.
@@ -952,7 +952,7 @@ fn Life(comptime T: type) type {
             for (bench.executors, 0..) |*x, rank| {
                 if (life.voted.has(rank) or !bench.alive.has(rank) or !x.complete()) continue;
                 life.voted.set(rank);
-                // What is private cannot be done again without the inputs: it would be aborted.
+                // A private result needs the inputs to be made again: it would be aborted.
                 if (life.kind.is_private() and !is_last) continue;
                 if (!life.prng.chance(3)) continue;
                 x.set_aside();
@@ -971,7 +971,7 @@ fn Life(comptime T: type) type {
             if (bench.alive.has(rank) and !root and several) bench.alive.unset(rank);
         }
 
-        /// What the coordinator would keep (protocol/epoch.zig).
+        /// The ranges that the coordinator would keep (protocol/epoch.zig).
         fn kept_by(life: *Self, arena: Allocator, alive: *const base.Mask) ![]const KeptRange {
             var kept: std.ArrayList(KeptRange) = .empty;
             var any_voted = false;
@@ -1002,8 +1002,8 @@ fn Life(comptime T: type) type {
             return kept.items;
         }
 
-        /// What a call that has no result was given to send is as it was, and all of an array that
-        /// goes both ways.
+        /// A call without a result leaves what it was given to send as it was, and all of an array
+        /// that goes both ways.
         fn returned(life: *const Self, rank: usize) !void {
             try std.testing.expectEqualSlices(T, life.send_before[rank], life.send[rank]);
         }
@@ -1145,7 +1145,7 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         for (executors[0..case.n]) |*x| x.halt();
         bench.alive.unset(rank);
         const kept = try kept_by_any(arena.allocator(), executors[0..case.n], &bench.alive);
-        // What survivors hold they pass on as they got it.
+        // Survivors pass on what they hold as they got it.
         bench.schedule = if (case.schedule == .ring) .direct else .ring;
         bench.begin(2, kept);
     }
@@ -1157,11 +1157,11 @@ fn test_codec(codec: base.Codec, op: base.ReduceOp, case: Case) !void {
         try std.testing.expect(x.complete());
         try std.testing.expectEqual(first.digest(), x.digest());
         const bytes = case.count * @sizeOf(f32);
-        const result: [*]align(1) const f32 = @ptrCast(x.target_piece(0).ptr);
+        const result: [*]align(1) const f32 = @ptrCast(x.arrays.recv(0));
         try std.testing.expectEqualSlices(
             u8,
-            first.target_piece(0).ptr[0..bytes],
-            x.target_piece(0).ptr[0..bytes],
+            first.arrays.recv(0)[0..bytes],
+            x.arrays.recv(0)[0..bytes],
         );
         for (result[0..case.count], 0..) |value, index| {
             const chunk = x.partition.chunk_of(index / x.partition.shards[0].piece_elements);

@@ -26,7 +26,7 @@ pub const Fetch = struct {
 
     const Source = struct {
         usable: bool = false,
-        /// What it sent was wrong.
+        /// It sent something wrong.
         discarded: bool = false,
         asked: [limits.state_asked_max]u32 = undefined,
         count: u32 = 0,
@@ -160,7 +160,7 @@ pub const Fetch = struct {
         fetch.left -= 1;
     }
 
-    /// What this source was sending is taken from another one.
+    /// The leaf that this source was sending is taken from another one.
     pub fn cancel(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
         source.remove(source.find(leaf) orelse return);
@@ -180,7 +180,7 @@ pub const Fetch = struct {
         fetch.take_back(rank);
     }
 
-    /// What it was asked for may be lost on its way: it is asked for again, of whom it may be.
+    /// Its answers may be lost on their way: the leaves are asked for again, of any source.
     pub fn take_back(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
         for (source.asked[0..source.count]) |leaf| switch (fetch.leaves[leaf]) {
@@ -243,7 +243,7 @@ test "what a frozen source holds back at the end is asked of another" {
         const source = &fetch.sources[0];
         while (source.count > 0) fetch.delivered(0, source.asked[0]);
     }
-    // What the frozen one brings at last is not wanted, and no harm.
+    // The leaf that the frozen one brings at last is not wanted, and no harm.
     const late = fetch.sources[1].asked[0];
     try std.testing.expect(!fetch.wants(1, late));
     fetch.delivered(1, late);

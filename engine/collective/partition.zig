@@ -13,20 +13,17 @@ pub const Shard = struct {
     first: u64 = 0,
     elements: u64,
     dtype: base.DType,
-    /// Of an element as a partial sum on the wire.
+    /// The size of an element as a partial sum on the wire.
     partial_bytes: u8,
     piece_elements: u32 = 0,
-    /// What codecs count its elements from: whole blocks in each shard.
+    pieces: u64 = 0,
+    /// Codecs count its elements from here: whole blocks in each shard.
     coded_first: u64 = 0,
     first_piece: u64 = 0,
     first_chunk: u32 = 0,
 
     pub fn bytes(shard: *const Shard) usize {
         return @intCast(shard.elements * shard.dtype.size());
-    }
-
-    fn pieces(shard: *const Shard) u64 {
-        return div_ceil(shard.elements, shard.piece_elements);
     }
 };
 
@@ -39,12 +36,12 @@ pub const Partition = struct {
     is_uneven: bool,
     pieces: u64,
     chunks: u32,
-    /// What travels is encoded so; with `none` it is not.
+    /// The encoding on the wire; `none` is without.
     codec: base.Codec,
 
     pub const Options = struct {
-        /// What is not 0 by default is set, the rest is done here; to be kept as long as the
-        /// partition.
+        /// The caller sets the fields without a default, `init` the others; to be kept as long as
+        /// the partition.
         shards: []Shard,
         /// Members of the epoch.
         world_size: u32,
@@ -83,7 +80,8 @@ pub const Partition = struct {
         for (shards) |*shard| {
             shard.piece_elements = piece_elements_of(bytes, shard.partial_bytes, options.codec);
             shard.first_piece = pieces;
-            pieces += shard.pieces();
+            shard.pieces = div_ceil(shard.elements, shard.piece_elements);
+            pieces += shard.pieces;
         }
         // Each shard but one may end in a chunk that is not full.
         const per_chunk = if (options.is_uneven)
@@ -93,7 +91,7 @@ pub const Partition = struct {
         var chunks: u64 = 0;
         for (shards) |*shard| {
             shard.first_chunk = @intCast(chunks);
-            chunks += if (options.is_uneven) 1 else div_ceil(shard.pieces(), per_chunk);
+            chunks += if (options.is_uneven) 1 else div_ceil(shard.pieces, per_chunk);
         }
         return .{
             .shards = shards,
@@ -116,12 +114,24 @@ pub const Partition = struct {
         return @intCast(elements_of);
     }
 
+    // The following is asked several times for each frame, so it does without checks, but for one
+    // at its head. That one and `init` prove the rest. There is a shard, and the first begins at 0,
+    // so there is a last one that begins at a piece (chunk) or before it. It is not empty: those
+    // behind an empty one begin where it does. The next one begins behind the piece, or there is
+    // none and the number of all pieces bounds it; so what is within the shard is below its own
+    // count of pieces (chunks), and the elements before are below its elements: nothing is negative
+    // or too large. Uneven shards, which may have a chunk without pieces, have one each: nothing is
+    // before it. All products are below the elements of the operation, 2^40; both divisors are 1
+    // at least.
+
     /// The shard of a piece, or of a chunk: the last that begins there or before it.
-    fn shard_at(
+    inline fn shard_at(
         partition: *const Partition,
         comptime field: std.meta.FieldEnum(Shard),
         at: u64,
     ) usize {
+        @setRuntimeSafety(false);
+        // Always low < high <= shards.len.
         var low: usize = 0;
         var high = partition.shards.len;
         while (high - low > 1) {
@@ -141,6 +151,8 @@ pub const Partition = struct {
     }
 
     pub fn chunk_of(partition: *const Partition, piece: u64) u32 {
+        assert(piece < partition.pieces);
+        @setRuntimeSafety(false);
         const shard = &partition.shards[partition.shard_of(piece)];
         const within: u32 = @intCast((piece - shard.first_piece) / partition.pieces_per_chunk);
         return shard.first_chunk + within;
@@ -153,8 +165,11 @@ pub const Partition = struct {
     }
 
     pub fn pieces_of(partition: *const Partition, chunk: u32) u32 {
-        const begin = partition.first_piece(chunk);
-        return @intCast(partition.first_piece(@as(u64, chunk) + 1) - begin);
+        assert(chunk < partition.chunks);
+        @setRuntimeSafety(false);
+        const shard = &partition.shards[partition.shard_of_chunk(chunk)];
+        const before = @as(u64, chunk - shard.first_chunk) * partition.pieces_per_chunk;
+        return @intCast(@min(shard.pieces - before, partition.pieces_per_chunk));
     }
 
     /// The number of a piece on the wire, the same for all who know its shard.
@@ -172,7 +187,7 @@ pub const Partition = struct {
         if (index >= partition.shards.len) return null;
         const shard = &partition.shards[index];
         const within = wanted & std.math.maxInt(u32);
-        return if (within < shard.pieces()) @intCast(shard.first_piece + within) else null;
+        return if (within < shard.pieces) @intCast(shard.first_piece + within) else null;
     }
 
     /// First element of a piece; `pieces` gives the count.
@@ -189,8 +204,30 @@ pub const Partition = struct {
     }
 
     pub fn elements(partition: *const Partition, piece: u64) usize {
-        return @intCast(partition.offset(piece + 1) - partition.offset(piece));
+        return partition.place_of(piece).elements;
     }
+
+    /// Where a piece is: its shard, the elements of that before it, and its own.
+    pub fn place_of(partition: *const Partition, piece: u64) Place {
+        assert(piece < partition.pieces);
+        @setRuntimeSafety(false);
+        const index = partition.shard_of(piece);
+        const shard = &partition.shards[index];
+        const before = (piece - shard.first_piece) * shard.piece_elements;
+        return .{
+            .shard = index,
+            .dtype = shard.dtype,
+            .before = @intCast(before),
+            .elements = @intCast(@min(shard.elements - before, shard.piece_elements)),
+        };
+    }
+
+    pub const Place = struct {
+        shard: usize,
+        dtype: base.DType,
+        before: usize,
+        elements: usize,
+    };
 
     /// First element of a chunk; `chunks` gives the count.
     pub fn chunk_offset(partition: *const Partition, chunk: u64) u64 {
@@ -210,7 +247,7 @@ pub const Partition = struct {
         return most;
     }
 
-    /// Of all pieces of a shard, as they travel.
+    /// The size of all pieces of a shard, as they travel.
     pub fn encoded_bytes(partition: *const Partition, shard: *const Shard) usize {
         const whole: usize = @intCast(shard.elements / shard.piece_elements);
         const rest: usize = @intCast(shard.elements % shard.piece_elements);
@@ -218,7 +255,7 @@ pub const Partition = struct {
         return whole * partition.codec.encoded_bytes(shard.piece_elements) + last;
     }
 
-    /// Of the arrays, without the sums' greater width.
+    /// The size of the arrays, without the sums' greater width.
     pub fn total_bytes(partition: *const Partition) usize {
         var total: usize = 0;
         for (partition.shards) |*shard| total += shard.bytes();
@@ -264,7 +301,7 @@ test "no number behind the last piece of an uneven shard is a piece" {
     for (0..partition.pieces) |piece|
         try std.testing.expectEqual(piece, partition.numbered(partition.number(piece)));
     for (&shards, 0..) |*shard, index| {
-        const behind = @as(u64, index) << 32 | shard.pieces();
+        const behind = @as(u64, index) << 32 | shard.pieces;
         try std.testing.expectEqual(null, partition.numbered(behind));
     }
     try std.testing.expectEqual(null, partition.numbered(@as(u64, shards.len) << 32));

@@ -11,9 +11,10 @@ pub const Pool = struct {
     kept: [kept_max]Buffer = @splat(&.{}),
     kept_bytes: usize = 0,
 
-    pub const Buffer = []align(64) u8;
+    pub const Buffer = base.unfilled.Buffer(alignment);
+    const alignment: std.mem.Alignment = .@"64";
     const kept_max = 16;
-    /// What an idle peer may hold on to.
+    /// The most that an idle peer holds on to.
     const kept_bytes_max = 1024 * base.limits.MiB;
 
     pub fn init(gpa: Allocator) Pool {
@@ -22,7 +23,7 @@ pub const Pool = struct {
 
     pub fn deinit(pool: *Pool) void {
         for (&pool.kept) |*buffer| {
-            pool.gpa.free(buffer.*);
+            base.unfilled.free(pool.gpa, alignment, buffer.*);
             buffer.* = &.{};
         }
         pool.kept_bytes = 0;
@@ -42,7 +43,7 @@ pub const Pool = struct {
             pool.kept_bytes -= buffer.len;
             return buffer.*;
         }
-        return pool.gpa.alignedAlloc(u8, .fromByteUnits(64), bytes);
+        return base.unfilled.alloc(pool.gpa, alignment, bytes);
     }
 
     pub fn give(pool: *Pool, buffer: Buffer) void {
@@ -53,7 +54,7 @@ pub const Pool = struct {
             pool.kept_bytes += buffer.len;
             return;
         };
-        pool.gpa.free(buffer);
+        base.unfilled.free(pool.gpa, alignment, buffer);
     }
 };
 

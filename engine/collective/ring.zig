@@ -17,7 +17,7 @@ const Allocator = std.mem.Allocator;
 const BitSet = base.BitSet;
 const no_slot = Executor.no_slot;
 
-/// What an attempt in a ring has under way.
+/// The state of an attempt in a ring.
 pub const State = struct {
     /// Per chunk.
     successor_holds: BitSet,
@@ -36,9 +36,9 @@ pub const State = struct {
     pub fn init(arena: Allocator, partition: *const Partition, slots: usize) Allocator.Error!State {
         const pieces: usize = @intCast(partition.pieces);
         return .{
-            .successor_holds = try .init(arena, partition.chunks),
-            .partial_seen = try .init(arena, pieces),
-            .final_ready = try .init(arena, pieces),
+            .successor_holds = try .in_arena(arena, partition.chunks),
+            .partial_seen = try .in_arena(arena, pieces),
+            .final_ready = try .in_arena(arena, pieces),
             .ready = try .initCapacity(arena, slots),
         };
     }
@@ -81,14 +81,13 @@ pub fn owner(x: *const Executor, piece: u64) u16 {
     return chunk_owner(x, x.partition.chunk_of(piece));
 }
 
-/// Who forms its result; the chunk is not void.
+/// The position that forms its result; the chunk is not void.
 pub fn chunk_owner(x: *const Executor, chunk: u32) u16 {
     return x.audience_position(chunk) orelse @intCast(chunk % x.members);
 }
 
-/// Whether a piece sets out from here, to the owner of its chunk.
-pub fn is_origin(x: *const Executor, piece: u64) bool {
-    const chunk = x.partition.chunk_of(piece);
+/// Whether the pieces of a chunk set out from here, to its owner.
+pub fn is_origin(x: *const Executor, chunk: u32) bool {
     const source = x.source_position(chunk) orelse
         return chunk_owner(x, chunk) == predecessor(x);
     return source == x.position;
@@ -110,11 +109,11 @@ pub fn gives(x: *const Executor, chunk: u32) bool {
 }
 
 pub fn predecessor(x: *const Executor) u16 {
-    return (x.position + x.members - 1) % x.members;
+    return if (x.position == 0) x.members - 1 else x.position - 1;
 }
 
 pub fn successor(x: *const Executor) u16 {
-    return (x.position + 1) % x.members;
+    return if (x.position + 1 == x.members) 0 else x.position + 1;
 }
 
 /// The first piece at or after `from` that sets out here.
@@ -124,7 +123,7 @@ fn next_origin(x: *const Executor, from: u64) u64 {
     while (piece < x.partition.pieces) {
         const chunk = x.partition.chunk_of(piece);
         const waits = !x.is_done(chunk) and passes_here(x, chunk);
-        if (waits and is_origin(x, piece)) return piece;
+        if (waits and is_origin(x, chunk)) return piece;
         piece = x.partition.first_piece(@as(u64, chunk) + 1);
     }
     return piece;
@@ -144,7 +143,7 @@ pub fn place_partial(
     const chunk = x.partition.chunk_of(piece);
     if (!has_partials(x) or x.is_done(chunk)) return error.WrongPhase;
     const class = chunk_owner(x, chunk);
-    if (is_origin(x, piece)) return error.WrongPhase;
+    if (is_origin(x, chunk)) return error.WrongPhase;
     if (class != x.position and !passes_here(x, chunk)) return error.WrongPhase;
     if (x.ring.partial_seen.has(piece)) return error.Twice;
     const place = try x.place_in_slot(header, piece, &x.credits[class]);
@@ -173,7 +172,7 @@ pub fn arrived(x: *Executor, piece: usize, slot: u16) void {
     if (x.encodes()) {
         const encoding = x.encoding(piece, .contribution);
         if (x.residual_of(piece)) |residual| {
-            // What is lost is found in the end from the inputs, so they must still be there then.
+            // Losses are found in the end from the inputs, so these must still be there then.
             const aside = x.aside(piece);
             kernels.accumulate_encode(encoding, aside.ptr, partial.ptr, mine, residual, 1);
             @memcpy(partial[0..aside.len], aside);
@@ -199,7 +198,7 @@ pub fn forward_final(x: *Executor, piece: usize) void {
     const stops = if (x.kept.has(chunk))
         x.ring.successor_holds.has(chunk)
     else
-        owner(x, piece) == successor(x);
+        chunk_owner(x, chunk) == successor(x);
     if (!stops) x.ring.final_ready.set_bit(piece);
 }
 

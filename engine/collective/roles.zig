@@ -13,7 +13,7 @@ pub const Roles = struct {
     world_size: u32,
     rank: u16,
     root: u16 = 0,
-    /// Of a message.
+    /// For a message.
     pair: base.Pair = .{ .src = 0, .dst = 0 },
 
     pub fn parts(roles: *const Roles) usize {
@@ -64,10 +64,10 @@ pub const Exchanged = struct { send: []const u64, recv: []const u64 };
 pub const Elements = union(enum) {
     /// As many in each.
     each: u64,
-    /// Of each rank's part.
+    /// In each rank's part.
     of_ranks: []const u64,
-    /// Of an all_to_all: what this rank has for each, and each has for this one. Of what others
-    /// exchange nothing is known here, and nothing passes.
+    /// In an all_to_all: what this rank has for each, and each has for this one. The exchanges of
+    /// others are not known here, and do not pass here.
     exchanged: Exchanged,
 
     pub fn of(elements: *const Elements, roles: *const Roles, part: usize) u64 {

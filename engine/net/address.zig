@@ -94,7 +94,7 @@ pub const Address = extern union {
     }
 };
 
-/// What a host stands for, in the order to try.
+/// The addresses that a host stands for, in the order to try.
 pub const AddressList = struct {
     items: [addresses_max]Address = undefined,
     count: usize = 0,

@@ -47,8 +47,8 @@ pub const CoordinatorEngine = struct {
         bind: address.Endpoint = .{ .host = "127.0.0.1", .port = 0 },
         /// Where peers reach it, "host" or "host:port"; null: where it listens.
         advertise: ?[]const u8 = null,
-        /// The engine's own from a successful create on. What it holds of the run is already in
-        /// `bind` and `protocol`.
+        /// The engine's own from a successful create on. The run that it holds is already in `bind`
+        /// and `protocol`.
         journal: ?*JournalFile = null,
         /// Says more of an error about the journal.
         trouble: ?*journal_file.Trouble = null,
@@ -213,7 +213,7 @@ pub const CoordinatorEngine = struct {
         engine.coordinator.tick(now);
     }
 
-    /// What the disk has done, in the order in which it was given.
+    /// Hears what the disk has done, in the order in which it was given.
     fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
         const c = engine.coordinator;
         const fails_last = news.failed > news.written;
@@ -236,6 +236,8 @@ pub const CoordinatorEngine = struct {
         const connection: *Connection = @ptrFromInt(link.owner);
         var turns: usize = reads_per_turn;
         while (link.readable and turns > 0) : (turns -= 1) {
+            engine.coordinator.take_said(now, connection);
+            if (link.closed) return;
             if (connection.is_paused(now)) break;
             const count = link.receive_stream(&connection.stream) catch
                 return engine.ended(now, link);

@@ -1,6 +1,6 @@
 //! descriptors: how many sockets all engines of this process may have. The program has descriptors
 //! of its own, so a quarter of what it may open stays its own, whoever connects. The limit is read
-//! each time, because a program may change it. Who holds what: links.zig.
+//! each time, because a program may change it. links.zig holds them.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! dial: a socket on its way to another peer, or to the coordinator again (a name to look up, one
-//! address after the other), or connected. Where peers are the coordinator says in numbers. Who
-//! acts on the result: peer_engine.zig.
+//! address after the other), or connected. Where peers are the coordinator says in numbers.
+//! peer_engine.zig acts on the result.
 
 const std = @import("std");
 const base = @import("base");

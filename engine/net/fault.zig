@@ -21,7 +21,7 @@ const Point = session.FaultPoint;
 pub const Fault = struct {
     point: Point,
     sequence: ?u64 = null,
-    /// Of the chunks, settled before it happens.
+    /// The part of the chunks that is settled before it happens.
     fraction: f64 = 0,
     action: Action = .kill,
 
@@ -52,7 +52,7 @@ pub const Fault = struct {
         return fault;
     }
 
-    /// Of the environment. An empty value counts as unset.
+    /// From the environment. An empty value counts as unset.
     pub fn from_environment() ParseError!?Fault {
         const value = std.mem.span(c.getenv("PCCL_FAULT_POINT") orelse return null);
         return if (value.len > 0) try parse(value) else null;
@@ -112,7 +112,7 @@ pub const Disk = struct {
         };
     }
 
-    /// Of the environment. An empty value counts as unset.
+    /// From the environment. An empty value counts as unset.
     pub fn from_environment() ParseError!Disk {
         const value = std.mem.span(c.getenv("PCCL_FAULT_DISK") orelse return .{});
         return if (value.len > 0) try parse(value) else .{};

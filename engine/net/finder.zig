@@ -29,7 +29,7 @@ pub const Finder = struct {
     text: [base.limits.address_bytes_max]u8 = undefined,
 
     pub const searches_max = 4;
-    /// Of one network: who names what does not answer must not hold up those who come from
+    /// For one network: a peer that names what does not answer must not hold up those from
     /// elsewhere.
     const per_network_max = 2;
 
@@ -162,7 +162,7 @@ const Search = struct {
     }
 
     fn may_dial(search: *const Search, at: *const Address) bool {
-        // What listens on this machine for itself alone is not for peers of other machines to ask.
+        // Peers of other machines may not ask what listens on this machine for itself alone.
         if (is_loopback(at.source()) and !is_loopback(search.source)) return false;
         var text: [base.limits.address_bytes_max]u8 = undefined;
         return told_as(at, &text) != null;
@@ -260,7 +260,7 @@ fn found_at(finder: *Finder, text: []const u8, source: []const u8) !?[]const u8 
     };
 }
 
-/// What takes one connection, and answers one hello: as the peer does, or as something else.
+/// Takes one connection, and answers one hello: as the peer does, or as something else.
 const Somebody = struct {
     held: HeldPort,
     says: Says,

@@ -3,7 +3,7 @@
 //! cuts off what a crash left unfinished and refuses what does not check out, as
 //! protocol/journal.zig says, and knows nothing else of what it holds. It follows no links and uses
 //! nothing that another user could have put there or can change (private.zig). Calls here wait for
-//! the disk. Who makes them: journal_writer.zig.
+//! the disk. Called by journal_writer.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -19,7 +19,7 @@ const Fd = c.fd_t;
 const journal = protocol.journal;
 const assert = std.debug.assert;
 
-/// What the operating system answered.
+/// The answer of the operating system.
 pub const Failure = struct {
     step: Step,
     code: c.E,
@@ -114,7 +114,7 @@ pub const Trouble = union(enum) {
         return error.JournalExposed;
     }
 
-    /// What could not be opened: a link, which is not followed, is refused as one.
+    /// The error of what could not be opened: a link, which is not followed, is refused as one.
     fn fail_to_open(
         trouble: *Trouble,
         step: Step,
@@ -140,10 +140,10 @@ pub const JournalFile = struct {
     guard: Guard,
     /// -1 until the first `replace` of a new journal.
     file: Fd = -1,
-    /// What was read when it was opened, and how much of it is whole records; 0 if it is new.
+    /// The bytes read when it was opened, and how many are whole records; 0 if it is new.
     storage: []u8 = &.{},
     good_bytes: usize = 0,
-    /// What went wrong last. Until a `replace` succeeds the file is behind, and takes no more.
+    /// The last failure. Until a `replace` succeeds the file is behind, and takes no more.
     failure: ?Failure = null,
     /// How long the file was when this one last wrote to it.
     size: u64 = 0,
@@ -178,7 +178,7 @@ pub const JournalFile = struct {
         self.gpa.destroy(self);
     }
 
-    /// What it held when it was opened: whole records, the first of which are settings; or nothing.
+    /// Its content when it was opened: whole records, the first of which are settings; or nothing.
     pub fn content(self: *const JournalFile) []const u8 {
         return self.storage[0..self.good_bytes];
     }
@@ -219,7 +219,8 @@ pub const JournalFile = struct {
 
     /// The new file, which has its name; it is closed only if that has failed.
     fn put_in_place(self: *JournalFile, bytes: []const u8) error{JournalFailed}!Fd {
-        // What a crash has left there, or anybody else: it is made anew, never written through.
+        // A crash, or anybody else, may have left one there: it is made anew, never written
+        // through.
         const removed = result(c.unlinkat(self.directory, new_name, 0));
         if (removed != .NOENT) try self.note(.write, removed);
         const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .EXCL = true, .APPEND = true };
@@ -344,7 +345,7 @@ pub const JournalFile = struct {
         return if (replay.records > 0) replay.good_bytes else 0;
     }
 
-    /// What a crash between writing and renaming leaves is ours, and is of no account.
+    /// A file that a crash between writing and renaming leaves is ours, and is of no account.
     fn inspect_unfinished(self: *const JournalFile, trouble: *Trouble) Trouble.Error!void {
         var look: private.Look = undefined;
         return switch (private.look_at_name(self.directory, new_name, &look)) {
@@ -618,7 +619,7 @@ test "a journal is found again as it was left, by the next that opens it and by 
         try Bench.expect_mode(try bench.at(JournalFile.file_name), 0o600);
     }
     try bench.expect_content(image.bytes());
-    // What a crash between writing and renaming leaves is of no account.
+    // A file that a crash between writing and renaming leaves is of no account.
     try bench.plant_beside(JournalFile.new_name, "half of a");
     try bench.expect_content(image.bytes());
     try sample(&image, 2);
@@ -646,7 +647,7 @@ test "an unfinished end is cut off the file, so that appending goes on behind wh
         }
         try bench.expect_content(image.bytes());
     }
-    // Of a file that has not even settings nothing is left, and it begins anew.
+    // A file that has not even settings loses all, and begins anew.
     for ([_]usize{ 0, 5, journal.header_bytes, journal.header_bytes + 9 }) |size| {
         try bench.plant(image.bytes()[0..size]);
         try bench.expect_content("");

@@ -1,8 +1,8 @@
 //! JournalWriter: writes the journal of a coordinator and syncs it, on a thread of its own, so that
-//! a disk that takes seconds holds up nobody but those who must wait for it. What the coordinator
-//! gives it meanwhile is written together. Also looks now and then whether the state directory is
-//! still locked, because that asks the same disk. The file: journal_file.zig; who waits for what:
-//! protocol/recovery.zig; who owns it: coordinator_engine.zig.
+//! a disk that takes seconds holds up nobody but those who must wait for it. Records that the
+//! coordinator gives it meanwhile are written together. Also looks now and then whether the state
+//! directory is still locked, because that asks the same disk. The file: journal_file.zig; who
+//! waits for what: protocol/recovery.zig; owned by coordinator_engine.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -38,16 +38,16 @@ pub const JournalWriter = struct {
     why_storage: [128]u8 = undefined,
     failure: ?journal_file.Failure = null,
 
-    /// What is to be written next.
+    /// The bytes to be written next.
     const Given = struct {
         bytes: std.ArrayList(u8) = .empty,
         /// They are all of the journal, not its end.
         replaces: bool = false,
-        /// Of the last that was given; 0: nothing was.
+        /// The number of the last that was given; 0: nothing was.
         number: u64 = 0,
     };
 
-    /// What became of it since it was taken last; 0: nothing.
+    /// The results since they were taken last; 0: none.
     pub const News = struct {
         written: u64 = 0,
         failed: u64 = 0,
@@ -139,7 +139,7 @@ pub const JournalWriter = struct {
         writer.work.set();
     }
 
-    /// What became of it since this was asked last, for the coordinator.
+    /// The results since this was asked last, for the coordinator.
     pub fn take(writer: *JournalWriter) News {
         writer.lock.lock();
         defer writer.lock.unlock();

@@ -16,7 +16,7 @@ const Fd = socket.Fd;
 /// One TCP connection.
 pub const Link = struct {
     fd: Fd,
-    /// What the engine makes of it.
+    /// The engine's to use.
     owner: usize,
     /// There may be bytes to read, or room to write: true until the socket says otherwise.
     readable: bool = false,

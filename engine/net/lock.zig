@@ -1,7 +1,6 @@
 //! lock: the two things threads of one process need from each other here: a fair lock around a
 //! session, and a signal that one thread sets and others wait for. Futexes on Linux, pthread
-//! elsewhere. A thread that waits sleeps in the kernel. Who takes them: peer_engine.zig,
-//! work.zig.
+//! elsewhere. A thread that waits sleeps in the kernel. Used by peer_engine.zig, work.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,6 +1,6 @@
 //! Membership: a group of the run as a user's threads see it: they wait here to join it, to pass
-//! a safe point, to leave it. What is decided comes from the session, on the engine's thread
-//! (peer_engine.zig). Operations in the group: work.zig. Who calls: abi/comm.zig.
+//! a safe point, to leave it. Decisions come from the session, on the engine's thread
+//! (peer_engine.zig). Operations in the group: work.zig. Called by abi/comm.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -226,7 +226,7 @@ pub const Membership = struct {
         return if (membership.failure) |failure| failure.status else null;
     }
 
-    /// What the coordinator said when it let this peer go, if it has.
+    /// The coordinator's words when it let this peer go, if it has.
     pub fn why_removed(membership: *const Membership) []const u8 {
         return membership.group.why_removed();
     }

@@ -4,7 +4,7 @@
 //!
 //! The thread holds the lock except while it waits for sockets, and lets waiting threads of the
 //! user pass between two connections. Those enter() to talk to the session and leave() to wake
-//! the thread. What users wait for: membership.zig, work.zig. How a lane is dialed: dial.zig.
+//! the thread. Users wait in membership.zig, work.zig. How a lane is dialed: dial.zig.
 //! Sockets in general: links.zig.
 
 const std = @import("std");
@@ -54,7 +54,7 @@ pub const PeerEngine = struct {
     coordinator_length: usize = 0,
     /// There was no memory to dial it.
     redial_failed: bool = false,
-    /// What is not connected yet.
+    /// Connections on their way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
 
@@ -84,7 +84,7 @@ pub const PeerEngine = struct {
         /// the interface that leads to the coordinator; every one if `advertise` says that others
         /// come another way.
         bind: ?address.Endpoint = null,
-        /// What other peers dial, "host" or "host:port"; null: see `name_address`.
+        /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
         connect_deadline: Instant,
@@ -270,7 +270,7 @@ pub const PeerEngine = struct {
     }
 
     pub const Manner = enum {
-        /// What is still to be said to the coordinator is said first; at most a second.
+        /// Messages to the coordinator that wait are sent first; for at most a second.
         graceful,
         /// Like a process that is killed.
         abrupt,
@@ -646,7 +646,7 @@ pub const PeerEngine = struct {
     }
 
     fn host_log(context: *anyopaque, level: session.LogLevel, message: []const u8) void {
-        // What follows from an end that the user asked for is no event.
+        // The effects of an end that the user asked for are no events.
         if (from(context).stopped()) return;
         log.put(@enumFromInt(@intFromEnum(level)), message);
     }

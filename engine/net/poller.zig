@@ -1,7 +1,7 @@
 //! poller: waits for many sockets at once. epoll on Linux, poll() elsewhere and where a test asks
 //! for it. It reports readiness once per change (epoll) or as long as it lasts (poll): an engine
-//! reads until there is nothing more, so both look the same to it. Who waits: the engines. What
-//! is moved then: socket.zig.
+//! reads until there is nothing more, so both look the same to it. The engines wait; socket.zig
+//! moves the bytes.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -25,7 +25,7 @@ pub const Backend = enum {
 };
 
 pub const Event = struct {
-    /// What `add` was given.
+    /// The one that `add` was given.
     context: usize,
     readable: bool,
     writable: bool,
@@ -112,8 +112,8 @@ pub const Poller = struct {
         if (!on_linux or poller.backend == .poll) poller.poll.want_read(fd, wanted);
     }
 
-    /// What changed after this is seen by the wait after the next. Who changes something in
-    /// between calls `wake`.
+    /// A change after this is seen by the wait after the next. Whoever changes something in between
+    /// calls `wake`.
     pub fn prepare(poller: *Poller) Error!void {
         if (!on_linux or poller.backend == .poll) try poller.poll.prepare();
     }
@@ -171,9 +171,9 @@ fn milliseconds_until(deadline: base.Instant) c_int {
 /// The sockets of the poll() backend.
 const PollTable = struct {
     gpa: Allocator,
-    /// What is to be watched; under the lock.
+    /// To be watched; under the lock.
     entries: std.ArrayList(Entry) = .empty,
-    /// What is being watched; of the thread that waits.
+    /// Being watched; the waiting thread's.
     waiting: std.ArrayList(c.pollfd) = .empty,
     contexts: std.ArrayList(usize) = .empty,
     /// Where the last scan for events ended, so that the last sockets are not starved by the first.

@@ -1,7 +1,7 @@
 //! private: whether a directory or a file belongs to this user alone: it is what it should be, its
 //! owner is this user, nobody else may do anything with it, and it has no second name. It says what
 //! is wrong and how to cure it, and mends nothing. Whoever opens a file opens it without following
-//! links, and looks at what is open: a name may lead elsewhere by then. Who does: journal_file.zig.
+//! links, and looks at what is open: a name may lead elsewhere by then. Used by journal_file.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -10,7 +10,7 @@ const linux = std.os.linux;
 
 pub const Kind = enum { directory, file };
 
-/// What the file system says of it.
+/// The file system's account of it.
 pub const Look = struct {
     kind: enum { directory, file, link, other },
     owner: u32,
@@ -173,7 +173,7 @@ fn statx_alone(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
     return .SUCCESS;
 }
 
-/// What the system call says of a file, as far as it is looked at: include/uapi/asm/stat.h.
+/// The system call's account of a file, as far as it is looked at: include/uapi/asm/stat.h.
 const KernelStat = switch (builtin.cpu.arch) {
     .x86_64 => extern struct {
         dev: u64,

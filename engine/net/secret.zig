@@ -51,7 +51,7 @@ test "what is secret is in no core file, and what is not is" {
     try testing.expect(!try is_left_out(&open[0]));
 }
 
-/// What the kernel says of the mapping: proc_pid_smaps(5), "dd".
+/// The kernel's account of the mapping: proc_pid_smaps(5), "dd".
 fn is_left_out(byte: *const u8) !bool {
     const gpa = testing.allocator;
     const path = "/proc/self/smaps";

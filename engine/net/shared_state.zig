@@ -1,7 +1,7 @@
 //! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others
 //! and close it, perhaps at the same time. Hashing and what is written at a commit happen on the
-//! thread of the caller and a few helpers, never under the engine's lock. What a sync does:
-//! session/sync.zig. Who calls: abi/state.zig.
+//! thread of the caller and a few helpers, never under the engine's lock. The sync itself:
+//! session/sync.zig. Called by abi/state.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -62,7 +62,7 @@ pub const SharedState = struct {
         return shared.membership.group.epoch() == 0;
     }
 
-    /// What can be fetched before this peer enters; what cannot comes with the first sync.
+    /// Fetches what it can before this peer enters; the rest comes with the first sync.
     fn begin_prefetch(shared: *SharedState) void {
         shared.hash();
         const engine = shared.membership.engine;
@@ -213,7 +213,7 @@ pub const SharedState = struct {
     /// Below this, starting a thread costs more than it saves.
     const leaves_per_thread_min = 32;
     const threads_max = 8;
-    /// What a thread takes at a time.
+    /// The leaves that a thread takes at a time.
     const leaves_per_turn = 8;
 
     const Hashing = struct {
@@ -249,8 +249,8 @@ pub const SharedState = struct {
 
 test "while a thread is in a sync the state is not idle, whoever else has just left" {
     // Goal: a close waits for the thread that is inside. Method: three threads enter and leave in
-    // turns, as fast as they can, and the one inside looks. What it is to find needs a thread that
-    // is stopped between two instructions: half of the runs found it.
+    // turns, as fast as they can, and the one inside looks. The error needs a thread that is
+    // stopped between two instructions: half of the runs found it.
     const Case = struct {
         shared: SharedState,
         wrong: std.atomic.Value(u32) = .init(0),

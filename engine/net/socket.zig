@@ -77,7 +77,7 @@ const Owned = struct {
     }
 };
 
-/// Between the two no fork happens: a descriptor is opened and adopted, or closed, as one. What is
+/// Between the two no fork happens: a descriptor is opened and adopted, or closed, as one. The code
 /// between must not block and not call these again.
 pub const hold_forks = Owned.hold_forks;
 pub const allow_forks = Owned.allow_forks;
@@ -124,7 +124,7 @@ fn open(family: c_uint) OpenError!Fd {
     return adopt(fd);
 }
 
-/// What Linux takes as flags.
+/// Sets what Linux takes as flags.
 fn configure(fd: Fd) void {
     const nonblock: c_int = @bitCast(c.O{ .NONBLOCK = true });
     _ = c.fcntl(fd, c.F.SETFL, c.fcntl(fd, c.F.GETFL) | nonblock);

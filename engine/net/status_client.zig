@@ -1,5 +1,5 @@
 //! status_client: asks a coordinator how the run is, and waits for the answer on the thread of
-//! the user. What the answer says: protocol/status.zig.
+//! the user. The answer is made in protocol/status.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the
 //! result. The operation itself is the session's and moves on the engine's thread
-//! (peer_engine.zig). Who calls: abi/work.zig.
+//! (peer_engine.zig). Called by abi/work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -98,7 +98,7 @@ pub const Work = struct {
 
     pub const Resolution = enum { committed, aborted, unknown, pending };
 
-    /// What became of an operation in doubt. `copy`: the result goes to the caller's buffer if it
+    /// The outcome of an operation in doubt. `copy`: the result goes to the caller's buffer if it
     /// was committed.
     pub fn resolve(work: *Work, deadline: Instant, copy: bool) Resolution {
         if (!work.resolved.wait(deadline)) return .pending;

@@ -15,7 +15,7 @@ const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 
-/// What one peer says.
+/// The claim of one peer.
 pub const Claim = struct {
     /// As the peer says it.
     text: []u8 = &.{},
@@ -52,7 +52,7 @@ pub const Claim = struct {
     }
 };
 
-/// What the driver is asked.
+/// A question to the driver.
 pub const Question = struct {
     number: u64,
     peer: base.PeerId,
@@ -82,7 +82,7 @@ const pace_ns = std.time.ns_per_s / 20;
 /// A member that was not found is looked for again.
 const again_ns = 10 * std.time.ns_per_s;
 
-/// What all peers together wait for.
+/// The queue of all peers' claims.
 pub const Queue = struct {
     last_number: u64 = 0,
     next_at: Instant = 0,
@@ -90,7 +90,7 @@ pub const Queue = struct {
     any: bool = false,
 };
 
-/// A peer says where it is dialed. What it has said before holds until this is found, too.
+/// A peer says where it is dialed. Its former address holds until this is found, too.
 pub fn claim_told(
     c: *Coordinator,
     peer: *Peer,

@@ -45,7 +45,7 @@ fn address_of(court: *const Court, index: usize) []const u8 {
     return court.c.peer_of(id_of(index)).?.address;
 }
 
-/// What a peer was told, and not read yet, has this text in it.
+/// This text is in what a peer was told and has not read yet.
 fn was_told(court: *const Court, index: usize, text: []const u8) !bool {
     const bytes = try court.unread(index);
     defer gpa.free(bytes);

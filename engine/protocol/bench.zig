@@ -127,7 +127,7 @@ const Run = struct {
     connections: [limits.peers_max]?*Connection = @splat(null),
     /// Whose messages wait to be received, in the order in which they were said.
     queue: std.ArrayList(usize) = .empty,
-    /// What one of them was told.
+    /// The messages to one of them.
     heard: std.ArrayList(u8) = .empty,
     scratch: [64 * limits.KiB]u8 = undefined,
     sample: Sample = .{ .messages = 0, .ns = 0 },

@@ -1,5 +1,5 @@
 //! Broken: which links of a group are broken, by what members say of them. A link is broken when
-//! either end says so, until it takes that back. What follows from it: plan.zig, group.zig; how a
+//! either end says so, until it takes that back. Its consequences: plan.zig, group.zig; how a
 //! member finds out: session/links.zig.
 
 const std = @import("std");
@@ -42,7 +42,7 @@ pub const Broken = struct {
         try broken.claims.append(gpa, .{ .from = from, .to = to, .health = health });
     }
 
-    /// What this member has said so far does not count: it says it again, if it still holds.
+    /// The claims of this member so far do not count: it repeats those that still hold.
     pub fn forget_from(broken: *Broken, id: PeerId) void {
         broken.forget_where(id, false);
     }

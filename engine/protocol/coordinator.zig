@@ -3,9 +3,9 @@
 //! by tests/sim.
 //!
 //! A member whose connection ends has the silence limit to come back, unless another member says
-//! that its lanes to it are closed as well. What a coordinator must know after it was killed is in
-//! its journal (journal.zig) before anybody is told (hold.zig); after a restart all members are
-//! away.
+//! that its lanes to it are closed as well. Facts that a coordinator must know after it was killed
+//! are in its journal (journal.zig) before anybody is told (hold.zig); after a restart all members
+//! are away.
 
 const std = @import("std");
 const base = @import("base");
@@ -23,6 +23,7 @@ const seal = @import("seal.zig");
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
+const unseen = @import("unseen.zig");
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const rates = @import("rates.zig");
 const Allocator = std.mem.Allocator;
@@ -37,7 +38,7 @@ pub const LogLevel = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 /// One TCP connection to the coordinator. The driver owns the socket and moves bytes of `stream`.
 pub const Connection = struct {
     stream: wire.Stream,
-    /// What it will hear when the disk has what that relies on; lost if it ends before.
+    /// The messages that wait for the disk to have what they rely on; lost if it ends before.
     hold: Hold = .{},
     /// The driver's to use.
     driver: usize = 0,
@@ -88,7 +89,7 @@ pub const Connection = struct {
         return connection.stream.memory() + connection.hold.memory();
     }
 
-    /// What waited for this record, or an earlier one, may be heard.
+    /// Messages that waited for this record, or an earlier one, may be heard.
     pub fn release(connection: *Connection, settled: u64) void {
         const c = connection.coordinator;
         const any = connection.hold.release(settled, &connection.stream) catch
@@ -167,7 +168,7 @@ pub const Peer = struct {
     witnesses: [2]Witness = @splat(.{}),
     /// Groups in which it has told, on this connection, what it is a member of; a bit each.
     present: u64 = 0,
-    /// Of the group that it is telling about.
+    /// Its account of the group that it is telling about.
     telling: ?Telling = null,
     /// The group that it asks for was refused: what it still tells of that one is passed over.
     refused: bool = false,
@@ -265,7 +266,7 @@ pub const Coordinator = struct {
     /// Where the search for a free number of a group begins: those freed last come last.
     next_group: u16 = 0,
     arrivals: rates.Arrivals = .{},
-    /// Who is let in at the door, and who must go.
+    /// Draws who is let in at the door, and who must go.
     prng: base.Prng,
     /// When somebody last came to it.
     door_at: Instant = 0,
@@ -275,7 +276,7 @@ pub const Coordinator = struct {
     last_tick: Instant = 0,
     /// It hears nobody, so its own network may be gone.
     deaf: bool = false,
-    /// Of all connections.
+    /// The budget of all connections.
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
@@ -321,7 +322,7 @@ pub const Coordinator = struct {
         /// Where it is reached, for the status and the journal.
         address: []const u8 = "",
         port: u16 = 0,
-        /// What all its queues may hold, bytes. Beyond, the longest goes.
+        /// The bytes that all its queues may hold. Beyond, the longest goes.
         memory: u64 = limits.queues_bytes_default,
         /// Null: nothing survives this coordinator.
         journal: ?Journal = null,
@@ -408,8 +409,8 @@ pub const Coordinator = struct {
 
     const epochs_per_start = 1 << 20;
 
-    /// Puts on disk what must be known after a restart. What relies on it waits for the number that
-    /// is returned.
+    /// Puts on disk what must be known after a restart. Messages that rely on it wait for the
+    /// number that is returned.
     pub fn record(c: *Coordinator, entry: journal_file.Record) u64 {
         return recovery.record(c, entry);
     }
@@ -563,8 +564,8 @@ pub const Coordinator = struct {
         peer.last_heard = @max(peer.last_heard, connection.paused_until);
     }
 
-    /// It waits for its `join` to be read, so it is not idle. What else it says too much of is time
-    /// of its own.
+    /// It waits for its `join` to be read, so it does not dawdle. Whoever says too much of anything
+    /// else loses its own time.
     fn keep_waiting(connection: *const Connection) void {
         const peer = connection.peer.?;
         peer.idle_since = @max(peer.idle_since, connection.paused_until);
@@ -580,7 +581,16 @@ pub const Coordinator = struct {
         message: *const control.Message,
     ) ?u64 {
         const peer = connection.peer orelse return null;
-        if (message.* != .join) return null;
+        switch (message.*) {
+            .join => {},
+            inline .done, .state_offer => |*body| {
+                const group = c.group_of(peer, body.group) catch return null;
+                const epoch = group.epoch_of(body.epoch) orelse return null;
+                const rank = epoch.rank_of(peer) orelse return null;
+                return if (unseen.must_wait(epoch, rank)) unseen.wait_ns else null;
+            },
+            else => return null,
+        }
         const known = c.group_named(message.join.name.data);
         if (known) |group| if (group.contains(peer) and !peer.is_present(group.id)) return null;
         const own = &peer.rates.joins;
@@ -608,6 +618,15 @@ pub const Coordinator = struct {
             c.hear(now, connection);
             c.host.vtable.wake(c.host.ctx, connection);
         }
+    }
+
+    /// Before more is read from somebody who was paused: what it has said is taken first, for as
+    /// long as its rates go, so that it does not pile up here.
+    pub fn take_said(c: *Coordinator, now: Instant, connection: *Connection) void {
+        if (connection.paused_until == 0 or connection.is_paused(now)) return;
+        connection.paused_until = 0;
+        c.hear(now, connection);
+        c.sweep(now);
     }
 
     /// A member may say more at once than somebody who only wants to become one.
@@ -738,8 +757,8 @@ pub const Coordinator = struct {
         c.peer_free(peer);
     }
 
-    /// Takes a peer out of one group and tells it, after that is recorded. Who is not there and
-    /// nowhere a member is forgotten.
+    /// Takes a peer out of one group and tells it, after that is recorded. A peer that is neither
+    /// there nor a member anywhere is forgotten.
     fn expel(c: *Coordinator, now: Instant, group: *Group, peer: *Peer, why: []const u8) void {
         c.log(.warning, "peer {s} must leave group {s}: {s}", .{
             peer.id.short(),
@@ -794,8 +813,8 @@ pub const Coordinator = struct {
                 if (hello.instance == 0) return c.refuse(connection, .refused);
                 const known = c.peer_of(hello.from);
                 if (known) |peer| {
-                    // Of those who are away only members are known, and only their processes
-                    // come back as them.
+                    // Only members are known while they are away, and only their processes come
+                    // back as them.
                     if (peer.instance != hello.instance) {
                         const taken = peer.connection != null;
                         return c.refuse(connection, if (taken) .refused else .held);
@@ -985,7 +1004,7 @@ pub const Coordinator = struct {
                     else => comptime unreachable,
                 }
             },
-            // What only a coordinator says, or who is no peer.
+            // Messages of coordinators alone, or of those who are no peers.
             .status_request,
             .heartbeat_ack,
             .welcome,
@@ -1055,7 +1074,7 @@ pub const Coordinator = struct {
     /// The last that the peer says of the group, after an `expelled` as well; whatever it says of
     /// the number from now on is of another group.
     fn on_leave(c: *Coordinator, now: Instant, peer: *Peer, id: u16) void {
-        // Of a group whose number it did not know yet it may say so twice.
+        // It may say so twice of a group whose number it did not know yet.
         if (!peer.is_present(id)) return;
         c.take_out(now, c.group_at(id).?, peer, "it left");
         peer.present &= ~Peer.bit(id);
@@ -1223,13 +1242,13 @@ pub const Coordinator = struct {
         try group.add(now, peer, initial_world_size);
     }
 
-    /// What `Host.find` was to find out. The driver may be late, or not know that nobody waits.
+    /// Takes what `Host.find` was to find out. The driver may be late: nobody need wait.
     pub fn answered(c: *Coordinator, now: Instant, number: u64, answer: addresses.Answer) void {
         addresses.answered(c, now, number, answer) catch |err| c.not_asked(err);
         c.sweep(now);
     }
 
-    /// Who waits is asked about again at the next tick.
+    /// Those who wait are asked about again at the next tick.
     fn not_asked(c: *Coordinator, err: Allocator.Error) void {
         c.log(.err, "{t} while peers were looked for where they say they are", .{err});
     }

@@ -60,12 +60,12 @@ pub const Court = struct {
     safe_point: u64 = 0,
     round: u64 = 0,
     refused: bool = false,
-    /// What each peer was told last of calls that others wait for.
+    /// The last message to each peer about calls that others wait for.
     stalled: [peers_max]?control.Stalled = @splat(null),
     expelled: [peers_max]bool = @splat(false),
     /// The answer to the last hello whose connection was closed with it.
     verdict: ?wire.hello.Verdict = null,
-    /// What is said of addresses; null: each is found as it was said. For so many questions.
+    /// The answer about addresses; null: each is found as it was said. For so many questions.
     reply: ?addresses.Reply = null,
     room: usize = std.math.maxInt(usize),
     asked: usize = 0,
@@ -258,7 +258,7 @@ pub const Court = struct {
         return bytes.toOwnedSlice(gpa);
     }
 
-    /// What the peer in this place was told, which it reads by that.
+    /// The messages to the peer in this place, which it reads by that.
     pub fn told(court: *Court, index: usize) ![]u8 {
         var bytes: std.ArrayList(u8) = .empty;
         errdefer bytes.deinit(gpa);
@@ -504,13 +504,13 @@ pub const Court = struct {
     }
 };
 
-/// What is left of a coordinator that was killed. A court has it write after each call.
+/// The remains of a coordinator that was killed. A court has it write after each call.
 pub const Shelf = struct {
     bytes: std.ArrayList(u8) = .empty,
     full: bool = false,
     /// Nothing is written before `write` is called.
     slow: bool = false,
-    /// What is still to be written, its number, and whether it takes the place of all.
+    /// The bytes still to be written, their number, and whether it takes the place of all.
     given: std.ArrayList(u8) = .empty,
     number: u64 = 0,
     replaces: bool = false,

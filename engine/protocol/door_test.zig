@@ -469,6 +469,27 @@ test "a peer that says too much is not read for a while, loses nothing and is no
     try expectEqual(0b111, court.members_alive());
 }
 
+test "more is read from one that was paused only when what it has said is taken" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.keeps_rates = true;
+    const connection = court.peers[0].?;
+    const beats = 2 * limits.peer_messages_burst;
+    for (0..beats) |_| try court.beat(0);
+    try expect(connection.is_paused(court.now));
+    const waits = connection.stream.in.items.len - connection.stream.in_start;
+    try expect(waits > 0);
+    // Its time is over, and the coordinator has not ticked yet.
+    court.now = connection.paused_until;
+    court.c.take_said(court.now, connection);
+    try expect(connection.is_paused(court.now));
+    const paid = limits.pause_ns_min / (std.time.ns_per_s / limits.peer_messages_per_s_max);
+    const taken = waits - (connection.stream.in.items.len - connection.stream.in_start);
+    try expect(taken >= (paid - 1) * 32 and taken <= (paid + 1) * 32);
+}
+
 test "a pause is no silence, and what follows it is" {
     var court: Court = undefined;
     try court.init(gpa);

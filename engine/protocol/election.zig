@@ -173,7 +173,7 @@ pub const Election = struct {
             };
             const roots = .{ &election.at(before).root, &election.at(rank).root };
             if (!std.mem.eql(u8, roots[0], roots[1])) return .{ .conflict = .{ before, rank } };
-            // Of equal contents the one that has seen more.
+            // Among equal contents the one that has seen more.
             if (election.at(rank).revision > election.at(before).revision) first = rank;
         }
         return if (first) |rank| .{ .rank = rank } else .none;

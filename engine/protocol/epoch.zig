@@ -1,7 +1,7 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
 //! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! What a sync ends up with is election.zig's; whose calls are missing is stall.zig's. Joining is
-//! group.zig's; connections are coordinator.zig's; the member's half is member.zig.
+//! The content that a sync elects is election.zig's; whose calls are missing is stall.zig's.
+//! Joining is group.zig's; connections are coordinator.zig's; the member's half is member.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -13,6 +13,7 @@ const journal = @import("journal.zig");
 const owed = @import("owed.zig");
 const seal = @import("seal.zig");
 const Stall = @import("stall.zig").Stall;
+const unseen = @import("unseen.zig");
 const Group = @import("group.zig").Group;
 const Circular = @import("coordinator.zig").Circular;
 const Peer = @import("coordinator.zig").Peer;
@@ -44,18 +45,20 @@ pub const MemberState = struct {
     claims: u32 = 0,
     seen_before: u64 = 0,
     withdrawn: u32 = 0,
-    /// What `decisions_seen` must reach, and since when it must.
+    /// The number that `decisions_seen` must reach, and since when it must.
     seen_wanted: u64 = 0,
     seen_wanted_at: base.Instant = 0,
+    /// Votes since it has been far behind (unseen.zig).
+    votes_behind: u32 = 0,
     /// Others have waited for it for long, and the log says so (stall.zig).
     waited_for: bool = false,
-    /// What it owes after a view.
+    /// The report that it owes after a view.
     report: owed.Report = .{},
     /// In the round under way (group.zig), once it is `stopping`.
     safe_points: u64 = 0,
 };
 
-/// What the coordinator knows of one operation that is not decided.
+/// The coordinator's knowledge of one operation that is not decided.
 pub const Record = struct {
     id: OpId,
     descriptor: Descriptor,
@@ -70,16 +73,16 @@ pub const Record = struct {
     done_reported: Mask = .empty,
     /// The earliest attempt in which a member called it.
     begun_attempt: u32 = std.math.maxInt(u32),
-    /// What those who have voted voted for, and whether that was one thing.
+    /// The vote of those who have voted, and whether votes differ.
     vote: ?Vote = null,
     votes_differ: bool = false,
     chunks: []Chunk = &.{},
     /// Whose count of chunks it is; null before the first report.
     chunks_from: ?u16 = null,
-    /// Who has called it, and since when the others are waited for.
+    /// The members that have called it, and since when the others are waited for.
     stall: Stall = .{},
     vote_owed: owed.Vote = .{},
-    /// Of a sync, from the first offer on.
+    /// For a sync, from the first offer on.
     election: ?*Election = null,
 
     const Chunk = struct { reduced_attempt: u32, holders: Mask };
@@ -96,7 +99,7 @@ pub const Verdict = struct {
 
 pub const ProtocolError = error{ OutOfMemory, Unexpected };
 
-/// What was decided on an operation.
+/// The decision on an operation.
 const Outcome = union(enum) {
     commit: Committed,
     abort: Verdict,
@@ -113,7 +116,7 @@ pub const Epoch = struct {
     running: bool = true,
     /// From a restart until the members are back: nothing is decided yet.
     recovering: bool = false,
-    /// What members know of the coordinator before is decided again, all at once.
+    /// Decisions of the coordinator before, which members know, are made again, all at once.
     settling: bool = false,
     /// From a restart until the reports after it: members may know more than this coordinator.
     forgetful: bool = false,
@@ -135,7 +138,7 @@ pub const Epoch = struct {
     reported: Mask = .empty,
     /// In the round under way (group.zig): have their lanes, have told their safe points.
     stopping: Mask = .empty,
-    /// Of the ring in the current attempt (plan.zig).
+    /// The paths in the current attempt (plan.zig).
     paths: base.Paths,
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
@@ -168,8 +171,8 @@ pub const Epoch = struct {
     const Decision = struct {
         number: u64,
         id: OpId,
-        /// Who caused it alone; null if the coordinator did, or two members who contradict each
-        /// other.
+        /// The member that caused it alone; null if the coordinator did, or two members who
+        /// contradict each other.
         maker: ?u16,
         outcome: Outcome,
     };
@@ -177,7 +180,7 @@ pub const Epoch = struct {
     const Claim = struct {
         /// Its number then; null if it is not decided.
         number: ?u64,
-        /// Who gives up; null as in a decision.
+        /// The member that gives up; null as in a decision.
         maker: ?u16,
         outcome: Outcome,
     };
@@ -260,7 +263,7 @@ pub const Epoch = struct {
         return epoch.alive.without(&epoch.closed);
     }
 
-    /// What begins the epoch; `ids` are its members.
+    /// The message that begins the epoch; `ids` are its members.
     pub fn activation(epoch: *const Epoch, ids: []const PeerId) control.Activate {
         return .{
             .group = epoch.group,
@@ -288,7 +291,7 @@ pub const Epoch = struct {
         }
     }
 
-    /// What the journal keeps of it.
+    /// The journal's record of it.
     pub fn record(
         epoch: *const Epoch,
         ids: []const PeerId,
@@ -329,7 +332,7 @@ pub const Epoch = struct {
         return epoch.decided_ids.contains(id);
     }
 
-    fn outstanding(epoch: *const Epoch) []const Decision {
+    pub fn outstanding(epoch: *const Epoch) []const Decision {
         return epoch.decided.items[epoch.decided_first..];
     }
 
@@ -393,6 +396,7 @@ pub const Epoch = struct {
 
     pub fn on_done(epoch: *Epoch, rank: u16, message: *const control.Done) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
+        try unseen.count_vote(epoch, rank);
         if (message.attempt > epoch.attempt) return error.Unexpected;
         // A vote of a passed attempt is given again after the resume.
         if (message.attempt < epoch.attempt or !epoch.running) return;
@@ -415,7 +419,7 @@ pub const Epoch = struct {
 
     fn evaluate(epoch: *Epoch, known: *Record) ProtocolError!void {
         const needed = epoch.voters(known.id);
-        // Of a message nobody may be left, and then nobody waits for it.
+        // Nobody may be left in a message, and then nobody waits for it.
         if (!epoch.running or needed.is_empty() or !known.done.covers(&needed)) return;
         if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
         if (known.descriptor.kind.ends_at_root() and !epoch.has_root_voted(known))
@@ -426,7 +430,7 @@ pub const Epoch = struct {
     }
 
     fn commit(epoch: *Epoch, id: OpId, committed: Outcome.Committed) ProtocolError!void {
-        // What two have done says nothing of how far the others are.
+        // A message of two says nothing of how far the others are.
         const called = if (Pair.of(id.tag) != null) 0 //
             else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
             else 0;
@@ -540,7 +544,7 @@ pub const Epoch = struct {
         }, rank);
     }
 
-    /// Who is the maker when two members contradict each other: nobody, because either may be the
+    /// The maker when two members contradict each other: nobody, because either may be the
     /// honest one. Only beyond what honest members can reach (accomplices, then) is it the later.
     fn spendthrift(epoch: *const Epoch, rank: u16) ?u16 {
         return if (epoch.outstanding().len < base.limits.contradictions_kept_max) null else rank;
@@ -659,7 +663,7 @@ pub const Epoch = struct {
         switch (message) {
             inline else => |body| {
                 if (body.group != epoch.group) return error.Unexpected;
-                // Who says that it has not seen what it tells has others keep it for ever.
+                // A member that says it has not seen what it tells makes others keep it for ever.
                 const member = &epoch.members[rank];
                 if (member.named and body.decision > member.seen_before) return error.Unexpected;
             },
@@ -741,9 +745,9 @@ pub const Epoch = struct {
         if (epoch.forgetful) epoch.retold = epoch.decisions;
     }
 
-    /// What each member has seen last, as far as it says what all have seen. Members see the
-    /// decisions of one coordinator in their order; who has seen some of a later one may have
-    /// missed others of an earlier one, because that may have died while it told them again.
+    /// The last decision that each member has seen, as far as it says what all have seen. Members
+    /// see the decisions of one coordinator in their order; who has seen some of a later one may
+    /// have missed others of an earlier one, because that may have died while it told them again.
     const LastSeen = struct {
         least: u64 = std.math.maxInt(u64),
         most: u64 = 0,
@@ -768,7 +772,7 @@ pub const Epoch = struct {
         return epoch.outstanding().len < base.limits.contradictions_kept_max;
     }
 
-    /// What was decided while the member was away.
+    /// Tells what was decided while the member was away.
     pub fn tell_missed(epoch: *Epoch, rank: u16) void {
         const member = &epoch.members[rank];
         const peer = member.peer orelse return;
@@ -788,6 +792,7 @@ pub const Epoch = struct {
         message: *const control.StateOffer,
     ) ProtocolError!void {
         try epoch.acknowledge(rank, message.decisions_seen);
+        try unseen.count_vote(epoch, rank);
         if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
             return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
@@ -1145,7 +1150,7 @@ pub const Epoch = struct {
         return .{ .reason = .root_lost, .peer = known.descriptor.root };
     }
 
-    /// What all others have voted for is nothing, if the root, which alone has a result, is lost
+    /// The votes of all others count for nothing if the root, which alone has a result, is lost
     /// without a vote.
     fn has_root_voted(epoch: *const Epoch, known: *const Record) bool {
         for (epoch.members, 0..) |*member, rank| {

@@ -7,7 +7,7 @@
 //! passed, and stop at their next one. activate: the epoch begins at the largest count plus one, as
 //! far as that can be believed (epoch.zig: last_safe_point). Then every member says that it has
 //! entered, and the next round may start. A loss is followed by such a round too, without
-//! newcomers: ranks are dense again from the next safe point on. What happens inside an epoch is
+//! newcomers: ranks are dense again from the next safe point on. Events inside an epoch are
 //! epoch.zig's.
 
 const std = @import("std");
@@ -181,7 +181,7 @@ pub const Group = struct {
 
     // ---- restarts
 
-    /// What a journal keeps of it.
+    /// The journal's record of it.
     pub fn record(group: *const Group) journal.GroupMade {
         return .{
             .id = group.id,
@@ -270,10 +270,10 @@ pub const Group = struct {
         // could do without.
         const is_first = group.roster.members == 0;
         group.round_deadline = now +| (group.prepare_ns <<| if (is_first) doublings else 0);
+        group.lost_member = false;
         // As in `add`: others wait for it to end.
         if (!is_first and !group.narrow and group.leaves_some_out(now))
             group.round_deadline = now +| group.patience_ns();
-        group.lost_member = false;
         group.next_round_at = now +| (interval_ns << doublings);
         group.fruitless +|= 1;
     }
@@ -806,8 +806,8 @@ pub const Group = struct {
         return any;
     }
 
-    /// Who must leave because no ring goes around the links that have been broken for long, and
-    /// nobody reaches all others.
+    /// The peer that must leave because no ring goes around the links that have been broken for
+    /// long, and nobody reaches all others.
     pub fn stranded(group: *const Group) ?*Peer {
         if (group.broken.claims.items.len == 0) return null;
         for (group.epochs.items) |epoch| {
@@ -927,7 +927,8 @@ pub const Group = struct {
                 told = true;
             }
         }
-        // Whatever it waits for will not come. Who is let into an epoch stays where it stopped.
+        // Whatever it waits for will not come. A peer that is let into an epoch stays where it
+        // stopped.
         if (!told) for ([_]u64{ rounds.preparing, rounds.stopping }) |round| {
             if (round == 0) continue;
             peer.send(group.id, .{ .release = .{ .group = group.id, .round = round } });

@@ -1,7 +1,7 @@
 //! Hold: what a coordinator has said on one connection and nobody may hear yet, because what it
 //! relies on is not on the disk. Each message waits for its own record, in the order of its group,
 //! and nothing else does: other groups, epochs that the record does not name, signs of life. Which
-//! records there are, and when they are on the disk: recovery.zig. Who sends: coordinator.zig.
+//! records there are, and when they are on the disk: recovery.zig. coordinator.zig sends them.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,7 +9,7 @@ const wire = @import("wire");
 const Allocator = std.mem.Allocator;
 const control = wire.control;
 
-/// What a message tells about.
+/// The subject of a message.
 pub const Subject = union(enum) {
     /// It relies on no record: signs of life, settings, the status.
     nothing,
@@ -36,7 +36,7 @@ pub const Subject = union(enum) {
 
 pub const Hold = struct {
     entries: std.ArrayList(Entry) = .empty,
-    /// Of all messages here, and of those among them that are bulk (wire/stream.zig).
+    /// The size of all messages here, and of those among them that are bulk (wire/stream.zig).
     bytes: usize = 0,
     bulk: usize = 0,
 
@@ -68,8 +68,8 @@ pub const Hold = struct {
     }
 
     /// The record that what is said next of this subject has to wait for, because it must not
-    /// overtake what waits already. What is said of a group as a whole waits for all of its records
-    /// anyway, and what is said of an epoch for no fewer than before.
+    /// overtake what waits already. A message about a group as a whole waits for all of its records
+    /// anyway, and one about an epoch for no fewer than before.
     pub fn behind(hold: *const Hold, subject: Subject) u64 {
         return switch (subject) {
             .nothing => 0,
@@ -134,7 +134,7 @@ pub const Hold = struct {
                 continue;
             }
             const only = entry.queue.only();
-            // What is there already was room for.
+            // There was room for what is there already.
             try stream.out.share(&only);
             if (entry.load == .bulk) {
                 stream.out_bulk += only.bytes.len;

@@ -109,7 +109,7 @@ test "what members say of links that are none of theirs changes nothing, or ends
     defer court.c.destroy();
     try court.form();
     const group = court.c.groups.items[0];
-    // Of a stranger: others may have known it once.
+    // About a stranger: others may have known it once.
     try court.say(2, .{ .link_told = .{
         .other = id_of(8),
         .group = 0,
@@ -129,7 +129,7 @@ test "what members say of links that are none of theirs changes nothing, or ends
     try court.listen();
     try expectEqual(2, court.attempt);
     for (court.peers[0..peers_max]) |peer| try expect(peer != null);
-    // Who reaches nobody is who leaves, and what it has said goes with it.
+    // The peer that reaches nobody leaves, and its claims go with it.
     for (0..2) |other| try court.say(2, .{ .link_told = .{
         .other = id_of(other),
         .group = 0,
@@ -138,7 +138,7 @@ test "what members say of links that are none of theirs changes nothing, or ends
     try court.pass(500 * ms);
     try expectEqual(0b011, court.members_alive());
     try expectEqual(0, group.broken.claims.items.len);
-    // Of itself: no honest one says that. Nor in a group that it is not in.
+    // About itself: no honest one says that. Nor in a group that it is not in.
     try court.say(1, .{ .link_told = .{ .other = id_of(1), .group = 0, .health = .down } });
     try expectEqual(null, court.peers[1]);
     try court.say(0, .{ .link_told = .{ .other = id_of(1), .group = 9, .health = .down } });
@@ -276,7 +276,7 @@ test "one member alone cannot have another lost that is away, unless nobody else
     try expectEqual(0b111, court.members_alive());
     try court.say_closed(2, 0);
     try expectEqual(0b110, court.members_alive());
-    // Of two, the other one is the only witness.
+    // In a group of two, the other one is the only witness.
     court.hang_up(1);
     try court.say_closed(2, 1);
     try expectEqual(0b100, court.members_alive());
@@ -518,8 +518,8 @@ test "who tells decisions that it says it has not seen would have others keep th
 
 test "what a coordinator before the last decided is told again to who may have missed it" {
     // Goal: a coordinator may die while it tells again what the one before it decided. Method: one
-    // knows a tenth decision of the first coordinator. What all have seen last is a first one of
-    // the second; or only one has seen that, and the rest that tenth.
+    // knows a tenth decision of the first coordinator. The last that all have seen is a first one
+    // of the second; or only one has seen that, and the rest that tenth.
     const tenth = 10;
     const of_second = (1 << 40) + 1;
     for ([_]u64{ of_second, tenth }) |seen_by_rest| {
@@ -1050,7 +1050,7 @@ test "aborts that a member makes up push out its own, never those of others" {
     const flood = 2 * limits.decisions_kept_max;
     for (0..flood) |index| try w.abort(3, 1000 + index, 0, 2 + index);
     try expectEqual(limits.decisions_kept_max, w.member.current.?.aborts.items.len);
-    // What was seen has been said without a vote.
+    // Seen decisions have been told without a vote.
     try expectEqual((flood + 1) / limits.decisions_untold_max, w.sent);
     var op: Op = undefined;
     const failure = (try w.call(&op, 7)).?;

@@ -15,10 +15,10 @@ const limits = base.limits;
 
 // ---- what is kept
 
-/// The first record. What the peers were told stays true after a restart.
+/// The first record. Peers were told these: they stay true after a restart.
 pub const Settings = struct {
     run_id: base.RunId,
-    /// Of the seals of decisions.
+    /// The key of the seals of decisions.
     seal_key: seal.Key,
     /// Where it listens, so that a restart is found where the first start was.
     port: u16,
@@ -80,7 +80,7 @@ pub const GroupMade = struct {
     };
 };
 
-/// What the members are told, before they are told; and which process each of them is, so that
+/// The message to the members, before it is sent; and which process each of them is, so that
 /// nobody else comes back as it.
 pub const Activation = struct {
     told: wire.control.Activate,
@@ -133,7 +133,7 @@ pub const Journal = struct {
             number: u64,
             bytes: []const u8,
         ) error{JournalFailed}!void,
-        /// These bytes are to be all of it, atomically. What was given before need not be written.
+        /// These bytes are to be all of it, atomically. Bytes given before need not be written.
         replace: *const fn (
             ctx: *anyopaque,
             number: u64,
@@ -289,7 +289,7 @@ pub const Replay = struct {
         return .{ .bytes = bytes };
     }
 
-    /// What a write left that never finished. Meaningful after `next` gave null.
+    /// The bytes left by a write that never finished. Meaningful after `next` gave null.
     pub fn cut_bytes(replay: *const Replay) usize {
         return replay.bytes.len - replay.good_bytes;
     }
@@ -416,7 +416,7 @@ fn decode(number: u16, body: []const u8) Error!Record {
     return record;
 }
 
-/// What bounds do not say (wire/codec.zig).
+/// Checks what bounds do not say (wire/codec.zig).
 fn is_sensible(record: *const Record) bool {
     return switch (record.*) {
         .settings, .start, .removal => true,
@@ -691,7 +691,7 @@ test "a record that was lost before whole ones is refused, not cut" {
         @memset(file[from..boundary], 0);
         try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
     }
-    // Of the last record the first byte alone is zero.
+    // The first byte alone of the last record is zero.
     @memcpy(file[0..whole.len], whole);
     file[sample.ends[sample.count - 2]] = 0;
     try testing.expectError(error.Damaged, sample.replay(file[0..whole.len]));
@@ -722,7 +722,7 @@ test "what another version wrote is named, and a stranger's file is none" {
         try testing.expectError(error.NotAJournal, replay.next());
         try testing.expectEqual(0, replay.good_bytes);
     }
-    // Of this version by its checksums, but not by what it says.
+    // By its checksums this is of this version, but not by what it says.
     var image: Image = .{};
     defer image.deinit(testing.allocator);
     try image.begin_file(testing.allocator);
@@ -795,7 +795,7 @@ fn read_mangled(sample: *const Sample, seed: usize) !void {
     while (replay.next() catch null) |record| {
         try testing.expect(replay.good_bytes > last);
         last = replay.good_bytes;
-        // What was read can be written: nothing in it is beyond its limits.
+        // A record that was read can be written: nothing in it is beyond its limits.
         var again: [record_bytes_max]u8 = undefined;
         _ = try encode(record, &again);
     }

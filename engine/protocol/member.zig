@@ -9,7 +9,7 @@
 //!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
 //!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
 //!     one. While there is none, data moves on and no vote is cast.
-//! The other side: coordinator.zig. Who drives it: session/session.zig.
+//! The other side: coordinator.zig. Driven by session/session.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -41,7 +41,7 @@ pub const Status = enum {
 pub const Failure = struct {
     status: Status,
     reason: ?control.AbortReason = null,
-    /// Who gave up, was lost or differs.
+    /// The peer that gave up, was lost or differs.
     peer: PeerId = .none,
     other: PeerId = .none,
     /// For a mismatch: what `peer` and `other` called.
@@ -53,7 +53,7 @@ pub const Failure = struct {
     coordinator_silent_ns: u64 = 0,
 };
 
-/// What the protocol knows of one operation; the session's Operation contains it.
+/// The protocol's knowledge of one operation; the session's Operation contains it.
 pub const Op = struct {
     id: OpId = .{ .tag = 0, .sequence = 0 },
     epoch: u64 = 0,
@@ -88,7 +88,8 @@ pub const Op = struct {
     };
 };
 
-/// What the member wants done. Called from inside its functions; must not call back into it.
+/// Actions that the member wants done. Called from inside its functions; must not call back into
+/// it.
 pub const Actions = struct {
     ctx: *anyopaque,
     vtable: *const VTable,
@@ -127,18 +128,18 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
-    /// Of the ring in the current attempt.
+    /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
     sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
-    /// What the current attempt's resume said of operations that were not called yet.
+    /// The current attempt's resumes of operations that were not called yet.
     resumes: std.ArrayList(StoredResume) = .empty,
     /// Operations that others have called, and that the coordinator has asked for in this attempt.
     asked: std.AutoHashMapUnmanaged(OpId, void) = .empty,
     decisions_seen: u64 = 0,
-    /// What of that the coordinator knows.
+    /// The last of them that the coordinator knows.
     decisions_told: u64 = 0,
 
     /// Sequences [first, end) of a tag: who gives up again and again costs one entry.
@@ -626,7 +627,7 @@ pub const Member = struct {
         try m.withdrawn.ensureUnusedCapacity(m.gpa, in_flight);
     }
 
-    /// What the next call of this tag will be.
+    /// The id of the next call of this tag.
     pub fn next_id(m: *const Member, tag: u64) OpId {
         return .{ .tag = tag, .sequence = m.current.?.sequences.get(tag) orelse 0 };
     }
@@ -796,7 +797,7 @@ pub const Member = struct {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
-            // What was sent may be there; the other one knows.
+            // The message may have arrived; the other one knows.
             .voted => if (reason == .link_broken) return //
             else if (op.descriptor.kind == .sync) {
                 m.give_up_sync(op, reason);
@@ -810,7 +811,7 @@ pub const Member = struct {
 
     // ---- syncs
 
-    /// What a sync offers in an attempt; the member knows the rest.
+    /// The offer of a sync in an attempt; the member knows the rest.
     pub const Offer = struct {
         digest: u128,
         revision: u64,
@@ -827,7 +828,7 @@ pub const Member = struct {
         if (!epoch.running) return;
         // Nobody would hear it. The coordinator that comes back begins a new attempt.
         if (!m.connected) return;
-        // What is never taken is no vote either, whatever the others hold.
+        // An offer that is never taken is no vote either, whatever the others hold.
         const votes = what.strategy != .receive_only or what.voted;
         switch (op.state) {
             .running, .voted => op.state = if (votes) .voted else .running,
@@ -895,8 +896,9 @@ pub const Member = struct {
         } });
     }
 
-    /// What was voted for changes nobody's buffers before the commit, so a deadline need not end in
-    /// doubt while the coordinator answers: it is asked to abort, and whatever it decides counts.
+    /// The result of a vote changes nobody's buffers before the commit, so a deadline need not end
+    /// in doubt while the coordinator answers: it is asked to abort, and whatever it decides
+    /// counts.
     fn give_up_sync(m: *Member, op: *Op, reason: control.AbortReason) void {
         const again = op.abort_asked != null;
         op.abort_asked = reason;

@@ -81,6 +81,19 @@ test "a newcomer that could not enter, or goes, waits twice as long each time" {
     }
 }
 
+test "a member that is lost is missing at the next safe point, however soon that comes" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const began = court.now;
+    try court.say(0, .{ .leave = .{ .group = 0 } });
+    try court.listen();
+    try expectEqual(began, court.now);
+    try expect(court.group().phase != .idle);
+    // Once: rounds for newcomers keep their distance.
+    try expect(court.group().round_due() > court.now);
+}
+
 test "a crowd that opens no lanes keeps nobody from elsewhere, who came later, out for long" {
     // Method: sixty from one network, of which rounds take 32, and one from another,
     // which came last. Nobody comes while the rounds are under way.
@@ -104,19 +117,6 @@ test "a crowd that opens no lanes keeps nobody from elsewhere, who came later, o
     try court.pass(2000 * ms);
     try court.next_round();
     try expectEqual(first + 2, court.round);
-}
-
-test "a member that is lost is missing at the next safe point, however soon that comes" {
-    var court: Court = undefined;
-    try form(&court);
-    defer court.c.destroy();
-    const began = court.now;
-    try court.say(0, .{ .leave = .{ .group = 0 } });
-    try court.listen();
-    try expectEqual(began, court.now);
-    try expect(court.group().phase != .idle);
-    // Once: rounds for newcomers keep their distance.
-    try expect(court.group().round_due() > court.now);
 }
 
 test "whoever comes while nobody can enter is in a round within 2 s" {

@@ -30,7 +30,7 @@ pub const Edges = struct {
         return edges.of[a].has(b);
     }
 
-    /// Of the candidates, the one that has lost most links to members; on a tie the highest rank.
+    /// The candidate that has lost most links to members; on a tie the highest rank.
     /// Null if none has lost any.
     pub fn worst(edges: *const Edges, members: *const Mask, candidates: *const Mask) ?u16 {
         var found: ?u16 = null;
@@ -194,7 +194,7 @@ fn test_search(alive: *const Mask, edges: *const Edges) !void {
     try test_found(&found, alive, edges);
 }
 
-/// Of `count` members, the pairs whose bit is set are broken.
+/// Among `count` members, the pairs whose bit is set are broken.
 fn test_edges(alive: *const Mask, count: usize, pairs: u64) Edges {
     var edges: Edges = .{};
     var bit: u6 = 0;

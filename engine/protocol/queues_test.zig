@@ -117,7 +117,7 @@ test "peers that beat and read nothing are let go, longest queue first, and no m
     try expect(idlers.left() < Idlers.count);
     for (court.peers[0..peers_max]) |place| try expect(place != null);
     try expectEqual(peers_max + idlers.left(), court.c.peers.items.len);
-    // What they held is free again once all are gone.
+    // Their memory is free again once all are gone.
     for (idlers.connections) |place| if (place) |connection|
         court.c.closed(court.now, connection);
     try expect(court.c.memory.bytes < peers_max * 40 * limits.KiB);
@@ -154,7 +154,7 @@ test "a newcomer cannot have a coordinator hold what a member may" {
     std.mem.writeInt(u16, long[4..6], @intFromEnum(control.Message.report_op), .little);
     try court.form();
     try court.listen();
-    // Of a member the rest is waited for.
+    // The coordinator waits for the rest from a member.
     try court.put(0, long[0..control.header_bytes]);
     try expect(court.peers[0] != null);
     var other: Court = undefined;

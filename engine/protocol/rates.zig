@@ -1,7 +1,7 @@
 //! rates: how much one peer, and one address, may ask of the coordinator in a time. A bucket is
 //! paid with time: what costs a second can be taken once a second, and a burst ahead of that.
 //! Whoever takes more is not read for a while, so that TCP slows it down; nothing is lost by it,
-//! and nobody is let go for it. Who asks: coordinator.zig. The numbers: base/limits.zig.
+//! and nobody is let go for it. Used by coordinator.zig. The numbers: base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,7 +14,7 @@ pub const Bucket = struct {
     /// When all that was taken is paid for.
     paid_at: Instant = 0,
 
-    /// What one thing costs, and how much may be taken ahead of time.
+    /// The cost of one thing, and how much may be taken ahead of time.
     pub const Price = struct {
         cost_ns: u64,
         burst_ns: u64,
@@ -70,7 +70,9 @@ pub const Rates = struct {
             rates.bytes.wait_ns(now, bytes),
             rates.messages.wait_ns(now, messages),
         );
-        return @min(wait_ns, limits.pause_ns_max);
+        if (wait_ns == 0) return 0;
+        // Rarely and long: each pause costs a turn of the loop.
+        return std.math.clamp(wait_ns, limits.pause_ns_min, limits.pause_ns_max);
     }
 
     /// These are as many as the calls of the program, which have no limit: their bytes have one.
@@ -105,7 +107,7 @@ pub const Rates = struct {
 /// whoever makes groups without end keeps nobody behind the same address out of one that works.
 pub const Arrivals = struct {
     origins: std.AutoArrayHashMapUnmanaged(Origin, Bucket) = .empty,
-    /// Of all for which there is no place in the table.
+    /// For all without a place in the table.
     others: Bucket = .{},
 
     pub const Aim = enum { begins_group, enters_group };
@@ -158,7 +160,7 @@ test "a bucket gives its burst at once, then what time has paid for" {
     try testing.expectEqual(1 * ms, bucket.wait_ns(now, price));
     now += 1 * ms;
     try testing.expectEqual(0, bucket.wait_ns(now, price));
-    // What was not taken is not kept beyond the burst.
+    // Time that was not taken is not kept beyond the burst.
     now += 3600 * 1000 * ms;
     for (0..4) |_| bucket.take(now, price, 1);
     try testing.expectEqual(100 * ms, bucket.wait_ns(now, price));
@@ -188,7 +190,7 @@ test "a pause is bounded, whatever was said, and a vote costs its bytes alone" {
     for (0..limits.peer_messages_burst) |_| {
         try testing.expectEqual(0, rates.heard(1, &beat, 40));
     }
-    try testing.expect(rates.heard(1, &beat, 40) > 0);
+    try testing.expectEqual(limits.pause_ns_min, rates.heard(1, &beat, 40));
 }
 
 test "attempts beyond the burst come later, each when time has paid for the one before" {

@@ -31,7 +31,7 @@ const compact_bytes = limits.MiB;
 
 // ---- writing
 
-/// What was given to the journal, by number.
+/// The records given to the journal, by number.
 pub const Progress = struct {
     /// Given to it.
     given: u64 = 0,
@@ -49,8 +49,8 @@ pub const Progress = struct {
 /// How long the disk may take before it is said.
 const slow_ns = 2 * std.time.ns_per_s;
 
-/// Gives a record to the journal. What relies on it waits until the number that is returned is
-/// settled. A coordinator that cannot write goes on, and says so.
+/// Gives a record to the journal. Messages that rely on it wait until the number that is returned
+/// is settled. A coordinator that cannot write goes on, and says so.
 pub fn record(c: *Coordinator, entry: journal.Record) u64 {
     const progress = &c.journal_progress;
     switch (c.journal_state) {
@@ -272,7 +272,7 @@ fn begin(c: *Coordinator) !void {
 }
 
 fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {
-    // Of two with one number the first has ended.
+    // The first of two with one number has ended.
     if (c.group_at(body.id)) |before| {
         before.drop_empty();
         if (before.epochs.items.len > 0) return error.BadRecord;
@@ -328,7 +328,7 @@ fn restore_removal(c: *Coordinator, group: *Group, body: *const journal.Removal)
     const peer = c.peer_of(body.peer) orelse return error.BadRecord;
     var it = body.epochs.iterator();
     while (it.next()) |from| {
-        // Of an epoch that is over it interests nobody any more.
+        // A removal from an epoch that is over interests nobody any more.
         const epoch = group.epoch_of(from.epoch) orelse continue;
         const rank = epoch.rank_of(peer) orelse return error.BadRecord;
         if (from.attempt <= 1) return error.BadRecord;

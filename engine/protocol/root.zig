@@ -47,4 +47,5 @@ test {
     _ = @import("stall_test.zig");
     _ = @import("turns.zig");
     _ = @import("standing_test.zig");
+    _ = @import("unseen.zig");
 }

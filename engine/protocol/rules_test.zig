@@ -305,8 +305,8 @@ fn lose_third(court: *Court) !void {
 }
 
 test "a member that asks for a group too many keeps those that it has" {
-    // Method: one member joins as many groups as it may; the next is refused. What it tells of
-    // that one, as it does of each, is no breach, for which it would be out of all groups.
+    // Method: one member joins as many groups as it may; the next is refused. Its account of that
+    // one, as of each, is no breach, for which it would be out of all groups.
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();

@@ -16,7 +16,8 @@ pub fn equal(told: u128, right: u128) bool {
     return std.crypto.timing_safe.eql(Bytes, @bitCast(told), @bitCast(right));
 }
 
-/// Of all that a decision says, but for how far decisions were known to all when it was sent.
+/// The MAC over all fields of a decision except `seal` and `acknowledged`, which tells how far
+/// decisions were known to all when it was sent.
 pub fn of_commit(key: *const Key, message: *const control.Commit) u128 {
     var sealed = message.*;
     sealed.acknowledged = 0;

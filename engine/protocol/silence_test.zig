@@ -178,7 +178,7 @@ test "members that are asked for their safe points have time after a freeze of t
     try expect(court.peers[0] != null and court.peers[1] == null);
 }
 
-test "an attempt that would take the same paths is not begun, whatever is said again of links" {
+test "an attempt with the same paths is not begun, however often links are said to be broken" {
     // Method: no paths do without both links, which may work again at once, so the attempt takes
     // all. With one of them well again there are other paths.
     var court: Court = undefined;

@@ -1,9 +1,9 @@
 //! Stall: operations that over half of the members have called, and some have not. The coordinator
 //! finds out who those are, tells the others, the log and the status, and lets them go where the
-//! run says so. What it goes by: a vote, an offer, a report, or `called`, which members say of
+//! run says so. Its evidence: a vote, an offer, a report, or `called`, which members say of
 //! operations that take long. It blames nobody who has called, however slow it is, and believes
-//! nobody but the member itself that it has. The member's half: member.zig. What is no call of a
-//! user and is waited for all the same: owed.zig.
+//! nobody but the member itself that it has. The member's half: member.zig. Debts that are no
+//! calls of users: owed.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,7 +19,7 @@ const Mask = base.Mask;
 const Pair = base.Pair;
 const control = wire.control;
 
-/// What is known of one operation.
+/// The calls of one operation.
 pub const Stall = struct {
     /// They have said that they have called it, whatever the attempt.
     called: Mask = .empty,
@@ -50,7 +50,7 @@ pub fn missing_of(epoch: *const Epoch, known: *const Record) Mask {
 
 pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) ProtocolError!void {
     if (message.attempt > epoch.attempt) return error.Unexpected;
-    // Of a passed attempt the report says it, too.
+    // The report says it of a passed attempt, too.
     if (message.attempt < epoch.attempt or !epoch.running) return;
     if (epoch.is_decided(message.op)) return;
     const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
@@ -155,10 +155,8 @@ pub const Waits = struct {
             .call => missing_of(waits.epoch, known),
             .vote => voters.without(&known.done),
         };
-        try writer.writeAll(switch (waits.lacks) {
-            .call => "has not called ",
-            .vote => "alone has not finished ",
-        });
+        const has = if (waits.lacks == .call) "has not called " else "alone has not finished ";
+        try writer.writeAll(has);
         if (Pair.of(known.id.tag)) |pair| {
             try writer.print("its part of a message from rank {d} to rank {d} (", .{
                 pair.src,

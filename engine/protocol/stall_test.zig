@@ -387,7 +387,7 @@ test "a coordinator that names ranks of nobody, or asks for too many calls, is r
     }
     asked.op.tag = most;
     try std.testing.expectError(error.Unexpected, w.member.on_stalled(&asked));
-    // What was decided meanwhile nobody waits for.
+    // Nobody waits for what was decided meanwhile.
     try w.abort(2, 0, 0, 1);
     try w.member.on_stalled(&asked);
 }

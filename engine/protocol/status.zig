@@ -42,7 +42,7 @@ pub const Status = struct {
     }
 };
 
-/// What is written, and whether there is room for more: nothing that is one item of a list takes
+/// The text so far, and whether there is room for more: nothing that is one item of a list takes
 /// up more than the rest of a message.
 const Page = struct {
     text: std.Io.Writer.Allocating,

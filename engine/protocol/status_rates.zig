@@ -19,7 +19,7 @@ pub const StatusRates = struct {
 
     const Host = struct {
         source: base.Source = @splat(0),
-        /// What it has had is paid for.
+        /// By then all that it has had is paid for.
         paid_at: Instant = 0,
     };
 

@@ -146,7 +146,7 @@ pub const Structures = struct {
         return if (s.text_length == 0) "" else "; ";
     }
 
-    /// What does not fit whole is left out.
+    /// Leaves out what does not fit whole.
     fn add(s: *Structures, comptime format: []const u8, arguments: anytype) void {
         const free = s.text_storage[s.text_length..];
         const added = std.fmt.bufPrint(free, format, arguments) catch return;

@@ -26,8 +26,8 @@ pub fn order(candidates: []Candidate) void {
     for (candidates, 0..) |*candidate, count| {
         for (candidates[0..count]) |*earlier| {
             if (earlier.has_failed != candidate.has_failed) continue;
-            const is_same = base.places.same_network(earlier.source, candidate.source);
-            candidate.turn += @intFromBool(is_same);
+            const together = base.places.same_network(earlier.source, candidate.source);
+            candidate.turn += @intFromBool(together);
         }
     }
     std.mem.sort(Candidate, candidates, {}, Candidate.less_than);

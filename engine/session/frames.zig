@@ -294,7 +294,7 @@ pub fn sent(s: *Session, lane: *Lane) void {
     if (operation.sync != null) return sync.sent(s, lane, operation);
     operation.executor.sent(&lane.out);
     if (lane.out.kind == .partial) s.fault_point(operation, .all_reduce_partial);
-    // What it was waiting for may be that this has left.
+    // It may have been waiting for this to leave.
     if (!operation.op.complete) check_complete(s, operation);
     // A slot that is free again may be a credit for one, or what another waits for to be sent.
     if (lane.out.slot != collective.Executor.no_slot) wake_all(s, operation);
@@ -337,9 +337,9 @@ fn reject(s: *Session, lane: *Lane, why: []const u8) bool {
 const Route = union(enum) {
     /// An operation of the current attempt.
     current: *Operation,
-    /// Of an epoch, attempt or operation that this peer has not reached yet.
+    /// For an epoch, attempt or operation that this peer has not reached yet.
     early,
-    /// Of one that is over.
+    /// For one that is over.
     stale,
 };
 
@@ -365,7 +365,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
     return if (header.sequence < called) .stale else early_of(epoch, header);
 }
 
-/// What was in the air when its operation was aborted is not wanted.
+/// A frame that was in the air when its operation was aborted is not wanted.
 fn early_of(epoch: anytype, header: *const Header) Route {
     const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
     return if (epoch.is_aborted(id)) .stale else .early;
@@ -572,6 +572,6 @@ fn opened(
     if (!x.sends_to(neighbour.position)) return;
     x.opened(neighbour.position, credit);
     wake(s, neighbour.link);
-    // Of a message, that the other has called may be all that was missing.
+    // For a message, the other's call may be all that was missing.
     if (operation.op.descriptor.kind == .send_recv) later(s, operation);
 }

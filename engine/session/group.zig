@@ -34,7 +34,7 @@ pub const Group = struct {
     /// Why the coordinator has let this peer go; see `why_removed`.
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
-    /// Of the user, who destroys them before the group is released.
+    /// The user's, who destroys them before the group is released.
     states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };

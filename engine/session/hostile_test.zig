@@ -212,7 +212,7 @@ test "what came ahead of time is forgotten when its operation is aborted or its 
     w.nodes[1].s.cancel(w.now, first);
     try w.settle();
     try expectEqual(0, link.early.count());
-    // What was still in the air when the abort came, too.
+    // Frames that were still in the air when the abort came, too.
     try expect(try inject(node, link.lanes[0].?, data(node.group, 0, 64)));
     try expectEqual(0, link.early.count());
     try expectEqual(0, link.early_bytes);

@@ -1,6 +1,6 @@
 //! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
-//! stream: which frame is coming in and where its payload goes, which is going out. What frames
-//! mean is session.zig's.
+//! stream: which frame is coming in and where its payload goes, which is going out. The meaning of
+//! frames is session.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -147,7 +147,8 @@ pub const Lane = struct {
         return count + 1;
     }
 
-    /// What `count` received bytes completed, with how many of them; call again with the rest.
+    /// The event that `count` received bytes completed, and how many it took; call again with the
+    /// rest.
     pub fn consume(lane: *Lane, count: usize) struct {
         taken: usize,
         event: enum { none, head, payload },
@@ -222,7 +223,7 @@ pub const Lane = struct {
         if (lane.out_state == state) lane.bounce_out();
     }
 
-    /// What is still to come of the payload is thrown away.
+    /// Throws away what is still to come of the payload.
     pub fn drop_into(lane: *Lane) void {
         if (lane.into) |into| lane.discard = into.len;
         lane.into = null;

@@ -35,15 +35,15 @@ pub const Link = struct {
     asked_at: ?base.Instant = null,
     /// Since when no lane is open.
     down_since: base.Instant,
-    /// What coordinators were told of it, or will be when one is there.
+    /// The health that coordinators were told, or will be when one is there.
     told: wire.control.LinkHealth = .up,
     /// Where round robin goes on.
     turn: usize = 0,
-    /// What the peer has said of operations that this one has not reached yet.
+    /// Frames of operations that this peer has not reached yet.
     early: std.AutoArrayHashMapUnmanaged(Key, Early) = .empty,
-    /// What the data among it costs, with that which is still coming in.
+    /// The memory of the data among them, with that which is still coming in.
     early_bytes: usize = 0,
-    /// What the peer, a newcomer, has asked for in the background.
+    /// Requests of the peer, a newcomer, in the background.
     asked: Queue = .{},
     /// The group of which it was a newcomer when it asked first: others may overtake it meanwhile.
     asks_in: ?u16 = null,
@@ -68,7 +68,7 @@ pub const Link = struct {
         }
     };
 
-    /// Of one operation, in one attempt: the latest.
+    /// For one operation, in one attempt: the latest.
     const Early = struct {
         attempt: u32,
         open: ?Open = null,
@@ -120,8 +120,10 @@ pub const Link = struct {
         return entry.value_ptr;
     }
 
-    /// What waits for this operation in this attempt. Of an older one it is forgotten.
+    /// The frames that wait for this operation in this attempt. Those of an older one are
+    /// forgotten.
     fn find(link: *Link, key: Key, attempt: u32) ?*Early {
+        if (link.early.count() == 0) return null; // most often: no hash of the key is needed
         const index = link.early.getIndex(key) orelse return null;
         const early = &link.early.values()[index];
         if (early.attempt == attempt) return early;
@@ -179,6 +181,7 @@ pub const Link = struct {
 
     /// An operation is over: whatever was kept for it is not wanted.
     pub fn forget(link: *Link, key: Key) void {
+        if (link.early.count() == 0) return;
         if (link.early.getIndex(key)) |index| link.forget_at(index);
     }
 
@@ -208,7 +211,7 @@ pub const Link = struct {
         return false;
     }
 
-    /// What is still to come of it on all lanes, as far as it has begun.
+    /// The bytes still to come of the payloads that have begun, on all lanes.
     pub fn bytes_left(link: *const Link, operation: *const Operation) usize {
         var left: usize = 0;
         for (link.lanes) |place| if (place) |lane| {

@@ -77,7 +77,7 @@ pub fn review(s: *Session) void {
         const id = operation.partner() orelse continue;
         if (find(s, id)) |link| mark_borrowed(link);
     };
-    // Of those that nobody uses nothing is said, and what comes of them next time is not known.
+    // Links that nobody uses are not reported, and how they will be next time is not known.
     for (s.links.items) |link| if (!link.wanted) tell(s, link, .up);
     dial_missing(s);
 }
@@ -373,8 +373,8 @@ fn report(s: *Session, group: *Group, link: *const Link, state: wire.control.Lin
     }
 }
 
-/// What a coordinator must hear that was away when these lanes closed. What it may know already is
-/// no sign that the other is dead.
+/// Reports to a coordinator that was away when these lanes closed. News that it may know already
+/// are no sign that the other is dead.
 pub fn report_closed(s: *Session, group: *Group) void {
     for (s.links.items) |link| {
         // One that was never open says nothing of the other side either.
@@ -384,7 +384,7 @@ pub fn report_closed(s: *Session, group: *Group) void {
     say_broken(s, group);
 }
 
-/// What the coordinator does not know of a group, or may have forgotten.
+/// Reports the links that the coordinator does not know of, or may have forgotten.
 pub fn say_broken(s: *Session, group: *const Group) void {
     for (s.links.items) |link| if (link.told != .up) say(s, group, link);
 }

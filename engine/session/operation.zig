@@ -24,9 +24,9 @@ pub const Operation = struct {
     group: *Group,
     op: protocol.Op,
     executor: collective.Executor,
-    /// Of a sync of shared state; then the executor has nothing to move.
+    /// For a sync of shared state; then the executor has nothing to move.
     sync: ?*Sync = null,
-    /// Of the caller's memory.
+    /// Uses of the caller's memory.
     uses: Uses = .{},
     /// The root of a broadcast: nothing of the caller's is written.
     only_reads: bool = false,
@@ -52,7 +52,7 @@ pub const Operation = struct {
     /// Whom it exchanges data with, and room for all who may come.
     neighbours: []Neighbour = &.{},
     neighbours_room: []Neighbour,
-    /// Of the descriptor, on every frame.
+    /// The descriptor's, on every frame.
     fingerprint: u32,
     mismatch_told: bool = false,
     /// It is withdrawn as soon as possible, for this reason: memory ran out inside, or the link
@@ -76,14 +76,14 @@ pub const Operation = struct {
         return null;
     }
 
-    /// Of a message: who has the other part in it.
+    /// For a message: the peer that has the other part in it.
     pub fn partner(operation: *const Operation) ?base.PeerId {
         if (operation.op.descriptor.kind != .send_recv) return null;
         const x = &operation.executor;
         return operation.ids[x.roles.pair.other(x.roles.rank)];
     }
 
-    /// What two exchange, nobody else knows enough of to pass it on.
+    /// Nobody else knows enough of an exchange between two to pass it on.
     pub fn needs_every_link(operation: *const Operation) bool {
         const descriptor = &operation.op.descriptor;
         return descriptor.kind == .send_recv or descriptor.uneven;
@@ -98,7 +98,7 @@ pub const Operation = struct {
     /// Elements [begin, end) and the ranks whose contributions they hold.
     pub const Range = struct { begin: u64, end: u64, contributors: Mask };
 
-    /// What the open to a member says: of shards that only the two know, how large they are.
+    /// The descriptor in the open to a member, with the sizes of shards that only the two know.
     pub fn descriptor_for(operation: *const Operation, position: u16) Descriptor {
         var descriptor = operation.op.descriptor;
         if (!descriptor.uneven) return descriptor;

@@ -78,7 +78,7 @@ pub const Queue = struct {
     }
 };
 
-/// Of one state of this peer, which is not a member yet.
+/// For one state of this peer, which is not a member yet.
 pub const Prefetch = struct {
     gpa: Allocator,
     state: *State,
@@ -86,7 +86,7 @@ pub const Prefetch = struct {
     number: u32,
     sources: []Source,
     fetch: collective.Fetch,
-    /// Who is asked for the hashes; null once they are there.
+    /// The source that is asked for the hashes; null once they are there.
     hashes_from: ?u16 = null,
     pages_got: u32 = 0,
     leaves_kept: u32 = 0,
@@ -355,7 +355,8 @@ pub fn arrived(s: *Session, lane: *Lane, header: *const Header) void {
         .index = prefetch.pages_got,
     });
     prefetch.hashes_from = null;
-    // What this peer has as the members had it after their last sync is not worth fetching.
+    // Leaves that this peer has as the members had them after their last sync are not worth
+    // fetching.
     for (0..state.leaf_count()) |leaf| {
         if (state.lacks(@intCast(leaf))) prefetch.fetch.need(@intCast(leaf));
     }

@@ -1,6 +1,6 @@
 //! session: one peer process without its sockets: protocol and collective put together, with links,
 //! lanes and the calls of the user. net/ drives it with real connections, tests/sim with simulated
-//! ones. What a driver must do: session.zig, "for drivers". Next: net/root.zig.
+//! ones. The duties of a driver: session.zig, "for drivers". Next: net/root.zig.
 
 const session = @import("session.zig");
 

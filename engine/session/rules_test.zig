@@ -110,8 +110,8 @@ test "a coordinator with other settings is not the one of before" {
 }
 
 test "a coordinator whose silence or heartbeat no honest one has is given up" {
-    // Method: one that an honest peer joins, and each lie of its welcome alone. What is above its
-    // bound is no message at all (wire/control.zig).
+    // Method: one that an honest peer joins, and each lie of its welcome alone. A number above its
+    // bound makes it no message at all (wire/control.zig).
     const ns_per_ms = std.time.ns_per_ms;
     const Case = struct {
         heartbeat_ns: u64,
@@ -382,7 +382,7 @@ test "a lane in the name of a peer that nobody has named stays a stranger until 
     try expectEqual(.open, last.state);
     try expectEqual(last, links.find(s, named).?.lanes[0].?);
     try expectEqual(null, links.find(s, first));
-    // Who is not patient has lost its place, and so has who is not named in time.
+    // A stranger that is not patient has lost its place, and so has one not named in time.
     const waiting = s.strangers.items[0];
     s.lane_received(w.now + 20, waiting, 1);
     try expectEqual(6, s.strangers.items.len);
@@ -468,7 +468,7 @@ test "a message whose own link cannot be made is withdrawn, and nothing stays of
     try expect(claims.items.len > 0);
 }
 
-/// What each of a world has for each, by rank; all calls begin.
+/// Begins the calls of all in a world; `counts`: what each has for each, by rank.
 fn exchange_unevenly(
     w: *World,
     counts: []const [2][]const u64,

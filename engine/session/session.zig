@@ -113,7 +113,7 @@ pub const Session = struct {
 
     control: wire.Stream,
     control_state: ControlState = .closed,
-    /// What the coordinator said of the run, at the first connection and at each one since.
+    /// The coordinator's settings of the run, at the first connection and at each one since.
     settings: control.Welcome = std.mem.zeroes(control.Welcome),
     /// It has been said on this connection.
     welcomed: bool = false,
@@ -454,7 +454,7 @@ pub const Session = struct {
             .stalled => |*body| if (s.group_of(body.group)) |group| {
                 try group.member.on_stalled(body);
             },
-            // What only a peer says.
+            // Messages that only a peer sends.
             .join,
             .epoch_report,
             .knows_commit,
@@ -627,7 +627,7 @@ pub const Session = struct {
         return group;
     }
 
-    /// What opens a group on a connection: a newcomer's wish, or all that a member knows.
+    /// Opens a group on a connection: a newcomer's wish, or all that a member knows.
     fn present(s: *Session, group: *Group) void {
         if (group.state == .left) return;
         const member = &group.member;
@@ -709,20 +709,20 @@ pub const Session = struct {
 
     pub const Call = struct {
         kind: control.OpKind,
-        /// Of the one array, as in Array.
+        /// For the one array, as in Array.
         send: ?[*]const u8 = null,
         recv: ?[*]u8 = null,
         count: u64 = 0,
-        /// Of each rank's shard of the one array, where they differ.
+        /// For each rank's shard of the one array, where they differ.
         counts: ?[]const u64 = null,
-        /// Of an all_to_all whose shards differ: of those for each rank, and from each rank.
+        /// For an all_to_all whose shards differ: those for each rank, and from each rank.
         exchanged: ?collective.Exchanged = null,
         dtype: base.DType = .u8,
         /// Several arrays, instead of the one.
         arrays: []const Array = &.{},
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
-        /// Of a message: which part of it this is, and the rank that has the other.
+        /// In a message: which part of it this is, and the rank that has the other.
         part: Part = .send,
         partner_rank: u32 = 0,
         recovery: ?control.Recovery = null,
@@ -755,7 +755,7 @@ pub const Session = struct {
             return .{ .each = array.count };
         }
 
-        /// Of a message, which its partner_rank has been checked for.
+        /// For a message whose partner_rank has been checked.
         fn pair(call: *const Call, own: u16) base.Pair {
             const other: u16 = @intCast(call.partner_rank);
             return switch (call.part) {
@@ -768,10 +768,10 @@ pub const Session = struct {
     pub const CallError = protocol.Member.StartError || error{
         Left,
         RootOutOfRange,
-        /// Of a message.
+        /// In a message.
         PartnerOutOfRange,
         PartnerIsSelf,
-        /// Of a message, whose tag has less room.
+        /// In a message, whose tag has less room.
         TagTooLarge,
         /// Not one count for each rank.
         CountsOfAnotherWorld,
@@ -788,7 +788,7 @@ pub const Session = struct {
         SendMissing,
         RecvMissing,
         BeyondMemory,
-        /// What is sent and received is neither apart nor the same elements.
+        /// The sent and received elements are neither apart nor the same.
         BuffersOverlap,
         /// One array's place is that of another, and written.
         ArraysOverlap,
@@ -830,7 +830,7 @@ pub const Session = struct {
         return operation;
     }
 
-    /// What the operation is numbered under.
+    /// The tag that the operation is numbered under.
     fn tag_of(group: *const Group, call: *const Call) CallError!u64 {
         if (call.kind != .send_recv) {
             if (call.tag >= limits.pair_tags_first) return error.TagReserved;
@@ -886,7 +886,7 @@ pub const Session = struct {
         if (counts.len != roles.world_size) return error.CountsOfAnotherWorld;
     }
 
-    /// What a call reads and writes, array by array.
+    /// The memory that a call reads and writes, array by array.
     fn uses_of(
         s: *Session,
         call: *const Call,
@@ -1105,7 +1105,7 @@ pub const Session = struct {
         return hash.final() | 1;
     }
 
-    /// Of several arrays: the same shards and dtypes have the same, never 0.
+    /// For several arrays: the same shards and dtypes have the same, never 0.
     fn hash_of_arrays(arrays: []const Array) u64 {
         var hash: std.hash.Wyhash = .init(arrays.len);
         for (arrays) |*array| {
@@ -1191,7 +1191,7 @@ pub const Session = struct {
         s.host.vtable.fault_point(s.host.ctx, point, sequence, done, state.leaf_count());
     }
 
-    /// What could not be done inside a member's action is done now.
+    /// Does now what could not be done inside a member's action.
     pub fn run_deferred(s: *Session) void {
         while (s.deferred.pop()) |operation| {
             if (operation.op.state == .finished) continue;
@@ -1333,7 +1333,7 @@ pub const Session = struct {
         s.run_deferred();
     }
 
-    /// What to send on this lane now; 0 slices if nothing.
+    /// The bytes to send on this lane now; 0 slices if none.
     pub fn lane_send_slices(
         s: *Session,
         now: Instant,

@@ -1,7 +1,7 @@
 //! State: named tensors of the user that all members of a group want to be equal, with a revision.
 //! It knows how they are cut into leaves, the hash of each, and where leaves of another content
-//! wait until they are committed. The tensors stay in the user's memory. What a sync does with
-//! them: sync.zig; who hashes, on which threads: net/shared_state.zig.
+//! wait until they are committed. The tensors stay in the user's memory. sync.zig makes them equal;
+//! net/shared_state.zig decides which threads hash.
 //!
 //! Each tensor is cut by itself, so a leaf never spans two. The root is the hash of the structure
 //! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
@@ -34,7 +34,7 @@ pub const State = struct {
     arena: std.heap.ArenaAllocator,
     group: *Group,
     name: []const u8,
-    /// Of its operations; follows from the name.
+    /// The tag of its operations; follows from the name.
     tag: u64,
     revision: u64,
     /// In order of their names.
@@ -51,7 +51,7 @@ pub const State = struct {
     staged_hashes: []Hash,
     /// The sync under way.
     operation: ?*Operation = null,
-    /// What this peer fetches before it enters (prefetch.zig).
+    /// The fetch of this peer before it enters (prefetch.zig).
     prefetch: ?*Prefetch = null,
     /// Newcomers may read the user's memory at any time.
     serves: bool,
@@ -184,7 +184,7 @@ pub const State = struct {
         return std.math.cast(usize, elements * tensor.dtype.size()) orelse error.TooLarge;
     }
 
-    /// What is written at a commit must be of one tensor only.
+    /// Bytes that a commit writes must be of one tensor only.
     fn check_overlap(
         arena: Allocator,
         entries: []const Entry,
@@ -276,7 +276,7 @@ pub const State = struct {
         return std.math.divCeil(u32, state.leaf_count(), page_hashes) catch unreachable;
     }
 
-    /// Of `hashes` or `wanted`.
+    /// A page of `hashes` or `wanted`.
     pub fn page_of(hashes: []Hash, page: u32) []u8 {
         const leaves = hashes[1..];
         const first = @as(usize, page) * page_hashes;
@@ -305,7 +305,8 @@ pub const State = struct {
     /// Memory for a leaf that is about to come in.
     pub fn stage(state: *State, index: u32) Allocator.Error![]u8 {
         if (state.staged[index] == null) {
-            state.staged[index] = try state.gpa.alloc(u8, state.leaf(index).len);
+            const bytes = state.leaf(index).len;
+            state.staged[index] = try base.unfilled.alloc(state.gpa, .@"1", bytes);
         }
         state.staged_hashes[index] = @splat(0); // of nothing, until it is whole
         return state.staged[index].?;
@@ -341,11 +342,11 @@ pub const State = struct {
         state.forget_staged();
     }
 
-    /// What was staged is of no use any more.
+    /// Forgets staged leaves, which are of no use any more.
     pub fn forget_staged(state: *State) void {
         state.wanted_root = null;
         for (state.staged) |*place| {
-            state.gpa.free(place.* orelse continue);
+            base.unfilled.free(state.gpa, .@"1", place.* orelse continue);
             place.* = null;
         }
     }
@@ -469,7 +470,7 @@ test "a staged leaf counts only if its hash is the wanted one, and is applied at
     @memcpy(try mine.stage(1), b[8..]);
     try std.testing.expect(mine.check_staged(1));
     try std.testing.expect(!mine.lacks(1));
-    // What comes in again is nothing until it is whole.
+    // A leaf that comes in again counts for nothing until it is whole.
     const place = try mine.stage(1);
     try std.testing.expect(mine.lacks(1));
     @memcpy(place, b[8..]);

@@ -1,8 +1,8 @@
 //! Sync: one call that makes a shared state equal on all members: offers what this peer holds, and
 //! if something else is elected, fetches the leaves that differ from all who hold it, while those
-//! who hold it serve from the user's memory. What is fetched waits in the state (state.zig) until
-//! the commit, so a call that fails has changed nothing. Who is elected: protocol/election.zig;
-//! which leaf is asked of whom: collective/fetch.zig; other operations: frames.zig.
+//! who hold it serve from the user's memory. Fetched leaves wait in the state (state.zig) until the
+//! commit, so a failed call has changed nothing. The election: protocol/election.zig; which leaf is
+//! asked of whom: collective/fetch.zig; other operations: frames.zig.
 //!
 //! A member asks for the hashes of all leaves first and compares them with the elected root, so
 //! each leaf is checked as it arrives, whoever sends it.
@@ -36,28 +36,28 @@ pub const Sync = struct {
     state: ?*State,
     strategy: control.Strategy,
     phase: Phase = .idle,
-    /// What this peer offers: its own content, or what it has staged in an earlier attempt.
+    /// The offer of this peer: its own content, or what it has staged in an earlier attempt.
     revision: u64,
     root: Hash,
     voted: bool = false,
-    /// What the attempt under way has elected.
+    /// The content that the attempt under way has elected.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
     holders: Mask = .empty,
     fetch: collective.Fetch,
-    /// Who is asked for the hashes of the leaves, of all who were the last, and the next page.
+    /// The rank that was asked last for the hashes of the leaves, and the next page.
     hashes_from: ?u16 = null,
     pages_got: u32 = 0,
     /// When that page was asked for, or something of it came.
     page_moved_at: base.Instant = 0,
-    /// Of what is coming in, at the last tick.
+    /// Still to come of what is coming in, at the last tick.
     page_bytes_left: usize = 0,
     /// How long to wait for something of it, until another one is asked.
     page_patience_ns: u64 = 0,
     /// By rank.
     exchanges: []Exchange,
 
-    /// Of all attempts.
+    /// In all attempts.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
     leaves_given: u32 = 0,
@@ -79,12 +79,12 @@ pub const Sync = struct {
         complete,
     };
 
-    /// What goes to and fro between this peer and another in an attempt.
+    /// The traffic between this peer and another in an attempt.
     const Exchange = struct {
         link: ?*Link = null,
         /// To be asked of it.
         wants: Queue = .{},
-        /// What it has asked for.
+        /// Asked for by it.
         asked: Queue = .{},
         /// Something went to it, or was asked for, in this attempt. Whoever has sent an answer on
         /// a lane that the other has left already is the only one to notice that it is lost.
@@ -138,7 +138,7 @@ pub const Sync = struct {
         return kernels.digest(root, revision);
     }
 
-    /// What the state has after the commit. One that a liar has brought to the limit stays there.
+    /// The revision after the commit. A liar may have brought it to the limit: it stays there.
     pub fn revision_after(sync: *const Sync) u64 {
         return @min(sync.revision + 1, limits.state_revisions_max);
     }
@@ -212,7 +212,7 @@ pub fn stop(operation: *Operation) void {
     for (sync.exchanges) |*exchange| exchange.* = .{};
 }
 
-/// What is due and can only be said outside of the member.
+/// Sends what is due and can only be said outside of the member.
 pub fn step(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
     const member = &operation.group.member;
@@ -252,7 +252,7 @@ pub fn over(operation: *Operation, committed: bool) void {
     state.operation = null;
     if (!committed) return; // what is staged serves the next call
     state.revision = sync.revision_after();
-    // What differs is complete in `wanted` and `staged`, and applied by whoever called.
+    // The difference is complete in `wanted` and `staged`; the caller applies it.
     if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
 }
 
@@ -342,7 +342,8 @@ fn ask_for_hashes(s: *Session, operation: *Operation) void {
     if (sync.hashes_from == null) ask_another_for_hashes(s, operation);
 }
 
-/// Of one who owes none already. Members spread over the sources, each begins behind itself.
+/// Asks a source that owes none already. Members spread over the sources, each begins behind
+/// itself.
 fn ask_another_for_hashes(s: *Session, operation: *Operation) void {
     const sync = operation.sync.?;
     const count = sync.exchanges.len;
@@ -391,8 +392,8 @@ pub fn patience(s: *const Session) u64 {
     return 2 *| s.settings.silence_ns;
 }
 
-/// A source whose lanes are well and that gives nothing is not waited for. What comes in slowly
-/// counts as well, and whether a lane still moves is its own affair.
+/// A source whose lanes are well and that gives nothing is not waited for. Slow data counts as
+/// well, and whether a lane still moves is its own affair.
 pub fn tick(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.sync.?;
     for (sync.exchanges, 0..) |*exchange, index| {
@@ -413,7 +414,7 @@ fn tick_hashes(s: *Session, operation: *Operation, late: bool) void {
     const sync = operation.sync.?;
     // All who are left owe one already, or did so before.
     const rank = sync.hashes_from orelse return ask_another_for_hashes(s, operation);
-    // What comes in slowly counts, but not what has begun and stands still.
+    // Slow data counts, but not data that has begun and stands still.
     const left = if (sync.exchanges[rank].link) |link| link.bytes_left(operation) else 0;
     if (late or left != sync.page_bytes_left) sync.page_moved_at = s.now;
     sync.page_bytes_left = left;

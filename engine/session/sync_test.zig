@@ -611,7 +611,7 @@ test "who lies about a vote does not get leaves that are on their way to another
     defer case.deinit();
     const liar = &case.held[0];
     const honest = &case.held[2];
-    // What it need not fetch, and so does not stage.
+    // A leaf that it need not fetch, and so does not stage.
     @memset(honest.weights[(leaves - 1) * leaf_bytes ..], 2);
     for (case.all()) |*held| try held.sync(.popular, deadline_never);
     while (!honest.operation.?.sync.?.voted) try expect(try case.world.step());

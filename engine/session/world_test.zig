@@ -26,7 +26,7 @@ const Pipe = struct {
     b: *Lane,
     node_a: *Node,
     node_b: *Node,
-    /// What it has to send does not leave.
+    /// Nothing leaves on this lane.
     stuck: ?*Lane = null,
 };
 
@@ -47,7 +47,7 @@ const Dial = struct { node: *Node, lane: *Lane, to: usize };
 
 pub const World = struct {
     gpa: std.mem.Allocator,
-    /// Of a session, where it is not `gpa`.
+    /// For a session, where it is not `gpa`.
     allocators: [nodes_max]?std.mem.Allocator = @splat(null),
     coordinator: *protocol.Coordinator = undefined,
     nodes: [nodes_max]Node = undefined,

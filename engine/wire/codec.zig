@@ -16,7 +16,7 @@ pub const Reader = struct {
     bytes: []const u8,
     offset: usize = 0,
 
-    pub fn take(reader: *Reader, count: usize) Error![]const u8 {
+    pub inline fn take(reader: *Reader, count: usize) Error![]const u8 {
         if (reader.bytes.len - reader.offset < count) return error.Short;
         defer reader.offset += count;
         return reader.bytes[reader.offset..][0..count];
@@ -28,9 +28,14 @@ pub const Writer = struct {
     offset: usize = 0,
 
     pub fn put(writer: *Writer, bytes: []const u8) Error!void {
-        if (writer.bytes.len - writer.offset < bytes.len) return error.TooLong;
-        @memcpy(writer.bytes[writer.offset..][0..bytes.len], bytes);
-        writer.offset += bytes.len;
+        @memcpy(try writer.room(bytes.len), bytes);
+    }
+
+    /// The next so many bytes, for the caller to fill.
+    inline fn room(writer: *Writer, count: usize) Error![]u8 {
+        if (writer.bytes.len - writer.offset < count) return error.TooLong;
+        defer writer.offset += count;
+        return writer.bytes[writer.offset..][0..count];
     }
 };
 
@@ -85,9 +90,8 @@ pub fn write(comptime T: type, value: T, writer: *Writer) Error!void {
     switch (@typeInfo(T)) {
         .int => |info| {
             comptime std.debug.assert(info.bits % 8 == 0);
-            var bytes: [info.bits / 8]u8 = undefined;
-            std.mem.writeInt(T, &bytes, value, .little);
-            try writer.put(&bytes);
+            const bytes = try writer.room(info.bits / 8);
+            std.mem.writeInt(T, bytes[0 .. info.bits / 8], value, .little);
         },
         .@"enum" => |info| try write(info.tag_type, @intFromEnum(value), writer),
         .bool => try write(u8, @intFromBool(value), writer),
@@ -168,7 +172,7 @@ fn bound_of(comptime T: type, comptime field: std.builtin.Type.StructField) ?u12
     return null;
 }
 
-/// What a bound is about: the number, the length of bytes, or how many items a list has.
+/// The quantity that a bound limits: the number, the length of bytes, or how many items a list has.
 fn measure(part: anytype) u128 {
     const T = @TypeOf(part);
     if (@typeInfo(T) == .int) return part;

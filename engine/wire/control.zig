@@ -1,6 +1,6 @@
 //! control: the messages between a peer and the coordinator. One struct per message; the union's
 //! order is the number on the wire. Framing: u32 body length, u16 kind, u16 zero, body (codec.zig).
-//! What they do: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
+//! Their effects: protocol/coordinator.zig and protocol/member.zig; bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,7 +15,7 @@ const limits = base.limits;
 
 pub const header_bytes = 8;
 
-/// What bounds of messages are made of (codec.zig). Numbers of epochs, attempts, rounds and
+/// Parts of the bounds of messages (codec.zig). Numbers of epochs, attempts, rounds and
 /// decisions are `.any`: whoever reads one compares it with those that it has given itself.
 const group_last = limits.groups_max - 1;
 /// The safe point after it has a number, too.
@@ -44,8 +44,8 @@ pub const OpKind = enum(u8) {
         };
     }
 
-    /// What travels can be encoded. The buffer of a root that broadcasts is only read, so it would
-    /// keep what the others get rounded.
+    /// Data on the wire can be encoded. The buffer of a root that broadcasts is only read, so it
+    /// would keep what the others get rounded.
     pub fn has_codecs(kind: OpKind) bool {
         return switch (kind) {
             .all_reduce, .reduce, .reduce_scatter => true,
@@ -98,7 +98,7 @@ pub const OpKind = enum(u8) {
 };
 pub const Recovery = enum(u8) { resume_chunks = 1, restart = 2, raise = 3 };
 
-/// What a call asks for. All members must ask for the same; a difference is a Mismatch.
+/// The request of a call. All members must ask for the same; a difference is a Mismatch.
 pub const Descriptor = struct {
     kind: OpKind,
     dtype: base.DType,
@@ -109,11 +109,11 @@ pub const Descriptor = struct {
     /// An all_to_all whose shards differ: only the two that exchange one know how large it is.
     uneven: bool = false,
     reserved: [2]u8 = @splat(0),
-    /// Of all shards together. In the open of an uneven all_to_all: what its sender has for its
+    /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
     /// receiver.
     count: u64,
-    /// Of the shards' elements, where they differ; else 0. In the open of an uneven all_to_all:
-    /// what its sender wants of its receiver.
+    /// A hash of the shards' elements, where they differ; else 0. In the open of an uneven
+    /// all_to_all: what its sender wants of its receiver.
     counts: u64 = 0,
     root: PeerId = .none,
     /// Safe points the caller has passed: all members call admit() equally often.
@@ -184,7 +184,7 @@ pub const LinkState = enum(u8) {
     closed = 1,
 };
 
-/// What a member says of its link to another one, whatever they are doing.
+/// A member's report of its link to another one, whatever they are doing.
 pub const LinkHealth = enum(u8) {
     /// A lane works again.
     up = 0,
@@ -232,7 +232,7 @@ pub const MemberEntry = struct {
 /// BLAKE3: of a leaf of shared state, of a structure, or of both as a root (session/state.zig).
 pub const Hash = [32]u8;
 
-/// What a member of a sync wants to become of its own content.
+/// A member's wish for its own content in a sync.
 pub const Strategy = enum(u8) {
     /// The elected content wins.
     popular = 0,
@@ -253,8 +253,9 @@ pub const StateTensor = struct {
 };
 
 // ---- peer to coordinator
-/// Opens every connection, once per group: a newcomer's wish, or the return of a member. What the
-/// peer is a member of follows (epoch_report, knows_commit, knows_abort, gave_up), then join_end.
+/// Opens every connection, once per group: a newcomer's wish, or the return of a member. The
+/// memberships of the peer follow (epoch_report, knows_commit, knows_abort, gave_up), then
+/// join_end.
 pub const Join = struct {
     name: Bytes,
     address: Bytes,
@@ -262,7 +263,7 @@ pub const Join = struct {
     address_key: hello.Key,
     initial_world_size: u32,
     /// Rounds whose end it still waits for, the one that prepares it and the one that stops it; 0:
-    /// none. Who names no epoch and not the round that made it a member is none any more.
+    /// none. A peer that names no epoch and not the round that made it a member is none any more.
     round: u64,
     stop_round: u64,
 
@@ -448,14 +449,15 @@ pub const Called = struct {
 
     pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
 };
-/// What a member holds when a sync begins, in each attempt. If all offer the same it is its vote.
+/// The content that a member holds when a sync begins, in each attempt. If all offer the same it is
+/// its vote.
 pub const StateOffer = struct {
     group: u16,
     epoch: u64,
     attempt: u32,
     op: OpId,
     descriptor: Descriptor,
-    /// Of root and revision: what it votes with, should all be equal.
+    /// A digest of root and revision: its vote, should all be equal.
     digest: u128,
     revision: u64,
     structure: Hash,
@@ -529,7 +531,7 @@ pub const Refused = struct {
 pub const Prepare = struct {
     group: u16,
     round: u64,
-    /// Who may be in the next epoch: to a newcomer all; to a member those who are new.
+    /// The peers that may be in the next epoch: to a newcomer all; to a member those who are new.
     members: List(PeerId),
     /// Those that the receiver is to have lanes to, without members between which all links are.
     links: List(MemberEntry),
@@ -646,7 +648,7 @@ pub const Abort = struct {
     epoch: u64,
     op: OpId,
     reason: AbortReason,
-    /// Who gave up, was lost, or differs; none if nobody in particular.
+    /// The peer that gave up, was lost, or differs; none if nobody in particular.
     peer: PeerId,
     other: PeerId,
     /// For a mismatch: what `peer` and `other` called.

@@ -1,6 +1,6 @@
 //! frame: the 64-byte header before everything that travels on a lane between two peers.
 //! It says which operation and attempt the payload belongs to and where it goes, so lanes need no
-//! order among each other. What the kinds mean: collective/ring.zig. Layout: docs/PROTOCOL.md.
+//! order among each other. Meaning of the kinds: collective/ring.zig. Layout: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -21,7 +21,7 @@ pub const Kind = enum(u8) {
     final = 4,
     /// Nothing but a sign of life, when there was nothing else to send for a heartbeat.
     ping = 5,
-    /// Of a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
+    /// In a sync: `index` is a leaf of the state (class 0), or a page of its leaf hashes (class 1).
     want = 6,
     /// Payload: leaf `index`.
     leaf = 7,
@@ -41,8 +41,8 @@ pub const Header = struct {
     payload_bytes: u32,
     /// The attempt whose members are the contributors of a final piece.
     reduced_attempt: u32,
-    /// Of the sender's descriptor: data for another one is not taken, whoever notices the mismatch
-    /// first.
+    /// The fingerprint of the sender's descriptor: data for another one is not taken, whoever
+    /// notices the mismatch first.
     fingerprint: u32 = 0,
     group: u16,
     /// Position of the owner whose partial sums a credit is for.

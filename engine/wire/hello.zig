@@ -30,7 +30,7 @@ pub const Hello = struct {
     /// Tells one process from another under the same id, for control: a connection made again from
     /// a second process. Drawn at its start.
     instance: u64 = 0,
-    /// What the proof is of, for probe.
+    /// The nonce of the proof, for probe.
     nonce: Nonce = @splat(0),
 };
 
@@ -40,8 +40,8 @@ pub const Key = [SipHash.key_length]u8;
 pub const Proof = [SipHash.mac_length]u8;
 const SipHash = std.crypto.auth.siphash.SipHash128(2, 4);
 
-/// What shows that this very peer of the run has answered. Of the run, because the peer of another
-/// one may have the id, and its coordinator knows the key.
+/// Proves that this very peer of the run has answered. The run's id is in it, because a peer of
+/// another run may have the same id, and its coordinator knows the key.
 pub fn proof(key: *const Key, run_id: base.RunId, peer: base.PeerId, nonce: Nonce) Proof {
     var result: Proof = undefined;
     SipHash.create(&result, &(run_id ++ peer.bytes ++ nonce), key);

@@ -26,7 +26,8 @@ pub const Queue = struct {
     /// Bytes that wait.
     length: usize = 0,
 
-    /// Of a queue that was empty, as most are whenever a message comes; it is kept for the next.
+    /// The first segment of a queue that was empty, as most are whenever a message comes; it is
+    /// kept for the next.
     const first_bytes = 1 * base.limits.KiB;
     const segment_bytes = 16 * base.limits.KiB;
 
@@ -130,7 +131,7 @@ pub const Queue = struct {
         return .{ .bytes = queue.front(), .segment = queue.first.?.segment };
     }
 
-    /// What would come back without this queue; of what it shares, its part.
+    /// The memory that would come back without this queue, its part of shared memory included.
     pub fn memory(queue: *const Queue) usize {
         var bytes: usize = 0;
         var next = queue.first;
@@ -236,7 +237,7 @@ test "memory comes back as bytes are sent, and the order of bytes is that of the
         }
         queue.sent(part);
         offset += part;
-        // What is sent is not held, up to the segment under way.
+        // Sent bytes are not held, up to the segment under way.
         try std.testing.expect(budget.bytes <= queue.length + queue.length / 8 + 2 * 16 * 1024);
     }
     try std.testing.expectEqual(count * bytes.len, offset);

@@ -19,8 +19,8 @@ pub const Stream = struct {
     /// A message whose body is longer is an error, before it is all there.
     in_bytes_max: usize = limits.control_message_bytes_max,
     out: Queue,
-    /// What may wait when a message is added: a side that reads nothing cannot make the other hold
-    /// more. And what the bulk that waits may add to it.
+    /// The most bytes that wait when a message is added: a side that reads nothing cannot make the
+    /// other hold more. And the waiting bulk, which adds to it.
     out_bytes_max: usize = limits.report_queue_bytes_max,
     out_bulk: usize = 0,
     /// Nothing is sent any more.
@@ -164,7 +164,7 @@ pub const Stream = struct {
         };
     }
 
-    /// What is to be sent next; there may be more behind it.
+    /// The bytes to be sent next; there may be more behind it.
     pub fn send_slice(stream: *const Stream) []const u8 {
         return if (stream.is_dropped) &.{} else stream.out.front();
     }

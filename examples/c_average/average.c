@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
   pccl_work_t *work = NULL;
   check(pccl_all_reduce(comm, numbers, numbers, COUNT, PCCL_F32, &reduce, &work), "all_reduce");
 
-  /* Who contributed, and the digest, which is the same on every peer. */
+  /* The contributors, and the digest, which is the same on every peer. */
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
   check(pccl_work_outcome(work, &outcome), "outcome");
   pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;

@@ -1,7 +1,7 @@
 """The corpus: the text of the Python standard library, which is on every machine that can run this.
 
-It owns which bytes are trained on, which are held out, and which peer sees which. What is learnt
-from them: `model.py`.
+It owns which bytes are trained on, which are held out, and which peer sees which. `model.py` learns
+from them.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Model:
     def write(
         self, flat: Floats, prompt: bytes, length: int, seed: int, temperature: float = 0.7
     ) -> bytes:
-        """What the model writes after `prompt`: `length` bytes, drawn one by one."""
+        """The bytes that the model writes after `prompt`: `length` of them, drawn one by one."""
         rng = np.random.default_rng(seed)
         parameters = self.views(flat)
         text = bytearray(prompt.rjust(self.context, b"\n"))

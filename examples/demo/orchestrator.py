@@ -1,7 +1,7 @@
 """Orchestrator: starts the coordinator and the peers, listens to them, and sees that all of them
 end.
 
-It owns the processes and the clock of a run. What they report goes to the story (`story.py`) and
+It owns the processes and the clock of a run. Their reports go to the story (`story.py`) and
 from there to a view (`view.py`); the training itself is `peer.py`. Processes are ended by their own
 id, and none outlives the run.
 """

@@ -34,7 +34,7 @@ Report = Callable[..., None]
 
 @dataclass
 class Shared:
-    """What all peers hold the same bytes of, and what a newcomer must be given."""
+    """The state that has the same bytes on all peers, and that a newcomer must be given."""
 
     parameters: Floats
     outer: OuterNesterov
@@ -128,7 +128,7 @@ def describe(comm: pccl.Communicator, admission: pccl.Admission) -> dict[str, An
 
 
 def account(comm: pccl.Communicator, outcome: pccl.Outcome) -> dict[str, Any]:
-    """What an all_reduce came to, and what it cost, for a report."""
+    """The result of an all_reduce, and its cost, for a report."""
     info = comm.info()
     return {
         "epoch": outcome.epoch,
@@ -152,7 +152,7 @@ def account(comm: pccl.Communicator, outcome: pccl.Outcome) -> dict[str, Any]:
 
 
 def sample(settings: Settings, parameters: Floats) -> str:
-    """What the model has learnt to write; bytes that are no text become replacement characters."""
+    """A sample of what the model writes; bytes that are no text become replacement characters."""
     written = settings.model.write(parameters, f"\n\n\n{PROMPT}".encode(), 240, settings.seed)
     return written.decode("utf-8", errors="replace")
 

@@ -58,7 +58,7 @@ def draw(story: Story, path: Path) -> None:
 
 
 def draw_titles(figure: Figure, story: Story) -> None:
-    """What one looks at."""
+    """The title, and a line about the run."""
     settings = story.settings
     figure.text(
         0.075, 0.955, "One model, trained by peers that come and go", fontsize=17, fontweight="bold"

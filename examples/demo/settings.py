@@ -1,7 +1,7 @@
 """Settings: the numbers of one run of the demo, which the orchestrator and all peers must agree on.
 
-The orchestrator hands them to each peer as JSON on its command line. What they mean for training:
-`peer.py`.
+The orchestrator hands them to each peer as JSON on its command line. `peer.py` says what they mean
+for training.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ STATE_STYLES = {
 
 
 class View:
-    """What the orchestrator tells to. This one shows nothing; the two below do."""
+    """A listener to the orchestrator. This one shows nothing; the two below do."""
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +147,7 @@ def peer_table(story: Story) -> Table:
 
 
 def peer_row(peer: Peer) -> list[Text]:
-    """What is known of a peer, by column: bytes both ways, digest of its state."""
+    """The columns of one peer, among them bytes both ways, digest of its state."""
     dim = look.FAINT if peer.state in ("killed", "failed") else ""
     return [
         Text(peer.name, style=f"bold {look.peer_colour(peer.index)}"),

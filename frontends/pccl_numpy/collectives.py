@@ -332,7 +332,7 @@ def packed(x: Array) -> Array:
 
 
 def source_of(x: object, *, moves: bool = False) -> Array:
-    """What travels of an array_like: itself, or packed."""
+    """The array that travels for an array_like: itself, or packed."""
     array = np.asarray(x)
     check_dtype(array, moves=moves)
     return packed(array)

@@ -165,8 +165,8 @@ def gather(
 ) -> Array | tuple[Array | None, Outcome] | None:
     """`x` of all members on `root`, as `all_gather` has it; elsewhere None, and `out` is unused.
 
-    What a lost member had, and the root has not got, is zeros; the outcome names no contributor
-    for it. A lost root ends the operation with Aborted on all.
+    Elements of a lost member that the root has not got are zeros; the outcome names no contributor
+    for them. A lost root ends the operation with Aborted on all.
     """
 
     def call(recv: Array | None) -> Outcome:
@@ -249,8 +249,8 @@ def all_to_all(
     dtype on every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how
     many come from each: every two must agree about those between them, else Mismatch, and the rows
     have one shape everywhere. `out`: of the result's shape and dtype; it may be `x`, or overlap it.
-    Otherwise as `all_reduce`. What a lost member had for this one, if it has not come, is zeros;
-    the outcome names no contributor for it.
+    Otherwise as `all_reduce`. Elements of a lost member for this one that have not come are zeros;
+    the outcome names no contributor for them.
     """
     source = np.asarray(x)
     check_dtype(source, moves=True)

@@ -40,7 +40,7 @@ def recv(
     tag: int = 0,
     deadline: float | None = None,
 ) -> Array:
-    """What `src` sends, as a new array of this shape and dtype.
+    """The array that `src` sends, as a new array of this shape and dtype.
 
     Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
     get `Mismatch`; the shape is this peer's alone.

@@ -190,8 +190,8 @@ def all_gather(
     `counts` on every peer. `out`: of exactly that shape and dtype; `x` may be this rank's rows of
     it, or overlap it. Otherwise as `all_reduce`.
 
-    What a lost member had, and no survivor got, is zeros, on all alike; the outcome names no
-    contributor for it.
+    Elements of a lost member that no survivor got are zeros, on all alike; the outcome names no
+    contributor for them.
     """
     source = np.asarray(x)
     check_dtype(source, moves=True)
@@ -260,7 +260,7 @@ class Rows:
     first: int
     own: int
     whole: int
-    # Of each rank; None where all have as many.
+    # Each rank's number of elements; None where all have as many.
     elements: list[int] | None
 
     @property
@@ -277,7 +277,7 @@ class Rows:
         takes_counts: bool = True,
         counts_name: str = "counts",
     ) -> Rows:
-        """Of an array that has the rows of all ranks."""
+        """The rows of this rank in an array that has those of all."""
         if x.ndim == 0:
             raise InvalidArgument("x has no rows to share: its shape is ()")
         world, whole = comm.world_size, x.shape[0]
@@ -296,7 +296,7 @@ class Rows:
 
     @classmethod
     def of_part(cls, comm: Group, x: Array, counts: Sequence[int] | None, name: str = "x") -> Rows:
-        """Of an array that has the rows of this rank; `name` is what the caller calls it."""
+        """The rows of an array that has those of this rank; the caller calls it `name`."""
         if x.ndim == 0:
             raise InvalidArgument(f"{name} has no rows: its shape is ()")
         own = x.shape[0]

@@ -11,8 +11,8 @@ their result or none has. They need not have one dtype, and are not copied where
 and in native byte order. Every member passes a tree of the same structure, shapes and dtypes; that
 is compared by the arrays alone, in their order.
 
-What is said of shapes, dtypes, errors and threads of the functions of the same names for one array
-(collectives.py, shards.py, exchange.py) holds for each array here. An InDoubt has the tree that
+Shapes, dtypes, errors and threads are, for each array, as in the functions of the same names for
+one array (collectives.py, shards.py, exchange.py). An InDoubt has the tree that
 `error.work.resolve()` fills in `error.result`. Ranges of an outcome count the elements of all
 arrays: for each rank's rows in turn, those of one array after the other.
 """
@@ -52,7 +52,7 @@ Tree = TypeVar("Tree")
 
 
 class Options(TypedDict, total=False):
-    """What `Group.all_gather` and its like take: `tag`, `codec`, `plan`, `recovery`, `deadline`."""
+    """Options of `Group.all_gather` and others: `tag`, `codec`, `plan`, `recovery`, `deadline`."""
 
     tag: int
     codec: Codec | CodecKind | str
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
 
 
 class ReduceOptions(Options, total=False):
-    """What `Group.all_reduce` takes: `op`, and those of Options. A codec is for trees of floats."""
+    """Options of `Group.all_reduce`: `op`, and those of Options. A codec is for trees of floats."""
 
     op: ReduceOp | str
 

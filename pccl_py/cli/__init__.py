@@ -40,7 +40,7 @@ EXIT_USAGE = 2
 
 
 class OnFailure(str, Enum):
-    """What `pccl run` does when a process fails."""
+    """The answer of `pccl run` to a process that fails."""
 
     CONTINUE = "continue"
     STOP = "stop"

@@ -1,6 +1,6 @@
 """`pccl bench kernels`: a table of the kernels on this machine.
 
-What is measured, and how: pccl_py/measure.py.
+pccl_py/measure.py says what is measured, and how.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every process of a machine sees the arguments of all others, so a secret is never one: it comes
 from the environment, from a file that only its owner can read, or from standard input. No error
-here repeats what it refuses. What a token says: pccl_py/coordinator.py.
+here repeats what it refuses. pccl_py/coordinator.py says what is in a token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Showing the status of a run: as JSON, as a page, and as a page that refreshes.
 
-What the numbers mean is docs/STATUS.md; here they only get a shape for people. A coordinator may
+docs/STATUS.md says what the numbers mean; here they only get a shape for people. A coordinator may
 lie, or be older than what is refused today, so no text of it reaches the terminal but by `shown`.
 """
 
@@ -80,8 +80,8 @@ def page(status: dict[str, Any]) -> RenderableType:
 def shown(value: object) -> str:
     """Text of a coordinator or a peer as a terminal may have it.
 
-    What it would obey, what ends a line and what turns the writing is escaped, as engine/base/
-    text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
+    Characters that it would obey, that end a line or that turn the writing are escaped, as
+    engine/base/text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
 
@@ -200,7 +200,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
 
 
 def _waits(epoch: dict[str, Any]) -> list[Text]:
-    """Who is waited for; a coordinator of an earlier release does not say."""
+    """The peers that are waited for; a coordinator of an earlier release does not say."""
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):

@@ -1,7 +1,7 @@
 """include/pccl.h as cffi reads it: the header itself is the source, five rules make it plain C.
 
 The header stays free of inline functions and of macros in declarations so that this is all it
-takes. What the functions do is tested in test_abi.py, what programs rely on in test_manifest.py.
+takes. test_abi.py tests what the functions do, test_manifest.py what programs rely on.
 """
 
 from __future__ import annotations

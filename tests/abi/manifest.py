@@ -1,8 +1,8 @@
 """The manifest of the ABI: what programs were compiled against, a line for each thing, in abi.txt.
 
 `python tests/abi/manifest.py` writes abi.txt anew from include/pccl.h and says what that changes
-for programs that were compiled before; the commit of a change to the header has it. What the tests
-make of it: test_manifest.py.
+for programs that were compiled before; the commit of a change to the header has it. Its tests:
+test_manifest.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from header import HEADER, declarations
 GOLDEN = Path(__file__).with_name("abi.txt")
 
 HEAD = """\
-# What include/pccl.h promises to programs that are compiled already, where pointers have 64 bits.
+# The promises of include/pccl.h to programs that are compiled already, where pointers have 64 bits.
 # Made by tests/abi/manifest.py, which says what a change means to them; read by test_manifest.py.
 """
 
@@ -32,7 +32,7 @@ Manifest = dict[str, str]
 
 @functools.cache
 def manifest(header: str) -> Manifest:
-    """What a header promises. Its version is no part of that: it is there to rise."""
+    """The promises of a header. Its version is no part of that: it is there to rise."""
     plain = declarations(header)
     ffi = cffi.FFI()
     ffi.cdef(plain)
@@ -63,7 +63,7 @@ def _type(ffi: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _signature(ffi: Any, plain: str, name: str) -> str:
-    """Of types alone: names of parameters, and const, are not in what was compiled."""
+    """The signature in types alone: names of parameters, and const, are not compiled."""
     found = re.search(rf"(?:^|;)\s*([^;]*?)\b{name}\(([^;]*)\);", plain)
     assert found, name
     cname: str = ffi.typeof(f"{found[1]}(*)({found[2]})").cname
@@ -92,7 +92,7 @@ class Change(NamedTuple):
 
 
 def changes(old: Manifest, new: Manifest) -> list[Change]:
-    """What is different, and whether a program that was compiled with the old one goes on."""
+    """The differences, and whether a program that was compiled with the old one goes on."""
     found = []
     for what in [*old, *(what for what in new if what not in old)]:
         if what not in new:
@@ -139,7 +139,7 @@ def _in_new_place(what: str, owner: str, old: Manifest, new: Manifest) -> bool:
 
 
 def _place(what: str, lines: Manifest) -> tuple[str, int, int] | None:
-    """Of a field: its struct, size and offset."""
+    """For a field: its struct, size and offset."""
     kind, _, name = what.partition(" ")
     if kind != "field" or what not in lines:
         return None

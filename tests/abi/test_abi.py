@@ -465,7 +465,7 @@ def test_a_codec_is_for_floats_and_for_what_it_can_add_up(pair: tuple[Any, Any],
 def test_what_travels_is_encoded_in_every_call_that_has_a_codec(
     pair: tuple[Any, Any], name: str
 ) -> None:
-    """Of numbers that 16 bits have exactly, with residuals where there are sums."""
+    """With numbers that 16 bits have exactly, with residuals where there are sums."""
     chosen = options("collective_options", codec=lib.PCCL_CODEC_BF16)
     plain = options("collective_options")
 
@@ -766,7 +766,7 @@ def test_a_reduction_arrives_at_its_root_alone(pair: tuple[Any, Any]) -> None:
 
 
 def test_shards_are_reduced_and_gathered(pair: tuple[Any, Any]) -> None:
-    """Of two elements each, and of three and one; apart, and in the place of the rank."""
+    """Shards have two elements each, or three and one; apart, and in the place of the rank."""
     for counts in ((2, 2), (3, 1), (0, 4)):
         given, ranks = counts_of(*counts)
         for in_place in (True, False):

@@ -85,7 +85,7 @@ def embed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(count: int, *command: str) -> list[str]:
-    """What the processes of one run print, without their numbers."""
+    """The output of the processes of one run, without their numbers."""
     answer = subprocess.run(
         [*CLI, "run", "-n", str(count), "--", *command],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=ENVIRONMENT,

@@ -1,7 +1,7 @@
 """Old programs and new headers: the header keeps what abi.txt says, and the library what it says.
 
-What a change to the header means for programs that were compiled before is manifest.py's to say;
-here it says it about changes that are made up.
+manifest.py says what a change to the header means for programs that were compiled before; here it
+says it about changes that are made up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_cffi_sees_every_function_of_the_header() -> None:
     assert structs <= listed
 
 
-# What is changed in the header, and what is to be said about it.
+# Changes of the header, and what is to be said about them.
 CHANGES = {
     "nothing": ("", "", []),
     "a comment": ("/* The port it listens on. */", "", []),

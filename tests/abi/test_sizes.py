@@ -1,8 +1,8 @@
 """Old and new programs: every struct that begins with its size, shorter and longer than ours.
 
 A short one lies at the end of its page, and the page behind it cannot be read or written: a library
-that looks further than the size says does not fail a test here, it ends the process. What is tried
-with each struct is in READ and FILLED; one that the header has more is missed.
+that looks further than the size says does not fail a test here, it ends the process. The trials of
+each struct are in READ and FILLED; one that the header has more is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class World(NamedTuple):
-    """What the calls need: somebody who is alone, and a coordinator that nobody uses."""
+    """The arguments of the calls: somebody who is alone, and a coordinator that nobody uses."""
 
     comm: Any
     work: Any
@@ -109,7 +109,7 @@ def full_size(kind: str) -> int:
     return int(ffi.sizeof(f"pccl_{kind}_t"))
 
 
-# What is not the same in two calls: the number of the sync, and times.
+# Fields that differ between two calls: the number of the sync, and times.
 VARIES = {"sync_outcome": ("revision", "sequence", "duration_ns", "hash_ns")}
 
 
@@ -163,7 +163,7 @@ def shorter(kinds: dict[str, Call]) -> list[Any]:
         pytest.param(kind, size, id=f"{kind}-{size}")
         for kind in kinds
         for size in range(8, full_size(kind) + 1, ffi.alignof(f"pccl_{kind}_t"))
-        # Of a text of 256 bytes the ends are enough.
+        # The ends of a text of 256 bytes are enough.
         if not (kind == "token_info" and 24 < size < 256)
     ]
 

@@ -2,8 +2,8 @@
 
 Its orders are one JSON object in argv[1], then words on stdin: "finish" (all end together),
 "leave" (this one ends), "rejoin" (leaves and joins again). It says JSON lines on stdout, one per
-round, per membership and per violation. What it calls: program.py; who judges the rounds of all
-peers together: ledger.py.
+round, per membership and per violation. Its calls: program.py; ledger.py judges the rounds of all
+peers together.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class ChaosPeer:
             )
 
     def _check_lost(self, error: str) -> None:
-        """Who was removed does not go on."""
+        """A peer that was removed does not go on."""
         assert self._comm is not None
         try:
             self._comm.barrier(tag=STATE_TAG, deadline=DEADLINE_SECONDS)

@@ -1,4 +1,4 @@
-"""What all peers of a chaos run said of their rounds, compared: agreement, atomicity, equal state.
+"""The reports of all peers of a chaos run, compared: agreement, atomicity, equal state.
 
 Each peer has checked its own values already (chaos_peer.py). A complaint here is a violation of
 docs/PROMISE.md. Old rounds are forgotten once nobody can speak of them any more.
@@ -18,7 +18,7 @@ Key = tuple[int, int, int]  # epoch, round, index of the call in the round
 
 @dataclass
 class Operation:
-    """What was said of one operation."""
+    """The reports of one operation."""
 
     committed: dict[str, Any] | None = None
     aborted: dict[int, str] = field(default_factory=dict)  # at whom, and what it was told
@@ -37,8 +37,8 @@ class Ledger:
         self.state: Counter[str] = Counter()
         self._operations: dict[Key, Operation] = {}
         self._rounds: dict[tuple[int, int], dict[str, Any]] = {}
-        # Who lost its membership inside an operation, and must not be heard of again: a peer that
-        # joins again takes a new number.
+        # Peers that lost their membership inside an operation, and must not be heard of again: a
+        # peer that joins again takes a new number.
         self._lost: dict[int, str] = {}
 
     def take(self, number: int, report: dict[str, Any]) -> None:

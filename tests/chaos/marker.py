@@ -1,4 +1,4 @@
-"""What a peer of a chaos run is doing right now, readable after it was killed or frozen.
+"""The current action of a peer of a chaos run, readable after it was killed or frozen.
 
 A few words in a file that both sides map: the peer writes as it goes, and the orchestrator looks
 at the instant of a fault. No message could say this: a killed process sends none.

@@ -35,8 +35,8 @@ class Site:
 
 
 class Network(ABC):
-    """What both can do. Names are those of slots, and COORDINATOR. What ends a fault of a pair or
-    of all links of one process may end another one of the same pair too."""
+    """The operations of both. Names are those of slots, and COORDINATOR. A call that ends a fault
+    of a pair or of all links of one process may end another one of the same pair too."""
 
     @abstractmethod
     def site(self, name: str) -> Site: ...
@@ -59,7 +59,7 @@ class Network(ABC):
 
     @abstractmethod
     def refuse(self, name: str) -> None:
-        """Who dials this process is refused, as where nobody listens."""
+        """Connections to this process are refused, as where nobody listens."""
 
     @abstractmethod
     def admit(self, name: str) -> None: ...

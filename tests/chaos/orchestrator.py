@@ -2,7 +2,7 @@
 
 One loop: news of the processes, and things to do at their times. A Run begins when all peers work
 in one epoch, strikes as the plan says while they go on, then heals everything, and asks that all
-come together again and end in the same round. What a verdict needs: `Run.report`.
+come together again and end in the same round. The verdict's basis: `Run.report`.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Run(Closing):
         }
 
     def complaints(self) -> list[str]:
-        """What is wrong with the run itself: faults that missed, memory that grew."""
+        """Complaints about the run itself: faults that missed, memory that grew."""
         found = []
         records = self.strikes.records
         counted = [record for record in records if record.counts]

@@ -17,7 +17,7 @@ COORDINATOR = -1
 # Until a process that was ended has a successor that works.
 BACK_SECONDS = 1.5
 
-# Of slots taken, and of whether a link is meant: its second slot may be any other.
+# Kinds by the slots that they take; the second slot of a link may be any other.
 PROCESS_KINDS = (
     *("kill", "freeze_short", "freeze_long", "leave", "terminate", "leave_loop"),
     *("kill_newcomer", "kill_while_joining"),
@@ -33,7 +33,7 @@ COORDINATOR_KINDS = (
     *("coordinator_freeze_short", "coordinator_freeze_long", "coordinator_kill"),
     *("coordinator_kill_behind_gate", "coordinator_kill_and_peer"),
 )
-# What only a proxy can do; all others are possible where packets arrive or vanish.
+# Faults that only a proxy can make; all others are possible where packets arrive or vanish.
 PROXY_KINDS = (
     *("swallow", "half_open", "reset", "refuse", "crawl", "delay"),
     *("control_reset", "coordinator_kill_behind_gate"),

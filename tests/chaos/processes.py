@@ -1,6 +1,6 @@
 """The processes of a chaos run: peers in their slots, and the coordinator, each at its site.
 
-What they say, and that they stopped or ended, comes into one queue, in order. Nothing is decided
+Their lines, and that they stopped or ended, come into one queue, in order. Nothing is decided
 here: orchestrator.py is. Processes are ended by their own ids.
 """
 

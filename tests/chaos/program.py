@@ -1,7 +1,7 @@
-"""What all peers of a chaos run call, drawn alike on each of them: one Round after each safe point.
+"""The calls of a chaos run, drawn alike on each peer: one Round after each safe point.
 
 It follows from the seed, the epoch and the number of safe points since it began, so a newcomer
-takes it up without a word. Who calls it: chaos_peer.py.
+takes it up without a word. Used by chaos_peer.py.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ LEAVES = 4
 # How long a fault waits for its victims to be there.
 PATIENCE_SECONDS = 6.0
 RETRY_SECONDS = 0.2
-# What nobody else suffers from is no fault of an operation.
+# A fault that nobody else suffers from is none of an operation.
 GRACEFUL = ("leave", "leave_loop")
 
 
 @dataclass
 class Record:
-    """What came of one fault."""
+    """The result of one fault."""
 
     fault: plan.Fault
     at: float | None = None
@@ -101,7 +101,7 @@ class Strikes:
         return ""
 
     def _note(self, record: Record, slots: list[Slot]) -> None:
-        """What the victims are doing, at the instant of the fault."""
+        """Notes what the victims are doing, at the instant of the fault."""
         record.at = self._run.now()
         for slot in slots:
             glance = slot.glance()

@@ -1,6 +1,6 @@
 """A minute of chaos: real peers are killed, frozen, cut off and joined while they work.
 
-The same with other seeds, for as long as you like: `make soak MINUTES=60`. What is checked:
+The same with other seeds, for as long as you like: `make soak MINUTES=60`. The checks:
 chaos_peer.py (values), ledger.py (agreement), orchestrator.py (everybody comes together again,
 faults hit, memory and descriptors stay). Also that the judges see what they should.
 """
@@ -105,7 +105,7 @@ def test_slot_0_and_one_more_are_spared() -> None:
 
 
 def other(**changed: Any) -> dict[str, Any]:
-    """What a second peer says of the same round."""
+    """The report of a second peer of the same round."""
     report = copy.deepcopy(REPORT)
     for key, value in changed.items():
         (report if key in report else report["operations"][0])[key] = value

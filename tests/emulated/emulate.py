@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass
 class Program:
-    """What there is to load of a static ELF file for x86-64."""
+    """The parts to load of a static ELF file for x86-64."""
 
     entry: int
     headers: bytes
@@ -196,7 +196,7 @@ class Emulator:
                     show(text + b"\n")
                     return int(rest)
                 if not mark:
-                    # What may be the beginning of the last line is kept.
+                    # Bytes that may begin the last line are kept.
                     keep = len(pending) - pending.rfind(b"\n") if b"\n" in pending[-9:] else 0
                     show(pending[: len(pending) - keep])
                     pending = pending[len(pending) - keep :]

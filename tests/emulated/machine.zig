@@ -1,12 +1,12 @@
-//! What an emulated CPU runs beneath a static Linux program: from reset to 64-bit mode with AVX-512
-//! switched on; the program is read from the disk and run without privileges, and its few system
-//! calls are answered. No BIOS, no interrupts, one address space; output leaves by the serial port,
-//! the exit status behind it. emulate.py makes the disk and runs the emulator; machine.ld says
-//! where in memory this is.
+//! The machine code beneath a static Linux program on an emulated CPU: from reset to 64-bit mode
+//! with AVX-512 switched on; the program is read from the disk and run without privileges, and its
+//! few system calls are answered. No BIOS, no interrupts, one address space; output leaves by the
+//! serial port, the exit status behind it. emulate.py makes the disk and runs the emulator;
+//! machine.ld says where in memory this is.
 
 const std = @import("std");
 
-/// What emulate.py writes here: where the contents of the disk belong, the first instruction, the
+/// Written here by emulate.py: where the contents of the disk belong, the first instruction, the
 /// stack with arguments and auxiliary vector, and the memory that may be mapped.
 const Handover = extern struct {
     image: u64,

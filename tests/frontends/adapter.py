@@ -2,7 +2,7 @@
 
 One adapter per frontend (numpy_adapter.py), and conftest.py lists them; the tests know no array
 library. Arrays are spoken of as flat lists of numbers in row-major order, shapes and dtypes by
-their names in `pccl_py.DType`, lower case. What results must be is model.py's matter.
+their names in `pccl_py.DType`, lower case. model.py says what results must be.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ class Adapter(ABC):
 
     @abstractmethod
     def recv(self, comm: pccl.Group, shape: Shape, dtype: str, src: int, **options: Any) -> Any:
-        """What comes, as a new array."""
+        """The array that comes, as a new one."""

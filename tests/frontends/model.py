@@ -53,7 +53,7 @@ class Call:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the frontend's function."""
+        """The options of the frontend's function."""
         made: dict[str, Any] = {}
         if self.collective in ROOTED:
             made["root"] = self.root
@@ -157,7 +157,7 @@ class Call:
         return [number % 2 if self.bits else number * self.spread for number in made]
 
     def _part(self, numbers: list[Any], rank: int, source: int = 0) -> list[Any]:
-        """What `source` has for `rank`, of all that it has."""
+        """The part that `source` has for `rank`, of all that it has."""
         each = math.prod(self.tail)
         first = sum(self._between(source, other) for other in range(rank)) * each
         return numbers[first : first + self._between(source, rank) * each]

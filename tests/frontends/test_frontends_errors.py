@@ -1,4 +1,4 @@
-"""What a frontend does where something is wrong: clear errors, arrays kept, no lost turn."""
+"""A frontend's answer where something is wrong: clear errors, arrays kept, no lost turn."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_message_of_another_size_is_a_mismatch_for_both(
 
 
 def goes_on(frontend: Adapter, world: pccl.LocalWorld) -> None:
-    """What was refused has taken nobody's turn: the next operation of the same tag succeeds."""
+    """A refused call has taken nobody's turn: the next operation of the same tag succeeds."""
     call = Call("all_reduce", (2,) * len(world.comms))
 
     def program(comm: pccl.Communicator) -> list[float]:
@@ -238,7 +238,7 @@ def test_a_root_that_is_no_rank_is_refused(
 def test_a_member_that_leaves_instead_of_calling(
     frontend: Adapter, collective: str, lost: int, uneven: bool
 ) -> None:
-    """Who is left gets the result without it, or Aborted where nobody else can give it.
+    """A member that is left gets the result without it, or Aborted where nobody else can give it.
 
     The leaving one is the root, rank 0, or not. Until the next safe point ranks stay as they are.
     """

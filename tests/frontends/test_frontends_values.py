@@ -1,4 +1,4 @@
-"""What a frontend's collectives give: every form, layout, dtype, shape and size of world."""
+"""The results of a frontend's collectives: every form, layout, dtype, shape and size of world."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_messages_arrive(frontend: Adapter, worlds: Worlds, shape: Shape) -> Non
 def test_a_tree_of_arrays_is_one_operation(
     frontend: Adapter, worlds: Worlds, collective: str, world: int
 ) -> None:
-    """Of several shapes and dtypes, of which one is empty, and the structure comes back."""
+    """Arrays have several shapes and dtypes, one is empty, and the structure comes back."""
     rows = (2,) * world
     calls = [Call(collective, rows, tail, root=world - 1) for tail in ((3,), (), (0,), (2, 2))]
     dtypes = ("f32", "i64", "f64", "bf16")

@@ -103,7 +103,7 @@ fn step(hall: *Hall, words: *Words) !void {
             hall.now += @as(u64, std.time.ns_per_ms) << @intCast(words.below(14));
             hall.c.tick(hall.now);
         },
-        // What it was told has left.
+        // The messages to it leave.
         4 => if (hall.places[place]) |connection| {
             connection.stream.sent(connection.stream.send_slice().len);
         },

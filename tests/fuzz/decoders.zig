@@ -114,7 +114,7 @@ pub fn endpoint(_: Allocator, bytes: []const u8) !void {
     }
 }
 
-/// What is shown obeys nobody, whatever it was.
+/// Shown text has nothing that a terminal obeys, whatever it was.
 pub fn text(_: Allocator, bytes: []const u8) !void {
     var room: [300]u8 = undefined;
     const shown = base.text.show(bytes, room[0 .. 20 + bytes.len % 280]);

@@ -3,7 +3,7 @@
 `zig build fuzz --fuzz=N` ends after N runs of each target, without a web server, and keeps what it
 has found interesting in .zig-cache/f, so rounds of it add up. Here is what it lacks: an end by
 time, a line of progress for each round, and where the input is that failed. Such an input is kept
-by copying it to tests/fuzz/corpus and naming it in tests/fuzz/root.zig.
+by adding it to the file of its target in tests/fuzz/corpus.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 CRASH = ROOT / ".zig-cache" / "f" / "crash"
-# Of each target; a round of all takes some seconds.
+# Runs of each target; a round of all takes some seconds.
 RUNS = "20K"
-# What a round may take; the first compiles everything twice, once with counters in it.
+# The longest that a round may take; the first compiles everything twice, once with counters in it.
 FIRST_SECONDS_MAX, ROUND_SECONDS_MAX = 3600.0, 900.0
 
 
@@ -66,7 +66,7 @@ def one_round(command: list[str], seconds_max: float) -> tuple[int, str]:
 
 
 def summary(report: str) -> str:
-    """What Zig's report says of how far it has come."""
+    """Zig's report of how far it has come."""
     found = {
         name: re.findall(rf"^{name}: \S+ -> (.*)$", report, re.MULTILINE)
         for name in ("Runs", "Unique runs", "Coverage")
@@ -79,8 +79,8 @@ def explain() -> int:
         kept = ROOT / "fuzz_crash"
         shutil.copy(CRASH, kept)
         print(f"a target failed, named above; its input is {kept}")
-        print("keep it: copy it to tests/fuzz/corpus and name it in tests/fuzz/root.zig;")
-        print("then `zig build fuzz` runs it every time")
+        print("keep it: cat fuzz_crash >> tests/fuzz/corpus/TARGET; then `zig build fuzz` runs it")
+        print("every time")
     return 1
 
 

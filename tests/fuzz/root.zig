@@ -16,7 +16,7 @@ const Smith = std.testing.Smith;
 
 /// Longest input.
 const bytes_max = 2048;
-/// What one coordinator, or one session, may hold here.
+/// The memory that one coordinator, or one session, may hold here.
 const budget_bytes = 16 << 20;
 
 pub const Target = enum {
@@ -37,13 +37,23 @@ pub const Target = enum {
     session,
 };
 
-/// Inputs that once failed, or that a coverage-guided run has found worth keeping, by what they are
-/// for: as it is in the file, after the four bytes of its length.
-const kept = [_]struct { target: Target, bytes: []const u8 }{
-    .{ .target = .endpoint, .bytes = @embedFile("corpus/endpoint-v6") },
-    .{ .target = .token, .bytes = @embedFile("corpus/token") },
-    .{ .target = .text, .bytes = @embedFile("corpus/text-bidi") },
+/// Inputs that once failed, or that runs guided by coverage have found: a file for each target, in
+/// which one follows the other, each after the four bytes of its length.
+const kept = kept: {
+    var files: std.EnumArray(Target, []const u8) = .initUndefined();
+    for (std.enums.values(Target)) |target| {
+        files.set(target, @embedFile("corpus/" ++ @tagName(target)));
+    }
+    break :kept files;
 };
+
+/// Takes the next input from what is left of a file, its length included.
+fn next_kept(rest: *[]const u8) ?[]const u8 {
+    if (rest.len == 0) return null;
+    const end = 4 + std.mem.readInt(u32, rest.*[0..4], .little);
+    defer rest.* = rest.*[end..];
+    return rest.*[0..end];
+}
 
 pub fn run(target: Target, bytes: []const u8) !void {
     switch (target) {
@@ -77,16 +87,19 @@ fn from_smith(target: Target, smith: *Smith) anyerror!void {
 }
 
 fn fuzz(comptime target: Target) !void {
-    comptime var corpus: []const []const u8 = &.{};
-    comptime for (kept) |item| if (item.target == target) {
-        corpus = corpus ++ .{item.bytes};
+    const corpus = comptime corpus: {
+        @setEvalBranchQuota(100_000);
+        var inputs: []const []const u8 = &.{};
+        var rest = kept.get(target);
+        while (next_kept(&rest)) |input| inputs = inputs ++ .{input};
+        break :corpus inputs;
     };
     try std.testing.fuzz(target, from_smith, .{ .corpus = corpus });
 }
 
 // ---- fresh inputs without guidance
 
-/// What `fresh` has under way, for whoever reports a panic.
+/// The target that `fresh` has under way, for whoever reports a panic.
 pub threadlocal var under_way: ?Target = null;
 
 /// Inputs of one seed for every target. On an error `under_way` says which it was.
@@ -123,15 +136,21 @@ fn noise(prng: *Prng, buffer: *[bytes_max]u8) []const u8 {
     return buffer[0..length];
 }
 
-/// Something that decodes; nothing for targets that make sense of any bytes.
+/// Something that was kept.
+fn sample_kept(prng: *Prng, target: Target, buffer: *[bytes_max]u8) []const u8 {
+    var count: u64 = 0;
+    var rest = kept.get(target);
+    while (next_kept(&rest)) |_| count += 1;
+    rest = kept.get(target);
+    for (0..prng.below(count)) |_| _ = next_kept(&rest);
+    const bytes = next_kept(&rest).?[4..];
+    @memcpy(buffer[0..bytes.len], bytes);
+    return buffer[0..bytes.len];
+}
+
+/// Something that decodes, or was kept.
 fn sample(prng: *Prng, target: Target, buffer: *[bytes_max]u8) []const u8 {
-    for (0..2) |_| {
-        const item = &kept[prng.below(kept.len)];
-        if (item.target != target) continue;
-        const bytes = item.bytes[4..];
-        @memcpy(buffer[0..bytes.len], bytes);
-        return buffer[0..bytes.len];
-    }
+    if (prng.chance(2)) return sample_kept(prng, target, buffer);
     switch (target) {
         .frame => buffer[0..wire.frame.header_bytes].* = wire.frame.encode(
             std.mem.zeroInit(wire.frame.Header, .{ .kind = .final, .epoch = prng.below(9) }),
@@ -157,7 +176,7 @@ fn sample(prng: *Prng, target: Target, buffer: *[bytes_max]u8) []const u8 {
             const message = said.message() catch return "";
             return wire.control.encode(message, buffer) catch "";
         },
-        .token, .endpoint, .text => return "",
+        .token, .endpoint, .text => return sample_kept(prng, target, buffer),
         .journal => {
             buffer[0..protocol.journal.header.len].* = protocol.journal.header;
             const record: protocol.journal.Record = .{ .start = .{
@@ -168,8 +187,10 @@ fn sample(prng: *Prng, target: Target, buffer: *[bytes_max]u8) []const u8 {
             const written = protocol.journal.encode(record, rest) catch unreachable;
             return buffer[0 .. protocol.journal.header.len + written.len];
         },
-        .frame_signed, .control_body, .descriptor, .journal_signed => return "",
-        .coordinator, .session => return "",
+        .frame_signed, .control_body, .descriptor, .journal_signed => {
+            return sample_kept(prng, target, buffer);
+        },
+        .coordinator, .session => return sample_kept(prng, target, buffer),
     }
     return buffer[0..wire.frame.header_bytes];
 }

@@ -138,7 +138,7 @@ const Booth = struct {
         }
     }
 
-    /// What it has to say leaves.
+    /// All that it has to say leaves.
     fn drain(booth: *Booth) void {
         booth.s.control.sent(booth.s.control.send_slice().len);
         for (&booth.lanes, &booth.is_up) |*place, up| {

@@ -1,8 +1,8 @@
 """An honest run under attack: a coordinator and peers in their processes, and what they hold.
 
 Peers add up the digits of the oracle without a pause (tests/processes/loop.py), and judge each sum.
-What is done to them is harness/attacker.py's; which of it a test asks for, and what it allows, the
-tests say. Nothing here sleeps: it waits for what processes say, with a limit.
+The attacks are in harness/attacker.py; the tests say which of them they ask for, and what they
+allow. Nothing here sleeps: it waits for what processes say, with a limit.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ COUNT = 3_001
 WAIT_SECONDS_MAX = 60.0
 KIB, MIB = 1 << 10, 1 << 20
 PEAK_BYTES_MAX = 64 * MIB
+KEPT_BYTES_MAX = 16 * MIB
 # A socket that was accepted and is not yet looked at, a file that is being written.
 SPARE_DESCRIPTORS = 8
+LOOKUPS_MAX = 4  # names that the coordinator looks up at once, each on a thread of its own
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds."""
+    """The descriptors, threads and memory of a process."""
 
     descriptors: int
+    threads: int
     resident_bytes: int
     peak_bytes: int
 
@@ -48,7 +51,8 @@ class Held:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         sizes = {name: value for name, _, value in (line.partition(":") for line in lines)}
         resident, peak = (int(sizes[key].split()[0]) * KIB for key in ("VmRSS", "VmHWM"))
-        return cls(len(os.listdir(f"/proc/{pid}/fd")), resident, peak)
+        descriptors, threads = (len(os.listdir(f"/proc/{pid}/{of}")) for of in ("fd", "task"))
+        return cls(descriptors, threads, resident, peak)
 
 
 def forget_peak(pid: int) -> None:
@@ -56,8 +60,12 @@ def forget_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
+def _port_of(member: dict[str, Any]) -> int:
+    return int(member["address"].rpartition(":")[2])
+
+
 def bytes_acknowledged(pid: int) -> int:
-    """What all TCP sockets that a process has now have sent, in all, and the other side has."""
+    """Counts what the TCP sockets that a process has now have sent, and the other side has got."""
     pidfd_getfd, acknowledged_at = 438, 120  # linux/tcp.h: tcpi_bytes_acked
     system = ctypes.CDLL(None, use_errno=True)
     process = os.pidfd_open(pid)
@@ -81,10 +89,23 @@ def bytes_acknowledged(pid: int) -> int:
 
 
 class Run:
-    """`n` peers, numbers 0 to n - 1, that work from the beginning to the end of it."""
+    """`n` peers, numbers 0 to n - 1, that work from the beginning to the end of it.
 
-    def __init__(self, n: int, folder: Path, *, silence: float = 5) -> None:
+    `environment` is the coordinator's; `verbose`: its log is in `coordinator.errors`.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        folder: Path,
+        *,
+        silence: float = 5,
+        environment: dict[str, str] | None = None,
+        verbose: bool = False,
+    ) -> None:
         self._silence = silence
+        self._environment = environment
+        self._verbose = ["--verbose"] if verbose else []
         self._folder = folder
         # Bound and not listening: the port stays ours while no coordinator runs.
         self._port = socket.socket()
@@ -103,8 +124,8 @@ class Run:
         command = [sys.executable, "-u", "-m", "pccl_py.cli", "coordinator"]
         command += ["--bind", f"127.0.0.1:{self.port}", "--run-id-file", "-"]
         command += ["--heartbeat", "0.2", "--silence", str(self._silence)]
-        command += ["--state", str(self._folder / "state")]
-        child = Child(command, heard=lines.put)
+        command += ["--state", str(self._folder / "state"), *self._verbose]
+        child = Child(command, heard=lines.put, environment=self._environment)
         child.say(self.run_id.hex())
         assert lines.get(timeout=WAIT_SECONDS_MAX).strip() == self.token
         return child
@@ -146,10 +167,21 @@ class Run:
         """The same by somebody who has the token."""
         return replace(self.job(attack, **options), run_id=self.run_id.hex())
 
+    def lanes(self, **options: Any) -> Job:
+        """Lanes of somebody who has the token, to the founder that others dial."""
+        to = min(self._members(), key=lambda member: str(member["peer_id"]))
+        job = self.insider("lanes", meant=to["peer_id"], **options)
+        return replace(job, ports=[_port_of(to)])
+
     def peer_ports(self) -> list[int]:
         """Where the founders listen."""
-        epochs = pccl.run_status(self.token, timeout=WAIT_SECONDS_MAX)["groups"][0]["epochs"]
-        return [int(member["address"].rpartition(":")[2]) for member in epochs[-1]["members"]]
+        return [_port_of(member) for member in self._members()]
+
+    def _members(self) -> list[dict[str, Any]]:
+        status = pccl.run_status(self.token, timeout=WAIT_SECONDS_MAX)
+        (group,) = [group for group in status["groups"] if group["name"] == "default"]
+        members: list[dict[str, Any]] = group["epochs"][-1]["members"]
+        return members
 
     def rounds(self) -> int:
         """How often the first founder has added up."""
@@ -190,7 +222,7 @@ class Run:
     # ---- what is judged
 
     def held(self) -> dict[str, Held]:
-        """By whom."""
+        """The holdings of each process, by its name."""
         founders = {f"peer {peer.number}": peer.process.pid for peer in self.founders}
         return {name: Held.by(pid) for name, pid in [*self._coordinator(), *founders.items()]}
 
@@ -198,17 +230,18 @@ class Run:
         return [("coordinator", self.coordinator.pid)]
 
     def forget_peaks(self) -> None:
-        """Of everybody."""
+        """The peak of each process begins again."""
         for pid in (self.coordinator.pid, *(peer.process.pid for peer in self.founders)):
             forget_peak(pid)
 
     @contextlib.contextmanager
     def bounded(
-        self, *, descriptors: int, peak_bytes: int, kept_bytes: int = 16 * MIB
+        self, *, descriptors: int, peak_bytes: int, kept_bytes: int = KEPT_BYTES_MAX
     ) -> Iterator[Callable[[], None]]:
-        """Nobody holds more than this beyond what it held before; afterwards all of it comes back,
-        but for `kept_bytes`, which allocators and logs of the loops may keep. Gives what counts the
-        descriptors, to be called while the attack goes on; peaks of memory the kernel keeps."""
+        """Nobody holds more than this beyond what it held before, and only the coordinator has more
+        threads, for names that it looks up; afterwards all of it comes back, but for `kept_bytes`,
+        which allocators and logs of the loops may keep. Gives what counts descriptors and threads,
+        to be called while the attack goes on; peaks of memory the kernel keeps."""
         before = self.held()
         self.forget_peaks()
 
@@ -216,6 +249,9 @@ class Run:
             for name, now in self.held().items():
                 more = now.descriptors - before[name].descriptors
                 assert more <= descriptors, f"{name} has {more} descriptors more"
+                more = now.threads - before[name].threads
+                most = LOOKUPS_MAX if name == "coordinator" else 0
+                assert more <= most, f"{name} has {more} threads more"
 
         yield count
         for name, now in self.held().items():
@@ -227,7 +263,7 @@ class Run:
             self.rounds()
 
     def _left(self, before: dict[str, Held], kept_bytes: int) -> str:
-        """What has not come back yet."""
+        """Names something that has not come back yet."""
         for name, now in self.held().items():
             then = before[name]
             if now.descriptors > then.descriptors:
@@ -237,14 +273,21 @@ class Run:
         return ""
 
     def strike(
-        self, jobs: list[Job], *, descriptors: int, peak_bytes: int = PEAK_BYTES_MAX
+        self,
+        jobs: list[Job],
+        *,
+        descriptors: int,
+        peak_bytes: int = PEAK_BYTES_MAX,
+        kept_bytes: int = KEPT_BYTES_MAX,
     ) -> float:
         """All of it, while the run goes on and somebody joins, and joins again. How many seconds
         the slowest newcomer took."""
         seconds = 0.0
         limited = any(job.connections for job in jobs)
         budget = descriptors + SPARE_DESCRIPTORS
-        with self.bounded(descriptors=budget, peak_bytes=peak_bytes) as count:
+        with self.bounded(
+            descriptors=budget, peak_bytes=peak_bytes, kept_bytes=kept_bytes
+        ) as count:
             with Attackers(jobs) as attackers:
                 newcomers = 0
                 while newcomers < 2 or (limited and attackers.at_work):
@@ -258,11 +301,13 @@ class Run:
         assert self.is_whole()
         return seconds
 
+    def world_size(self) -> int:
+        """Members of the newest epoch, of which they need not have heard yet."""
+        return len(self._members())
+
     def is_whole(self) -> bool:
         """All founders are members of its epoch, and nobody else is."""
-        status = pccl.run_status(self.token, timeout=WAIT_SECONDS_MAX)
-        (group,) = [group for group in status["groups"] if group["name"] == "default"]
-        members = group["epochs"][-1]["members"]
+        members = self._members()
         return len(members) == len(self.founders) and all(one["alive"] for one in members)
 
     def until_whole(self) -> None:

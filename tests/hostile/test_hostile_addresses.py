@@ -1,4 +1,4 @@
-"""Whom members dial, and who looks names up: what a newcomer says of itself is found out first.
+"""Members dial nobody, and look up no name, because a newcomer says so: it is found out first.
 
 Everything is on this machine, whose loopback interface has many hosts: peers come from 127.0.0.1,
 and 127.0.0.77 is somebody else.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -22,9 +21,8 @@ import psutil
 import pytest
 
 import pccl_py as pccl
+from harness import wire
 
-HELLO_BYTES = 96
-LANE = 2
 LIMIT = 256
 
 
@@ -54,7 +52,7 @@ class ThirdParty:
                     self.heard += more
 
     def end(self) -> None:
-        """What has connected before is counted: they are served in their order."""
+        """Connections that came before are counted: they are served in their order."""
         host, port = self.address.split(":")
         with socket.create_connection((host, int(port))) as last:
             last.sendall(b"end")
@@ -100,7 +98,7 @@ def go_on(comms: list[pccl.Communicator]) -> None:
     [
         b"",
         b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(32),
-        b"PCCL\r\n\x1a\n" + struct.pack("<HB", 1, 1) + bytes(21),
+        wire.answer(wire.WELCOME),
     ],
     ids=["silent", "another program", "welcome"],
 )
@@ -116,7 +114,7 @@ def test_a_third_party_that_newcomers_name_is_asked_once_each_and_dialed_by_no_m
             assert somebody.connections == newcomers
         somebody.end()
         assert somebody.connections == 2
-        assert len(somebody.heard) == 2 * HELLO_BYTES
+        assert len(somebody.heard) == 2 * wire.HELLO_BYTES
         assert pccl.token_parse(coordinator.token).run_id not in somebody.heard
 
 
@@ -192,8 +190,8 @@ with pccl.connect(peer_id=bytes(15) + b"\\1") as comm:
 
 
 def lane_of(run_id: bytes, sender: int, meant: int) -> bytes:
-    head = b"PCCL\r\n\x1a\n" + struct.pack("<HBBI", 1, LANE, 0, 0)
-    return head + run_id + sender.to_bytes(16, "big") + meant.to_bytes(16, "big") + bytes(32)
+    ends = sender.to_bytes(16, "big"), meant.to_bytes(16, "big")
+    return wire.hello(wire.LANE, run_id, *ends)
 
 
 def test_lanes_under_made_up_ids_leave_the_program_its_own_descriptors() -> None:

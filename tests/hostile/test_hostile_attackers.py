@@ -1,9 +1,9 @@
 """Attackers in processes of their own, against peers that work: nothing crashes, memory and
 descriptors stay within a budget and come back, nobody honest is lost, and newcomers get in.
 
-What each attack does is harness/attacker.py; how the run is judged, honest.py. What an attack costs
-the run in throughput is measured by `python -m bench hostile`. Of those who have the token there
-are here the attacks that cost no member its place; the others are in files of their own.
+The attacks are in harness/attacker.py; honest.py judges the run. `python -m bench hostile` measures
+what an attack costs the run in throughput. Here are the attacks of strangers, and those of somebody
+who has the token that cost no member its place; the others are in files of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NEWCOMER_SECONDS_MAX = 5
 
 STRANGERS = ("garbage", "resets", "slow", "silent", "holds")
 INSIDERS = ("questions", "joins_nothing", "half_open", "groups")
+# Other tests of these are in files of their own.
+HOLDERS = ("statuses", "zero_windows", "unread_decisions", "lanes", "newcomers", "never_ready")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def jobs_of(run: Run, attack: str, *, processes: int = 1, connections: int = 0) -> list[Job]:
     """Strangers go to the coordinator and to all peers; `connections` are those of all."""
     each = connections // processes
-    if attack in INSIDERS:
+    if attack == "lanes":
+        return [run.lanes(connections=each, seed=seed) for seed in range(processes)]
+    if attack in (*INSIDERS, *HOLDERS):
         make, ports = run.insider, [run.port]
     else:
         make, ports = run.job, [run.port, *run.peer_ports()]
@@ -48,7 +52,7 @@ def jobs_of(run: Run, attack: str, *, processes: int = 1, connections: int = 0) 
 
 @pytest.mark.parametrize("attack", STRANGERS)
 def test_two_strangers_stop_nobody(run: Run, attack: str) -> None:
-    """What the attack is: connect and reset, connect and hold, say a byte now and then …"""
+    """They connect and reset, connect and hold, say a byte now and then …"""
     jobs = jobs_of(run, attack, processes=2, connections=1_000 if attack == "garbage" else 0)
     run.strike(jobs, descriptors=STRANGERS_MAX)
 
@@ -119,7 +123,26 @@ def test_groups_beyond_what_one_network_may_make_come_slowly_and_newcomers_do_no
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("attack", [*STRANGERS, *INSIDERS])
+@pytest.mark.parametrize(("attack", "connections"), [("names", 10_000), ("groups", 3_000)])
+def test_thousands_of_newcomers_from_many_networks_cost_little(
+    tmp_path: Path, attack: str, connections: int
+) -> None:
+    """Newcomers at names that lead nowhere, or that open no lane; groups that nobody has heard of.
+
+    From one network the coordinator reads 2,048 joins at once, and then 4 a second, for which ten
+    thousand would take half an hour. So they come from eight hosts, each of which counts as one.
+    The honest newcomer comes from a ninth, and waits for none of them. A new group waits for two
+    records on the disk, so there are fewer of these.
+    """
+    with Run(FOUNDERS, tmp_path) as run:
+        run.go_on(50)
+        job = run.insider(attack, connections=connections // 2, sources=8, rate=75, nice=19)
+        jobs = [replace(job, seed=seed) for seed in range(2)]
+        assert run.strike(jobs, descriptors=PEERS_MAX) < NEWCOMER_SECONDS_MAX
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attack", [*STRANGERS, *INSIDERS, *HOLDERS])
 def test_whatever_the_attack_a_coordinator_may_be_killed_in_it(run: Run, attack: str) -> None:
     with Attackers(jobs_of(run, attack, processes=2)):
         for _ in range(3):

@@ -1,7 +1,7 @@
 """Places at a coordinator: whoever takes many of them, or all, keeps no member and no newcomer out.
 
-The attackers are sockets of the test, which is one host with the honest peers; their bytes come
-from docs/PROTOCOL.md. The rules one by one: engine/protocol/door_test.zig, engine/base/places.zig.
+The attackers are sockets of the test, which is one host with the honest peers; their bytes are
+harness/wire.py's. The rules one by one: engine/protocol/door_test.zig, engine/base/places.zig.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from harness.wire import (
+    ANSWER_BYTES,
+    CONTROL,
+    FULL,
+    HEAD_BYTES,
+    HEARTBEAT_ACK,
+    HELD,
+    NOBODY,
+    STATUS,
+    WELCOME,
+    heartbeat,
+    hello,
+    join,
+    number_and_size,
+    read,
+    verdict_of,
+)
 
 LOOPBACK = "127.0.0.1:0"
-MAGIC = b"PCCL\r\n\x1a\n"
-CONTROL, STATUS = 1, 3
-WELCOME, FULL, HELD = 1, 6, 7
-JOIN, JOIN_END, HEARTBEAT, HEARTBEAT_ACK = 1, 5, 7, 8
 PEERS_MAX = 512  # engine/base/limits.zig
 GROUPS_MAX = 64
 MESSAGES_BURST, MESSAGES_PER_S = 8192, 2000
 
 
-def hello(token: str, purpose: int, peer_id: bytes = bytes(16), instance: int = 1) -> bytes:
-    run_id = pccl.token_parse(token).run_id
-    head = MAGIC + struct.pack("<HBBI", pccl.wire_version(), purpose, 0, 0)
-    return head + run_id + peer_id + bytes(16) + struct.pack("<Q", instance) + bytes(24)
-
-
-def message(kind: int, body: bytes) -> bytes:
-    return struct.pack("<IHH", len(body), kind, 0) + body
-
-
-def join_of(name: bytes) -> bytes:
-    """A group is named, and the peer is its newcomer."""
-    words = b"".join(struct.pack("<I", len(text)) + text for text in (name, b"127.0.0.1:1"))
-    return message(JOIN, words + bytes(16) + struct.pack("<IQQ", 2, 0, 0)) + message(JOIN_END, b"")
+def greeting(token: str, purpose: int, peer_id: bytes = NOBODY, instance: int = 1) -> bytes:
+    return hello(purpose, pccl.token_parse(token).run_id, peer_id, instance=instance)
 
 
 def dial(token: str) -> socket.socket:
@@ -55,13 +56,8 @@ def dial(token: str) -> socket.socket:
 
 def verdict(token: str, peer_id: bytes, instance: int) -> int:
     with dial(token) as one:
-        one.sendall(hello(token, CONTROL, peer_id, instance))
-        head = b""
-        while len(head) < 32:
-            more = one.recv(32 - len(head))
-            assert more, "closed without an answer"
-            head += more
-        return head[10]
+        one.sendall(greeting(token, CONTROL, peer_id, instance))
+        return verdict_of(read(one, ANSWER_BYTES))
 
 
 @contextlib.contextmanager
@@ -118,7 +114,7 @@ def reduce_all(comms: list[pccl.Communicator]) -> None:
 def test_a_crowd_that_asks_or_is_silent_keeps_no_newcomer_out(purpose: int | None) -> None:
     """F4: 64 questions for the status that were not gone on with kept 136 of 137 newcomers out."""
     with pccl.Coordinator() as coordinator:
-        words = hello(coordinator.token, purpose) if purpose else b""
+        words = greeting(coordinator.token, purpose) if purpose else b""
         with crowd(coordinator.token, words):
             began = time.monotonic()
             comms = connect_all(coordinator.token, 3)
@@ -136,7 +132,7 @@ def test_a_crowd_keeps_no_member_from_a_coordinator_that_starts_again(tmp_path: 
         comms = connect_all(token, 3)
         admit_all(comms)
         coordinator.close()
-        with pccl.Coordinator(state=tmp_path), crowd(token, hello(token, STATUS)):
+        with pccl.Coordinator(state=tmp_path), crowd(token, greeting(token, STATUS)):
             for _ in range(3):
                 reduce_all(comms)
             status = pccl.run_status(token)
@@ -152,8 +148,8 @@ def test_a_run_full_of_peers_that_join_nothing_has_room_for_a_newcomer_that_wait
         token = coordinator.token
         for number in range(PEERS_MAX):
             one = stack.enter_context(dial(token))
-            one.sendall(hello(token, CONTROL, struct.pack("<QQ", number + 1, 7)))
-            assert one.recv(11)[10] == WELCOME
+            one.sendall(greeting(token, CONTROL, struct.pack("<QQ", number + 1, 7)))
+            assert verdict_of(one.recv(11)) == WELCOME
         assert verdict(token, b"\7" * 16, 1) == FULL
         with pytest.raises(pccl.DeadlineExceeded, match="its run is full"):
             connect(token, connect_timeout=0.3)
@@ -188,9 +184,9 @@ def test_names_without_end_leave_room_for_another_group() -> None:
             for number in range(2 * GROUPS_MAX // 8):
                 # Each is gone with its groups when its connection ends.
                 with dial(token) as one:
-                    one.sendall(hello(token, CONTROL, os.urandom(16)))
+                    one.sendall(greeting(token, CONTROL, os.urandom(16)))
                     for turn in range(8):
-                        one.sendall(join_of(b"%d.%d" % (number, turn)))
+                        one.sendall(join(b"%d.%d" % (number, turn), world_size=2))
                     one.shutdown(socket.SHUT_WR)
                     while one.recv(4096):
                         pass
@@ -208,17 +204,17 @@ def test_a_peer_that_says_too_much_is_slowed_down_and_loses_nothing() -> None:
     """F27: nothing bounded how much one peer says. Every heartbeat has an answer, in its time."""
     extra_s = 3
     count = MESSAGES_BURST + extra_s * MESSAGES_PER_S
-    beats = b"".join(message(HEARTBEAT, struct.pack("<QQQ", n, 0, 0)) for n in range(count))
+    beats = b"".join(heartbeat(number) for number in range(count))
     with pccl.Coordinator() as coordinator, dial(coordinator.token) as one:
-        one.sendall(hello(coordinator.token, CONTROL, b"\7" * 16) + join_of(b"g"))
+        one.sendall(greeting(coordinator.token, CONTROL, b"\7" * 16) + join(b"g", world_size=2))
         began = time.monotonic()
         sender = threading.Thread(target=one.sendall, args=(beats,))
         sender.start()
         with one.makefile("rb") as answers:
-            answers.read(32)
+            answers.read(ANSWER_BYTES)
             expected = 0
             while expected < count:
-                size, kind, _ = struct.unpack("<IHH", answers.read(8))
+                kind, size = number_and_size(answers.read(HEAD_BYTES))
                 body = answers.read(size)
                 if kind == HEARTBEAT_ACK:
                     assert struct.unpack("<Q", body) == (expected,)

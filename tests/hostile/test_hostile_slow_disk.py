@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from honest import Run
 
 import pccl_py as pccl
 
 DELAY = 5
 #: Until the first group has its first epoch: a record of each.
 PROMPT_WRITES = 2
+FOUNDERS = 3
 
 
 @pytest.fixture
@@ -102,6 +104,27 @@ def test_a_newcomer_waits_for_the_disk_and_nobody_is_lost(coordinator: pccl.Coor
     assert took >= DELAY
     for loop in loops:
         assert len(loop.result()) > 1
+
+
+@pytest.mark.long
+def test_a_coordinator_is_killed_while_its_disk_takes_its_time(tmp_path: Path) -> None:
+    """It writes the epoch of a newcomer, of which nobody has heard yet, and dies. All founders are
+    members of the next one, and the newcomer is in."""
+    disk = {"PCCL_FAULT_DISK": f"{DELAY}:{PROMPT_WRITES}"}
+    with (
+        Run(FOUNDERS, tmp_path, silence=2.5, environment=disk) as run,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        for _ in range(3):
+            run.go_on()
+            newcomer = thread.submit(run.newcomer)
+            until = time.monotonic() + 60
+            while not newcomer.done() and run.world_size() == FOUNDERS:
+                assert time.monotonic() < until
+            run.restart_coordinator()
+            newcomer.result(60)
+        run.go_on()
+        run.until_whole()
 
 
 def test_what_is_mistyped_about_the_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

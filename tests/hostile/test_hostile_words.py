@@ -1,6 +1,6 @@
-"""What others call themselves, and what a coordinator that lies says: refused, or shown as text.
+"""Names of others, and words of a coordinator that lies, are refused or shown as text.
 
-The coordinators here that lie are sockets of the test; their bytes come from docs/PROTOCOL.md.
+The coordinators here that lie are sockets of the test; their bytes are those of harness/wire.py.
 Which names and addresses a real one refuses is engine/protocol/hostile_test.zig.
 """
 
@@ -19,23 +19,14 @@ import pytest
 from rich.console import Console
 
 import pccl_py as pccl
+from harness import wire
+from harness.wire import message, words
 from pccl_py.cli import status as status_view
 
-HELLO_BYTES = 96
-MAGIC = b"PCCL\r\n\x1a\n"
-WELCOME, REFUSED, STATUS_REPLY = 22, 24, 35
 MS = 10**6
 SETTINGS = struct.pack("<QQQIBQ", 500 * MS, 5000 * MS, 1 << 24, 1 << 18, 2, 10_000 * MS)
 
 OBEYED = "\x1b[2J\x9b2J\u202e\nWARNING forged"
-
-
-def message(kind: int, body: bytes) -> bytes:
-    return struct.pack("<IHH", len(body), kind, 0) + body
-
-
-def words(*texts: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
 @contextlib.contextmanager
@@ -44,18 +35,15 @@ def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
 
     Gives its token.
     """
-    wire = pccl.wire_version()
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         with listener, listener.accept()[0] as peer:
-            head = b""
-            while len(head) < HELLO_BYTES:
-                more = peer.recv(HELLO_BYTES - len(head))
-                if not more:
-                    return  # the test will say that no answer came
-                head += more
-            peer.sendall(MAGIC + struct.pack("<HB", wire, 1) + bytes(21) + answer)
+            try:
+                wire.read(peer, wire.HELLO_BYTES)
+            except ConnectionError:
+                return  # the test will say that no answer came
+            peer.sendall(wire.answer(wire.WELCOME) + answer)
             if peer.recv(4096):
                 peer.sendall(later)
             while peer.recv(4096):
@@ -82,7 +70,7 @@ def liar(answer: bytes, later: bytes = b"") -> Iterator[str]:
 )
 def test_a_status_that_is_none_is_an_error_of_pccl(answer: bytes) -> None:
     with (
-        liar(message(STATUS_REPLY, words(answer))) as token,
+        liar(message(wire.STATUS_REPLY, words(answer))) as token,
         pytest.raises(pccl.VersionMismatch),
     ):
         pccl.run_status(token, timeout=30)
@@ -90,9 +78,9 @@ def test_a_status_that_is_none_is_an_error_of_pccl(answer: bytes) -> None:
 
 def test_the_reason_of_a_coordinator_that_lies_is_shown_as_text() -> None:
     """A reason that is no UTF-8 raised RuntimeError; one with escape sequences was obeyed."""
-    refusal = message(REFUSED, words(b"default", b"\xff\x1b[2J\xe2\x80\xae\nno"))
+    refusal = message(wire.REFUSED, words(b"default", b"\xff\x1b[2J\xe2\x80\xae\nno"))
     with (
-        liar(message(WELCOME, SETTINGS), refusal) as token,
+        liar(message(wire.WELCOMED, SETTINGS), refusal) as token,
         pytest.raises(pccl.PcclError) as caught,
     ):
         pccl.connect(token, group="default", bind="127.0.0.1:0", deadline=30)
@@ -108,8 +96,8 @@ def test_a_silence_that_no_coordinator_has_is_an_error_of_pccl(
     heartbeat_ns: int, silence_ns: int
 ) -> None:
     settings = struct.pack("<QQ", heartbeat_ns, silence_ns) + SETTINGS[16:]
-    joined = message(23, words(b"default") + struct.pack("<H", 0))
-    with liar(message(WELCOME, settings), joined) as token, pytest.raises(pccl.PcclError):
+    joined = message(wire.JOINED, words(b"default") + struct.pack("<H", 0))
+    with liar(message(wire.WELCOMED, settings), joined) as token, pytest.raises(pccl.PcclError):
         pccl.connect(token, group="default", bind="127.0.0.1:0", connect_timeout=5, deadline=5)
 
 

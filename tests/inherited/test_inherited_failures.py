@@ -37,6 +37,7 @@ from proxy import Fate, Rule
 from waiting import waits
 
 import pccl_py as pccl
+from harness import wire
 
 COUNT = 60_001
 SMALL = 501  # one piece, so that little more happens than waiting
@@ -80,8 +81,8 @@ def test_g2_ten_thousand_strangers_and_lengths_of_any_size_cost_no_memory() -> N
     with strangers.run_of(2) as (coordinator, token, peers):
         run_id = pccl.token_parse(token).run_id
         ports = [strangers.listening_port(one) for one in (coordinator, *peers)]
-        hello = strangers.hello(strangers.CONTROL, run_id)
-        greedy = hello + struct.pack("<IHH", 0xFFFFFFFF, 1, 0) + bytes(MIB)
+        greeting = strangers.greeting(wire.CONTROL, run_id)
+        greedy = greeting + wire.head(0xFFFFFFFF, wire.JOIN) + bytes(MIB)
         huge = struct.pack("<Q", 1 << 62) + bytes(1000)
         for salt, port in enumerate(ports):  # buffers grow to their size, once
             strangers.say(port, greedy, reset=False)
@@ -114,14 +115,15 @@ def test_g3_streams_may_arrive_one_byte_at_a_time() -> None:
 
 
 def test_g4_messages_that_are_too_short_end_a_connection_and_nothing_else() -> None:
-    """Of every number, and for every purpose: the reference throws out of its event loop."""
+    """Messages of every number, for every purpose: the reference throws out of its event loop."""
     with strangers.run_of(2) as (coordinator, token, peers):
         run_id = pccl.token_parse(token).run_id
         ports = [strangers.listening_port(one) for one in (coordinator, *peers)]
         for number in range(64):
             for size in (0, 1, 3, 9):
-                head = strangers.hello(1 + number % 3, run_id, sender=bytes([number, size] * 8))
-                body = struct.pack("<IHH", size, number, 0) + bytes(size)
+                sender = bytes([number, size] * 8)
+                head = strangers.greeting(1 + number % 3, run_id, sender=sender)
+                body = wire.message(number, bytes(size))
                 strangers.say(ports[0], head + body + body, reset=False)
                 strangers.say(ports[1 + number % 2], head + body, reset=True)
         assert all(one.process.running for one in (coordinator, *peers))

@@ -26,7 +26,7 @@ pub fn main(init: std.process.Init) !u8 {
 
 const Error = error{ Reported, OutOfMemory };
 
-/// What one edit of a mutation does to a file.
+/// The change that one edit of a mutation makes to a file.
 const Edit = struct {
     /// Counts from 1; what the switch says.
     mutant: u16,
@@ -95,7 +95,7 @@ const Generator = struct {
         try reader.end_mutant();
     }
 
-    /// What tests/sim and the driver know of the mutations.
+    /// The list of mutations for tests/sim and the driver.
     fn list_of_all(g: *Generator) ![]const u8 {
         var text: std.Io.Writer.Allocating = .init(g.gpa);
         const w = &text.writer;
@@ -229,7 +229,7 @@ const Found = struct {
     span: Span,
     edit: *const Edit,
 
-    /// What begins first, and of those the longest.
+    /// The one that begins first, and of those the longest.
     fn before(_: void, a: Found, b: Found) bool {
         if (a.span.begin != b.span.begin) return a.span.begin < b.span.begin;
         if (a.span.end != b.span.end) return a.span.end > b.span.end;

@@ -6,12 +6,12 @@ const listed = @import("mutants_listed");
 
 pub const Mutant = struct {
     name: []const u8,
-    /// What it breaks, in one line.
+    /// The rule that it breaks, in one line.
     rule: []const u8,
     /// Where its first edit is.
     file: []const u8,
     line: u32,
-    /// What must fail with it.
+    /// The tests that must fail with it.
     transcripts: []const []const u8 = &.{},
     units: []const []const u8 = &.{},
     checker: ?[]const u8 = null,

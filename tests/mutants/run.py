@@ -3,8 +3,8 @@
 Each one is switched on in processes of its own, so that a panic, a tripped assertion or a hang is
 a way to be caught like any other. The results go to a file of JSON lines, a table to the
 output. It fails if a mutation survives that survivors.txt does not list with its reason, if
-a listed one is caught, or if the catcher that a list names does not see its mutation. What it runs:
-`zig build mutants`. How to read and write the lists: docs/MUTANTS.md.
+a listed one is caught, or if the catcher that a list names does not see its mutation. It runs `zig
+build mutants`. How to read and write the lists: docs/MUTANTS.md.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ HERE = Path(__file__).resolve().parent
 LAYERS = ("protocol", "session", "collective")
 # A process that needs more has lost its bounds.
 MEMORY_BYTES_MAX = 8 << 30
-# Of a transcript or test that ends its process, the ones behind it run in another. After so many,
-# only those that the list names are looked at.
+# After a transcript or test that ends its process, the ones behind it run in another. After so
+# many, only those that the list names are looked at.
 ENDS_MAX = 4
 CONTROL_SEEDS = 200
-# What takes so many times what it takes without a mutation hangs.
+# A run that takes so many times its time without a mutation hangs.
 HANG = 5
 # A transcript or test that is begun, and then fails before the next one is.
 FAILED = r"^at \d+ (.*)\n(?:(?!at \d|end$).*\n)*?  fails: "
 
 
 class Mutant(TypedDict):
-    """What a list says of one (mutant.zig)."""
+    """A list's entry for a mutation (mutant.zig)."""
 
     name: str
     rule: str
@@ -54,7 +54,7 @@ class Mutant(TypedDict):
 
 @dataclass
 class Result:
-    """What became of one mutation."""
+    """The fate of one mutation."""
 
     name: str
     file: str
@@ -160,7 +160,7 @@ class Bench:
         return count, "hang" if ended.code is None else "panic"
 
     def control(self) -> list[str]:
-        """What fails without any mutation; sets the bounds of time."""
+        """The failures without any mutation; sets the bounds of time."""
         began = cpu_of_children()
         failed = self.transcripts(None)
         for layer in LAYERS:

@@ -1,7 +1,7 @@
-"""What every peer contributes in these tests: arrays that follow from a few numbers.
+"""The contributions of every peer in these tests: arrays that follow from a few numbers.
 
 The peer program makes its own array here and the test makes everybody's, so that no input travels
-between them. What comes out of an operation is judged by reference.py (bits) and oracle.py (who).
+between them. Results of operations are judged by reference.py (bits) and oracle.py (who).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def digits(peer: int, count: int, salt: int) -> np.ndarray:
     """The digit oracle: peer r contributes m << 4r, where m is 1 to 7 and moves with `salt`.
 
     After a sum, digit r is m if r was counted once, 2m if twice, 0 if not at all, and another
-    digit if it came from another operation. No digit overflows into the next. Of peer numbers the
-    digit is the slot, and whoever had it before (told.py) contributes other values.
+    digit if it came from another operation. No digit overflows into the next. The digit of a peer
+    number is its slot, and whoever had it before (told.py) contributes other values.
     """
     incarnation, slot = divmod(peer, SLOTS)
     shift = np.uint64((3 * salt + 2 * incarnation) % 7)

@@ -1,6 +1,6 @@
 """A world whose links go through the faulty proxy: peers and coordinator by name, rules per pair.
 
-Peer r is called "r" there, and the coordinator COORDINATOR. What the rules mean is proxy.py's.
+Peer r is called "r" there, and the coordinator COORDINATOR. The meaning of the rules is proxy.py's.
 """
 
 from __future__ import annotations

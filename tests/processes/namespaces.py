@@ -1,6 +1,6 @@
 """Network namespaces at a switch: kernels speak TCP to each other over links that lose packets.
 
-What the proxy (proxy.py) does to bytes, this does to packets, and no FIN, RST or error tells
+This does to packets what the proxy (proxy.py) does to bytes, and no FIN, RST or error tells
 anybody. Each name has a namespace of its own with an eth0; all of them meet at a bridge in one more
 namespace, so nothing touches the interfaces of the machine and nothing leaves it. Needs root; see
 `require`. Neighbours are fixed, so that a packet that is lost is just lost: unanswered questions
@@ -28,7 +28,7 @@ from pccl_py.closing import Closing
 
 STEM = "pccl-test"
 CLONE_NEWNET = 0x4000_0000
-# Of nobody: a packet to it crosses the switch, and no one takes it.
+# The address of nobody: a packet to it crosses the switch, and no one takes it.
 NOWHERE = "02:00:00:00:00:fe"
 BYTES_OUT = 9  # of the columns of /proc/net/dev
 
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Refused(Exception):
-    """What `ip` said."""
+    """The complaint of `ip`."""
 
 
 def _ip(*arguments: str, lines: Iterable[str] = ()) -> str:
@@ -86,7 +86,7 @@ def remove_leftovers() -> None:
 
 @functools.cache
 def missing() -> str:
-    """What this machine lacks, and what to do about it; empty if it has everything."""
+    """Names what this machine lacks, and what to do about it; empty if it has everything."""
     if shutil.which("ip") is None:
         return "network namespaces need the command `ip`: install iproute2"
     if os.geteuid() != 0:
@@ -127,7 +127,7 @@ class Place:
 
 
 class Switch(Closing):
-    """A namespace for each name. What is asked of it is in force when the call returns."""
+    """A namespace for each name. Changes are in force when their call returns."""
 
     def __init__(self, names: Iterable[str]) -> None:
         remove_leftovers()
@@ -165,7 +165,7 @@ class Switch(Closing):
         return self._places[name].address
 
     def prefix(self, name: str) -> list[str]:
-        """Of a command that is to run there. The process keeps its pid."""
+        """The prefix of a command that is to run there. The process keeps its pid."""
         return ["ip", "netns", "exec", self._places[name].namespace]
 
     def inside(self, name: str, function: Callable[[], T]) -> T:

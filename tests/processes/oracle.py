@@ -38,7 +38,7 @@ def expected(outcome: Outcome, count: int, salt: int, first: int = 0) -> np.ndar
 def expected_gathered(
     outcome: Outcome, counts: Sequence[int], salt: int, first_given: int = 0
 ) -> np.ndarray:
-    """What was gathered, as the outcome says; what nobody contributed to is zeros.
+    """The gathered elements, as the outcome says; zeros where nobody contributed.
 
     Each range names one source, the rank that the elements belong to, or none. `first_given`:
     elements of each source before those that it gave.
@@ -79,7 +79,7 @@ def check(outcome: Outcome, array: np.ndarray, salt: int) -> None:
 
 
 def check_agreement(outcomes: Sequence[Outcome]) -> None:
-    """What is equal on every peer is."""
+    """Checks what must be equal on every peer."""
     for key in ("epoch", "tag", "sequence", "digest", "ranges"):
         values = [outcome[key] for outcome in outcomes]
         assert all(value == values[0] for value in values), f"{key} differs: {values}"

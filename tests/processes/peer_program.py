@@ -123,7 +123,7 @@ class PeerProgram:
         self.arrays[name] = self.arrays[of][first : first + counts[self.comm.rank]]
 
     def fill(self, name: str, **what: Any) -> None:
-        """What `make` makes, into memory that is there."""
+        """Puts what `make` makes into memory that is there."""
         self.arrays[name][...] = contributions.make(self.number, what)
 
     def read(self, name: str) -> str:
@@ -212,12 +212,12 @@ class PeerProgram:
         self.loop.leaving = True
 
     def loop_array_is_input_or_sum(self) -> bool:
-        """Of the round that failed."""
+        """About the round that failed."""
         assert self.loop is not None
         return self.loop.array_is_input_or_sum()
 
     def loop_log(self) -> list[dict[str, Any]]:
-        """What the loop saw, once it has ended."""
+        """The log of the loop, once it has ended."""
         assert self.loop is not None
         return self.loop.result()
 

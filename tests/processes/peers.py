@@ -1,7 +1,7 @@
 """The test's side of the peer program: processes, requests, answers, and a world of them.
 
 Nothing here sleeps: what a peer says is the synchronisation, and waiting for it has a limit.
-Processes are ended by their own handle. What the requests mean is peer_program.py's.
+Processes are ended by their own handle. The meaning of the requests is peer_program.py's.
 
 Starting Python with NumPy takes longer than most tests, so processes that come out of a test well
 serve the next one (Nursery), in a new run with a new coordinator.
@@ -29,7 +29,7 @@ ANSWER_SECONDS_MAX = 60.0
 
 
 class Raised(Exception):
-    """What a request raised in the peer: the name of the class, and the message."""
+    """An exception that a request raised in the peer: the name of the class, and the message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")

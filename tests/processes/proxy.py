@@ -1,9 +1,9 @@
 """A TCP proxy that is a bad network: delay, rate, loss of a direction, silence, reset, refusal.
 
-One Gate stands before each process; peers dial the gate's address and know no other. Who dials is
-read from the hello (docs/PROTOCOL.md), so every ordered pair of processes has a rule of its own
-for the bytes from one to the other. It runs in one thread; what is asked of it from another thread
-is in force when the call returns. It knows no times: tests and tests/chaos do.
+One Gate stands before each process; peers dial the gate's address and know no other. The dialing
+process is read from the hello (docs/PROTOCOL.md), so every ordered pair of processes has a rule of
+its own for the bytes from one to the other. It runs in one thread; what is asked of it from another
+thread is in force when the call returns. It knows no times: tests and tests/chaos do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pccl_py.closing import Closing
 HELLO_BYTES = 96
 SENDER = slice(32, 48)  # of the hello: the id of the peer that dials
 READ_BYTES = 256 * 1024
-# What waits in one direction; more stays with the sender, whose window closes.
+# Bytes that wait in one direction; more stays with the sender, whose window closes.
 QUEUE_BYTES_MAX = 1024 * 1024
 QUEUE_SECONDS_MAX = 0.1  # of a line with a rate
 READ_SECONDS = 0.02
@@ -40,7 +40,7 @@ Address = tuple[str, int]
 
 
 class Fate(enum.Enum):
-    """What becomes of bytes."""
+    """The fate of bytes."""
 
     PASS = "pass"
     # Nothing moves, and nothing is lost: packets that vanish are sent again once the way is free.

@@ -1,7 +1,6 @@
 """An all_reduce of the digit oracle by peers whose links break: begun, judged, and the way back.
 
-The array is "x" on every peer. What breaks the links is the business of the world: linked.py,
-switched.py.
+The array is "x" on every peer. The world decides how links break: linked.py, switched.py.
 """
 
 from __future__ import annotations

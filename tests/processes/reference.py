@@ -53,7 +53,7 @@ def all_reduce(
     chunk_bytes: int = PIECE_BYTES_MAX,
     window_bytes: int = WINDOW_BYTES,
 ) -> np.ndarray:
-    """What every peer must hold, from what they contribute in rank order."""
+    """The array that every peer must hold, from what they contribute in rank order."""
     n, count = len(inputs), len(inputs[0])
     bytes_each = np.dtype(STORED[dtype] if _is_narrow(dtype) else partial_type(op, dtype)).itemsize
     cut = enumerate(chunks(count, bytes_each, n, chunk_bytes, window_bytes))
@@ -63,7 +63,7 @@ def all_reduce(
 def reduce(
     op: str, dtype: str, inputs: Sequence[np.ndarray], root: int, *, plan: str = "ring"
 ) -> np.ndarray:
-    """What the root must hold: it owns every chunk, wherever it is cut."""
+    """The array that the root must hold: it owns every chunk, wherever it is cut."""
     return _owned(op, dtype, inputs, plan, [(root, slice(None))])
 
 

@@ -38,7 +38,7 @@ _WORD = 2**64 - 1
 
 
 def checksum(header: bytes) -> int:
-    """Of a frame's header, as engine/wire/frame.zig says."""
+    """The checksum of a frame's header, as engine/wire/frame.zig says."""
     total = 0x9E3779B97F4A7C15
     word: int
     for (word,) in struct.iter_unpack("<Q", header[:56]):
@@ -49,7 +49,7 @@ def checksum(header: bytes) -> int:
 
 
 class Tamper:
-    """Who changes what `liar` sends, in one unit of `one_in`, while `active`."""
+    """Changes what `liar` sends, in one unit of `one_in`, while `active`."""
 
     def __init__(self, liar: str, seed: int, one_in: int) -> None:
         self.liar = liar
@@ -84,7 +84,7 @@ class Changer:
         self._payload = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What goes on instead. What is not whole yet waits here."""
+        """The bytes that go on instead. A unit that is not whole yet waits here."""
         self._waiting += data
         passed = bytearray()
         while unit := self._take():

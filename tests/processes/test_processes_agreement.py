@@ -16,7 +16,7 @@ from peers import World, ask_all
 
 COUNT = 50_001
 
-# What the odd peer calls, and what the others call, as arguments of the request `run`.
+# The call of the odd peer, and that of the others, as arguments of the request `run`.
 ALL_REDUCE = {"kind": "all_reduce", "array": "x"}
 DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "count": ({**ALL_REDUCE, "array": "short"}, ALL_REDUCE, ("50000", "50001")),

@@ -43,7 +43,7 @@ def world_with(victim: int, point: str) -> World:
     ],
 )
 def test_a_lost_partner_ends_the_message_and_the_next_one(victim: int, point: str) -> None:
-    """What the sender gave is as it was, and the others go on."""
+    """The sender's buffer is as it was, and the others go on."""
     with world_with(victim, point) as world:
         left = world.peers[1 - victim]
         parts = [

@@ -1,10 +1,10 @@
 """Partitions between kernels: packets vanish, sockets stay open, and nobody is told.
 
 Each peer and the coordinator has a network namespace of its own (switched.py; the switch is tested
-in test_processes_switch.py). What the proxy cannot do is here: acknowledgements that are lost with
-the data, retransmissions that back off, dials without an answer. Links that are slow, reset or
-half open: test_processes_links.py. Peers that the coordinator alone does not reach, or does not
-hear: tests/chaos, and test_processes_links.py.
+in test_processes_switch.py). Faults that the proxy cannot make are here: acknowledgements that are
+lost with the data, retransmissions that back off, dials without an answer. Links that are slow,
+reset or half open: test_processes_links.py. Peers that the coordinator alone does not reach, or
+does not hear: tests/chaos, and test_processes_links.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "heartbeat": 0.2,
     "silence": SILENCE,
 }
-# What may come on top of the silence limit: the way back of the news, and a busy machine.
+# Time on top of the silence limit: the way back of the news, and a busy machine.
 LATE = 10.0
 
 

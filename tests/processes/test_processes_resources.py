@@ -1,4 +1,4 @@
-"""What the system refuses or changes: descriptors, memory, and the wall clock.
+"""Refusals and changes of the system: descriptors, memory, and the wall clock.
 
 A process that runs out says so in a clear error, or turns away the newcomer alone; what works goes
 on working, and all is well when the shortage is over.

@@ -20,7 +20,7 @@ from peers import Peer, Raised, World
 # Elements of each rank's shard; one is empty. About 200 chunks.
 COUNTS = [30_001, 0, 40_000, 25_003]
 WHOLE = sum(COUNTS)
-# Of each rank for each, where all get something from all.
+# Elements of each rank for each, where all get something from all.
 EACH = 40_000
 ROOT = 2
 SETTINGS: dict[str, Any] = {
@@ -156,7 +156,7 @@ class Scene:
             self.check_input(peer)
 
     def check_input(self, peer: Peer) -> None:
-        """What it gave to send is as it was, and all of a buffer in place."""
+        """The buffer that it sends is as it was; in place, all of it is."""
         in_place = peer.number % 2 == 0
         if self.kind in GATHERS:
             own = contributions.digits(peer.number, COUNTS[peer.number], SALT)
@@ -314,7 +314,7 @@ def test_a_lost_root_ends_the_operation_for_all(
 
 @pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_a_loss_aborts_what_shall_raise_and_keeps_the_arrays(kind: str) -> None:
-    # Of an all_to_all half-way in what it gets, the victim may have sent all that it had.
+    # Half-way in what it gets of an all_to_all, the victim may have sent all that it had.
     points = {"reduce": ("partial", 0.0), "all_to_all": ("called", 0.0)}
     made = scene(kind, points.get(kind, HALF_WAY))
     with made.world:

@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_source_that_freezes() -> None:
 
 
 def test_the_only_holder_dies_before_anybody_has_everything() -> None:
-    """What is left is what the others hold: nobody has lost anything that was committed here."""
+    """Only the others' content is left: nobody has lost anything that was committed here."""
     world, survivors = shared_world(0, "sync.given::0.2", holders=1)
     with world:
         sync_all(world.peers)

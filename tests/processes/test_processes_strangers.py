@@ -1,4 +1,4 @@
-"""What a stranger sends, to a coordinator or a peer, crashes nothing, costs nothing, stops nobody.
+"""Bytes of a stranger, to a coordinator or a peer, crash nothing, cost nothing, stop nobody.
 
 Strangers here are plain TCP clients of the test. Bytes that are nearly right come from
 docs/PROTOCOL.md. That the decoders refuse every wrong byte is unit-tested beside them.
@@ -21,30 +21,20 @@ import pytest
 from peers import Peer, World
 
 import pccl_py as pccl
+from harness.wire import CONTROL, JOIN, LANE, MAGIC, STATUS, head, hello
 
 COUNT = 30_011
 MIB = 1024 * 1024
 SETTINGS: dict[str, Any] = {"heartbeat": 0.2, "silence": 10}
 STRANGERS_MAX = 64  # engine/base/limits.zig
 
-MAGIC = b"PCCL\r\n\x1a\n"
-CONTROL, LANE, STATUS = 1, 2, 3
-WIRE_VERSION = 1
 
-
-def hello(
-    purpose: int,
-    run_id: bytes,
-    sender: bytes = bytes(range(16)),
-    meant: bytes = bytes(16),
-    version: int = WIRE_VERSION,
-) -> bytes:
-    head = MAGIC + struct.pack("<HBBI", version, purpose, 0, 0)
-    return head + run_id + sender + meant + struct.pack("<Q", 1) + bytes(24)
+def greeting(purpose: int, run_id: bytes, **options: Any) -> bytes:
+    return hello(purpose, run_id, **{"sender": bytes(range(16)), "instance": 1, **options})
 
 
 def messages(run_id: bytes, seed: int) -> list[bytes]:
-    """What strangers say: nothing sensible, and things that are more and more nearly right."""
+    """The words of strangers: nothing sensible, and things that are more and more nearly right."""
     generator = random.Random(seed)
     noise = generator.randbytes(10_000)
     wrong_run = generator.randbytes(16)
@@ -55,26 +45,26 @@ def messages(run_id: bytes, seed: int) -> list[bytes]:
         b"GET / HTTP/1.1\r\nHost: pccl\r\n\r\n",
         MAGIC,
         MAGIC + noise,
-        hello(CONTROL, wrong_run) + noise,
-        hello(LANE, wrong_run) + noise,
-        hello(CONTROL, run_id, version=99) + noise,
-        hello(77, run_id) + noise,
-        hello(CONTROL, run_id)[:95],
+        greeting(CONTROL, wrong_run) + noise,
+        greeting(LANE, wrong_run) + noise,
+        greeting(CONTROL, run_id, version=99) + noise,
+        greeting(77, run_id) + noise,
+        greeting(CONTROL, run_id)[:95],
         # With the run id, which a token carries: what follows is still nonsense.
-        hello(CONTROL, run_id) + noise,
-        hello(CONTROL, run_id) + struct.pack("<IHH", 0xFFFFFFFF, 1, 0),
-        hello(CONTROL, run_id) + struct.pack("<IHH", 2 * MIB, 1, 0) + noise,
-        hello(CONTROL, run_id) + struct.pack("<IHH", 4, 1, 0) + b"\xff\xff\xff\xff",
-        hello(LANE, run_id, meant=b"\1" * 16) + noise,
-        hello(STATUS, run_id) + noise,
-        hello(STATUS, run_id),
+        greeting(CONTROL, run_id) + noise,
+        greeting(CONTROL, run_id) + head(0xFFFFFFFF, JOIN),
+        greeting(CONTROL, run_id) + head(2 * MIB, JOIN) + noise,
+        greeting(CONTROL, run_id) + head(4, JOIN) + b"\xff\xff\xff\xff",
+        greeting(LANE, run_id, meant=b"\1" * 16) + noise,
+        greeting(STATUS, run_id) + noise,
+        greeting(STATUS, run_id),
     ]
 
 
 def in_the_name_of_a_member(run_id: bytes, seed: int) -> list[bytes]:
     """Peer 0 takes it for peer 1, which opens a lane again: it gives up the one that it has."""
-    head = hello(LANE, run_id, sender=b"\2" * 16, meant=b"\1" * 16)
-    return [head + (b"\0" * 10_000, random.Random(seed).randbytes(10_000))[seed % 2]]
+    opening = greeting(LANE, run_id, sender=b"\2" * 16, meant=b"\1" * 16)
+    return [opening + (b"\0" * 10_000, random.Random(seed).randbytes(10_000))[seed % 2]]
 
 
 def say(port: int, message: bytes, *, reset: bool) -> None:
@@ -177,7 +167,7 @@ def test_nonsense_costs_no_memory_and_stops_nobody() -> None:
 def test_the_work_goes_on_while_strangers_talk(
     words: Callable[[bytes, int], list[bytes]],
 ) -> None:
-    """Who knows the token and a member's id can break a lane, which costs attempts, no more."""
+    """One who knows the token and a member's id can break a lane, which costs attempts, no more."""
     undisturbed = words is messages
     seeds = range(5 if undisturbed else 400)
     with World(3, **SETTINGS) as world:

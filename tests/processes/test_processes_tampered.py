@@ -1,4 +1,4 @@
-"""What one peer says is changed on its way, with all checks made right: to the others, it lies.
+"""One peer's messages are changed on their way, all checks made right: to the others, it lies.
 
 Goal: no process crashes, no honest peer holds a result that its outcome does not explain, and the
 honest ones go on, or get an error that says why. Method: a proxy (tamper.py) changes frames and
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "heartbeat": 0.1,
     "silence": 1.0,
 }
-# What a call may end with when somebody lies.
+# Errors that a call may end with when somebody lies.
 CLEAR_ERRORS = ("Aborted", "DeadlineExceeded", "Mismatch", "InDoubt", "TooFewPeers")
 OUT = ("Expelled", "CoordinatorUnreachable")
 
@@ -112,7 +112,7 @@ def answer_of(peer: Peer, salt: int) -> dict[str, Any] | str:
 
 
 def header_of(kind: int) -> bytes:
-    """Of a frame with a payload of five bytes."""
+    """The header of a frame with a payload of five bytes."""
     fields = (3, 4, 9, 77, 2, 5, 1, 5, 2, kind)
     header = bytearray(struct.pack("<QQQQIIIHHB15x", *fields))
     struct.pack_into("<I", header, 60, tamper.checksum(bytes(header)))

@@ -88,7 +88,7 @@ def uneven(world_size: int, count: int) -> list[int]:
 
 
 def cases_of_one(plan: str, world_size: int) -> list[dict[str, Any]]:
-    """What arrives at one rank: all of it, or a shard at each. In place and apart for each op."""
+    """Cases with a result at one rank: all, or a shard at each. In place and apart for each op."""
     kinds: list[dict[str, Any]] = [
         {"kind": "reduce", "root": world_size - 1},
         {"kind": "reduce", "root": 0},
@@ -105,7 +105,7 @@ def cases_of_one(plan: str, world_size: int) -> list[dict[str, Any]]:
 
 
 def of_one(case: dict[str, Any], index: int, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """What each peer holds in `out` afterwards."""
+    """The `out` of each peer afterwards."""
     if "counts" in case:
         return reference.reduce_scatter(
             case["op"], case["dtype"], inputs, case["counts"], plan=case["plan"]

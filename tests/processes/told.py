@@ -1,4 +1,4 @@
-"""What peers are told, as numbers and dictionaries: ids, outcomes and admissions.
+"""The news for peers, as numbers and dictionaries: ids, outcomes and admissions.
 
 A peer number is a slot, 0 to 15, whose digit it has in the sums of the oracle, and the number of
 those who had the slot before it, times 16. Programs of peers use this, and tests that read them.

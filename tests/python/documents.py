@@ -15,7 +15,7 @@ bare word with an underscore; which rule judges it, the first that fits:
                                 or in FOREIGN
 
 The rest (formulas, example values, output) is not judged. In a table, a column that is headed
-`scenario`, `kept out by`, `caught by`, `checker` or `mutation` has names of these. Who uses it:
+`scenario`, `kept out by`, `caught by`, `checker` or `mutation` has names of these. Used by
 test_tidy_documents.py, which also shows it texts that are wrong.
 """
 
@@ -83,7 +83,7 @@ class Program:
 
 @dataclass(eq=False)
 class Repository:
-    """What there is, read once."""
+    """The files and names of the repository, read once."""
 
     root: Path = ROOT
     files: set[str] = field(init=False)
@@ -345,7 +345,7 @@ def words_of_code(there: Repository, text: str) -> list[str] | None:
 
 
 def judge(there: Repository, text: str, document: Path) -> list[str]:
-    """What is wrong with a name."""
+    """Complaints about a name."""
     text = text.replace("\\|", "|").strip()
     for found in (
         command(there, text),

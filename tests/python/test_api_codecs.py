@@ -1,5 +1,5 @@
 """Codecs of all_reduce over real sockets: equal bytes everywhere, close to the sum, what is
-refused, and error feedback. What the bytes are is tested with the kernels.
+refused, and error feedback. The bytes themselves are tested with the kernels.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_error_feedback_converges_where_the_codec_alone_does_not(world: Any) -> 
 @pytest.mark.parametrize("plan", ["ring", "direct"])
 @pytest.mark.parametrize("op", ["sum", "avg"])
 def test_the_residuals_are_all_that_was_lost(world: Any, op: str, plan: str) -> None:
-    """Of all members together: the sum is the result and what all have lost of it."""
+    """All members together: the sum is the result and what all have lost of it."""
     inputs = normal()
     codec = pccl.Codec("int4")
 

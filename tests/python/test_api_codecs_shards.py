@@ -2,7 +2,7 @@
 
 The model says which contribution is encoded, how often and by whom (docs/ALGORITHMS.md), for codecs
 that need no random numbers; rotation, whose signs follow from the operation, is judged by its
-error. What is refused in C is tested in tests/abi, all_reduce in test_api_codecs.py.
+error. Refusals in C are tested in tests/abi, all_reduce in test_api_codecs.py.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def test_a_nan_spoils_its_block_of_the_sum_alone(three: pccl.LocalWorld, plan: s
 def test_the_residuals_are_all_that_was_lost(
     three: pccl.LocalWorld, name: str, op: str, plan: str
 ) -> None:
-    """Of all members together; and the next call gives it back."""
+    """By all members together; and the next call gives it back."""
     inputs = arrays(3, 3 * 1003)
     codec = pccl.Codec("int4", rotate=False)
 

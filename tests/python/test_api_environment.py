@@ -1,4 +1,4 @@
-"""What `connect` takes from the environment, and the log that PCCL_LOG asks for."""
+"""The arguments that `connect` takes from the environment, and the log that PCCL_LOG asks for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """pccl_numpy: what is NumPy's own: layouts, overlaps, what is like an array, dtypes, messages.
 
-What every frontend must do, this one too, is in tests/frontends.
+The duties of every frontend, this one too, are in tests/frontends.
 """
 
 from __future__ import annotations
@@ -410,7 +410,7 @@ def alone() -> Iterator[pccl.Communicator]:
 def test_an_unsupported_dtype_is_a_type_error(alone: pccl.Communicator, dtype: Any) -> None:
     array = np.zeros(3, dtype)
     names = ["all_reduce", "reduce", "reduce_scatter"]
-    # What is only moved may be of bytes that no kernel knows: test_api_trees.py.
+    # Arrays that are only moved may be of bytes that no kernel knows: test_api_trees.py.
     if array.itemsize > 1:
         names += ["broadcast", "all_gather"]
     for name in names:

@@ -494,7 +494,7 @@ def test_as_many_bytes_travel_as_documented(world_size: int, plan: str) -> None:
 
 
 def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Exception], str]]:
-    """What rank 0 of two calls, what it raises, and words of the sentence."""
+    """A call of rank 0 of two, the error that it raises, and words of the sentence."""
     invalid, usage = pccl.InvalidArgument, pccl.InvalidUsage
     ones, locked = np.ones, np.ones(4)
     locked.flags.writeable = False
@@ -858,7 +858,7 @@ def test_who_gives_up_has_its_input(
 
 
 def test_a_doubt_about_a_private_result_is_resolved(pair: list[pccl.Communicator]) -> None:
-    """Who has sent its small part of a reduce to the root has voted: it knows no more until then.
+    """A peer has voted once it has sent its small part of a reduce to the root: it knows no more.
 
     The other case is when somebody is lost meanwhile, and it is aborted: docs/PROMISE.md.
     """

@@ -49,7 +49,7 @@ def sync(
 
 
 def failures(world: pccl.LocalWorld, calls: list[Any]) -> list[pccl.PcclError]:
-    """What each call raises; all are made at once."""
+    """The error that each call raises; all are made at once."""
 
     def one(comm: pccl.Communicator) -> pccl.PcclError:
         with pytest.raises(pccl.PcclError) as caught:

@@ -1,7 +1,7 @@
 """pccl_numpy.tree: trees of arrays in, trees of arrays out, one operation each.
 
 Goal: structure, shapes and dtypes survive, strided arrays too, and every function does for each
-array what its namesake does for one. What lists of arrays do on the wire: test_api_arrays.py.
+array what its namesake does for one. Lists of arrays on the wire: test_api_arrays.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.hostile import Measured
+from bench.hostile import Measured, Window
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def test_the_attack_of_a_stranger_is_measured_beside_one_on_a_bystander(tmp_path
     by_name = {(row["case"], row["metric"]): row for row in rows}
     calls = by_name["resets", "calls_per_second"]
     assert calls["value"] > 0 and calls["baseline"] == "bystander" and calls["baseline_value"] > 0
-    for metric in ("throughput_ratio", "undisturbed_ratio", "connections_per_second"):
+    for metric in ("throughput_ratio", "cpu_ratio", "undisturbed_ratio"):
         assert by_name["resets", metric]["value"] > 0
 
 
@@ -40,9 +40,15 @@ def test_an_unknown_attack_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_of_windows_beside_each_other() -> None:
-    measured = Measured("resets", [100.0, 10.0, 50.0], [50.0, 9.0, 50.0], connections=[7.0])
+    measured = Measured("resets", connections=[7.0])
+    for calls, cpu in (100.0, 0.01), (10.0, 0.02), (50.0, 0.03):
+        measured.note_before(Window(calls, cpu))
+    for calls, cpu in (50.0, 0.02), (9.0, 0.02), (50.0, 0.04):
+        measured.note_under(Window(calls, cpu))
     rows = {row.metric: row for row in measured.rows()}
     assert rows["throughput_ratio"].value == 0.9
     assert rows["throughput_ratio_min"].value == 0.5
+    assert rows["cpu_ratio"].value == 0.75
+    assert rows["cpu_seconds_per_call"].value == rows["cpu_seconds_per_call"].baseline_value == 0.02
     assert rows["calls_per_second"].baseline_value == 50.0
     assert "newcomer_seconds" not in rows

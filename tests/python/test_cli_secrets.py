@@ -158,7 +158,7 @@ ME, ROOT, ANOTHER = 1000, 0, 1001
 def test_whose_token_file_is_trusted(
     monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, why: str | None
 ) -> None:
-    """Of users that this machine need not have."""
+    """Owners are users that this machine need not have."""
     monkeypatch.setattr(os, "geteuid", lambda: ME)
     status = os.stat_result((stat.S_IFREG | mode, 1, 1, 1, owner, 7, 40, 0, 0, 0))
     if why is None:

@@ -1,6 +1,6 @@
 """The demo for real, in small: processes, a kill inside an all_reduce, a join, equal bytes.
 
-What follows from made-up reports is in test_demo_verdict.py.
+Verdicts on made-up reports are in test_demo_verdict.py.
 """
 
 from __future__ import annotations

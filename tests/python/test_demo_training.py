@@ -1,6 +1,6 @@
 """The demo's training program without any peer: gradients, optimisers, corpus.
 
-What the demo does with PCCL is tested in test_demo_run.py, how it judges itself in
+The demo's use of PCCL is tested in test_demo_run.py, its judgement of itself in
 test_demo_verdict.py.
 """
 

@@ -62,7 +62,7 @@ def admitted(index: int, epoch: int, members: list[int], seconds: float, **field
 
 
 def one_round(number: int, members: list[int]) -> list[Event]:
-    """What the members say in a round; in the round of the loss the victim says its part too."""
+    """The members' reports in a round; in the round of the loss the victim says its part too."""
     seconds = float(number)
     victim = SETTINGS.victim
     lost = number == SETTINGS.kill_round

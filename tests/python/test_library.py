@@ -1,6 +1,6 @@
 """The shared library as it is shipped: what it lets an attacker do, and how it ends after a bug.
 
-How it is compiled: build.zig. What a panic says: engine/abi/root.zig.
+How it is compiled: build.zig. The message of a panic: engine/abi/root.zig.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What holds mutations against the tests (tests/mutants/run.py): it must notice every way to fail.
+"""The program that holds mutations against the tests (tests/mutants/run.py) notices every failure.
 
 The programs that it drives are played by one small script, in which the name of a mutation says
 what it does.

@@ -1,4 +1,4 @@
-"""What documents name exists, and functions that are too long are listed with their reason.
+"""Names in documents exist, and functions that are too long are listed with their reason.
 
 The rules for names are at the head of documents.py; each is shown here a text that breaks it, and
 one that does not, so that a rule which finds nothing is known to look.

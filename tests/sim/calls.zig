@@ -1,7 +1,7 @@
 //! Calls: one collective call of one user, from the buffers it lends to what it returned. Now and
 //! then a call is a mistake (another descriptor), has a deadline that is too short, or is
-//! withdrawn. What came back is checked against oracle.zig here and handed to checkers.zig. Who
-//! calls and when: users.zig.
+//! withdrawn. Results are checked against oracle.zig here and handed to checkers.zig. users.zig
+//! decides who calls and when.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,14 +39,14 @@ pub const Work = struct {
     node: *Node,
     user: *User,
     group: *Group,
-    /// What was called, which a fault may have made differ from the program.
+    /// The call, which a fault may have made differ from the program.
     step: Step,
     record: *checkers_file.Record,
     op: ?*Operation = null,
     send: []u8,
     recv: []u8,
-    /// What the buffers hold again when the call fails, or returns in doubt; of a result apart from
-    /// the input, what that has left in it.
+    /// The contents of the buffers again when the call fails, or returns in doubt; for a result
+    /// apart from the input, what the call has left in it.
     send_before: []u8,
     recv_before: []u8,
     layout: shards.Layout,
@@ -54,20 +54,20 @@ pub const Work = struct {
     deadline: Instant,
     impatient: bool,
     cancelled: bool = false,
-    /// Of its success.
+    /// The ranges of its success.
     ranges: std.ArrayList(checkers_file.Range) = .empty,
     /// Resolved before the user has looked at the doubt.
     resolved_early: bool = false,
-    // Of a sync (syncs.zig).
+    // For a sync (syncs.zig).
     shared: ?*session_layer.State = null,
     strategy: Strategy = .popular,
     /// The tensors and their state are the user's, before and after.
     kept: bool = false,
     /// The user wrote to the tensors meanwhile: what it holds is its own fault.
     torn: bool = false,
-    // Of floats (floats.zig).
+    // For floats (floats.zig).
     residual: ?floats.Lent = null,
-    /// What it had lost when it succeeded.
+    /// Its losses when it succeeded.
     lost: []const u8 = &.{},
     seen_attempt: u32 = 0,
 
@@ -401,7 +401,7 @@ pub fn operation_finished(node: *Node, op: *Operation) void {
 fn over(work: *Work) void {
     work.state = .finished;
     if (work.op.?.status == .ok) return;
-    // What is not input may hold anything; but what it holds now, it keeps.
+    // Memory that is no input may hold anything, but keeps what it holds now.
     const is_input = is_in_place(&work.step) and work.layout.send.count > 0;
     if (!is_input) @memcpy(work.recv_before, work.recv);
     // Whoever looks from now on, from whatever thread, must find this.
@@ -485,7 +485,7 @@ pub fn resolved(work: *Work) void {
     if (committed) {
         world.statistics.doubts_committed += 1;
         check_input(work);
-        // What was committed comes with the next sync.
+        // The committed content comes with the next sync.
         if (work.step.kind == .sync) return close(work);
         work.op.?.copy_result();
         succeed(work);
@@ -541,7 +541,7 @@ fn check_expected(work: *Work) void {
 /// After a failure, and as long as there is a doubt, the input is as it was (P3), and nothing that
 /// was given back is written.
 fn check_input(work: *const Work) void {
-    // What a user keeps, it writes to again as soon as the call has returned.
+    // A user writes again to what it keeps as soon as the call has returned.
     if (work.kept and work.state != .running and work.state != .finished) return;
     floats.check_input(work);
     const same = std.mem.eql(u8, work.send, work.send_before) and
@@ -597,12 +597,12 @@ fn succeed(work: *Work) void {
     });
 }
 
-/// Of what a sync has made equal.
+/// The hash of what a sync has made equal.
 pub fn shared_hash(work: *const Work) u64 {
     return syncs.content_hash(work, work.recv);
 }
 
-/// Who contributed to every part of a private result; null if they may differ, or there is none.
+/// The contributors to every part of a private result; null if they may differ, or there is none.
 fn one_set(work: *const Work) ?base.Mask {
     const kind = work.step.kind;
     if (!kind.is_private() or kind.carries() or work.step.recovery == .resume_chunks) return null;
@@ -789,7 +789,7 @@ pub fn check_received_place(node: *Node, bytes: []const u8) void {
     });
 }
 
-/// What users wrote over their buffers after each call is still there.
+/// The bytes that users wrote over their buffers after each call are still there.
 pub fn check_borrowed(world: *World) void {
     for (world.works.items) |work| {
         if (work.state != .closed or work.kept or work.call().of_insider) continue;

@@ -86,7 +86,7 @@ fn hunt(rig: *Rig, item: *const mutant.Mutant, name: []const u8) bool {
     return false;
 }
 
-/// What is known of all mutations, a line of JSON each.
+/// The list of all mutations, a line of JSON each.
 pub fn print_list(io: std.Io) !void {
     var buffer: [4096]u8 = undefined;
     var file = std.Io.File.stdout().writer(io, &buffer);

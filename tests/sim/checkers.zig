@@ -77,27 +77,27 @@ pub const Violation = struct {
     }
 };
 
-/// What one peer called and what became of it.
+/// A call of one peer and its outcome.
 pub const Call = struct {
     state: State = .none,
-    /// Of a peer that breaks the rules.
+    /// By a peer that breaks the rules.
     of_insider: bool = false,
     status: Status = .ok,
     began: u64 = 0,
     finished: u64 = 0,
     /// Which stay of this peer in the group it belongs to: rejoining starts another.
     membership: u32 = 0,
-    /// What was asked for, as one number; peers that called the same have the same.
+    /// The request, as one number; peers that called the same have the same.
     asked: u64 = 0,
     /// Somebody had succeeded before this peer called.
     after_success: bool = false,
-    // Of a sync: what it offered (syncs.zig).
+    // For a sync: what it offered (syncs.zig).
     content: u64 = 0,
     revision: u64 = 0,
     strategy: wire.control.Strategy = .popular,
     /// After a doubt: was it committed?
     resolved: ?bool = null,
-    /// What it lent; kept until the world ends.
+    /// The buffers that it lent; kept until the world ends.
     work: ?*const calls.Work = null,
 
     pub const State = enum { none, running, ok, failed, in_doubt, gone };
@@ -111,10 +111,10 @@ pub const Record = struct {
     key: program.Key,
     /// By digit.
     calls: []Call,
-    /// Of the first success; all others must be equal.
+    /// The first success; all others must be equal.
     won: ?Success = null,
     won_by: u16 = 0,
-    /// Of floats: what it must be.
+    /// For floats: what the result must be.
     known: ?*floats.Known = null,
 
     pub const Success = struct {
@@ -123,7 +123,7 @@ pub const Record = struct {
         ranges_hash: u64,
         sequence: u64,
         asked: u64,
-        /// Of every part of a private result, where that must be one set.
+        /// For every part of a private result, where that must be one set.
         contributors: ?base.Mask = null,
     };
 };
@@ -146,10 +146,10 @@ pub const Checkers = struct {
     violation: ?Violation = null,
     /// In a fuzzed world only processes matter, not what calls return.
     lives_only: bool = false,
-    /// What happens now happens to an insider, to which nothing is promised (excused.zig:
+    /// The present events are those of an insider, to which nothing is promised (excused.zig:
     /// own_experience).
     of_insider: bool = false,
-    /// What was not counted because of that.
+    /// The breaches not counted because of that.
     excused: u64 = 0,
     records: std.AutoArrayHashMapUnmanaged(program.Key, *Record) = .empty,
     /// By group and epoch.
@@ -190,7 +190,7 @@ pub const Checkers = struct {
         violation.text_length = writer.end;
     }
 
-    /// What only changed bytes can make happen.
+    /// Fails for what only changed bytes can make happen.
     pub fn lives(c: *Checkers, check: Check, comptime format: []const u8, args: anytype) void {
         if (!c.lives_only and !c.of_insider) c.fail(check, format, args);
     }
@@ -335,7 +335,7 @@ pub const Checkers = struct {
         return known.value_ptr;
     }
 
-    /// What the data of an attempt can take, as a member was told.
+    /// The paths of an attempt's data, as a member was told.
     pub fn paths_seen(c: *Checkers, attempt: Attempt, paths: *const base.Paths, digit: u16) void {
         const known = c.paths.getOrPut(c.gpa, attempt) catch @panic("out of memory");
         if (!known.found_existing) {

@@ -6,7 +6,7 @@
 //! is rounded, and what is carried on.
 //!
 //! So that the definition errs not where the engine does, `unaccounted` knows neither plan nor
-//! order nor codec: what went in is what came out and what was lost. Who calls: floats.zig.
+//! order nor codec: what went in is what came out and what was lost. Called by floats.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,7 +18,7 @@ const Allocator = std.mem.Allocator;
 const Partition = collective.Partition;
 const assert = std.debug.assert;
 
-/// What one member brings to a chunk. Residuals are of the whole operation.
+/// The contribution of one member to a chunk. Residuals are of the whole operation.
 pub const Contributor = struct {
     rank: u16,
     /// It reaches all others, and may own chunks of a direct schedule.
@@ -133,7 +133,7 @@ pub const Definition = struct {
         };
     }
 
-    /// What comes from one rank is what its encoding decodes to, at the source too where others
+    /// Elements from one rank are what their encoding decodes to, at the source too where others
     /// have it as well; what a rank has for itself is as it was.
     pub fn carry(d: *const Definition, chunk: u32, from: *const Contributor) void {
         const first = d.partition.first_piece(chunk);
@@ -178,7 +178,7 @@ pub const Definition = struct {
         }
     }
 
-    /// Who adds up, and whether nobody else gets the sum, which is then not encoded.
+    /// The rank that adds up, and whether nobody else gets the sum, which is then not encoded.
     const Way = struct { owner: usize, keeps: bool };
 
     fn result(d: *const Definition, span: Span) [*]u8 {
@@ -386,14 +386,14 @@ pub const Definition = struct {
         return value_at(d.dtype, who.values, who.place(element)) + residual;
     }
 
-    /// Of f32, on the way through a block: relative to the greatest sum.
+    /// The rounding of f32 on the way through a block, relative to the greatest sum.
     fn rounding(d: *const Definition) f64 {
         const codec = d.partition.codec;
         const elements = if (codec.rotate) codec.block.elements() else 1;
         return 0x1p-20 * @as(f64, @floatFromInt(elements));
     }
 
-    /// Of a result.
+    /// The rounding of a result.
     fn epsilon(dtype: base.DType) f64 {
         return switch (dtype) {
             .f32, .f64 => 0x1p-22,

@@ -1,11 +1,11 @@
 //! Disk: what survives the coordinator of a world: the bytes of its journal, written by appending
 //! and by replacing all of them at once, some time after that was asked for. A crash may fall into
 //! a write: then a part of what is appended is there, or either the old or the new of what is
-//! replaced, and of what waits behind it nothing, or the first of it. What the coordinator has said
-//! before is heard, and nothing of what it says afterwards. A disk may be full, fail in a write of
-//! which a part, or all, is there, take seconds for it, and change bits of what it has. What may be
-//! said before it is there: told.zig. Next: world.zig, where the coordinator that writes to it is
-//! started.
+//! replaced, and of what waits behind it nothing, or the first of it. Messages of the coordinator
+//! before that are heard, and none that it sends afterwards. A disk may be full, fail in a write of
+//! which a part, or all, is there, take seconds for it, and change bits of what it has. told.zig
+//! says what may be said before it is there. Next: world.zig, where the coordinator that writes to
+//! it is started.
 
 const std = @import("std");
 const base = @import("base");
@@ -20,12 +20,12 @@ const journal = protocol.journal;
 pub const Disk = struct {
     world: *World,
     bytes: std.ArrayList(u8) = .empty,
-    /// What is to be written, in this order; the first is under way.
+    /// The writes to do, in this order; the first is under way.
     given: std.ArrayList(Write) = .empty,
     /// Something failed that what is appended would follow.
     behind: bool = false,
     prng: base.Prng,
-    /// What it has, for whoever asks whether something may be said.
+    /// The facts that it has, for whoever asks whether something may be said.
     facts: Facts = .{},
     /// It takes nothing more until the next start of the coordinator, or until there is room for
     /// what replaces all.
@@ -102,7 +102,7 @@ pub const Disk = struct {
     /// The first of what was given is done, or not.
     pub fn written(disk: *Disk, incarnation: u32) void {
         const world = disk.world;
-        // Of a coordinator that has died since.
+        // It was given by a coordinator that has died since.
         if (incarnation != world.incarnations) return;
         const node = &world.nodes[world_file.coordinator_index];
         const write = disk.given.orderedRemove(0);
@@ -149,7 +149,7 @@ pub const Disk = struct {
         _ = try part;
     }
 
-    /// The coordinator is dead. Of what it has given, the first may be there.
+    /// The coordinator is dead. The first of what it has given may be there.
     pub fn crash(disk: *Disk) void {
         const world = disk.world;
         const count = disk.given.items.len;
@@ -234,7 +234,7 @@ pub const Disk = struct {
         bytes[one.byte] ^= @as(u8, 1) << one.bit;
     }
 
-    /// What a person does who has a copy. False: it is as it was written.
+    /// Mends it as a person with a copy does. False: it is as it was written.
     pub fn mend(disk: *Disk) bool {
         if (disk.flip_count == 0) return false;
         for (disk.flips[0..disk.flip_count]) |one| toggle(disk.bytes.items, one);
@@ -242,7 +242,7 @@ pub const Disk = struct {
         return true;
     }
 
-    /// What a coordinator can read of a changed journal is what was written, or it is refused (P8).
+    /// A coordinator reads of a changed journal what was written, or refuses it (P8).
     pub fn check_flips(disk: *Disk) void {
         if (disk.flip_count == 0) return;
         const gpa = disk.world.gpa;

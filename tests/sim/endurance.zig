@@ -5,8 +5,8 @@
 //!
 //! Memory is compared by its floor: the least that a process held in a window of many calls, when
 //! nothing of it was in flight and as many peers as ever were up, less the buffers that are kept
-//! for later and have bounds of their own (collective/pool.zig, wire/stream.zig). What a world is:
-//! world.zig; what goes wrong in it: faults.zig. Members that give up thousands of operations in
+//! for later and have bounds of their own (collective/pool.zig, wire/stream.zig). Worlds:
+//! world.zig; what goes wrong in them: faults.zig. Members that give up thousands of operations in
 //! one epoch: forgiven.zig.
 
 const std = @import("std");
@@ -34,7 +34,7 @@ const windows_of_restarts = 8;
 /// A process grows if its floors at the end of a part lie above all those at its beginning by more
 /// than this. Links to the dead are kept for a while, and more of them when more have died.
 const slack_bytes: Floors = .{ 4 * limits.KiB, 32 * limits.KiB, 32 * limits.KiB };
-/// What users lend for one call, at most on average.
+/// Memory that users lend for one call, at most on average.
 const borrowed_bytes_per_call = 2 * limits.KiB;
 /// A journal is written anew when this much was appended (protocol/recovery.zig).
 const journal_bytes_max = 2 * limits.MiB;

@@ -1,6 +1,6 @@
 //! Excused: what the checkers do not ask of a world with adversaries, because the protocol without
 //! keys cannot give it (docs/PROMISE.md, "Byzantine members"; docs/ROADMAP.md). Each rule says what
-//! it leaves out, and why; how often it was needed is printed with the statistics. What no rule
+//! it leaves out, and why; how often it was needed is printed with the statistics. All that no rule
 //! leaves out is asked for as ever: P1 to P9 of all honest peers, and memory.
 
 const calls = @import("calls.zig");
@@ -9,14 +9,14 @@ const Class = @import("swarm.zig").Class;
 const World = @import("world.zig").World;
 
 pub const Rule = enum {
-    /// What an insider itself sees, holds and is told: promises are among honest peers. Only that
+    /// The insider's own view, results and messages: promises are among honest peers. Only that
     /// its process lives is asked for, as of everybody.
     own_experience,
-    /// What comes out of an operation in which a member has a part that lies about data (payloads,
-    /// or whose they are, or what of a result it holds): a sum with a lie in it is a wrong sum.
+    /// Results of an operation in which a member has a part that lies about data (payloads, or
+    /// whose they are, or what of a result it holds): a sum with a lie in it is a wrong sum.
     /// Nothing authenticates data. That all honest peers hold the same is asked for.
     lies_about_data,
-    /// What an insider has called, as others know it: it says something else than it has called.
+    /// The calls of an insider, as others know them: it says something else than it has called.
     lies_about_calls,
     /// Failures of calls, and places that are lost, without another fault: a member can withdraw or
     /// contradict every operation, and say that its links are broken.

@@ -1,6 +1,6 @@
 //! Faults: what goes wrong with the network and with processes, when, and to whom. Each class
 //! counts down events of the world to its next strike, so faults fall where something is going on.
-//! The classes and how often they are on: swarm.zig. What users do wrong: users.zig.
+//! The classes and how often they are on: swarm.zig. Mistakes of users: users.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -54,7 +54,7 @@ pub const Faults = struct {
     /// The world's step of the next strike.
     next: [swarm.class_count]u64 = @splat(std.math.maxInt(u64)),
     soonest: u64 = std.math.maxInt(u64),
-    /// Of config.strikes: which came.
+    /// The ones of config.strikes that came.
     struck: [2]bool = .{ false, false },
 
     pub fn init(config: *const Config) Faults {
@@ -87,7 +87,7 @@ pub const Faults = struct {
             },
             else => 1,
         };
-        // What a collective takes grows with the square of its members.
+        // The cost of a collective grows with the square of its members.
         const peers: u64 = config.peers_start;
         const size = if (peers > swarm.small_max) peers * peers / 256 else 1;
         const index = @intFromEnum(class);
@@ -340,7 +340,7 @@ pub fn deafen(world: *World, from: NodeIndex, to: NodeIndex, until: Instant) voi
     for (world.connections.items) |connection| swallow(connection, from, to);
 }
 
-/// What is on its way from the one to the other vanishes, and all that follows.
+/// All that is on its way from the one to the other vanishes, and all that follows.
 pub fn swallow(connection: *Connection, from: NodeIndex, to: NodeIndex) void {
     for (&connection.pipes, 0..) |*pipe, side| {
         if (connection.ends[side].node != from or connection.ends[1 - side].node != to) continue;
@@ -395,7 +395,7 @@ fn freeze_machine(world: *World, prng: *Prng) bool {
     return true;
 }
 
-/// What a clock may do that never goes back (net/clock.zig): it leaps ahead, by hours perhaps, as
+/// A clock that never goes back (net/clock.zig) may do this: it leaps ahead, by hours perhaps, as
 /// after a machine has slept, or stands still while everything else goes on.
 fn disturb_clock(world: *World, class: Class, prng: *Prng) bool {
     const peer = pick_peer(world, prng) orelse return false;
@@ -517,7 +517,7 @@ pub fn draw_shape(world: *World) [2]network.Shape {
     return shapes;
 }
 
-/// What becomes of a dial: up at both ends, refused, never answered, or up at the other end only.
+/// The fate of a dial: up at both ends, refused, never answered, or up at the other end only.
 pub fn fate_of_dial(world: *World, connection: *Connection) void {
     const delay = connection.pipes[0].shape.delay_ns;
     const dialer: world_file.Ref = .{ .connection = connection.index, .side = 0 };

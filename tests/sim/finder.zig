@@ -20,7 +20,7 @@ const name_prefix = "name-";
 const number_prefix = "p-";
 pub const text_bytes_max = 32;
 
-/// What is under way; of another start of the coordinator it is for nobody.
+/// A search under way; one of another start of the coordinator is for nobody.
 pub const Search = struct {
     incarnation: u32,
     number: u64,
@@ -75,7 +75,7 @@ pub fn find(world: *World, question: *const Question) Reply {
     return .later;
 }
 
-/// What a search ends with.
+/// The end of a search.
 pub fn found(world: *World, search: Search) void {
     if (search.incarnation != world.incarnations) return;
     const node = &world.nodes[world_file.coordinator_index];
@@ -85,7 +85,7 @@ pub fn found(world: *World, search: Search) void {
 
 threadlocal var told: [text_bytes_max]u8 = undefined;
 
-/// Who is at that node says who it is.
+/// The process at that node says who it is.
 fn answer_of(world: *const World, search: Search) Answer {
     const index = switch (search.where) {
         .nowhere => return .not_found,

@@ -19,7 +19,8 @@ const User = @import("users.zig").User;
 const Work = calls.Work;
 const assert = std.debug.assert;
 
-/// What a user carries on: for each tag, the residual of the last call of it that succeeded.
+/// The residuals that a user carries on: for each tag, the residual of the last call of it that
+/// succeeded.
 pub const Residuals = struct {
     by_tag: [tags_max]?*Values = @splat(null),
 
@@ -49,7 +50,7 @@ pub fn fill(user: *const User, step: *const program.Step, first: u64, buffer: []
     }
 }
 
-/// What a call lends for its residuals.
+/// The buffers that a call lends for its residuals.
 pub const Lent = struct {
     in: []u8,
     out: []u8,
@@ -84,7 +85,7 @@ pub fn lend(user: *User, step: *const program.Step, elements: u64, owner: u32) ?
     return .{ .in = in, .out = out, .in_before = before };
 }
 
-/// What is carried on is read, and never written, whatever becomes of the call.
+/// The residual carried on is read, and never written, whatever becomes of the call.
 pub fn check_input(work: *const Work) void {
     const lent = work.residual orelse return;
     if (std.mem.eql(u8, lent.in, lent.in_before)) return;
@@ -131,7 +132,7 @@ pub const Known = struct {
     }
 };
 
-/// Of an exchange of which each member knows a part: as if one knew all.
+/// The partition of an exchange of which each member knows a part, as if one knew all.
 fn whole(work: *const Work) collective.Partition {
     const counts = work.layout.counts;
     const settings = &work.node.session.?.settings;
@@ -162,7 +163,7 @@ pub fn take(work: *Work) void {
     @memcpy(std.mem.sliceAsBytes(carried[0 .. lent.out.len / @sizeOf(f32)]), lent.out);
 }
 
-/// What a call that has succeeded holds.
+/// Checks what a call that has succeeded holds.
 pub fn check(work: *Work) void {
     const world = work.node.world;
     const x = &work.op.?.executor;
@@ -252,7 +253,7 @@ fn check_bits(work: *const Work, d: *const Definition, chunk: u32, is_there: boo
     }
 }
 
-/// What this peer has lost of a chunk, if it has succeeded and carries that on.
+/// Checks what this peer has lost of a chunk, if it has succeeded and carries that on.
 fn check_lost(work: *const Work, d: *const Definition, chunk: u32, wanted: []const u8) void {
     if (work.lost.len == 0) return;
     const first: usize = @intCast(d.partition.chunk_offset(chunk) * @sizeOf(f32));
@@ -290,13 +291,13 @@ fn define(work: *Work, known: *Known, chunk: u32) bool {
     const attempt = known.reduced[chunk];
     const found = contributors_of(work, known, attempt) orelse return false;
     d.reduce(chunk, found.schedule, found.contributors);
-    // Of a result that one peer has, others who contributed may have succeeded before.
+    // For a result that one peer has, others who contributed may have succeeded before.
     for (work.record.calls, known.lost) |*call, lost| {
         const other = call.work orelse continue;
         if (lost.len > 0) check_lost(other, d, chunk, std.mem.sliceAsBytes(lost));
         if (world.failed()) return false;
     }
-    // What codecs make of infinities is the kernels' to say.
+    // The kernels say what codecs make of infinities.
     if (oracle.has_specials(work.step.key)) return true;
     const wrong = d.unaccounted(chunk, found.contributors) orelse return true;
     world.checkers.fail(.p4_contributors, "{f} element {d}: {d} went in, {d} came out", .{
@@ -322,7 +323,7 @@ fn work_of(work: *const Work, rank: u16) ?*const Work {
     return null;
 }
 
-/// Who took part in an attempt, by position.
+/// The members of an attempt, by position.
 fn contributors_of(work: *const Work, known: *Known, attempt: u32) ?Found {
     const world = work.node.world;
     const key = work.step.key;

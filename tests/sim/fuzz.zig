@@ -2,7 +2,7 @@
 //! sends can crash a process, trip an assertion, or make it hold memory without bound (P9). Most
 //! changes are made so that the result still parses: a frame keeps a valid checksum, a message its
 //! length. Before each world come inputs for the decoders and for single state machines, the
-//! targets of tests/fuzz. What calls return does not matter here, only that everybody lives:
+//! targets of tests/fuzz. The results of calls do not matter here, only that everybody lives:
 //! promises hold among honest peers.
 
 const std = @import("std");
@@ -127,7 +127,7 @@ pub fn run_kept(rig: *Rig) u8 {
     return 0;
 }
 
-/// Of every target (tests/fuzz) for each world.
+/// Inputs of every target (tests/fuzz) for each world.
 const inputs_per_seed = 50;
 
 /// Under way, for whoever reports a panic.

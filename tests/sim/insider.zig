@@ -2,7 +2,7 @@
 //! goes through here and is changed, said twice, late or not at all, and other things are said
 //! besides. It lies as somebody does who knows the protocol: most of it still parses. Which nodes
 //! are insiders, and what they do, is drawn once for a world; they are gone when all is well.
-//! What honest peers are still promised: excused.zig says what not.
+//! excused.zig says what honest peers are no longer promised.
 
 const std = @import("std");
 const base = @import("base");
@@ -34,7 +34,7 @@ pub const Trick = enum {
     /// Later, behind what follows.
     delay,
     withhold,
-    /// What somebody else has said, with a lie in it perhaps.
+    /// A message that somebody else has sent, with a lie in it perhaps.
     invent,
     /// Data is not what it should be, and arrives. Only those who lie about data do it, more often
     /// than anything else.
@@ -43,7 +43,7 @@ pub const Trick = enum {
 
 pub const Insiders = struct {
     prng: Prng,
-    /// Who changes bytes.
+    /// It changes bytes.
     mutator: Fuzz,
     nodes: [2]NodeIndex,
     count: u8,
@@ -86,7 +86,7 @@ pub const Insiders = struct {
         while (insiders.tricks.count() == 0) for (std.enums.values(Trick)) |trick| {
             if (prng.chance(2)) insiders.tricks.insert(trick);
         };
-        // What every operation, or every round, waits for.
+        // Messages that every operation, or every round, waits for.
         const awaited = [_]Tag{
             .done, .prepared, .safe_points, .activated, .report_end, .state_offer,
         };
@@ -199,7 +199,7 @@ fn play(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
     }
 }
 
-/// What it has called was committed, it says as it comes back: nobody may believe that without the
+/// It says as it comes back that its calls were committed: nobody may believe that without the
 /// seal. Only where it has one group, of which it speaks then.
 fn forge(world: *World, ref: Ref, mouth: *Mouth) void {
     const node = &world.nodes[world.end(ref).node];
@@ -231,8 +231,12 @@ fn corrupt(world: *World, mouth: *Mouth, unit: Unit) void {
     mouth.say(world, copy);
 }
 
-/// An insider that does not lie about data leaves alone what carries or describes any.
+/// An insider that does not lie about data leaves alone what carries or describes any. None boasts
+/// of safe points: that has newcomers wait for 4,096, more than a seed passes in its time, as the
+/// transcript an_insider_far_ahead shows.
 fn may_change(insiders: *const Insiders, unit: Unit) bool {
+    if (unit.kind == .message and number_of(unit.bytes) == @intFromEnum(Tag.safe_points))
+        return false;
     if (insiders.lies_about_data) return true;
     switch (unit.kind) {
         .frame => {
@@ -330,7 +334,7 @@ const Liar = struct {
     }
 };
 
-/// What an insider has to say goes to the network as far as there is room.
+/// The words of an insider go to the network as far as there is room.
 pub fn drain(world: *World, ref: Ref) void {
     const connection = world.connections.items[ref.connection];
     const mouth = &connection.mouths[ref.side];

@@ -133,7 +133,7 @@ pub const Change = union(enum) {
             .tags => |count| config.tags = @intCast(count),
             .groups => |count| config.groups = @intCast(count),
         }
-        // What such a world promises (checker place) does not hold when more goes wrong.
+        // The promise of such a world (checker place) does not hold when more goes wrong.
         // Enough of them for a ring around one that cannot be used.
         config.only_cuts = config.only_cuts and config.has_only(.cut_pair) and
             config.peers_start >= 4;

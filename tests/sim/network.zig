@@ -1,7 +1,6 @@
 //! Network: connections shaped like TCP, as data. A connection is two pipes of ordered bytes, each
 //! with a bounded buffer (a full one is a closed window), a delay, a rate, and any segmentation.
-//! What goes wrong (reset, stall, half-open) is decided in faults.zig; who is told is decided in
-//! world.zig.
+//! faults.zig decides what goes wrong (reset, stall, half-open); world.zig decides who is told.
 
 const std = @import("std");
 const base = @import("base");
@@ -124,7 +123,7 @@ pub const Pipe = struct {
         return segment.length;
     }
 
-    /// What is under way is lost.
+    /// All that is under way is lost.
     pub fn discard(pipe: *Pipe) void {
         pipe.length = 0;
         pipe.start = 0;

@@ -1,13 +1,13 @@
 //! Oracle: the values that peers contribute, and what a result must then be, element by element.
 //!
-//! Of sums, elements are u64. In a small world, peer with digit r contributes m << 4r, m in 1..7
+//! The elements of sums are u64. In a small world, peer with digit r contributes m << 4r, m in 1..7
 //! drawn from the operation, the peer and the element. In the sum, hex digit r is m if r counted
 //! once, 0 if it did not, 2m if it counted twice (no carry: 14 < 16), and another operation's m
 //! with probability 6/7 if a stale value got in. So every element says who is in it.
 //!
 //! A large world has more peers than there are hex digits. There a contribution is 64 random bits,
 //! and sums wrap: one that has not exactly the listed contributors, each once, is right by chance
-//! once in 2^63 elements. Who is missing, twice or not listed is then searched for.
+//! once in 2^63 elements. Then a search tells who is missing, twice or not listed.
 
 const std = @import("std");
 const base = @import("base");
@@ -47,12 +47,12 @@ pub fn contribution(form: Form, key: Key, digit: u16, element: u64) u64 {
     };
 }
 
-/// What the root broadcasts.
+/// The value that the root broadcasts.
 pub fn broadcast_value(key: Key, digit: u16, element: u64) u64 {
     return mix(key.hash() +% (element << 8) +% digit +% 1);
 }
 
-/// What a peer contributes to an average.
+/// The contribution of a peer to an average.
 pub fn average_value(key: Key, digit: u16, element: u64) i32 {
     const drawn: i32 = @intCast(mix(key.hash() ^ (element << 8) ^ digit) % 2_000_001);
     return drawn - 1_000_000;
@@ -66,7 +66,7 @@ pub fn average(key: Key, element: u64, contributors: *const Mask) i32 {
     return @intCast(@divTrunc(sum, contributors.count()));
 }
 
-/// What a peer contributes to an operation on floats: an integer that is never zero and so small
+/// The contribution of a peer to an operation on floats: an integer that is never zero and so small
 /// that the sum of all processes is exact in 8 bits, in a world of at most 256; in one operation of
 /// 16, now and then, one of the numbers that codecs have rules for.
 pub fn float_value(processes_max: u16, key: Key, digit: u16, element: u64) f32 {

@@ -1,6 +1,6 @@
 //! Overheard: what travels between nodes, as somebody beside the cables records it: nothing is
 //! encrypted (docs/PROMISE.md), so an adversary has all of it. Insiders (insider.zig) and strangers
-//! (stranger.zig) say it again, changed or not. Of much that is said only the last is kept.
+//! (stranger.zig) say it again, changed or not. Only the last of much that is said is kept.
 
 const std = @import("std");
 const base = @import("base");
@@ -75,7 +75,7 @@ pub const Ring = struct {
 
 pub const Overheard = struct {
     recordings: [32]Recording = @splat(.{}),
-    /// What peers have told the coordinator, and each other.
+    /// Messages of peers to the coordinator, and frames to each other.
     messages: Ring = .{},
     frames: Ring = .{},
 

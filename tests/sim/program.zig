@@ -1,7 +1,7 @@
 //! Program: what the members of a group call, drawn from the seed, the epoch and the number of safe
 //! points since the epoch began. All members of an epoch agree on these, newcomers included, so all
-//! run the same program without talking. What one peer does differently on purpose (a fault of a
-//! user) is drawn in users.zig.
+//! run the same program without talking. users.zig draws what one peer does differently on purpose
+//! (a fault of a user).
 
 const std = @import("std");
 const base = @import("base");
@@ -40,10 +40,10 @@ pub const Step = struct {
     tag: u64,
     /// Position among the members of the epoch.
     root_rank: u32,
-    /// Of a message.
+    /// For a message.
     pair: ?base.Pair = null,
     in_place: bool,
-    /// Of shards, that ranks have different ones.
+    /// Ranks have different shards.
     uneven: bool = false,
     /// As so many arrays that lie one behind the other; some are empty.
     arrays: u32 = 1,
@@ -188,7 +188,7 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         4 => .all_gather,
         5 => .scatter,
         6 => .gather,
-        // Of many members it has so many shards that little else would happen.
+        // With many members it has so many shards that little else would happen.
         7 => if (options.world_size > 16 and (!prng.chance(8) or
             options.world_size > all_to_all_ranks_max(false))) .all_gather else .all_to_all,
         8, 9, 10 => if (options.world_size > 1) .send_recv else .all_reduce,
@@ -258,7 +258,7 @@ fn draw_floats(prng: *Prng) Floats {
     };
 }
 
-/// Of a codec a piece is a block at least: as many of them as there are of other elements.
+/// With a codec a piece is a block at least: as many of them as there are of other elements.
 fn count_max_of(options: *const Options, maybe: ?Floats) u32 {
     const floats = maybe orelse return options.count_max;
     const granule = if (floats.codec.kind == .none) 1 else floats.codec.granule();

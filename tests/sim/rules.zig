@@ -53,7 +53,7 @@ pub const Starved = struct {
         const c = world.coordinator;
         for (c.groups.items) |group| for (group.epochs.items) |epoch| {
             if (epoch.alive.count() >= epoch.min_world_size) continue;
-            // What the coordinator before it has decided, it decides again.
+            // It decides again what the coordinator before it has decided.
             if (epoch.number < c.first_epoch()) continue;
             const key: Key = .{ .group = group.id, .epoch = epoch.number };
             const known = starved.committed.getOrPut(world.gpa, key) catch @panic("out of memory");

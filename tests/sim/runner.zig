@@ -1,6 +1,6 @@
 //! Runner: one seed from its first event to its verdict, and again with text when it failed. A Rig
-//! holds the memory that worlds use one after the other. Who runs seeds: main.zig, sweep.zig,
-//! canaries.zig, narrow.zig.
+//! holds the memory that worlds use one after the other. Used by main.zig, sweep.zig, canaries.zig,
+//! narrow.zig.
 
 const std = @import("std");
 const Borrowed = @import("borrowed.zig").Borrowed;

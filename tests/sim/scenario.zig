@@ -268,19 +268,15 @@ fn settings(
     }
 }
 
-fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!void {
+const Lines = std.mem.SplitIterator(u8, .scalar);
+
+fn follow(script: *Script, lines: *Lines) Error!void {
     while (lines.next()) |line| {
         script.line += 1;
-        var code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
-        while (std.mem.endsWith(u8, code, ";")) { // it goes on in the next line
-            const next = lines.next() orelse break;
-            script.line += 1;
-            code = code.ptr[0 .. @intFromPtr(next.ptr) - @intFromPtr(code.ptr) + next.len];
-        }
-        var words = std.mem.tokenizeAny(u8, code, " \t\n");
+        var words = words_of(line);
         const verb = words.next() orelse continue;
-        script.world.note("> {s}", .{std.mem.trim(u8, code, " ")});
-        if (std.mem.eql(u8, verb, "repeat")) try repeat(script, &words) //
+        script.world.note("> {s}", .{std.mem.trim(u8, line, " ")});
+        if (std.mem.eql(u8, verb, "repeat")) try repeat(script, &words, lines) //
         else try obey(script, verb, &words);
         if (script.world.checkers.violation) |*violation| {
             return script.fail("{t}: {s}", .{ violation.check, violation.text() });
@@ -288,18 +284,30 @@ fn follow(script: *Script, lines: *std.mem.SplitIterator(u8, .scalar)) Error!voi
     }
 }
 
-/// repeat N DIRECTIVE; DIRECTIVE ...: all of these so many times. A line that ends with a semicolon
-/// goes on in the next.
-fn repeat(script: *Script, words: *Words) Error!void {
+/// Up to a comment.
+fn words_of(line: []const u8) Words {
+    const code = line[0 .. std.mem.indexOfScalar(u8, line, '#') orelse line.len];
+    return std.mem.tokenizeAny(u8, code, " \t");
+}
+
+/// repeat N: the lines that follow and begin with a space, so many times.
+fn repeat(script: *Script, words: *Words, lines: *Lines) Error!void {
     const times = try number(script, words);
+    const first = lines.*;
+    const line_before = script.line;
     for (0..times) |_| {
-        var parts = std.mem.splitScalar(u8, words.rest(), ';');
-        while (parts.next()) |part| {
-            var inner = std.mem.tokenizeAny(u8, part, " \t\n");
+        lines.* = first;
+        script.line = line_before;
+        while (lines.peek()) |line| {
+            if (!std.mem.startsWith(u8, line, " ")) break;
+            _ = lines.next();
+            script.line += 1;
+            var inner = words_of(line);
             try obey(script, try take_word(script, &inner), &inner);
             if (script.world.failed()) return;
         }
     }
+    if (script.line == line_before) return script.fail("repeat has no lines", .{});
 }
 
 const Words = std.mem.TokenIterator(u8, .any);
@@ -480,7 +488,7 @@ const PeerList = struct {
     script: *Script,
     everybody: bool,
     parts: std.mem.SplitIterator(u8, .scalar),
-    /// Of `everybody`, or of a part such as 3-9.
+    /// In `everybody`, or in a part such as 3-9.
     next_index: world_file.NodeIndex = 1,
     last_index: world_file.NodeIndex = 0,
     bad: bool = false,
@@ -933,7 +941,7 @@ fn impede(script: *Script, verb: []const u8, words: *Words) Error!void {
     if (!any) return script.fail("there is no connection from {d} to {d}", .{ from, to });
 }
 
-/// cut P P for D: the two cannot dial each other so long. What connects them stays.
+/// cut P P for D: the two cannot dial each other so long. Their connections stay.
 fn cut(script: *Script, words: *Words) Error!void {
     const world = script.world;
     const a = (try any_node_of(script, words)).index;

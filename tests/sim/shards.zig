@@ -22,14 +22,14 @@ pub const Part = struct {
     }
 };
 
-/// What a peer lends to a call.
+/// The memory that a peer lends to a call.
 pub const Layout = struct {
     send: Part,
-    /// Of an all_to_all, the first of the elements; the others are not behind it.
+    /// In an all_to_all, the first of the elements; the others are not behind it.
     recv: Part,
     rank: u16,
-    /// Of each rank's shard, of those of each two where they differ in an all_to_all; one for a
-    /// call without shards.
+    /// Elements of each rank's shard, or of each two ranks' where they differ in an all_to_all; one
+    /// entry for a call without shards.
     counts: []const u64,
     /// For each of those, so many.
     times: usize = 1,
@@ -87,7 +87,7 @@ pub const Layout = struct {
         return layout;
     }
 
-    /// What an uneven all_to_all sends to each rank and wants of each.
+    /// The elements that an uneven all_to_all sends to each rank and wants of each.
     pub fn exchanged(layout: *const Layout, to: []u64, from: []u64) void {
         const ranks = to.len;
         for (to, from, 0..) |*sent, *received, rank| {
@@ -183,15 +183,15 @@ fn count_of(step: *const Step, rank: usize) u64 {
     return if (prng.chance(4)) 0 else prng.between(0, step.count);
 }
 
-/// Of the shard that one rank has for another. Whoever is mistaken about `count` is so about each
-/// of these that is not always empty, and of those between two ranks one is not.
+/// Elements of the shard that one rank has for another. Whoever is mistaken about `count` is so
+/// about each of these that is not always empty, and of those between two ranks one is not.
 fn count_of_pair(step: *const Step, from: usize, to: usize) u64 {
     var prng = base.Prng.init(step.key.hash() ^ (from << 8 | to));
     if (from < to and prng.chance(3)) return 0;
     return step.count * prng.between(1, 2);
 }
 
-/// What a peer asks for, if nothing else differs.
+/// The request of a peer, if nothing else differs.
 pub fn hash_into(hash: *std.hash.Wyhash, layout: *const Layout) void {
     hash.update(std.mem.sliceAsBytes(layout.counts));
 }
@@ -251,5 +251,5 @@ pub fn check_gathered(work: *const Work) void {
     }
 }
 
-/// Of the shard of a rank.
+/// The parts seen of a rank's shard.
 const Seen = struct { there: bool = false, missing: bool = false };

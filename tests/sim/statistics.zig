@@ -17,7 +17,7 @@ pub const Statistics = struct {
     virtual_ns: u64 = 0,
     /// How often each class of fault happened.
     faults: std.EnumArray(Class, u64) = .initFill(0),
-    /// What insiders did, and which promises were not asked for because of them.
+    /// The tricks of insiders, and which promises were not asked for because of them.
     tricks: std.EnumArray(Trick, u64) = .initFill(0),
     excused: std.EnumArray(Rule, u64) = .initFill(0),
     /// The most that a process has held.

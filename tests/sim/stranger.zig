@@ -1,7 +1,8 @@
-//! Stranger: who is no peer of this run, and what it does. Class `strangers` connects and talks,
-//! which must cost nobody anything: not even a call, for which worlds of nothing else are calm.
-//! Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays what
-//! was recorded again. What it never does, because keys alone could prevent it: excused.zig.
+//! Stranger: somebody who is no peer of this run, and what it does. Class `strangers` connects and
+//! talks, which must cost nobody anything: not even a call, for which worlds of nothing else are
+//! calm. Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays
+//! what was recorded again. excused.zig says what it never does, because keys alone could prevent
+//! it.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,7 +20,7 @@ const words_max = 4096;
 /// Longest address that a newcomer may have. It is found there, and nobody answers who dials it.
 pub const long_address = "a" ** (base.limits.address_bytes_max - 2) ++ ":1";
 
-/// What one says that has the run id, or not.
+/// The words of one that has the run id, or not.
 pub const Words = enum {
     noise,
     /// The first words of a hello, then noise.
@@ -44,7 +45,7 @@ pub const Words = enum {
     begin_group,
 };
 
-/// What strangers say who harm nobody.
+/// The words of strangers who harm nobody.
 const drawn = [_]Words{ .noise, .magic, .half, .foreign, .status, .control, .lane, .nothing };
 
 pub const Manner = enum {
@@ -154,7 +155,7 @@ fn connect(
         .drawn => unreachable,
         .hangs_up => world.finish_pipe(.{ .connection = connection.index, .side = 0 }),
         .stays => {},
-        // What it is told stays where it is.
+        // The bytes sent to it stay where they are.
         .reads_nothing => connection.pipes[1].stalled_until = base.never,
         .beats, .beats_unread => |kind| {
             if (kind == .beats_unread) connection.pipes[1].stalled_until = base.never;
@@ -162,6 +163,27 @@ fn connect(
         },
     }
     return connection;
+}
+
+/// The group of the first user, or one that nobody else names. Answers how many bytes that is.
+fn ask_to_join(own_group: ?u64, bytes: []u8) usize {
+    var name: [16]u8 = undefined;
+    const group = if (own_group) |number|
+        std.fmt.bufPrint(&name, "{x}", .{number}) catch unreachable
+    else
+        users.group_names[0];
+    var length: usize = 0;
+    for ([_]wire.control.Message{ .{ .join = .{
+        .name = .of(group),
+        .address = .of(long_address),
+        .initial_world_size = 0,
+        .round = 0,
+        .stop_round = 0,
+        .address_key = @splat(0),
+    } }, .{ .join_end = .{} } }) |message| {
+        length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
+    }
+    return length;
 }
 
 fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_max]u8) []u8 {
@@ -224,27 +246,10 @@ fn say(world: *World, prng: *Prng, to: NodeIndex, words: Words, bytes: *[words_m
         .join, .begin_group => {
             hello.purpose = .control;
             bytes[0..hello_bytes].* = wire.hello.encode(hello);
-            return bytes[0 .. hello_bytes + say_join(words, hello.instance, rest)];
+            const own = if (words == .begin_group) hello.instance else null;
+            return bytes[0 .. hello_bytes + ask_to_join(own, rest)];
         },
     }
-}
-
-/// Returns how many bytes that takes.
-fn say_join(words: Words, number: u64, bytes: []u8) usize {
-    var length: usize = 0;
-    var name: [16]u8 = undefined;
-    const own = std.fmt.bufPrint(&name, "{x}", .{number}) catch unreachable;
-    for ([_]wire.control.Message{ .{ .join = .{
-        .name = .of(if (words == .begin_group) own else users.group_names[0]),
-        .address = .of(long_address),
-        .initial_world_size = 0,
-        .round = 0,
-        .stop_round = 0,
-        .address_key = @splat(0),
-    } }, .{ .join_end = .{} } }) |message| {
-        length += (wire.control.encode(message, bytes[length..]) catch unreachable).len;
-    }
-    return length;
 }
 
 /// Whoever reads along, and can cut. False if there was nothing to do it to.
@@ -288,7 +293,7 @@ fn replay(world: *World, prng: *Prng) bool {
     return true;
 }
 
-/// What two peers have sent to one node, one behind the other, under an id that nobody knows.
+/// Sends what two peers have sent to one node, one behind the other, under an id that nobody knows.
 fn splice(world: *World, prng: *Prng) bool {
     const heard = world.overheard orelse return false;
     const one = heard.pick_recording(prng, false) orelse return false;

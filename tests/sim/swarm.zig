@@ -1,7 +1,7 @@
 //! Swarm: what one seed is made of. Each seed draws its own world (sizes, limits, network) and, for
 //! every class of fault, whether it is off, rare or heavy, so that faults meet in all combinations
 //! and some seeds see one class alone. Each class draws from a stream of its own: switching one off
-//! (shrink) leaves the draws of the others as they were. What a class does: faults.zig and
+//! (shrink) leaves the draws of the others as they were. The classes are in faults.zig and
 //! users.zig.
 
 const std = @import("std");
@@ -59,7 +59,7 @@ pub const Level = enum(u2) { off, rare, heavy };
 pub const Levels = std.EnumArray(Class, Level);
 
 pub const Profile = enum {
-    /// What the seed draws.
+    /// The mix that the seed draws.
     drawn,
     /// Processes, the coordinator's too, die and start again all the time.
     crashes,

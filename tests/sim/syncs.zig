@@ -26,11 +26,11 @@ const User = users.User;
 const Work = calls.Work;
 
 pub const bytes_max = 300;
-/// What is each peer's own.
+/// Bytes that are each peer's own.
 const own_bytes = 3;
 const leaf_bytes = 16;
 
-/// What a user has between two syncs.
+/// The content that a user has between two syncs.
 pub const Content = struct {
     bytes: [bytes_max + 1]u8 = @splat(0),
     revision: u64 = 0,
@@ -88,7 +88,7 @@ fn own_byte(node: *const Node) u8 {
     return @truncate(node.digit());
 }
 
-/// What a user shares as long as it is in its group.
+/// The state that a user shares as long as it is in its group.
 pub const Kept = struct { state: *State, memory: []u8 };
 
 /// The user may enter: it makes its state now, and fetches as a newcomer.

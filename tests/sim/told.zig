@@ -17,8 +17,8 @@ const Key = struct { group: u16, epoch: u64 };
 
 const Epoch = struct { members: []base.PeerId, out: base.Mask };
 
-/// What the records on the disk say, and those of earlier files: members may be in epochs of which
-/// a journal that was written anew says nothing any more.
+/// The facts in the records on the disk, and in those of earlier files: members may be in epochs of
+/// which a journal that was written anew says nothing any more.
 pub const Facts = struct {
     groups: u64 = 0,
     epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,

@@ -1,11 +1,11 @@
 //! Trace: what happened in a world, as a hash (same seed, same hash) and, when asked, as text. Text
 //! is only made for a seed that is replayed: a failing seed runs twice, the second time with text.
-//! Who records: world.zig, users.zig, checkers.zig. Nothing here reads a clock or a world.
+//! Used by world.zig, users.zig, checkers.zig. Nothing here reads a clock or a world.
 
 const std = @import("std");
 
 pub const Trace = struct {
-    /// What becomes of the text.
+    /// The fate of the text.
     pub const Text = enum { off, keep_last, print };
     pub const lines_kept = 40;
     const line_bytes_max = 220;

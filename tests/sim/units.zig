@@ -17,7 +17,7 @@ pub const Unit = struct {
         message,
         /// A header and its payload.
         frame,
-        /// What follows on something that is none of these.
+        /// Bytes that follow on something that is none of these.
         noise,
     };
 };
@@ -45,7 +45,7 @@ pub const Units = struct {
         return unit;
     }
 
-    /// What has come of a unit that is not whole yet.
+    /// The bytes that have come of a unit that is not whole yet.
     pub fn unfinished(units: *const Units) usize {
         return units.bytes.items.len - units.start;
     }

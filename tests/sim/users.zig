@@ -34,10 +34,10 @@ const slack_ns = 200 * ms;
 pub const User = struct {
     node: *Node,
     index: u8,
-    /// What it shares in syncs.
+    /// The content that it shares in syncs.
     content: syncs.Content,
     kept: ?syncs.Kept = null,
-    /// What it carries on of what codecs have lost.
+    /// The codecs' losses that it carries on.
     residuals: floats.Residuals = .{},
     group: ?*Group = null,
     state: State = .outside,
@@ -62,7 +62,7 @@ pub const User = struct {
     old_groups: std.ArrayList(*Group) = .empty,
     version: u32 = 0,
     admits: u32 = 0,
-    /// Of the admit under way, on the clock of its node.
+    /// For the admit under way, on the clock of its node.
     admit_deadline: Instant = 0,
     admit_was_impatient: bool = false,
     seen_attempt: u32 = 0,
@@ -88,7 +88,7 @@ pub const User = struct {
         return .{ .node = node, .index = index, .content = .init(seed, node.index, index) };
     }
 
-    /// Another process begins at its place. What is still to come for the old one does not match.
+    /// Another process begins at its place. Events still to come for the old one do not match.
     pub fn reset(user: *User) void {
         const before = user.*;
         user.* = .init(before.node, before.index);

@@ -47,8 +47,8 @@ pub const ms = std.time.ns_per_ms;
 pub const NodeIndex = u16;
 pub const coordinator_index = 0;
 pub const run_id: base.RunId = @splat(0x5a);
-/// What a process may hold, whoever sends it what: in a small world six times what the busiest of
-/// thousands of them has ever held.
+/// The memory that a process may hold, whoever sends it what: in a small world six times what the
+/// busiest of thousands of them has ever held.
 const node_bytes_max = 16 << 20;
 const node_bytes_max_large = 64 << 20;
 
@@ -90,9 +90,9 @@ pub const Connection = struct {
     /// It is a stranger's, which a peer may not keep for long.
     is_looked_after: bool = false,
     taps: [2]Tap = .{ .{}, .{} },
-    /// What the coordinator says on it.
+    /// The coordinator's messages on it.
     told: Told = .{},
-    /// What adversaries have heard of it, and what an insider says on it.
+    /// The units that adversaries have heard of it, and the words of an insider on it.
     ears: [2]Units = .{ .{}, .{} },
     mouths: [2]Mouth = .{ .{}, .{} },
 };
@@ -107,7 +107,7 @@ pub const Node = struct {
     /// Processes that have had this place before.
     generation: u32 = 0,
     memory: Memory = undefined,
-    /// What it has said to others.
+    /// The bytes that it has said to others.
     said_bytes: u64 = 0,
     id: base.PeerId = .none,
     session: ?*Session = null,
@@ -131,7 +131,7 @@ pub const Node = struct {
     /// It is being taken down: what the engine says is not listened to.
     dying: bool = false,
     woken: std.ArrayList(Ref) = .empty,
-    /// What its process has had.
+    /// The connections that its process has had.
     connections: std.ArrayList(*Connection) = .empty,
     /// Calls of this process that its users have not done with.
     open_works: std.ArrayList(*calls.Work) = .empty,
@@ -271,7 +271,7 @@ pub const Trap = struct {
 
 pub const PairCut = struct { nodes: [2]NodeIndex, until: Instant };
 
-/// What one node sends to another vanishes, on connections to come as well.
+/// Bytes from one node to another vanish, on connections to come as well.
 pub const Deafness = struct { from: NodeIndex, to: NodeIndex, until: Instant };
 
 /// A scenario's: a lane between two peers is reset when so many more bytes have passed, or the
@@ -292,7 +292,7 @@ pub const Statistics = @import("statistics.zig").Statistics;
 
 pub const World = struct {
     gpa: Allocator,
-    /// What nodes allocate from.
+    /// Nodes allocate from this.
     backing: Allocator,
     config: Config,
     trace: Trace,
@@ -324,7 +324,7 @@ pub const World = struct {
     queue: Queue,
 
     nodes: []Node,
-    /// Of every process that has ever started.
+    /// The digit of every process that has ever started.
     digits: std.AutoHashMapUnmanaged(base.PeerId, u16) = .empty,
     /// While its node is up.
     coordinator: *Coordinator = undefined,
@@ -605,9 +605,9 @@ pub const World = struct {
         return world.peers_started;
     }
 
-    /// Another process takes the place of one that has ended, with an id of its own. What the two
-    /// contribute has one digit: the new one enters an epoch that begins after the end of the old,
-    /// so no operation has both.
+    /// Another process takes the place of one that has ended, with an id of its own. The
+    /// contributions of the two have one digit: the new one enters an epoch that begins after the
+    /// end of the old, so no operation has both.
     pub fn revive(world: *World, node: *Node, delay_ns: u64) void {
         assert(node.state == .down and node.index != coordinator_index);
         node.state = .absent;
@@ -723,7 +723,7 @@ pub const World = struct {
         }
         if (node.state != .up) return;
         if (node.index != coordinator_index) users.observe(node) else world.observe_epochs();
-        // What changed bytes ask for, as a fuzzed coordinator's windows, may be refused.
+        // Memory that changed bytes ask for, as a fuzzed coordinator's windows, may be refused.
         if (node.memory.refused) world.checkers.lives(
             .memory,
             "node {d} holds {d} bytes and wants more than its budget",
@@ -1140,7 +1140,7 @@ pub const World = struct {
         world.schedule_delivery(world.connections.items[ref.connection], ref.side);
     }
 
-    /// What the coordinator has said so far leaves before it goes on.
+    /// The coordinator's messages so far leave before it goes on.
     pub fn flush_coordinator(world: *World) void {
         const node = &world.nodes[coordinator_index];
         for (node.woken.items) |ref| {

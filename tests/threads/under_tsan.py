@@ -2,7 +2,7 @@
 
 CPython is not built with the sanitizer, and need not be: the runtime is in an instrumented libpccl
 that is loaded before everything else, and sees the mutex of the interpreter's lock, as it replaces
-what pthread does. What CPython itself touches it does not see. A library and an extension of their
+what pthread does. It does not see what CPython itself touches. A library and an extension of their
 own are built into .zig-cache/tsan, beside links to the Python files of pccl_py. First a control:
 two threads that write the same memory must be reported, else nothing else would be.
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PREFIX = ROOT / ".zig-cache" / "tsan"
 PACKAGE = PREFIX / "pccl_py"
 LIBRARY = PACKAGE / "libpccl.so"
-# What has threads of Python inside the library.
+# Tests with threads of Python inside the library.
 TESTS = [
     f"tests/python/test_api_{topic}.py"
     for topic in ("work", "local_world", "membership", "messages", "state", "collectives")
