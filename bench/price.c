@@ -1,11 +1,11 @@
-/* price: two peers and their coordinator in this process, for each of the libraries that are named, and calls of
- * pccl_all_reduce between them (f32, average). What it is for, and what its numbers mean: bench/price.py.
+/* price: two peers and their coordinator in this process, for each of the libraries that are named,
+ * and calls of pccl_all_reduce between them (f32, average). Purpose and meaning: bench/price.py.
  *
  * Usage: price BYTES BLOCKS CALLS LIBRARY...
  *
- * The libraries take turns, block by block, CALLS calls in each, so that what else the machine does meets all of them
- * alike. A line for each block and library: its place in the arguments, nanoseconds of a call, and nanoseconds of
- * processor time of all threads.
+ * The libraries take turns, block by block, CALLS calls in each, so that other work of the machine
+ * meets all of them alike. A line for each block and library: its place in the arguments,
+ * nanoseconds of a call, and nanoseconds of processor time of all threads.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,7 +45,7 @@ struct world {
   struct peer peers[PEERS];
 };
 
-/* What the second peer's thread does next; no world ends it. */
+/* The work of the second peer's thread; NULL ends it. */
 static struct peer *other;
 static uint64_t calls;
 static pthread_barrier_t gate;
@@ -91,9 +91,10 @@ static void call(struct peer *peer) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
   options.op = PCCL_AVG;
   for (uint64_t i = 0; i < calls; i++) {
-    pccl_status_t status =
-        peer->library->all_reduce(peer->comm, peer->sent, peer->received, peer->count, PCCL_F32, &options, NULL);
-    check(peer->library, status, "all_reduce");
+    check(peer->library,
+          peer->library->all_reduce(peer->comm, peer->sent, peer->received, peer->count, PCCL_F32,
+                                    &options, NULL),
+          "all_reduce");
   }
 }
 
@@ -156,7 +157,8 @@ static void end(struct world *world) {
 
 int main(int argc, char **argv) {
   int libraries = argc - 4;
-  if (libraries < 1 || libraries > LIBRARIES_MAX) fail("usage", "price BYTES BLOCKS CALLS LIBRARY...");
+  if (libraries < 1 || libraries > LIBRARIES_MAX)
+    fail("usage", "price BYTES BLOCKS CALLS LIBRARY...");
   uint64_t bytes = strtoull(argv[1], NULL, 10), blocks = strtoull(argv[2], NULL, 10);
   uint64_t calls_each = strtoull(argv[3], NULL, 10);
 

@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Block:
-    """What one library took in one block, for a call."""
+    """The times of one library in one block, for a call."""
 
     library: int
     ns: int

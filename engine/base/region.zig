@@ -1,5 +1,5 @@
-//! Region: memory for the many small lists of an operation, which are given back together. It is the
-//! arena of the standard library for one thread: that one takes from any, and pays for it with two
+//! Region: memory for the many small lists of an operation, which are given back together. It is
+//! an arena for one thread: that of the standard library serves several, and pays for it with two
 //! atomic operations for each list, of which an operation has thirty. One block is mostly enough.
 
 const std = @import("std");
@@ -9,7 +9,7 @@ const unfilled = @import("unfilled.zig");
 
 pub const Region = struct {
     gpa: Allocator,
-    /// What is left of the last block.
+    /// The rest of the last block.
     free: []u8 = &.{},
     last: ?*Block = null,
 

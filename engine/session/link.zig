@@ -59,7 +59,7 @@ pub const Link = struct {
     asks_in: ?u16 = null,
 
     pub const Key = struct {
-        /// Of whole words, so that a key is hashed at once and not field by field.
+        /// A whole word, so that a key is hashed at once and not field by field.
         group: u64,
         epoch: u64,
         tag: u64,

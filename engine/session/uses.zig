@@ -46,7 +46,7 @@ pub const Uses = struct {
         uses.items.appendAssumeCapacity(.{ .span = span, .writes = is_written });
     }
 
-    /// To be done once all are there. Of few, as most calls have, without the stack of the other.
+    /// To be done once all are there. Most calls have few, and do without the other's stack.
     pub fn sort(uses: *Uses) void {
         const items = uses.items.items;
         if (items.len <= few) std.sort.insertion(Use, items, {}, starts_before) //
