@@ -1505,7 +1505,8 @@ pub const Coordinator = struct {
 
     // ---- time
 
-    pub fn tick(c: *Coordinator, now: Instant) void {
+    /// Not inlined, and rare: its frame is large.
+    pub noinline fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
         const since = c.last_tick;
         recovery.tend(c, now);
