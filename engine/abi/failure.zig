@@ -1051,8 +1051,8 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     if (op.failure.reason == null) return fail(
         .mismatch,
         "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{s}. Mend that, then create a new communicator",
-        .{ name, op.group.why_removed(), kept(op) },
+            "{f}{s}. Mend that, then create a new communicator",
+        .{ name, op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
         .mismatch,

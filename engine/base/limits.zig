@@ -131,10 +131,10 @@ pub const state_asked_max = 32;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
 /// How structures differ, as a sentence for a person.
-pub const state_differs_bytes_max = 700;
+pub const state_differs_bytes_max = 900;
 /// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
 /// some words. Enforced by decoding, and by the coordinator, which cuts it.
-pub const expelled_bytes_max = 800;
+pub const expelled_bytes_max = 1000;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;

@@ -285,18 +285,9 @@ pub const Peer = struct {
     }
 
     /// As the log shows it: "7f3a01c2 (node7:4242)".
-    pub fn named(peer: *const Peer) Named {
-        return .{ .id = peer.id, .label = &peer.label };
+    pub fn named(peer: *const Peer) base.Named {
+        return .{ .id = peer.id, .label = peer.label };
     }
-
-    const Named = struct {
-        id: PeerId,
-        label: *const base.Label,
-
-        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            try writer.print("{s}{f}", .{ it.id.short(), it.label });
-        }
-    };
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
@@ -1472,11 +1463,17 @@ pub const Coordinator = struct {
     fn refuse_misfits(c: *Coordinator, now: Instant) void {
         var misfits: stall.Overdue = .{};
         for (c.groups.items) |group| while (misfit.find(group, &misfits)) {
-            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
+            var told: control.Expelled = .{
                 .group = group.id,
                 .refused = true,
                 .why = .of(misfits.why()),
-            });
+            };
+            if (misfits.call) |*call| {
+                told.op = call.op;
+                told.peer = call.peer;
+                told.descriptor = call.descriptor;
+            }
+            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, told);
         };
     }
 

@@ -67,6 +67,7 @@ pub const Court = struct {
     stalled: [places_max]?control.Stalled = @splat(null),
     expelled: [places_max]bool = @splat(false),
     /// The last `expelled` that was read.
+    last_expelled: control.Expelled = undefined,
     expelled_refused: bool = false,
     expelled_why: [limits.expelled_bytes_max]u8 = undefined,
     expelled_why_bytes: usize = 0,
@@ -347,6 +348,8 @@ pub const Court = struct {
             .expelled => |body| {
                 court.expelled[index] = true;
                 court.expelled_refused = body.refused;
+                court.last_expelled = body;
+                court.last_expelled.why = .{}; // its bytes go away
                 court.expelled_why_bytes = body.why.data.len;
                 @memcpy(court.expelled_why[0..body.why.data.len], body.why.data);
             },

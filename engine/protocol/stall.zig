@@ -202,7 +202,10 @@ pub const Overdue = struct {
     count: usize = 0,
     why_storage: [why_bytes_max]u8 = undefined,
     why_length: usize = 0,
+    /// The call that they should have made, where that is why, and who has made it.
+    call: ?Call = null,
 
+    const Call = struct { op: control.OpId, peer: base.PeerId, descriptor: control.Descriptor };
     const why_bytes_max = base.limits.expelled_bytes_max;
 
     pub fn why(overdue: *const Overdue) []const u8 {

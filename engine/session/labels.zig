@@ -25,6 +25,11 @@ pub fn of(s: *const Session, id: PeerId) base.Label {
     return s.labels.of_others.get(id.bytes) orelse .{};
 }
 
+/// The peer in a line of the log: "7f3a01c2 (node7:4242)".
+pub fn named(s: *const Session, id: PeerId) base.Named {
+    return .{ .id = id, .label = of(s, id) };
+}
+
 pub const Error = error{ OutOfMemory, Unexpected };
 
 pub fn on_labels(s: *Session, body: *const wire.control.Labels) Error!void {
@@ -127,13 +132,16 @@ pub const Names = struct {
         id: PeerId,
 
         pub fn format(it: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            const short = it.id.short();
-            const name = it.names.find(it.id) orelse return writer.print("peer {s}", .{short});
+            const name = it.names.find(it.id) orelse
+                return writer.print("peer {s}", .{it.id.short()});
             const rank = name.rank orelse
-                return writer.print("peer {s}{f}", .{ short, name.label });
+                return writer.print("peer {f}", .{base.Named{ .id = it.id, .label = name.label }});
             if (it.id.eql(it.names.self)) return writer.print("rank {d} (this peer)", .{rank});
-            const comma = if (name.label.length > 0) ", " else "";
-            try writer.print("rank {d} ({s}{s}{s})", .{ rank, name.label.slice(), comma, short });
+            try writer.print("{f}", .{base.Ranked{
+                .rank = rank,
+                .id = it.id,
+                .label = name.label,
+            }});
         }
     };
 };

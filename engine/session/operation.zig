@@ -128,6 +128,19 @@ pub const Operation = struct {
         return operation.uses.clash(uses);
     }
 
+    /// This peer is new and was refused for what it has called here: beside that is what it should
+    /// have called.
+    pub fn note_wanted(operation: *Operation) void {
+        const failure = &operation.failure;
+        if (failure.status != .mismatch or failure.reason != null) return;
+        const wanted = &(operation.group.wanted orelse return);
+        if (!wanted.op.eql(operation.op.id)) return;
+        failure.peer = wanted.peer;
+        failure.descriptor = wanted.descriptor;
+        failure.other = operation.group.session.self;
+        failure.other_descriptor = operation.op.descriptor;
+    }
+
     /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
     pub fn named(operation: *const Operation) Named {
         return .{ .operation = operation };

@@ -640,6 +640,11 @@ pub const Session = struct {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
+            if (body.refused and !body.peer.eql(.none)) group.wanted = .{
+                .op = body.op,
+                .peer = body.peer,
+                .descriptor = body.descriptor,
+            };
             group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
@@ -1328,6 +1333,7 @@ pub const Session = struct {
             if (s.away_since != base.never)
                 operation.failure.coordinator_away_ns = s.now -| s.away_since;
             operation.status = why.status;
+            operation.note_wanted();
             operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);

@@ -130,6 +130,16 @@ pub const Descriptor = struct {
         .safe_points = safe_points_told_max,
     };
 
+    /// Where a message has room for one, and there is none.
+    pub const blank: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .raise,
+        .count = 0,
+        .safe_points = 0,
+    };
+
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
@@ -730,6 +740,11 @@ pub const Expelled = struct {
     /// A newcomer whose calls do not fit those of the members: they fail as such.
     refused: bool = false,
     why: Bytes,
+    /// The call of a member that such a call does not fit, from which the newcomer finds which of
+    /// several arrays differs. No peer: it is about no call.
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    peer: PeerId = .none,
+    descriptor: Descriptor = .blank,
 
     pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };

@@ -2,7 +2,6 @@
 //! coordinator, which refuses a newcomer whose call differs.
 
 const std = @import("std");
-const base = @import("base");
 const Descriptor = @import("control.zig").Descriptor;
 
 /// The words for a call, with peers named as `Names.who` does:
@@ -75,18 +74,3 @@ pub fn Described(comptime Names: type) type {
         }
     };
 }
-
-/// Names for those who know nothing of a peer but its id: "peer 7f3a01c2".
-pub const ByShortId = struct {
-    pub fn who(_: ByShortId, id: base.PeerId) Short {
-        return .{ .id = id };
-    }
-
-    const Short = struct {
-        id: base.PeerId,
-
-        pub fn format(it: Short, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            try writer.print("peer {s}", .{it.id.short()});
-        }
-    };
-};

@@ -9,7 +9,6 @@ pub const frame = @import("frame.zig");
 pub const hello = @import("hello.zig");
 pub const control = @import("control.zig");
 pub const token = @import("token.zig");
-pub const ByShortId = @import("described.zig").ByShortId;
 pub const Described = @import("described.zig").Described;
 pub const dialed = @import("dialed.zig");
 pub const Dialed = dialed.Dialed;
