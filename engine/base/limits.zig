@@ -132,6 +132,8 @@ pub const state_asked_max = 32;
 pub const state_page_bytes = 64 * KiB;
 /// How structures differ, as a sentence for a person.
 pub const state_differs_bytes_max = 900;
+/// A line of the log; a longer one is cut. Some name six peers, or say why one was removed.
+pub const log_line_bytes_max = 1023;
 /// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
 /// some words. Enforced by decoding, and by the coordinator, which cuts it.
 pub const expelled_bytes_max = 1000;

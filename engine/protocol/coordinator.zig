@@ -499,7 +499,7 @@ pub const Coordinator = struct {
     }
 
     pub fn log(c: *Coordinator, level: LogLevel, comptime format: []const u8, args: anytype) void {
-        var buffer: [512]u8 = undefined;
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         c.host.vtable.log(c.host.ctx, level, text);
     }
@@ -749,7 +749,7 @@ pub const Coordinator = struct {
         disconnect(peer);
         for (c.groups.items) |group| group.gone_away(now, peer, why);
         if (!c.is_member(peer)) return c.lose(now, peer, why);
-        c.log(.info, "peer {s} is away: {s}", .{ peer.id.short(), why });
+        c.log(.info, "peer {f} is away: {s}", .{ peer.named(), why });
         peer.forget_witnesses(now -| c.options.heartbeat_ns);
         c.hear_witnesses(now, peer);
     }
@@ -966,6 +966,7 @@ pub const Coordinator = struct {
         connection.peer = peer;
         connection.state = .peer;
         c.due_at = @min(c.due_at, now +| limits.idle_ns_max);
+        // Its label comes with its first wish.
         c.log(.info, "peer {s} is connected", .{hello.from.short()});
     }
 
@@ -990,7 +991,7 @@ pub const Coordinator = struct {
         peer.forget_witnesses(std.math.maxInt(Instant));
         connection.peer = peer;
         connection.state = .peer;
-        c.log(.info, "peer {s} is connected again", .{peer.id.short()});
+        c.log(.info, "peer {f} is connected again", .{peer.named()});
     }
 
     fn refuse(c: *Coordinator, connection: *Connection, verdict: wire.hello.Verdict) void {
@@ -1422,9 +1423,9 @@ pub const Coordinator = struct {
         unreached.link_told(group, now, peer, &body);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
-        c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
-            peer.id.short(),
-            other.id.short(),
+        c.log(.debug, "peer {f} says of its link to peer {f}: {t}", .{
+            peer.named(),
+            other.named(),
             body.health,
         });
         if (!is_news) return;

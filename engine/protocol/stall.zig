@@ -176,9 +176,9 @@ pub const Waits = struct {
         const has = if (waits.lacks == .call) "has not called " else "alone has not finished ";
         try writer.writeAll(has);
         if (Pair.of(known.id.tag)) |pair| {
-            try writer.print("its part of a message from rank {d} to rank {d} (", .{
-                pair.src,
-                pair.dst,
+            try writer.print("its part of a message from {f} to {f} (", .{
+                waits.epoch.members[pair.src].ranked(pair.src),
+                waits.epoch.members[pair.dst].ranked(pair.dst),
             });
         } else try writer.print("{t} (", .{known.descriptor.kind});
         // That of a sync says nothing to a person.

@@ -258,7 +258,7 @@ pub const Session = struct {
     }
 
     pub fn log(s: *Session, level: LogLevel, comptime format: []const u8, args: anytype) void {
-        var buffer: [512]u8 = undefined;
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         s.host.vtable.log(s.host.ctx, level, text);
     }
@@ -495,7 +495,7 @@ pub const Session = struct {
             .waiting => |*body| waits.on_waiting(s, body),
             .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
                 s,
-                .of(body.peer, true, body.dialed, body.address.data),
+                .of(labels.named(s, body.peer), true, body.dialed, body.address.data),
             ),
             // Messages that only a peer sends.
             .join,
