@@ -130,6 +130,9 @@ pub const state_revisions_max = 1 << 62;
 pub const state_asked_max = 32;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
+/// Members of whom others hear what they wait in, beside that they are waited for. More are not
+/// named in a sentence, either.
+pub const elsewhere_told_max = 4;
 /// How structures differ, as a sentence for a person.
 pub const state_differs_bytes_max = 900;
 /// A line of the log; a longer one is cut. Some name six peers, or say why one was removed.

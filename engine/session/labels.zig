@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const protocol = @import("protocol");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -73,7 +74,7 @@ pub const Names = struct {
 
     /// Those whose calls were missing; further ones are counted.
     pub const missing_max = 4;
-    const names_max = missing_max + 6;
+    const names_max = missing_max + base.limits.elsewhere_told_max + 6;
 
     pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
 
@@ -88,14 +89,25 @@ pub const Names = struct {
         for ([_]PeerId{ failure.peer, failure.other, operation.unreachable_peer } ++ roots) |id|
             names.add(s, operation, id);
         names.add_ranks(s, operation, &failure.missing);
+        names.add_elsewhere(s, operation, &failure.elsewhere);
         return names;
     }
 
-    /// The first of those whose calls are missing.
+    /// The first of those whose calls are missing, and for whom they wait.
     pub fn of_missing(s: *const Session, operation: *const Operation) Names {
         var names: Names = .{ .self = s.self };
         names.add_ranks(s, operation, &operation.op.missing);
+        names.add_elsewhere(s, operation, &operation.op.elsewhere);
         return names;
+    }
+
+    fn add_elsewhere(
+        names: *Names,
+        s: *const Session,
+        operation: *const Operation,
+        elsewhere: *const protocol.Elsewhere,
+    ) void {
+        for (elsewhere.slice()) |*waits| names.add(s, operation, operation.ids[waits.waits_for]);
     }
 
     fn add_ranks(

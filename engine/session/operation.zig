@@ -150,17 +150,17 @@ pub const Operation = struct {
         operation: *const Operation,
 
         pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            const kind = it.operation.op.descriptor.kind;
-            const id = it.operation.op.id;
-            if (kind == .send_recv) {
-                const roles = &it.operation.executor.roles;
-                const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
-                try writer.print("{s} rank {d} (", .{ way, roles.pair.other(roles.rank) });
-            } else try writer.print("{t} (", .{kind});
-            // That of a sync says nothing to a person.
-            if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
-            const epoch = it.operation.op.epoch;
-            try writer.print("number {d} of epoch {d})", .{ id.sequence, epoch });
+            const op = &it.operation.op;
+            const call: wire.NamedCall = .{
+                .kind = op.descriptor.kind,
+                .op = op.id,
+                .epoch = op.epoch,
+            };
+            if (call.kind != .send_recv) return call.format(writer);
+            const roles = &it.operation.executor.roles;
+            const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
+            try writer.print("{s} rank {d}", .{ way, roles.pair.other(roles.rank) });
+            try call.place(writer);
         }
     };
 

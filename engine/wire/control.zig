@@ -807,8 +807,30 @@ pub const Stalled = struct {
     attempt: u32,
     op: OpId,
     missing: Mask,
+    /// What the first of them wait in themselves, for those who wait for them.
+    elsewhere: List(Elsewhere) = .{},
 
-    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .elsewhere = limits.elsewhere_told_max,
+    };
+};
+/// A member that others wait for has called another operation, and waits there for others.
+pub const Elsewhere = struct {
+    rank: u16 = 0,
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    kind: OpKind = .barrier,
+    /// The first of those, and how many they are.
+    waits_for: u16 = 0,
+    count: u16 = 0,
+
+    pub const bounds = .{
+        .rank = limits.peers_max - 1,
+        .waits_for = limits.peers_max - 1,
+        .count = limits.peers_max,
+    };
 };
 /// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
 pub const Unreached = struct {

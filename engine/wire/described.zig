@@ -2,6 +2,8 @@
 //! coordinator, which refuses a newcomer whose call differs.
 
 const std = @import("std");
+const base = @import("base");
+const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
 
 /// The words for a call, with peers named as `Names.who` does:
@@ -74,3 +76,25 @@ pub fn Described(comptime Names: type) type {
         }
     };
 }
+
+/// "all_reduce (tag 5, number 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
+pub const NamedCall = struct {
+    kind: control.OpKind,
+    op: control.OpId,
+    epoch: u64,
+
+    pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (base.Pair.of(it.op.tag)) |pair| {
+            try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
+        } else try writer.print("{t}", .{it.kind});
+        try it.place(writer);
+    }
+
+    /// Behind the words for what it is.
+    pub fn place(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll(" (");
+        // That of a sync says nothing to a person.
+        if (it.kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
+        try writer.print("number {d} of epoch {d})", .{ it.op.sequence, it.epoch });
+    }
+};
