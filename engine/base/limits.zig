@@ -140,6 +140,8 @@ pub const log_line_bytes_max = 1023;
 /// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
 /// some words. Enforced by decoding, and by the coordinator, which cuts it.
 pub const expelled_bytes_max = 1000;
+/// As much of it is kept for a peer that asks later, also by the journal; the rest is cut.
+pub const removal_why_bytes_max = 240;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;

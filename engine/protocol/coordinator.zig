@@ -1315,8 +1315,7 @@ pub const Coordinator = struct {
         peer.send(group.id, .{ .expelled = .{
             .group = group.id,
             .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
-                "it was removed, by a coordinator that has ended since or so long ago that this " ++
-                    "one does not know why any more"),
+                "it was removed, so long ago that the coordinator does not know why any more"),
         } });
     }
 

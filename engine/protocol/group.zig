@@ -806,6 +806,7 @@ pub const Group = struct {
             .group = group.id,
             .peer = peer.id,
             .epochs = .of(from[0..lost_count]),
+            .why = .of(group.removals.why_of(peer.id).?),
         } });
         for (lost[0..lost_count]) |item| item.recorded = recorded;
         const epoch = lost[lost_count - 1];

@@ -287,6 +287,19 @@ test "what a member waits in instead is told again now and then, however often i
     try expect(told >= 5 and told <= 13);
 }
 
+test "what a member waits in is the one in which it has waited for the longest time" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.called(2, tag + 1);
+    try court.pass(second);
+    try court.called(2, tag + 2);
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(7 * second);
+    try court.listen();
+    try expect_elsewhere(&court, 0, &.{.{ 2, tag + 1, 0, 2 }});
+}
+
 test "who has called everything that others wait for waits in nothing that they are told of" {
     var court: Court = undefined;
     try form(&court, 0);
