@@ -66,7 +66,7 @@ pub const Court = struct {
     refused: bool = false,
     /// The last message to each peer about calls that others wait for.
     stalled: [places_max]?control.Stalled = @splat(null),
-    /// What it said there of those who are missing.
+    /// The part of that about those who are missing.
     elsewhere: [places_max]Told = @splat(.{}),
     expelled: [places_max]bool = @splat(false),
     /// The last `expelled` that was read.

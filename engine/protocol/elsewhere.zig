@@ -51,7 +51,7 @@ pub const Elsewhere = struct {
         };
     }
 
-    /// What the first of those who are waited for wait in.
+    /// The operations that the first of those who are waited for wait in.
     pub fn told(elsewhere: *const Elsewhere, missing: *const Mask) Told {
         var list: Told = .{};
         for (0..missing.count()) |index| {

@@ -90,7 +90,8 @@ pub const Activation = struct {
 };
 
 /// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
-/// write may end anywhere. Of no epoch: it is out of one that is over, and only why is kept.
+/// write may end anywhere. With no epoch it is out of
+/// one that is over, and only why is kept.
 pub const Removal = struct {
     group: u16,
     peer: PeerId,

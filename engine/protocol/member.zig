@@ -50,7 +50,7 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
-    /// What those waited in themselves.
+    /// The operations that those waited in themselves.
     elsewhere: Told = .{},
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
     coordinator_silent_ns: u64 = 0,

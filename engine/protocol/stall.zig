@@ -33,7 +33,7 @@ pub const Stall = struct {
     asked: Mask = .empty,
     /// In the current attempt: whom the callers were told that they wait for.
     told: Mask = .empty,
-    /// What they were told that those wait in themselves, and when.
+    /// The operations that they were told those wait in themselves, and when.
     told_elsewhere: Told = .{},
     told_at: Instant = 0,
 

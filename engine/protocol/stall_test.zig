@@ -234,7 +234,7 @@ test "time in which the coordinator was frozen is no time that others have waite
 
 // ---- what those wait in who are waited for
 
-/// All that a member was told of them: of each, its rank, its tag, the first it waits for, how many.
+/// All that a member was told of them: rank, tag, the first that each waits for, how many.
 fn expect_elsewhere(court: *Court, index: usize, wanted: []const [4]u64) !void {
     const told = court.elsewhere[index].slice();
     try expectEqual(wanted.len, told.len);
@@ -263,8 +263,8 @@ test "members that wait for each other on different tags are told of it, and nob
     try court.listen();
     for (0..peers_max) |index| try expectEqual(null, court.stalled[index]); // nothing is new
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag 6, " ++
-        "number 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
+        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
+        "6, number 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
     try expectEqual(0b111, court.members_alive());
 }
 

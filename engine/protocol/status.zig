@@ -260,7 +260,7 @@ fn write_stall(
     try write_elsewhere(page, elsewhere, &stall.missing_of(epoch, record));
 }
 
-/// What those who have not called wait in themselves.
+/// The operations that those who have not called wait in themselves.
 fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const base.Mask) !void {
     const json = &page.json;
     const told = elsewhere.told(missing);

@@ -73,8 +73,8 @@ pub const Structures = struct {
         }
         if (s.found > listed_max) s.add(", and more", .{});
         if (s.found == 0) s.add(
-            "both list the same tensors, but cut them differently: one of them has another build " ++
-                "of this library",
+            "both list the same tensors, but cut them differently: one of them has another " ++
+                "build of this library",
             .{},
         );
         return .over;

@@ -807,7 +807,7 @@ pub const Stalled = struct {
     attempt: u32,
     op: OpId,
     missing: Mask,
-    /// What the first of them wait in themselves, for those who wait for them.
+    /// The operations that the first of them wait in themselves, for those who wait for them.
     elsewhere: List(Elsewhere) = .{},
 
     pub const bounds = .{

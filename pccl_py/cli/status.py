@@ -306,7 +306,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
 
 
 def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
-    """What those who are waited for wait in themselves."""
+    """The operations that those who are waited for wait in themselves."""
     lines = []
     for waits in operation.get("elsewhere", []):
         whom = " and ".join(_ranked(epoch, rank) for rank in waits["waits_for"][:4])

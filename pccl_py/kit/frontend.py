@@ -30,7 +30,7 @@ class Form(NamedTuple):
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
-    # Of the leaves of a tree, which errors name: "['b'][0]", ".weights".
+    # The leaves of a tree have names, for errors: "['b'][0]", ".weights".
     names: Sequence[str] = ()
 
     def each(self, take: Callable[..., _Taken], *others: Sequence[Any]) -> list[_Taken]:

@@ -33,7 +33,7 @@ def flatten(tree: object) -> Form:
 def _plan(
     tree: object, name: str, arrays: list[Any], names: list[str]
 ) -> Callable[[Sequence[Any]], Any]:
-    """What makes such a tree of its arrays, which are added to `arrays`. `name`: its own."""
+    """A function that makes such a tree of its arrays, which are added to `arrays`."""
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):

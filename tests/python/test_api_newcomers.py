@@ -121,7 +121,7 @@ def test_a_newcomer_with_another_first_call_is_refused_alone(
 def test_a_newcomer_with_another_array_of_a_list_is_told_which(
     coordinator: pccl.Coordinator,
 ) -> None:
-    """Of a list, and of a tree, whose leaf has a name; the member that called it has one, too."""
+    """The leaf of its tree has a name, and so has the member that has called something else."""
     members, newcomer = members_and_newcomer(coordinator)
 
     def reduce(comm: pccl.Communicator) -> str:
