@@ -131,7 +131,8 @@ test "what could not be dialed is told once, until it is another reason or long 
     try std.testing.expectEqualStrings("peer 01000000 (node7:42) could not be dialed at " ++
         "192.0.2.1:80: no answer (a firewall or NAT?); peer 01000000 (node7:42) could not dial " ++
         "this peer: the connection was refused; the coordinator could not dial this " ++
-        "peer at 10.0.0.1:7: the connection was refused; " ++ wire.dialed.remedy, u.text(8, &buffer));
+        "peer at 10.0.0.1:7: the connection was refused; " ++ wire.dialed.remedy, //
+        u.text(8, &buffer));
     u.forget(first.id);
     try std.testing.expectEqual(1, u.count);
     for (0..20) |index| {
