@@ -10,6 +10,7 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
@@ -119,7 +120,7 @@ pub fn give_back(s: *Session, id: PeerId) void {
 fn want(s: *Session, id: PeerId) void {
     if (id.eql(s.self)) return;
     const link = obtain(s, id) catch {
-        return s.log(.err, "out of memory for the link to peer {s}", .{id.short()});
+        return s.log(.err, "out of memory for the link to peer {f}", .{labels.named(s, id)});
     };
     link.wanted = true;
 }
@@ -367,8 +368,8 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     if (lane.link) |link| {
         s.log(
             .info,
-            "lane {d} to peer {s} is closed: {s}",
-            .{ lane.number, link.peer.short(), why },
+            "lane {d} to peer {f} is closed: {s}",
+            .{ lane.number, labels.named(s, link.peer), why },
         );
     }
     s.host.vtable.lane_close(s.host.ctx, lane);
@@ -378,7 +379,7 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
 /// For the user: this one could not be dialed, and it has not dialed this peer.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
-    say_unreached(s, .of(link.peer, false, link.dialed, address));
+    say_unreached(s, .of(labels.named(s, link.peer), false, link.dialed, address));
 }
 
 pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {

@@ -268,7 +268,7 @@ pub const Session = struct {
         comptime format: []const u8,
         args: anytype,
     ) void {
-        var buffer: [512]u8 = undefined;
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         s.host.vtable.log(s.host.ctx, level, text);
     }
@@ -505,7 +505,7 @@ pub const Session = struct {
             .waiting => |*body| waits.on_waiting(s, body),
             .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
                 s,
-                .of(body.peer, true, body.dialed, body.address.data),
+                .of(labels.named(s, body.peer), true, body.dialed, body.address.data),
             ),
             .dial_back => |*body| try dial_back.begin(s, body),
             // Messages that only a peer sends.
@@ -652,6 +652,11 @@ pub const Session = struct {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
+            if (body.refused and !body.peer.eql(.none)) group.wanted = .{
+                .op = body.op,
+                .peer = body.peer,
+                .descriptor = body.descriptor,
+            };
             group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
@@ -1341,6 +1346,7 @@ pub const Session = struct {
             if (s.away_since != base.never)
                 operation.failure.coordinator_away_ns = s.now -| s.away_since;
             operation.status = why.status;
+            operation.note_wanted();
             operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
