@@ -145,11 +145,18 @@ pub const state_revisions_max = 1 << 62;
 pub const state_asked_max = 32;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
+/// Members of whom others hear what they wait in, beside that they are waited for. More are not
+/// named in a sentence, either.
+pub const elsewhere_told_max = 4;
 /// How structures differ, as a sentence for a person.
-pub const state_differs_bytes_max = 700;
+pub const state_differs_bytes_max = 900;
+/// A line of the log; a longer one is cut. Some name six peers, or say why one was removed.
+pub const log_line_bytes_max = 1023;
 /// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
 /// some words. Enforced by decoding, and by the coordinator, which cuts it.
-pub const expelled_bytes_max = 800;
+pub const expelled_bytes_max = 1000;
+/// As much of it is kept for a peer that asks later, also by the journal; the rest is cut.
+pub const removal_why_bytes_max = 240;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;

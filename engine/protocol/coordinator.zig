@@ -286,18 +286,9 @@ pub const Peer = struct {
     }
 
     /// As the log shows it: "7f3a01c2 (node7:4242)".
-    pub fn named(peer: *const Peer) Named {
-        return .{ .id = peer.id, .label = &peer.label };
+    pub fn named(peer: *const Peer) base.Named {
+        return .{ .id = peer.id, .label = peer.label };
     }
-
-    const Named = struct {
-        id: PeerId,
-        label: *const base.Label,
-
-        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            try writer.print("{s}{f}", .{ it.id.short(), it.label });
-        }
-    };
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
@@ -513,7 +504,7 @@ pub const Coordinator = struct {
     }
 
     pub fn log(c: *Coordinator, level: LogLevel, comptime format: []const u8, args: anytype) void {
-        var buffer: [512]u8 = undefined;
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         c.host.vtable.log(c.host.ctx, level, text);
     }
@@ -763,7 +754,7 @@ pub const Coordinator = struct {
         disconnect(peer);
         for (c.groups.items) |group| group.gone_away(now, peer, why);
         if (!c.is_member(peer)) return c.lose(now, peer, why);
-        c.log(.info, "peer {s} is away: {s}", .{ peer.id.short(), why });
+        c.log(.info, "peer {f} is away: {s}", .{ peer.named(), why });
         peer.forget_witnesses(now -| c.options.heartbeat_ns);
         c.hear_witnesses(now, peer);
     }
@@ -980,6 +971,7 @@ pub const Coordinator = struct {
         connection.peer = peer;
         connection.state = .peer;
         c.due_at = @min(c.due_at, now +| limits.idle_ns_max);
+        // Its label comes with its first wish.
         c.log(.info, "peer {s} is connected", .{hello.from.short()});
     }
 
@@ -1004,7 +996,7 @@ pub const Coordinator = struct {
         peer.forget_witnesses(std.math.maxInt(Instant));
         connection.peer = peer;
         connection.state = .peer;
-        c.log(.info, "peer {s} is connected again", .{peer.id.short()});
+        c.log(.info, "peer {f} is connected again", .{peer.named()});
     }
 
     fn refuse(c: *Coordinator, connection: *Connection, verdict: wire.hello.Verdict) void {
@@ -1332,8 +1324,7 @@ pub const Coordinator = struct {
         peer.send(group.id, .{ .expelled = .{
             .group = group.id,
             .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
-                "it was removed, by a coordinator that has ended since or so long ago that this " ++
-                    "one does not know why any more"),
+                "it was removed, so long ago that the coordinator does not know why any more"),
         } });
     }
 
@@ -1440,9 +1431,9 @@ pub const Coordinator = struct {
         unreached.link_told(group, now, peer, &body);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
-        c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
-            peer.id.short(),
-            other.id.short(),
+        c.log(.debug, "peer {f} says of its link to peer {f}: {t}", .{
+            peer.named(),
+            other.named(),
             body.health,
         });
         if (!is_news) return;
@@ -1483,11 +1474,17 @@ pub const Coordinator = struct {
         for (c.groups.items) |group| while (misfit.find(group, &misfits) or
             misfit.find_stranded(group, now, &misfits))
         {
-            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
+            var told: control.Expelled = .{
                 .group = group.id,
                 .refused = true,
                 .why = .of(misfits.why()),
-            });
+            };
+            if (misfits.call) |*call| {
+                told.op = call.op;
+                told.peer = call.peer;
+                told.descriptor = call.descriptor;
+            }
+            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, told);
         };
     }
 
@@ -1506,7 +1503,8 @@ pub const Coordinator = struct {
 
     // ---- time
 
-    pub fn tick(c: *Coordinator, now: Instant) void {
+    /// Not inlined, and rare: its frame is large.
+    pub noinline fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
         const since = c.last_tick;
         recovery.tend(c, now);

@@ -14,6 +14,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Told = @import("elsewhere.zig").Told;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
@@ -50,6 +51,8 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
+    /// The operations that those waited in themselves.
+    elsewhere: Told = .{},
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
     coordinator_silent_ns: u64 = 0,
     /// How long there had been no connection to it; null while there was one.
@@ -77,8 +80,9 @@ pub const Op = struct {
     age_ns: u64 = 0,
     /// The coordinator was told of the call, because it takes long.
     is_told: bool = false,
-    /// Ranks that have not called it, as the coordinator says.
+    /// Ranks that have not called it, as the coordinator says, and what they wait in.
     missing: Mask = .empty,
+    elsewhere: Told = .{},
 
     pub const State = enum {
         new,
@@ -728,6 +732,7 @@ pub const Member = struct {
             .reason = reason,
             .peer = peer,
             .missing = m.missing_of(op),
+            .elsewhere = op.elsewhere,
         });
     }
 
@@ -757,11 +762,13 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or !epoch.running) return;
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
+        const elsewhere: Told = try .read(&message.elsewhere, epoch.ids.len);
         const is_missing = message.missing.has(epoch.rank);
         if (epoch.find(message.op)) |op| {
             // It has called meanwhile.
             if (is_missing) return m.say_called(epoch, op);
             op.missing = message.missing;
+            op.elsewhere = elsewhere;
             return;
         }
         const next = epoch.sequences.next(message.op.tag);
@@ -933,6 +940,7 @@ pub const Member = struct {
             .status = .in_doubt,
             .reason = reason,
             .missing = m.missing_of(op),
+            .elsewhere = op.elsewhere,
         });
     }
 
@@ -991,6 +999,7 @@ pub const Member = struct {
         _ = epoch.asked.remove(message.op);
         if (epoch.find(message.op)) |op| {
             failure.missing = m.missing_of(op);
+            failure.elsewhere = op.elsewhere;
             const was = op.state;
             const own = message.reason == .deadline and message.peer.eql(m.self);
             if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked
@@ -1081,6 +1090,7 @@ pub const Member = struct {
         epoch.resumes_clear(m.gpa);
         for (epoch.ops.items) |op| {
             op.missing = .empty;
+            op.elsewhere = .{};
             try m.report(epoch, op);
         }
         m.send(.{ .report_end = .{

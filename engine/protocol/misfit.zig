@@ -26,7 +26,7 @@ const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const Mask = base.Mask;
 const control = wire.control;
-const Described = wire.Described(wire.ByShortId);
+const Described = wire.Described(Epoch.Names);
 const Descriptor = control.Descriptor;
 
 /// The calls of one operation that are not the one of its record.
@@ -221,6 +221,7 @@ pub fn find_stranded(group: *const Group, now: Instant, overdue: *Overdue) bool 
             if (!may_be(epoch, known.id) or !known.stall.called.covers(&before)) continue;
             if (missing.is_empty() or !known.stall.has_waited(now, warning_ns)) continue;
             overdue.count = 0;
+            overdue.call = null;
             take_stranded(epoch, known, &missing, now, warning_ns, overdue);
             if (overdue.count > 0) return true;
         }
@@ -287,6 +288,7 @@ pub fn find(group: *const Group, overdue: *Overdue) bool {
         if (epoch.recovering) continue;
         for (epoch.records.items) |known| {
             overdue.count = 0;
+            overdue.call = null;
             if (known.election) |election| if (!election.misfits.is_empty()) {
                 take_state(epoch, known, overdue);
                 return true;
@@ -322,9 +324,14 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         wrong = &said.descriptor;
         overdue.add(peer);
     }
+    overdue.call = .{
+        .op = known.id,
+        .peer = epoch.members[known.from].id,
+        .descriptor = known.descriptor,
+    };
     overdue.say("it called {f} where the members called {f} (tag {d}, number {d} of epoch {d})", .{
-        Described{ .descriptor = wrong orelse return, .names = .{} },
-        Described{ .descriptor = &known.descriptor, .names = .{} },
+        Described{ .descriptor = wrong orelse return, .names = epoch.names() },
+        Described{ .descriptor = &known.descriptor, .names = epoch.names() },
         known.id.tag,
         known.id.sequence,
         epoch.number,

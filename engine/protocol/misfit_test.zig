@@ -96,6 +96,28 @@ test "a newcomer that calls something else is refused alone, whoever speaks firs
     }
 }
 
+test "a newcomer is told with names whose call it should have made, and what that was" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    court.peers[1].?.peer.?.label = .shown("node7:42");
+    for (0..peers_max + 1) |index| {
+        var said = court.vote(tag, 0);
+        said.descriptor.kind = .reduce;
+        said.descriptor.root = id_of(if (index == newcomer) newcomer else 1);
+        try court.say(index, .{ .done = said });
+    }
+    try tick(&court);
+    const why = court.why_expelled();
+    var line: [60]u8 = undefined;
+    const named = try std.fmt.bufPrint(&line, " to rank 1 (node7:42, {s}),", .{id_of(1).short()});
+    try expect(std.mem.indexOf(u8, why, named) != null);
+    const told = court.last_expelled;
+    try expectEqual(tag, told.op.tag);
+    try expect(told.peer.eql(id_of(0)));
+    try expect(told.descriptor.kind == .reduce and told.descriptor.root.eql(id_of(1)));
+}
+
 test "when one sees another's call all are asked for theirs, and a newcomer alone is refused" {
     // Method: either of the two sees it; nobody has voted.
     for ([_][2]usize{ .{ 0, newcomer }, .{ newcomer, 0 } }) |pair| {

@@ -12,6 +12,7 @@ pub const Failure = @import("member.zig").Failure;
 pub const Status = @import("member.zig").Status;
 pub const addresses = @import("addresses.zig");
 pub const LogLevel = @import("coordinator.zig").LogLevel;
+pub const Elsewhere = @import("elsewhere.zig").Told;
 pub const History = @import("history.zig").History;
 pub const journal = @import("journal.zig");
 pub const plan = @import("plan.zig");
@@ -28,6 +29,7 @@ test {
     _ = @import("group.zig");
     _ = @import("epoch.zig");
     _ = @import("election.zig");
+    _ = @import("elsewhere.zig");
     _ = @import("plan.zig");
     _ = @import("asked.zig");
     _ = @import("asked_test.zig");

@@ -9,6 +9,7 @@ const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
 const Epoch = @import("epoch.zig").Epoch;
+const Elsewhere = @import("elsewhere.zig").Elsewhere;
 const Record = @import("epoch.zig").Record;
 const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
@@ -237,6 +238,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try json.endObject();
     };
     try json.endArray();
+    const elsewhere: Elsewhere = .of(epoch, now, page.stall_warning_ns);
     try json.objectField("operations");
     try json.beginArray();
     for (epoch.records.items) |record| if (page.has_room()) {
@@ -253,7 +255,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "count", record.descriptor.count);
         try field(json, "done", record.done.count());
         try field(json, "called", record.stall.called.count());
-        try write_stall(page, epoch, record, now);
+        try write_stall(page, &elsewhere, record, now);
         try json.endObject();
     };
     try json.endArray();
@@ -283,7 +285,13 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
 }
 
 /// Whom the others wait for, since it is so long that it is worth a word.
-fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: base.Instant) !void {
+fn write_stall(
+    page: *Page,
+    elsewhere: *const Elsewhere,
+    record: *const Record,
+    now: base.Instant,
+) !void {
+    const epoch = elsewhere.epoch;
     const stalled_ns = now -| record.stall.since;
     const is_named = stalled_ns >= page.stall_warning_ns;
     const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
@@ -293,7 +301,29 @@ fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: bas
     const is_told = record.stall.has_waited(now, base.limits.wait_told_ns(page.stall_warning_ns));
     const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
     try field(&page.json, "not_called", silent.slice());
-    if (is_told) try field(&page.json, "waited_ns", now -| record.stall.waits_since);
+    if (!is_told) return;
+    try field(&page.json, "waited_ns", now -| record.stall.waits_since);
+    try write_elsewhere(page, elsewhere, &stall.missing_of(epoch, record));
+}
+
+/// The operations that those who have not called wait in themselves.
+fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const base.Mask) !void {
+    const json = &page.json;
+    const told = elsewhere.told(missing);
+    try json.objectField("elsewhere");
+    try json.beginArray();
+    for (told.slice()) |*waits| {
+        try json.beginObject();
+        try field(json, "rank", waits.rank);
+        try field(json, "kind", @tagName(waits.kind));
+        try field(json, "tag", base.Pair.user_tag_of(waits.op.tag));
+        try field(json, "sequence", waits.op.sequence);
+        const there = elsewhere.by_rank[waits.rank].?;
+        const whom: base.Order = .of(&stall.missing_of(elsewhere.epoch, there));
+        try field(json, "waits_for", whom.slice());
+        try json.endObject();
+    }
+    try json.endArray();
 }
 
 fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {

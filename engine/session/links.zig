@@ -10,8 +10,8 @@ const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
 const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
-const prefetch = @import("prefetch.zig");
 const labels = @import("labels.zig");
+const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
 const Unreached = @import("unreached.zig").Unreached;
@@ -120,7 +120,7 @@ pub fn give_back(s: *Session, id: PeerId) void {
 fn want(s: *Session, id: PeerId) void {
     if (id.eql(s.self)) return;
     const link = obtain(s, id) catch {
-        return s.log(.err, "out of memory for the link to peer {s}", .{id.short()});
+        return s.log(.err, "out of memory for the link to peer {f}", .{labels.named(s, id)});
     };
     link.wanted = true;
 }
@@ -368,8 +368,8 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     if (lane.link) |link| {
         s.log(
             .info,
-            "lane {d} to peer {s} is closed: {s}",
-            .{ lane.number, link.peer.short(), why },
+            "lane {d} to peer {f} is closed: {s}",
+            .{ lane.number, labels.named(s, link.peer), why },
         );
     }
     s.host.vtable.lane_close(s.host.ctx, lane);
@@ -379,14 +379,13 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
 /// For the user: this one could not be dialed, and it has not dialed this peer.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
-    say_unreached(s, .of(link.peer, false, link.dialed, link.dialed_from, address));
+    const peer = labels.named(s, link.peer);
+    say_unreached(s, .of(peer, false, link.dialed, link.dialed_from, address));
 }
 
 pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
-    var named = entry;
-    named.label = labels.of(s, entry.peer);
-    if (!s.unreached.note(s.now, named)) return;
-    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&named});
+    if (!s.unreached.note(s.now, entry)) return;
+    s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&entry});
 }
 
 /// How a dial of this peer has ended.

@@ -21,25 +21,26 @@ pub const Unreached = struct {
     pub const Entry = struct {
         /// None: the coordinator.
         peer: PeerId,
+        label: base.Label,
         /// That one has dialed this peer.
         is_theirs: bool,
         dialed: wire.Dialed,
         /// The address that it was dialed from; zeros if that is not known.
         source: base.Source,
-        label: base.Label = .{},
         at: Instant,
         address_bytes: [limits.address_bytes_max]u8 = undefined,
         address_length: usize = 0,
 
         pub fn of(
-            peer: PeerId,
+            peer: base.Named,
             is_theirs: bool,
             dialed: wire.Dialed,
             source: base.Source,
             address: []const u8,
         ) Entry {
             var entry: Entry = .{
-                .peer = peer,
+                .peer = peer.id,
+                .label = peer.label,
                 .is_theirs = is_theirs,
                 .dialed = dialed,
                 .source = source,
@@ -53,7 +54,10 @@ pub const Unreached = struct {
         pub fn format(entry: *const Entry, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             if (entry.peer.eql(.none)) {
                 try writer.writeAll("the coordinator");
-            } else try writer.print("peer {s}{f}", .{ entry.peer.short(), &entry.label });
+            } else {
+                const named: base.Named = .{ .id = entry.peer, .label = entry.label };
+                try writer.print("peer {f}", .{named});
+            }
             try writer.writeAll(if (entry.is_theirs)
                 " could not dial this peer"
             else
@@ -124,24 +128,26 @@ test "what could not be dialed is told once, until it is another reason or long 
     var u: Unreached = .{};
     var buffer: [600]u8 = undefined;
     try std.testing.expectEqualStrings("", u.text(0, &buffer));
-    const first: PeerId = .from_int(1 << 120);
+    const first: base.Named = .{ .id = .from_int(1 << 120), .label = .shown("node7:42") };
+    const coordinator: base.Named = .{ .id = .none, .label = .{} };
+    const nowhere: base.Source = @splat(0);
     const here = (try base.Endpoint.parse("10.0.0.7:1")).source().?;
-    var named: Unreached.Entry = .of(first, true, .refused, here, "");
-    named.label = base.Label.read("node7:42").?;
-    try expect(u.note(5, .of(first, false, .refused, @splat(0), "192.0.2.1:80")));
-    try expect(!u.note(6, .of(first, false, .refused, @splat(0), "192.0.2.1:80")));
+    try expect(u.note(5, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
+    try expect(!u.note(6, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
     try expect(u.note(7, .of(first, false, .no_answer, here, "192.0.2.1:80")));
-    try expect(u.note(7, named));
-    try expect(u.note(7, .of(.none, true, .refused, @splat(0), "10.0.0.1:7")));
-    try std.testing.expectEqualStrings("peer 01000000 could not be dialed at 192.0.2.1:80 from " ++
-        "10.0.0.7: no answer in 5 s (a firewall or NAT?); peer 01000000 (node7:42) could not " ++
-        "dial this peer from 10.0.0.7: the connection was refused; the coordinator could not " ++
-        "dial this peer at 10.0.0.1:7: the connection was refused; " ++
+    try expect(u.note(7, .of(first, true, .refused, here, "")));
+    try expect(u.note(7, .of(coordinator, true, .refused, nowhere, "10.0.0.1:7")));
+    try std.testing.expectEqualStrings("peer 01000000 (node7:42) could not be dialed at " ++
+        "192.0.2.1:80 from 10.0.0.7: no answer in 5 s (a firewall or NAT?); peer 01000000 " ++
+        "(node7:42) could not dial this peer from 10.0.0.7: the connection was refused; the " ++
+        "coordinator could not dial this peer at 10.0.0.1:7: the connection was refused; " ++
         wire.dialed.remedy, u.text(8, &buffer));
-    u.forget(first);
+    u.forget(first.id);
     try std.testing.expectEqual(1, u.count);
-    for (0..20) |index|
-        _ = u.note(9 + index, .of(.from_int(index), false, .silent, @splat(0), "a:1"));
+    for (0..20) |index| {
+        const other: base.Named = .{ .id = .from_int(index), .label = .{} };
+        _ = u.note(9 + index, .of(other, false, .silent, nowhere, "a:1"));
+    }
     try std.testing.expectEqual(8, u.count);
     try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);
     try std.testing.expectEqualStrings("", u.text(40 + Unreached.fresh_ns, &buffer));

@@ -130,6 +130,16 @@ pub const Descriptor = struct {
         .safe_points = safe_points_told_max,
     };
 
+    /// Where a message has room for one, and there is none.
+    pub const blank: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .raise,
+        .count = 0,
+        .safe_points = 0,
+    };
+
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
@@ -751,6 +761,11 @@ pub const Expelled = struct {
     /// A newcomer whose calls do not fit those of the members: they fail as such.
     refused: bool = false,
     why: Bytes,
+    /// The call of a member that such a call does not fit, from which the newcomer finds which of
+    /// several arrays differs. No peer: it is about no call.
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    peer: PeerId = .none,
+    descriptor: Descriptor = .blank,
 
     pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
@@ -813,8 +828,30 @@ pub const Stalled = struct {
     attempt: u32,
     op: OpId,
     missing: Mask,
+    /// The operations that the first of them wait in themselves, for those who wait for them.
+    elsewhere: List(Elsewhere) = .{},
 
-    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .elsewhere = limits.elsewhere_told_max,
+    };
+};
+/// A member that others wait for has called another operation, and waits there for others.
+pub const Elsewhere = struct {
+    rank: u16 = 0,
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    kind: OpKind = .barrier,
+    /// The first of those, and how many they are.
+    waits_for: u16 = 0,
+    count: u16 = 0,
+
+    pub const bounds = .{
+        .rank = limits.peers_max - 1,
+        .waits_for = limits.peers_max - 1,
+        .count = limits.peers_max,
+    };
 };
 /// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
 pub const Unreached = struct {

@@ -9,6 +9,7 @@ anything.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -21,6 +22,7 @@ from pccl_py.outcome import Outcome
 from pccl_py.work import Call
 
 ArrayType = TypeVar("ArrayType")
+_Taken = TypeVar("_Taken")
 
 
 class Form(NamedTuple):
@@ -28,6 +30,30 @@ class Form(NamedTuple):
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
+    # The leaves of a tree have names, for errors: "['b'][0]", ".weights".
+    names: Sequence[str] = ()
+
+    def each(self, take: Callable[..., _Taken], *others: Sequence[Any]) -> list[_Taken]:
+        """The results of `take` for each array; an error names the leaf that it is about."""
+        made = []
+        for number, arguments in enumerate(zip(self.arrays, *others, strict=True)):
+            try:
+                made.append(take(*arguments))
+            except (TypeError, InvalidArgument) as error:
+                if not self.names:
+                    raise
+                raise type(error)(f"leaf {self.names[number]}: {error}") from None
+        return made
+
+    def reworded(self, sentence: str) -> str:
+        """A sentence of the library, which knows leaves by their numbers alone."""
+        if not self.names:
+            return sentence
+        return _NUMBERED.sub(lambda found: f"leaf {self.names[int(found[1])]}", sentence)
+
+
+# Not inside of a name that has been put there.
+_NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
 
 Out: TypeAlias = Form | None
@@ -114,7 +140,8 @@ class Frontend(ABC, Generic[ArrayType]):
         sends = self._sources(form, adds=True)
         _check_no_root(out)
         if comm._rank_of(root) != comm.rank:
-            return _nothing(comm._reduce(_plain(sends), None, root, options), flags)
+            call = comm._reduce(_plain(sends), None, root, options)
+            return _nothing(call, form, flags)
         shapes = [self.shape(send) for send in sends]
         targets = self._targets(sends, shapes, out, "x", adds=True)
         recvs = self._recvs(targets)
@@ -123,7 +150,7 @@ class Frontend(ABC, Generic[ArrayType]):
 
     def broadcast(self, comm: Group, form: Form, root: Root, options: Any) -> Any:
         flags = _flags(options)
-        made = [self.copy(self.array(x, adds=False)) for x in form.arrays]
+        made = form.each(lambda x: self.copy(self.array(x, adds=False)))
         call = comm._broadcast(_plain(made), root, options)
         return self._run(call, form, made, made, flags)
 
@@ -132,7 +159,7 @@ class Frontend(ABC, Generic[ArrayType]):
     ) -> Any:
         flags = _flags(options)
         sends = self._sources(form, adds=True)
-        rows = [Rows.of_whole(comm, self.shape(send), counts) for send in sends]
+        rows = form.each(lambda _, send: Rows.of_whole(comm, self.shape(send), counts), sends)
         shapes = [(row.own, *row.tail) for row in rows]
         what = "this rank's part of x"
         targets = self._targets(sends, shapes, out, what, dealt=rows, adds=True)
@@ -156,7 +183,7 @@ class Frontend(ABC, Generic[ArrayType]):
         _check_no_root(out)
         if comm._rank_of(root) != comm.rank:
             call = comm._gather(_plain(parts), None, root, rows[0].elements, options)
-            return _nothing(call, flags)
+            return _nothing(call, form, flags)
         targets = self._wholes(parts, rows, out)
         recvs = self._recvs(targets)
         call = comm._gather(_plain(parts), _plain(recvs), root, rows[0].elements, options)
@@ -171,7 +198,7 @@ class Frontend(ABC, Generic[ArrayType]):
             if form is None:
                 raise InvalidArgument("the root of a scatter needs x, with the rows of all ranks")
             sends = self._sources(form)
-            rows = [Rows.of_whole(comm, self.shape(send), counts) for send in sends]
+            rows = form.each(lambda _, send: Rows.of_whole(comm, self.shape(send), counts), sends)
             shapes = [(row.own, *row.tail) for row in rows]
             what = "this rank's part of x"
             targets = self._targets(sends, shapes, out, what, dealt=rows)
@@ -180,14 +207,16 @@ class Frontend(ABC, Generic[ArrayType]):
                 raise InvalidArgument(
                     "out is needed except on the root: only the root knows the shape of x"
                 )
-            targets = [self.target(x, adds=False) for x in out.arrays]
-            rows = [Rows.of_part(comm, self.shape(each), counts, "out") for each in targets]
-        self._check_apart(targets)
+            targets = out.each(lambda x: self.target(x, adds=False))
+            rows = out.each(
+                lambda _, each: Rows.of_part(comm, self.shape(each), counts, "out"), targets
+            )
+        answer = out or form
+        assert answer is not None
+        self._check_apart(targets, answer.names)
         recvs = self._recvs(targets)
         given = None if sends is None else _plain(sends)
         call = comm._scatter(given, _plain(recvs), root, rows[0].elements, options)
-        answer = out or form
-        assert answer is not None
         return self._run(call, answer, targets, recvs, flags)
 
     def all_to_all(
@@ -205,8 +234,7 @@ class Frontend(ABC, Generic[ArrayType]):
         shapes, what = [self.shape(send) for send in sends], "x"
         sent = received = None
         if send_counts is None and recv_counts is None:
-            for shape in shapes:
-                Rows.of_whole(comm, shape, None, takes_counts=False)
+            form.each(lambda _, shape: Rows.of_whole(comm, shape, None, takes_counts=False), shapes)
         else:
             if send_counts is None or recv_counts is None:
                 raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
@@ -226,7 +254,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._places(form, adds=True)
         used = [self._packed(target) for target in targets]
         call = comm._all_reduce(_plain(used), None, options)
-        return self._run_in_place(call, targets, used, async_op)
+        return self._run_in_place(call, form, targets, used, async_op)
 
     def reduce_(self, comm: Group, form: Form, root: Root, options: Any) -> Any:
         async_op = options.pop("async_op", False)
@@ -234,7 +262,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._places(form, adds=True, only_read=not is_root)
         used = [self._packed(target) for target in targets]
         call = comm._reduce(_plain(used), None, root, options)
-        return self._run_in_place(call, targets if is_root else used, used, async_op)
+        return self._run_in_place(call, form, targets if is_root else used, used, async_op)
 
     def broadcast_(self, comm: Group, form: Form, root: Root, options: Any) -> Any:
         async_op = options.pop("async_op", False)
@@ -242,7 +270,7 @@ class Frontend(ABC, Generic[ArrayType]):
         targets = self._places(form, only_read=is_root)
         used = [self._packed(each) for each in targets] if is_root else self._recvs(targets)
         call = comm._broadcast(_plain(used), root, options)
-        return self._run_in_place(call, used if is_root else targets, used, async_op)
+        return self._run_in_place(call, form, used if is_root else targets, used, async_op)
 
     def reduce_scatter_(self, comm: Group, form: Form, counts: Counts, options: Any) -> Any:
         """This rank's rows of one array."""
@@ -252,7 +280,7 @@ class Frontend(ABC, Generic[ArrayType]):
         target = self.rows(x, rows.first, rows.end)
         (recv,) = self._recvs([target])
         call = comm._reduce_scatter(self._packed(x), recv, rows.elements, options)
-        return self._run_in_place(call, [target], [recv], async_op)
+        return self._run_in_place(call, form, [target], [recv], async_op)
 
     def all_gather_(self, comm: Group, form: Form, counts: Counts, options: Any) -> Any:
         """All rows of one array, in which this rank's are its own."""
@@ -261,7 +289,7 @@ class Frontend(ABC, Generic[ArrayType]):
         rows = Rows.of_whole(comm, self.shape(x), counts)
         part, recv = self._packed(self.rows(x, rows.first, rows.end)), self._packed(x)
         call = comm._all_gather(part, recv, rows.elements, options)
-        return self._run_in_place(call, [x], [recv], async_op)
+        return self._run_in_place(call, form, [x], [recv], async_op)
 
     # ---- messages
 
@@ -280,7 +308,8 @@ class Frontend(ABC, Generic[ArrayType]):
         async_op = options.pop("async_op", False)
         target = self.target(x, adds=False)
         (recv,) = self._recvs([target])
-        return self._run_in_place(comm._recv(recv, src, options), [target], [recv], async_op)
+        call = comm._recv(recv, src, options)
+        return self._run_in_place(call, one(x), [target], [recv], async_op)
 
     # ---- what they are made of
 
@@ -288,22 +317,23 @@ class Frontend(ABC, Generic[ArrayType]):
         return x if self.is_packed(x) else self.copy(x)
 
     def _sources(self, form: Form, *, adds: bool = False) -> list[ArrayType]:
-        return [self._packed(self.array(x, adds)) for x in form.arrays]
+        return form.each(lambda x: self._packed(self.array(x, adds)))
 
     def _places(
         self, form: Form, *, adds: bool = False, only_read: bool = False
     ) -> list[ArrayType]:
         """The arrays of a call in place: here they are written, unless they are only read."""
-        targets = [self.target(x, adds, only_read) for x in form.arrays]
+        targets = form.each(lambda x: self.target(x, adds, only_read))
         if not only_read:
-            self._check_apart(targets)
+            self._check_apart(targets, form.names)
         return targets
 
     def _parts(self, comm: Group, form: Form, counts: Counts) -> tuple[list[ArrayType], list[Rows]]:
         """This rank's rows of something; an array of no dimension is a row of one element."""
         parts = self._sources(form)
         parts = [each if self.shape(each) else self.reshape(each, (1,)) for each in parts]
-        return parts, [Rows.of_part(comm, self.shape(part), counts) for part in parts]
+        rows = form.each(lambda _, part: Rows.of_part(comm, self.shape(part), counts), parts)
+        return parts, rows
 
     def _wholes(self, parts: list[ArrayType], rows: list[Rows], out: Out) -> list[ArrayType]:
         shapes = [(row.whole, *row.tail) for row in rows]
@@ -331,15 +361,18 @@ class Frontend(ABC, Generic[ArrayType]):
             return [self.empty(shape, send) for shape, send in zip(shapes, sends, strict=True)]
         if len(out.arrays) != len(sends):
             raise InvalidArgument(f"out has {len(out.arrays)} arrays, x has {len(sends)}")
-        targets = []
-        for number, (given, shape) in enumerate(zip(out.arrays, shapes, strict=True)):
-            target, send = self.target(given, adds), sends[number]
+
+        def take(given: object, shape: Shape, send: ArrayType) -> ArrayType:
+            target = self.target(given, adds)
             self.check_dtypes(target, send)
             if self.shape(target) != shape:
                 raise InvalidArgument(
                     f"out has shape {self.shape(target)}, {what} has shape {shape}"
                 )
-            targets.append(target)
+            return target
+
+        targets = out.each(take, shapes, sends)
+        for number, (target, send) in enumerate(zip(targets, sends, strict=True)):
             if self.overlaps(send, target):
                 mine = self._part(send, dealt, number), self._part(target, gathered, number)
                 if apart or not self.is_same(*mine):
@@ -356,7 +389,7 @@ class Frontend(ABC, Generic[ArrayType]):
             each if self.is_packed(each) else self.empty(self.shape(each), each) for each in targets
         ]
 
-    def _check_apart(self, arrays: list[ArrayType]) -> None:
+    def _check_apart(self, arrays: list[ArrayType], names: Sequence[str]) -> None:
         """Two that share memory would each be written with a result of its own."""
         if len(arrays) == 1:
             return
@@ -364,9 +397,10 @@ class Frontend(ABC, Generic[ArrayType]):
         reach, whose = 0, 0
         for low, high, number in bounds:
             if low < reach and self.overlaps(arrays[whose], arrays[number]):
+                one, other = names[min(whose, number)], names[max(whose, number)]
                 raise InvalidArgument(
-                    f"arrays {min(whose, number)} and {max(whose, number)} of the tree share "
-                    "memory, and each receives a result: leave out one of them, or copy it"
+                    f"leaves {one} and {other} of the tree share memory, and each receives a "
+                    "result: leave out one of them, or copy it"
                 )
             if high > reach:
                 reach, whose = high, number
@@ -389,16 +423,21 @@ class Frontend(ABC, Generic[ArrayType]):
             answer = form.rebuild(targets)
             return (answer, outcome) if flags.return_outcome else answer
 
-        return call.run(flags.async_op, finish)
+        return call.run(flags.async_op, finish, form.reworded)
 
     def _run_in_place(
-        self, call: Call, targets: list[ArrayType], recvs: list[ArrayType], async_op: bool
+        self,
+        call: Call,
+        form: Form,
+        targets: list[ArrayType],
+        recvs: list[ArrayType],
+        async_op: bool,
     ) -> Any:
         def finish(outcome: Outcome) -> Outcome:
             self._write_back(targets, recvs)
             return outcome
 
-        return call.run(async_op, finish)
+        return call.run(async_op, finish, form.reworded)
 
 
 def _check_no_root(out: Out) -> None:
@@ -411,11 +450,13 @@ def _plain(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def _nothing(call: Call, flags: _Flags) -> Any:
+def _nothing(call: Call, form: Form, flags: _Flags) -> Any:
     """On a rank that is given no array."""
-    return call.run(
-        flags.async_op, lambda outcome: (None, outcome) if flags.return_outcome else None
-    )
+
+    def finish(outcome: Outcome) -> Any:
+        return (None, outcome) if flags.return_outcome else None
+
+    return call.run(flags.async_op, finish, form.reworded)
 
 
 class _Flags(NamedTuple):

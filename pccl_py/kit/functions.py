@@ -49,7 +49,7 @@ class Functions(Generic[Mode]):
 
     def _out(self, out: Any) -> Out:
         """As a form, whose answer is the `out` that was given."""
-        return None if out is None else Form(self._form(out).arrays, lambda _: out)
+        return None if out is None else self._form(out)._replace(rebuild=lambda _: out)
 
     def _dealt(self, comm: Group, x: Any, root: Root) -> Out:
         """The array that a root deals out; elsewhere it is not looked at."""

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
@@ -144,6 +145,30 @@ def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> 
         assert all(comm.info().alive == 2 for comm in members)
         for comm in members:
             comm.close()
+
+
+def test_a_newcomer_with_another_array_of_a_list_is_told_which(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """The leaf of its tree has a name, and so has the member that has called something else."""
+    members, newcomer = members_and_newcomer(coordinator)
+
+    def reduce(comm: pccl.Communicator) -> str:
+        arrays = [np.ones(10, np.float32), np.ones(499 + (comm is not newcomer), np.int16)]
+        if comm is not newcomer:
+            return str(pnp.tree.all_reduce_(comm, {"a": arrays[0], "b": arrays[1:]}))
+        with pytest.raises(pccl.Mismatch) as caught:
+            pnp.tree.all_reduce_(comm, {"a": arrays[0], "b": arrays[1:]})
+        return str(caught.value)
+
+    raised = each([*members, newcomer], reduce)[-1]
+    named = [
+        f"rank {comm.rank} ({comm.label(comm.peer_id)}, {comm.peer_id.short})" for comm in members
+    ]
+    mine = "leaf ['b'][0] has 499 i16 at rank 2 (this peer) and 500 i16 at"
+    assert any(f"{mine} {name}. " in raised for name in named), raised
+    for comm in [*members, newcomer]:
+        comm.close()
 
 
 def test_lost_shards_that_adjoin_are_one_range(coordinator: pccl.Coordinator) -> None:
