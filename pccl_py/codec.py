@@ -81,7 +81,7 @@ class Codec:
         object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
         object.__setattr__(self, "rounding", parse(Rounding, self.rounding, "rounding"))
         if self.block is not None and unsigned(self.block, "block", 32) not in _BLOCKS:
-            raise InvalidArgument(f"block is {self.block}; it must be 32, 64, 128 or 256")
+            raise InvalidArgument(f"block must be 32, 64, 128 or 256, not {self.block}")
 
     @property
     def name(self) -> str:
@@ -158,12 +158,12 @@ class ErrorFeedback:
         self._settle()
         given = buffers.readable(residual)
         if given.dtype not in (DType.F32, DType.U8):
-            raise TypeError(f"a residual is f32, or bytes of it, not {given.dtype.name.lower()}")
+            raise TypeError(f"a residual must be f32, or its bytes, not {given.dtype.name.lower()}")
         import ctypes  # only those who load a residual need it
 
         data = ctypes.string_at(given.address, given.count * given.dtype.size)
         if len(data) % _FLOAT_BYTES:
-            raise InvalidArgument(f"a residual is f32; {len(data)} bytes are none")
+            raise InvalidArgument(f"a residual must be whole f32, not {len(data)} bytes")
         count = len(data) // _FLOAT_BYTES
         if self._count and count != self._count:
             raise InvalidArgument(

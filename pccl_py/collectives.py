@@ -444,7 +444,7 @@ class Collectives(Closing):
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
-                raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
+                raise InvalidArgument("array and out must not overlap in an all_to_all")
         if counts is not None:
             return self._exchange(*pairs[0], send_counts, recv_counts, asked)
         world = self.world_size
@@ -479,11 +479,11 @@ class Collectives(Closing):
         if isinstance(member, PeerId):
             members = self.members
             if member not in members:
-                raise InvalidArgument(f"{name} {member} is no member of epoch {self.epoch}")
+                raise InvalidArgument(f"{name} {member} is not a member of epoch {self.epoch}")
             return members.index(member)
         rank = index(member, name)
         if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
+            raise InvalidArgument(f"{name} must be a rank below {self.world_size}, not {rank}")
         return rank
 
     def _moving(self, name: str, options: _Options) -> Asked:
@@ -514,8 +514,8 @@ class Collectives(Closing):
         for array in arrays:
             if array.any.opaque:
                 raise TypeError(
-                    f"{array.any.opaque} is not added up, and goes where nothing is: convert it "
-                    "first; of bool as uint8, min is and, max is or"
+                    f"{array.any.opaque} arrays cannot be reduced: convert them first (bool to "
+                    "uint8, of which min is AND and max is OR)"
                 )
         feedback = self._feedback_of(asked.tag) if asked.codec.encodes else None
         carried = None
@@ -594,7 +594,7 @@ class Collectives(Closing):
             _check_place(whole, shard, shard.count * self.rank, all_of, one_of)
             return None
         if sum(listed) != whole.count:
-            raise InvalidArgument(f"counts are {sum(listed)} together, {all_of} has {whole.count}")
+            raise InvalidArgument(f"counts add up to {sum(listed)}, {all_of} has {whole.count}")
         _check_place(whole, shard, sum(listed[: self.rank]), all_of, one_of)
         return listed
 
@@ -612,7 +612,8 @@ class Collectives(Closing):
     def _counts(self, counts: Sequence[int], name: str) -> list[int]:
         if len(counts) != self.world_size:
             raise InvalidArgument(
-                f"{name} has {len(counts)} entries: one for each of {self.world_size} ranks"
+                f"{name} has {len(counts)} entries, but must have one for each of "
+                f"{self.world_size} ranks"
             )
         return [unsigned(count, f"each of {name}", 64) for count in counts]
 
@@ -660,17 +661,17 @@ def _each(
     """The arrays of a call, each with its output: one, or those of a list."""
     if not isinstance(array, list | tuple):
         if isinstance(out, list | tuple):
-            raise InvalidArgument("out is a list of arrays, and array is not")
+            raise InvalidArgument("out is a list of arrays, so array must be one, too")
         return [(array, out)]
     if not array:
-        raise InvalidArgument("the list of arrays is empty: a call has at least one")
+        raise InvalidArgument("the list of arrays must not be empty")
     if counts is not None:
         raise InvalidArgument("lists of counts are for one array: call once for each array")
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "no list"
-        raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
+        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
+        raise InvalidArgument(f"array is a list of {len(array)} arrays, but out is {what}")
     return list(zip(array, out, strict=True))
 
 
@@ -694,12 +695,12 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
 def check_no_root(out: object) -> None:
     """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
     if isinstance(out, (int, PeerId)):
-        raise TypeError(f"out is {out!r}, which is no array: a root is named as root={out!r}")
+        raise TypeError(f"out is {out!r}, not an array: name a root as root={out!r}")
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
     if out is None:
-        raise InvalidArgument("this collective is not done in place without out: pass out")
+        raise InvalidArgument("this collective needs `out`")
     return [(one, other) for one, other in _each(array, out, counts)]
 
 

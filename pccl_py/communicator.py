@@ -365,4 +365,4 @@ def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) 
     try:
         return kind(said)
     except ValueError:
-        raise InvalidArgument(f"{variable} is a number of {of}, not {said!r}") from None
+        raise InvalidArgument(f"{variable} must be a number of {of}, not {said!r}") from None

@@ -129,7 +129,7 @@ def token_create(address: str, run_id: bytes | None = None) -> str:
 
 
 def token_parse(token: str) -> Token:
-    """Reads a token. Raises InvalidArgument if it is none: truncated, mistyped."""
+    """Reads a token. Raises InvalidArgument if it is truncated or mistyped."""
     address, run_id = _pccl.token_parse(text(token, "token").strip())
     return Token(address, run_id)
 
@@ -147,11 +147,11 @@ def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
     except (RecursionError, ValueError):  # JSON it is, but of a depth or a number without end
         status = None
     if not isinstance(status, dict):
-        raise VersionMismatch("what the coordinator answered is no status: use the same release")
+        raise VersionMismatch("the coordinator's answer is not a status: use the same release")
     return status
 
 
 def _checked_run_id(run_id: bytes | None) -> bytes | None:
     if run_id is not None and len(run_id) != 16:
-        raise InvalidArgument(f"a run id is 16 bytes, not {len(run_id)}")
+        raise InvalidArgument(f"a run id must be 16 bytes, not {len(run_id)}")
     return run_id

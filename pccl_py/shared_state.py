@@ -33,7 +33,7 @@ class SharedState(Closing):
         prefetch: bool,
     ) -> None:
         if not isinstance(tensors, Mapping):
-            raise TypeError(f"tensors maps names to arrays, and is no {type(tensors).__name__}")
+            raise TypeError(f"tensors must map names to arrays, not be {type(tensors).__name__}")
         own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
         unknown = sorted(own.difference(tensors))
         if unknown:
@@ -114,5 +114,5 @@ class SharedState(Closing):
 
 def _names(value: Iterable[str]) -> list[str]:
     if isinstance(value, str):
-        raise TypeError("may_differ is a collection of names, not one str")
+        raise TypeError("may_differ must be a collection of names, not one str")
     return list(value)

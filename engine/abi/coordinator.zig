@@ -107,7 +107,7 @@ fn protocol_options(
     options.chunk_bytes = try within(given, "chunk_bytes", options.chunk_bytes, chunk_range);
     if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(
         .invalid_argument,
-        "chunk_bytes is {d}, which is no power of two",
+        "chunk_bytes is {d}, which is not a power of two",
         .{options.chunk_bytes},
     );
     if (given.window_bytes != 0) options.window_bytes = given.window_bytes;

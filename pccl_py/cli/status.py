@@ -96,7 +96,7 @@ def page(status: dict[str, Any]) -> RenderableType:
         return render(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise pccl_py.PcclError(
-            "the coordinator answered something that is no status: use its release, or --json"
+            "the coordinator's answer is not a status: use its release, or --json"
         ) from error
 
 

@@ -362,7 +362,7 @@ def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
             scatter(comm, np.zeros(()))
         with pytest.raises(ValueError, match="counts are 5 rows together, x has 6"):
             scatter(comm, six, counts=[2, 3])
-        with pytest.raises(ValueError, match="counts has 3 entries: one for each of 2 ranks"):
+        with pytest.raises(ValueError, match="has 3 entries, but must have one for each of 2"):
             scatter(comm, six, counts=[2, 2, 2])
         with pytest.raises(ValueError, match="no less than 0"):
             scatter(comm, six, counts=[7, -1])
