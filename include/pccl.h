@@ -6,7 +6,9 @@
  * Rules that hold for every function:
  *   - A function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
  *     sentence for a person: which peer, what was expected, what to do. It is per thread, and valid until
- *     the next failing call of that thread.
+ *     the next failing call of that thread. Three functions return a count instead: pccl_comm_members,
+ *     pccl_comm_joined and pccl_comm_left. They return 0 once the communicator is closed; for a NULL handle, or one
+ *     of the parent in a forked child, they return 0 and set pccl_last_error().
  *   - Handles are opaque and thread-safe: any thread may call any function on a handle, except that a handle must
  *     not be used during or after its destroy.
  *   - Options structs begin with their size; initialise them with the _INIT macro (or zero them and set size).

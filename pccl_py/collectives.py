@@ -695,7 +695,7 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
 def check_no_root(out: object) -> None:
     """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
     if isinstance(out, (int, PeerId)):
-        raise TypeError(f"out is {out!r}, not an array: name a root as root={out!r}")
+        raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:

@@ -1,6 +1,7 @@
 """Answers of operations and safe points: plain frozen values, without behaviour of their own.
 
-They are filled in work.py and communicator.py from what the native library reports. The promises
+They are filled in work.py, communicator.py and shared_state.py with what the native library
+reports. The promises
 of an outcome are in docs/PROMISE.md (P1, P4).
 """
 

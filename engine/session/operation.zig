@@ -128,7 +128,7 @@ pub const Operation = struct {
         return operation.uses.clash(uses);
     }
 
-    /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
+    /// "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1 (tag 0, sequence 3 of epoch 2)"
     pub fn named(operation: *const Operation) Named {
         return .{ .operation = operation };
     }
@@ -147,7 +147,7 @@ pub const Operation = struct {
             // That of a sync says nothing to a person.
             if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
             const epoch = it.operation.op.epoch;
-            try writer.print("number {d} of epoch {d})", .{ id.sequence, epoch });
+            try writer.print("sequence {d} of epoch {d})", .{ id.sequence, epoch });
         }
     };
 

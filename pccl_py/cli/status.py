@@ -289,7 +289,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             peer, tag = _name(epoch["members"][rank]), operation["tag"]
             says = (
                 f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} (tag "
-                f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
+                f"{tag}, sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)

@@ -548,12 +548,12 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "scatter: sum": (
             lambda c: c.reduce_scatter(ones(4), ones(2), [2, 3]),
             invalid,
-            "counts are 5 together, array has 4",
+            "counts add up to 5, array has 4",
         ),
         "gather: sum": (
             lambda c: c.all_gather(ones(2), ones(4), [2, 3]),
             invalid,
-            "counts are 5 together, out has 4",
+            "counts add up to 5, out has 4",
         ),
         "scatter: own": (
             lambda c: c.reduce_scatter(ones(4), ones(2), [3, 1]),
@@ -612,7 +612,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "dealt: sum": (
             lambda c: c.scatter(ones(4), ones(2), 0, [2, 3]),
             invalid,
-            "counts are 5 together, array has 4",
+            "counts add up to 5, array has 4",
         ),
         "dealt: entries, not root": (
             lambda c: c.scatter(None, ones(2), 1, [2]),

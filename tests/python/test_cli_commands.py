@@ -263,7 +263,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
         "cannot dial 0b0b0b0b at 10.0.0.8:1: refused",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
-        "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "9d3c2b1a): it has not called all_reduce (tag 0, sequence 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
