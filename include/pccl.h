@@ -41,7 +41,7 @@ extern "C" {
 
 typedef enum pccl_status {
   PCCL_OK = 0,
-  PCCL_TIMEOUT = 1,                 /* of functions that wait: not finished, or nothing there, in time */
+  PCCL_TIMEOUT = 1,                 /* a wait timed out: not finished, or nothing there, in time */
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
   PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
@@ -114,8 +114,8 @@ typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
   PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result; of what is gathered, shards whole or zeros */
-  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; not for
-                                who was lost or left before the call, which is one of those that are left */
+  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; it
+                                does not apply to peers lost before the call: such a call runs among the others */
 } pccl_recovery_t;
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
@@ -155,8 +155,8 @@ typedef enum pccl_rounding {
 
 #define PCCL_PEER_ID_BYTES 16
 #define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
-#define PCCL_RUN_STATUS_BYTES_MAX 2097153 /* the longest status and the terminating zero: asked again, a coordinator
-                                             answers again */
+#define PCCL_RUN_STATUS_BYTES_MAX 2097153 /* the longest status and the terminating zero: always enough, though the next
+                                             answer may be longer than this one */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
 #define PCCL_LABEL_BYTES_MAX 80  /* labels of peers, the same */
@@ -428,7 +428,7 @@ typedef enum pccl_collective {
   PCCL_ALL_TO_ALL = 9
 } pccl_collective_t;
 
-/* One array of a coalesced call; what each field is for a collective is told there. broadcast uses recv_buffer alone,
+/* One array of a coalesced call; see each collective for its fields. broadcast uses recv_buffer alone,
  * which is only read at the root. Zero the struct first; `reserved` stays zero. */
 typedef struct pccl_array {
   const void *send_buffer;
@@ -530,8 +530,8 @@ PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void
 /* *fd := a descriptor for the caller's own poll, select, epoll or kqueue: readable once pccl_work_wait would not block,
  * and from then on (level-triggered; nothing is to be read from it). It is the work's: the first call makes it, every
  * call answers the same one, and pccl_work_destroy closes it, so take it out of an epoll or kqueue set before that.
- * Exec closes it, and so does a fork in the child. It says nothing of a doubt that is resolved. Each work that is asked
- * costs a descriptor; to have one for all, write to your own in pccl_work_notify.
+ * Exec closes it, and fork closes it in the child. It does not signal that a doubt was resolved. Each work that is
+ * asked costs a descriptor; to have one for all, write to your own in pccl_work_notify.
  * PCCL_SYSTEM_ERROR: too many open files; the work goes on. */
 PCCL_API pccl_status_t pccl_work_fd(pccl_work_t *work, int *fd);
 /* Withdraws an operation, and this peer from the group: the others go on without it, as after its death, with this

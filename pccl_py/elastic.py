@@ -57,14 +57,14 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class Step:
-    """One turn of `steps`, and the `with` block around what may have to be made again.
+    """One turn of `steps`, and the `with` block around work that may have to be repeated.
 
     `with step as comm` gives the communicator, which is also `step.comm`. If the block ends with an
-    error after which the run goes on, the tensors are again as they were at its beginning, the
-    error is logged (logger `pccl`, warning) and goes no further: the next turn is the same step
-    again. After any other exception this peer has left the run, the tensors are as they were too,
-    and the exception goes on. `admission` and `synced` are the answers of the safe point and of the
-    sync before this turn.
+    error after which the run continues, the tensors are restored to their contents at its
+    beginning, and the error is logged (logger `pccl`, warning) and suppressed: the next turn repeats
+    the step. After any other exception this peer has left the run, the tensors are restored too,
+    and the exception propagates. `admission` and `synced` are the answers of the safe point and of
+    the sync before this turn.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ def steps(
 
     Each turn passes the safe point and syncs the tensors, so that they are equal on all members
     when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable`, which all members
-    get, this peer stays and makes the step again; after `Expelled`, `InDoubt`, `TooFewPeers` and
+    get, this peer stays and repeats the step; after `Expelled`, `InDoubt`, `TooFewPeers` and
     `CoordinatorUnreachable`, or with another operation still in flight, it leaves, connects again,
     and takes what the others hold. Every other error is raised.
 
@@ -231,7 +231,7 @@ class _Run:
         if not (goes_on and isinstance(error, SHARED) and self._idle()):
             self.leave()
         if goes_on:
-            again = "making the step again" if self._entered else "connecting again"
+            again = "repeating the step" if self._entered else "connecting again"
             _log.warning("%s: %s; %s", type(error).__name__, error, again)
         return goes_on
 

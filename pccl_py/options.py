@@ -156,8 +156,8 @@ _MEANINGS = {
 
 _ERRORS = """\
 Raises InvalidArgument (a ValueError) for a bad argument or layout and TypeError for a dtype, before
-anything is sent, and the errors of `PcclError`. An exception of a signal handler, as Ctrl-C is one,
-withdraws the call, unless the operation was done by then: its `work` tells (see `Work`)."""
+anything is sent, and the errors of `PcclError`. An exception raised by a signal handler (Ctrl-C)
+withdraws the call unless the operation had already finished; see its `work` (class `Work`)."""
 
 
 class Asked:

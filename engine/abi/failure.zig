@@ -996,8 +996,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
-            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; called " ++
-                "again, it is one of those who are left. {s}",
+            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; if you " ++
+                "call it again, it runs among the survivors. {s}",
             .{ name, peer, kept(op) },
         ),
         // The reporter may be another member, which called it later.

@@ -246,7 +246,8 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         wrong = &said.descriptor;
         overdue.add(peer);
     }
-    overdue.say("it called {f} where the members called {f} (tag {d}, sequence {d} of epoch {d})", .{
+    overdue.say("it called {f} where the members called {f} (tag {d}, sequence {d} of epoch " ++
+        "{d})", .{
         Described{ .descriptor = wrong orelse return, .names = .{} },
         Described{ .descriptor = &known.descriptor, .names = .{} },
         known.id.tag,

@@ -23,10 +23,10 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     if (operation.op.missing.is_empty()) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
-    s.log(.warning, "{f} waits for {f} since {d} s; group {s}", .{
+    s.log(.warning, "{f} has been waiting {d} s for {f}; group {s}", .{
         operation.named(),
-        Missing{ .s = s, .operation = operation },
         (s.now -| operation.started_at) / std.time.ns_per_s,
+        Missing{ .s = s, .operation = operation },
         group.name,
     });
 }

@@ -53,8 +53,8 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     try w.pass(4 * second);
     try expectEqual(0, w.said_bytes);
     try w.pass(3 * second);
-    try expectEqualStrings("all_reduce (tag 0, sequence 0 of epoch 1) waits for rank 1 (n1, " ++
-        "00000000) and rank 2 (n2, 00000000) since 6 s; group g", w.said[0..w.said_bytes]);
+    try expectEqualStrings("all_reduce (tag 0, sequence 0 of epoch 1) has been waiting 6 s for " ++
+        "rank 1 (n1, 00000000) and rank 2 (n2, 00000000); group g", w.said[0..w.said_bytes]);
     const lines = w.log_lines;
     try w.pass(30 * second);
     try expectEqual(0, w.log_lines - lines);

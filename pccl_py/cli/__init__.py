@@ -66,7 +66,7 @@ TokenFrom = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="File with the token, which only you can read; - is standard input. "
+        help="File that holds the token, readable only by you; - is standard input. "
         + _default("PCCL_TOKEN"),
     ),
 ]
@@ -268,8 +268,8 @@ def run_command(
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
 PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
-environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
-of their process.
+environment. RANK is only for file names and seeds: the run assigns its own ranks. Each line of \
+output begins with the number of its process.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; after 10 s, or at the second signal, what \
 still runs is killed. The exit status is then 128 plus the signal. Otherwise it is 0 if at least \
@@ -336,7 +336,7 @@ def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each dial.")] = 5.0,
 ) -> None:
-    """Look at what a peer on this machine needs: the ways to coordinator and members, limits.
+    """Check this machine for a peer: routes to coordinator and members, and system limits.
 
     One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own. The \
 exit status is 1 if anything is wrong.

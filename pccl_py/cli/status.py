@@ -211,7 +211,7 @@ def _attendance(group: dict[str, Any]) -> list[Text]:
         return []
     says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
     if group["emptied"]:
-        says += ", as at first: all that were in it are gone"
+        says = f"all earlier members are gone; {says}"
     return [Text(shown(says), style="yellow")]
 
 
@@ -314,8 +314,8 @@ def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
     if len(operation["not_called"]) > 4:
         whom += f" and {len(operation['not_called']) - 4} more"
     says = (
-        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} waits for "
-        f"{whom} since {duration(operation['waited_ns'])}"
+        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} has been "
+        f"waiting {duration(operation['waited_ns'])} for {whom}"
     )
     return [Text(shown(says), style="yellow")]
 
