@@ -61,10 +61,10 @@ class Step:
 
     `with step as comm` gives the communicator, which is also `step.comm`. If the block ends with an
     error after which the run continues, the tensors are restored to their contents at its
-    beginning, and the error is logged (logger `pccl`, warning) and suppressed: the next turn repeats
-    the step. After any other exception this peer has left the run, the tensors are restored too,
-    and the exception propagates. `admission` and `synced` are the answers of the safe point and of
-    the sync before this turn.
+    beginning, and the error is logged (logger `pccl`, warning) and suppressed: the next turn
+    repeats the step. After any other exception this peer has left the run, the tensors are restored
+    too, and the exception propagates. `admission` and `synced` are the answers of the safe point
+    and of the sync before this turn.
     """
 
     def __init__(

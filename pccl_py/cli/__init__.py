@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.text import Text
 
@@ -38,6 +39,15 @@ errors = Console(stderr=True, highlight=False)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose usage line has arguments by the names given here, and no hidden ones."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.params if isinstance(one, typer.core.TyperArgument)]
+        shown = [one.metavar or "" for one in arguments if not one.hidden]
+        return [self.options_metavar or "", *shown]
 
 
 class OnFailure(str, Enum):
@@ -232,6 +242,7 @@ def token(
 
 @app.command(
     name="run",
+    cls=Command,
     context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
 )
 def run_command(
@@ -303,7 +314,7 @@ of the first that failed.
     raise typer.Exit(code)
 
 
-@app.command(name="status")
+@app.command(name="status", cls=Command)
 def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
@@ -329,7 +340,7 @@ def status_command(
         status.show(token, timeout=timeout)
 
 
-@app.command(name="doctor")
+@app.command(name="doctor", cls=Command)
 def doctor_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,

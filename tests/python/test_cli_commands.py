@@ -165,7 +165,10 @@ def test_help_names_every_command() -> None:
     assert answer.returncode == 0
     for command in ("coordinator", "token", "run", "status", "doctor", "bench", "flags"):
         assert command in answer.stdout
-        assert pccl_command(command, "--help").returncode == 0
+        usage = pccl_command(command, "--help", COLUMNS="200")
+        assert usage.returncode == 0
+        assert "[]" not in usage.stdout, "an argument without a name"
+    assert "pccl run [OPTIONS] -- COMMAND..." in pccl_command("run", "--help", COLUMNS="200").stdout
 
 
 # ---- status ----------------------------------------------------------------------------------
