@@ -67,9 +67,9 @@ class Codec:
     """A codec with its options; the same on all members of an operation.
 
     `block`: elements that share a scale, 32, 64, 128 or 256 (default 128). `rotate`: each block
-    goes through random signs and a Hadamard matrix first, which spreads what sticks out (default:
-    on, for the kinds that have blocks). Raises InvalidArgument for a name that is unknown; what
-    does not go together is refused by the operation.
+    goes through random signs and a Hadamard matrix first, which spreads outliers (default: on, for
+    the kinds that have blocks). Raises InvalidArgument for a name that is unknown; the operation
+    refuses options that do not go together.
     """
 
     kind: CodecKind | CodecName = CodecKind.NONE
@@ -113,8 +113,8 @@ class ErrorFeedback:
     """The codec's losses from this peer's contributions under one tag, to be added to the next.
 
     From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of that tag
-    with a codec adds the residual to what this peer contributes, and keeps what this peer's
-    encodings lose: of its contribution, of the sums that it adds to in a ring, and of the results
+    with a codec adds the residual to this peer's contribution, and keeps the losses of this peer's
+    encodings: of its contribution, of the sums that it adds to in a ring, and of the results
     that it owns for others too (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; both ways
     as in Tang et al., arXiv 1905.05957). Other calls of that tag cannot have a codec. If all
     members do it, nothing is lost for good. The residual changes only when an operation commits,
