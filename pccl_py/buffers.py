@@ -122,7 +122,7 @@ def writable(array: object) -> Buffer:
 def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
-    They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
+    They must be the same memory or not overlap, and agree in dtype (else TypeError) and count (else
     InvalidArgument). An error in one of two gives the name of the argument.
     """
     if out is None or out is array:

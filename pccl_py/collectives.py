@@ -65,7 +65,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, those too that were lost since it began."""
+        """The members of the epoch in rank order, with those that were lost since it began."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
@@ -89,7 +89,7 @@ class Collectives(Closing):
         `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
         as one operation, `out` being a list as well; the same counts and dtypes on every peer.
         `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
-        was, in place too, and an `out` apart from it may hold anything.
+        was, in place too, and a separate `out` may hold anything.
         """
         async_op = options.pop("async_op", False)
         return self._all_reduce(array, out, options).run(async_op)
@@ -100,7 +100,7 @@ class Collectives(Closing):
         return self._reduction(_Kind.ALL_REDUCE, arrays, asked)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on what codecs lose of this peer's contributions with `tag` is given back.
+        """From now on, codec losses of this peer's contributions with `tag` go into its next call.
 
         The same object for the same tag, until it is closed; a new one starts from zero. Members
         need not agree about it.
@@ -130,8 +130,8 @@ class Collectives(Closing):
         library, or a list of such arrays, which go as one operation; the same counts and dtypes on
         every peer. `root`: a rank of the current epoch, or the id of a member; there `array` is
         only read, and may be read-only. On any error `array` is as it was, on every member. A lost
-        root ends the operation with Aborted on all, unless those who are left have all of its data
-        together.
+        root ends the operation with Aborted on all, unless the survivors together have all of its
+        data.
         """
         async_op = options.pop("async_op", False)
         return self._broadcast(array, root, options).run(async_op)
@@ -198,9 +198,9 @@ class Collectives(Closing):
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` as many as counts[rank] says for each, the same list on every peer.
-        `out` may be this rank's shard of `array`; else they do not touch. A shard whose rank is
-        lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
+        `out`, or with `counts` counts[rank] elements for each, the same list on every peer.
+        `out` may be this rank's shard of `array`; else they must not overlap. No peer receives the
+        shard of a lost rank; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
         async_op = options.pop("async_op", False)
@@ -236,12 +236,11 @@ class Collectives(Closing):
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
         library, or a list of such arrays, which go as one operation, `out` being a list as well.
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
-        the same list on every peer. `array` may be this rank's shard of `out`; else they do not
-        touch. Elements of a lost member that no survivor got are zeros in `out`, on all alike, and
-        the outcome names no contributor for them; unless recovery is "resume" a shard comes whole
-        or not at all. With a codec each shard is rounded once, and this rank's own in `out` as
-        well, so that all have equal bytes. On any error `array` is as it was, and where it is in
-        `out`, all of that.
+        the same list on every peer. `array` may be this rank's shard of `out`; else they must not
+        overlap. Elements of a lost member that no survivor got are zeros in `out`, equally on all,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
+        so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
         async_op = options.pop("async_op", False)
         return self._all_gather(array, out, counts, options).run(async_op)
@@ -293,7 +292,7 @@ class Collectives(Closing):
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is not looked at, and may be None. With a codec what moves is
+        `array`. Elsewhere `array` is ignored, and may be None. With a codec the data that moves is
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
         all. Otherwise as `all_gather`.
         """
@@ -356,10 +355,10 @@ class Collectives(Closing):
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is not looked at. Elements of a lost member that the root has not got are zeros in
-        `out`, and the outcome names no contributor for them; unless recovery is "resume" a shard
-        comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `out` is ignored. Elements of a lost member that the root has not got are zeros in `out`,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec the data that moves is rounded, and the root's own shard
+        is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
         async_op = options.pop("async_op", False)
         return self._gather(array, out, root, counts, options).run(async_op)
@@ -420,13 +419,13 @@ class Collectives(Closing):
     ) -> Outcome | Work:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and do not touch. With
-        `send_counts` and `recv_counts`, the elements for each rank and from each, every two agree
-        about what they exchange (else Mismatch) and nobody knows what others do; then at most 32
-        ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
-        Elements of a lost member for this peer that have not come are zeros in `out`, and the
-        outcome names no contributor for them. With a codec what moves is rounded, and one's own
-        shard is not. Otherwise as `all_gather`.
+        Both have `world_size` equal shards, the same on every peer, and must not overlap. With
+        `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
+        must agree about theirs (else Mismatch), and need not know those of others. There may then
+        be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
+        the call with Aborted. Elements of a lost member that did not arrive are zeros in `out`, and
+        the outcome names no contributor for them. With a codec the data that moves is rounded, and
+        one's own shard is not. Otherwise as `all_gather`.
         """
         async_op = options.pop("async_op", False)
         return self._all_to_all(array, out, send_counts, recv_counts, options).run(async_op)

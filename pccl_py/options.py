@@ -144,7 +144,7 @@ _MEANINGS = {
     "op": '"sum" (the default), "avg", "prod", "min" or "max", or a `ReduceOp`; the same on every '
     "peer, as are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
-    "options; where something is added up, with sum and avg only.",
+    "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
     "recovery": 'what the death of a peer does, "resume", "restart" or "raise": see `Recovery`.',
     "tag": "operations with different tags may be in flight together, one at a time for each; 0 "

@@ -351,7 +351,7 @@ fn refused(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
     return switch (trouble.refused.why) {
         error.NotAJournal => fail(
             .system_error,
-            "{s} holds a file named journal that is none of PCCL: give another directory",
+            "{s} holds a file named journal that PCCL did not write: give another directory",
             .{path},
         ),
         error.UnknownVersion => fail(
@@ -811,7 +811,7 @@ pub fn operation(op: *const session.Operation) Error {
             .in_doubt,
             "{s} ended without an answer of the coordinator{f}, so the others may have " ++
                 "committed it. The tensors are as they were; sync again, which brings this peer " ++
-                "to what the others have",
+                "to the state of the others",
             .{ name, Coordinator{ .failure = &op.failure } },
         ) else fail(
             .in_doubt,
@@ -849,7 +849,7 @@ pub fn operation(op: *const session.Operation) Error {
         .state_unavailable => fail(
             .state_unavailable,
             "{s}: nobody holds the shared state: all members that are left only receive, or " ++
-                "what they gave was not what they had offered (do not write to tensors during a " ++
+                "a holder sent other bytes than it offered (do not write to tensors during a " ++
                 "sync). The tensors are as they were",
             .{name},
         ),
@@ -865,7 +865,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
         .{ name, kept(op) },
     ) else fail(
         .cancelled,
-        "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+        "{s} was withdrawn here, by a cancellation, a close, or for lack of memory. {s}",
         .{ name, kept(op) },
     );
 }
@@ -1051,7 +1051,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     if (op.failure.reason == null) return fail(
         .mismatch,
         "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{s}. Mend that, then create a new communicator",
+            "{s}. Correct that, then create a new communicator",
         .{ name, op.group.why_removed(), kept(op) },
     );
     if (op.failure.reason == .structure) return fail(

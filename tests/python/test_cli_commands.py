@@ -382,7 +382,7 @@ def test_a_coordinator_says_what_its_queues_may_hold() -> None:
         status = pccl.run_status(coordinator.token)
         assert status["memory"] == 64 << 20
         assert 0 < status["queue_bytes"] < 1 << 20
-    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024, which is less than 16"):
+    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024; it must be at least 16"):
         pccl.Coordinator(memory=1024)
 
 
