@@ -345,7 +345,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _given(value: _Value | None, variable: str) -> _Value | str | None:
-    """An argument, or else what the environment says, if it says anything."""
+    """An argument, or else the variable of the environment, or None."""
     return value if value is not None else os.environ.get(variable) or None
 
 

@@ -83,12 +83,12 @@ class Recovery(IntEnum):
     """The effect of a peer's death on an operation. Functions also take the lower-case name.
 
     DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
-    contributors may differ per range. RESTART: one contributor set for the whole result; of what is
-    gathered or exchanged, each shard is there whole or is zeros. RAISE: `Aborted` on every
-    survivor, unless all had voted when the loss was noticed.
+    contributors may differ per range. RESTART: one contributor set for the whole result; in
+    gathered or exchanged data each shard is whole or is zeros. RAISE: `Aborted` on every survivor,
+    unless all had voted when the loss was noticed.
 
-    A peer that was lost before a call, or has left, raises nothing: until the next safe point calls
-    are those of the members that are left, whose number is `info().alive`.
+    A peer that was lost before a call, or has left, causes no error: until the next safe point
+    calls run among the `info().alive` members that remain.
     """
 
     DEFAULT = 0
@@ -100,9 +100,9 @@ class Recovery(IntEnum):
 class Strategy(IntEnum):
     """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
-    POPULAR: the elected content wins: the highest revision, then what members of the epoch before
-    hold, then what most hold, then that of the smallest peer id. SEND_ONLY: everybody gets the
-    content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
+    POPULAR: the elected content wins: that of the highest revision, then that of members of the
+    epoch before, then that of most members, then that of the smallest peer id. SEND_ONLY: all
+    members get the content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
     """
 
     POPULAR = 0
@@ -114,8 +114,8 @@ class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name.
 
     AUTO: direct with a codec, and for scatter, gather and all_to_all; else the ring. RING: from
-    each member to the next. DIRECT: from everybody to the owner of each part, and from there to
-    everybody. Broken links, and groups of more than 32 members, may leave no choice.
+    each member to the next. DIRECT: from all members to the owner of each part, and from there to
+    all. Broken links, and groups of more than 32 members, may leave no choice.
     """
 
     AUTO = 0

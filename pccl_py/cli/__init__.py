@@ -85,7 +85,7 @@ State = Annotated[
     typer.Option(
         metavar="DIR",
         help="Keep the run in this directory. A coordinator started again with it, on the same "
-        "address, goes on with the run; options left out are those of the run.",
+        "address, continues the run; options left out are those of the run.",
     ),
 ]
 MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
@@ -107,8 +107,8 @@ Memory = Annotated[
     int | None,
     typer.Option(
         min=16 << 20,
-        help="Bytes that all queues of the coordinator may hold; beyond, the peer with the longest "
-        "is let go. " + _default("512 MiB"),
+        help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
+        "longest is removed. " + _default("512 MiB"),
     ),
 ]
 Heartbeat = Annotated[
@@ -120,19 +120,19 @@ Silence = Annotated[
 StallWarning = Annotated[
     float | None,
     typer.Option(
-        help="Seconds until a member that has not called what over half have called is named. "
+        help="Seconds until a member is named that lacks a call which over half have made. "
         + _default("10")
     ),
 ]
 Stall = Annotated[
     float | None,
-    typer.Option(help="Seconds until it is removed from its group. " + _default("never")),
+    typer.Option(help="Seconds until such a member is removed. " + _default("never")),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunIdFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with 32 hexadecimal digits, which only you can read; - is standard input. "
+        help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
         + _default("random")
     ),
 ]
@@ -253,7 +253,7 @@ def run_command(
     ] = OnFailure.CONTINUE,
     restarts: Annotated[
         int,
-        typer.Option(min=0, help="Start a process that fails again, so many times at most."),
+        typer.Option(min=0, help="Restart a failed process at most this many times."),
     ] = 0,
     log_dir: Annotated[
         str | None,

@@ -240,7 +240,7 @@ def _members(epoch: dict[str, Any]) -> Table:
 
 
 def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
-    """The speeds of each member, in all and on its links, as it tells them; and who is late.
+    """The speeds of each member, in all and on its links, as it reports them; and how late it is.
 
     A coordinator of an earlier release does not say.
     """
