@@ -56,7 +56,7 @@ typedef enum pccl_status {
   PCCL_COORDINATOR_UNREACHABLE = 11,/* no connection to the coordinator could be made, or it was lost */
   PCCL_AUTHENTICATION_FAILED = 12,  /* the token belongs to another run */
   PCCL_VERSION_MISMATCH = 13,       /* the other side speaks another wire version, or is not PCCL at all */
-  PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: nobody holds the shared state any more */
+  PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: no member holds the shared state any more */
   PCCL_CANCELLED = 15,              /* the caller withdrew the operation, or closed the communicator */
   PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files; or the journal
                                        of a coordinator is in use or damaged */
@@ -193,7 +193,7 @@ typedef struct pccl_coordinator_options {
   const char *advertise;       /* address that goes into the token; NULL: the bound one ("host" or "host:port") */
   const uint8_t *run_id;       /* 16 bytes; NULL: random */
   uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */
-  uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they say; 0: 1 */
+  uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they set it; 0: 1 */
   uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: 2 */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
   uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
@@ -530,7 +530,7 @@ PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
  * second call replaces a callback that has not run. Once pccl_work_destroy has returned it never runs. */
 PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
 /* *fd := a descriptor for the caller's own poll, select, epoll or kqueue: readable once pccl_work_wait would not block,
- * and from then on (level-triggered; nothing is to be read from it). It is the work's: the first call makes it, every
+ * and from then on (level-triggered; do not read from it). It is the work's: the first call makes it, every
  * call answers the same one, and pccl_work_destroy closes it, so take it out of an epoll or kqueue set before that.
  * Exec closes it, and fork closes it in the child. It does not signal that a doubt was resolved. Each work that is
  * asked costs a descriptor; to have one for all, write to your own in pccl_work_notify.
@@ -652,8 +652,8 @@ typedef struct pccl_sync_outcome {
 #define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Makes the state equal on all members, which must call it equally often. Blocks until committed or failed. On any
- * status but PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be
- * read before it returns. One call per state at a time. options and outcome may be NULL.
+ * status but PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and
+ * must not be read before it returns. One call per state at a time. options and outcome may be NULL.
  * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
  * If only a newcomer differs, it alone gets that, and is not a member then; the others succeed.
  * PCCL_STATE_UNAVAILABLE: no member holds content that may be taken. After PCCL_IN_DOUBT, sync again.
