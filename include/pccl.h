@@ -251,7 +251,7 @@ typedef struct pccl_comm_options {
   const pccl_peer_id_t *peer_id; /* NULL: random. Two live peers with one id: the second is refused */
   /* Asked about every 50 ms by a thread that blocks in create, join, admit or sync of this communicator; non-zero
    * withdraws that call, which ends with PCCL_CANCELLED (an admit withdrawn so has not passed the safe point; call
-   * it again). It is meant for Ctrl-C. Of this library it may call pccl_comm_close only. It runs on the blocked
+   * it again). It is meant for Ctrl-C. It may call pccl_comm_close, and no other function here. It runs on the blocked
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;

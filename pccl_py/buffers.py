@@ -144,7 +144,7 @@ def apart(array: object, out: object) -> tuple[Buffer, Buffer]:
     """The input and the output of an operation on shards; they agree in dtype, else TypeError."""
     send, recv = _named("array", readable, array), _named("out", writable, out)
     if send.kind != recv.kind:
-        raise TypeError(f"out is {recv.kind}, but array is {send.kind}")
+        raise TypeError(f"out is {recv.kind}, array is {send.kind}")
     return send, recv
 
 

@@ -101,7 +101,7 @@ fn mistyped() status.Error {
 
 fn no_token() status.Error {
     return status.fail(.invalid_argument, "this is not a token: one begins with \"{s}\" and " ++
-        "comes from `pccl coordinator`, or from the coordinator of a program", .{wire.token.prefix});
+        "comes from `pccl coordinator`, or from a program's coordinator", .{wire.token.prefix});
 }
 
 test "a token comes back as it was made, and bad ones are refused" {

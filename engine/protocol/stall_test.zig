@@ -154,8 +154,8 @@ test "of a message only the two count: the one is named, and is not let go on th
     try expectEqual(0b010, named_to(&court, 0));
     try expectEqual(null, court.stalled[2]);
     try court.expect_said("warning peer 02000000 (rank 1) has not called its part of a message " ++
-        "from rank 0 to rank 1 (tag 7, sequence 0 of epoch 1), for which 1 of 2 have waited 10 s; " ++
-        "group g");
+        "from rank 0 to rank 1 (tag 7, sequence 0 of epoch 1), for which 1 of 2 have waited " ++
+        "10 s; group g");
     try expectEqual(0b111, court.members_alive());
     try called_message(&court, 1);
     try court.pass(second);

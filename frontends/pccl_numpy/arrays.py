@@ -63,7 +63,7 @@ class NumPy(Frontend[Array]):
 
     def check_dtypes(self, out: Array, x: Array) -> None:
         if out.dtype.newbyteorder("=") != x.dtype.newbyteorder("="):
-            raise TypeError(f"out is {out.dtype.name}, but x is {x.dtype.name}")
+            raise TypeError(f"out is {out.dtype.name}, x is {x.dtype.name}")
 
     def bounds(self, x: Array) -> tuple[int, int]:
         low = high = x.ctypes.data

@@ -510,7 +510,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
     locked.flags.writeable = False
     whole = ones(8)
     return {
-        "reduce: root": (lambda c: c.reduce(ones(3), None, 2), invalid, "root is a rank"),
+        "reduce: root": (lambda c: c.reduce(ones(3), None, 2), invalid, "root must be a rank"),
         "reduce: stranger": (
             lambda c: c.reduce(ones(3), None, pccl.PeerId(bytes(16))),
             invalid,
@@ -598,7 +598,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         ),
         "scatter: tag": (lambda c: c.reduce_scatter(whole, ones(4), tag=-1), invalid, "tag"),
         "gather: plan": (lambda c: c.all_gather(ones(4), whole, plan="star"), invalid, "plan"),
-        "dealt: root": (lambda c: c.scatter(whole, ones(4), 2), invalid, "root is a rank"),
+        "dealt: root": (lambda c: c.scatter(whole, ones(4), 2), invalid, "root must be a rank"),
         "dealt: nothing": (
             lambda c: c.scatter(None, ones(4)),
             invalid,

@@ -168,7 +168,7 @@ def test_help_names_every_command() -> None:
         usage = pccl_command(command, "--help", COLUMNS="200")
         assert usage.returncode == 0
         assert "[]" not in usage.stdout, "an argument without a name"
-    assert "pccl run [OPTIONS] -- COMMAND..." in pccl_command("run", "--help", COLUMNS="200").stdout
+    assert "run [OPTIONS] -- COMMAND..." in pccl_command("run", "--help", COLUMNS="200").stdout
 
 
 # ---- status ----------------------------------------------------------------------------------
