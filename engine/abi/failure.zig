@@ -594,9 +594,9 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TooManyTags => fail(
             .invalid_usage,
-            "{d} different tags were used since the last new epoch, which is the limit: use " ++
-                "tags again",
-            .{base.limits.tags_per_epoch_max},
+            "{d} tags far from each other were used since the last new epoch, which is the " ++
+                "limit: use tags again, or take the next number for a new one",
+            .{base.limits.tag_runs_max},
         ),
         error.NotAdmitted => fail(
             .invalid_usage,

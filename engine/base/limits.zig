@@ -105,8 +105,9 @@ pub const decisions_untold_max = 64;
 /// Decisions that a member keeps because some other may not know them: more come from a coordinator
 /// that lies.
 pub const decisions_known_max = 2 * contradictions_kept_max;
-/// Tags that one epoch of a group may use.
-pub const tags_per_epoch_max = 65_536;
+/// Runs of tags that were called equally often in one epoch of a group (protocol/sequences.zig).
+/// Enforced at the call.
+pub const tag_runs_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps
 /// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
 pub const full_mesh_max = 32;

@@ -216,6 +216,12 @@ pub fn is_awaited(peer: *const Peer) bool {
     return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
 }
 
+/// Where it is dialed is known, or that nobody can, though it may be looked for again.
+pub fn is_settled(peer: *const Peer) bool {
+    const claim = &peer.claim;
+    return claim.state == .known or claim.state == .nowhere or claim.failed;
+}
+
 pub const Room = [base.source.text_bytes_max]u8;
 
 /// Where `listener` dials `other`; nothing if that is not known. A peer of the coordinator's own

@@ -11,6 +11,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const dial_back = @import("dial_back.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
@@ -336,6 +337,10 @@ pub const Coordinator = struct {
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
+    /// The peer that members were last asked to dial.
+    dial_back: dial_back.DialBack = .{},
+    /// The time of day is so far ahead of `Instant`; for the status alone.
+    wall_ahead_ns: u64 = 0,
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// Peers that are looked for where they say they are.
@@ -1019,8 +1024,9 @@ pub const Coordinator = struct {
         message: *const control.Message,
     ) ProtocolError!void {
         if (connection.state == .status) return switch (message.*) {
-            .status_request => {
+            .status_request => |body| {
                 connection.state = .answered;
+                dial_back.ask(c, now, connection.source, body.dial_back);
                 c.reply_status(now, connection);
             },
             else => error.Unexpected,
@@ -1058,6 +1064,7 @@ pub const Coordinator = struct {
             },
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
             .link_told => |body| try c.on_link_told(now, peer, body),
+            .dialed_back => |*body| dial_back.told(c, peer, body),
             inline .done,
             .mismatch_seen,
             .report_op,
@@ -1107,6 +1114,7 @@ pub const Coordinator = struct {
             .stalled,
             .labels,
             .waiting,
+            .dial_back,
             => return error.Unexpected,
         }
     }
@@ -1471,7 +1479,9 @@ pub const Coordinator = struct {
     /// Newcomers whose calls are not those of the members.
     fn refuse_misfits(c: *Coordinator, now: Instant) void {
         var misfits: stall.Overdue = .{};
-        for (c.groups.items) |group| while (misfit.find(group, &misfits)) {
+        for (c.groups.items) |group| while (misfit.find(group, &misfits) or
+            misfit.find_stranded(group, now, &misfits))
+        {
             for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
                 .group = group.id,
                 .refused = true,
@@ -1495,7 +1505,8 @@ pub const Coordinator = struct {
 
     // ---- time
 
-    pub fn tick(c: *Coordinator, now: Instant) void {
+    /// Not inlined, and rare: its frame is large.
+    pub noinline fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
         const since = c.last_tick;
         recovery.tend(c, now);

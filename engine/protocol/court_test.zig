@@ -415,7 +415,7 @@ pub const Court = struct {
     }
 
     /// Takes one message of what a peer was told.
-    fn next_of(rest: *[]const u8) !?control.Message {
+    pub fn next_of(rest: *[]const u8) !?control.Message {
         const welcome = wire.hello.encode_answer(.welcome);
         if (std.mem.startsWith(u8, rest.*, &welcome)) rest.* = rest.*[welcome.len..];
         if (rest.len == 0) return null;

@@ -177,6 +177,8 @@ pub const Epoch = struct {
     /// The last record that names it (recovery.zig).
     recorded: u64 = 0,
     alive: Mask,
+    /// Have called an operation that was committed.
+    fitted: Mask = .empty,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,
     /// Are in the next epoch, and have nothing in flight here.
@@ -512,7 +514,9 @@ pub const Epoch = struct {
         if (maker) |rank| epoch.members[rank].caused += 1;
         epoch.decisions += 1;
         epoch.broadcast(epoch.message_of(&epoch.decided.items[epoch.decided.items.len - 1]));
-        if (epoch.find(id)) |index| epoch.record_free(index);
+        const index = epoch.find(id) orelse return;
+        if (outcome == .commit) epoch.fitted.merge(&epoch.records.items[index].stall.called);
+        epoch.record_free(index);
     }
 
     fn message_of(epoch: *const Epoch, decision: *const Decision) control.Message {

@@ -18,6 +18,7 @@ const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
 const Pair = base.Pair;
+const Sequences = @import("sequences.zig").Sequences;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
@@ -135,7 +136,7 @@ pub const Epoch = struct {
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
-    sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
+    sequences: Sequences = .{},
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
     /// The current attempt's resumes of operations that were not called yet.
@@ -627,9 +628,7 @@ pub const Member = struct {
         if (m.withdrawn.items.len >= base.limits.given_up_max) return error.TooManyGivenUp;
         for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt)
             return error.TagInUse;
-        if (epoch.sequences.count() >= base.limits.tags_per_epoch_max and
-            !epoch.sequences.contains(tag)) return error.TooManyTags;
-        try epoch.sequences.ensureUnusedCapacity(m.gpa, 1);
+        try epoch.sequences.reserve(m.gpa, tag);
         try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
         var in_flight: usize = 1;
         for (m.epochs) |slot| if (slot) |item| {
@@ -640,14 +639,14 @@ pub const Member = struct {
 
     /// The id of the next call of this tag.
     pub fn next_id(m: *const Member, tag: u64) OpId {
-        return .{ .tag = tag, .sequence = m.current.?.sequences.get(tag) orelse 0 };
+        return .{ .tag = tag, .sequence = m.current.?.sequences.next(tag) };
     }
 
     /// Starts a checked call: gives it its sequence number and joins what is known of it already.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
         op.id = m.next_id(tag);
-        epoch.sequences.putAssumeCapacity(tag, op.id.sequence + 1);
+        epoch.sequences.count(tag);
         op.epoch = epoch.number;
         op.begun_attempt = epoch.attempt;
         op.state = .running;
@@ -765,7 +764,7 @@ pub const Member = struct {
             op.missing = message.missing;
             return;
         }
-        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        const next = epoch.sequences.next(message.op.tag);
         if (!is_missing or message.op.sequence < next) return; // it is over here
         if (epoch.asked.count() >= base.limits.operations_in_flight_max * base.limits.peers_max)
             return error.Unexpected;
@@ -1003,7 +1002,7 @@ pub const Member = struct {
             return m.close_drained();
         }
         if (!epoch.has_part_in(message.op.tag)) return;
-        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        const next = epoch.sequences.next(message.op.tag);
         if (message.op.sequence < next) return; // this peer gave up itself
         try epoch.store(m.gpa, message.op, failure);
     }

@@ -38,6 +38,7 @@ test {
     _ = @import("misfit_test.zig");
     _ = @import("removals.zig");
     _ = @import("member.zig");
+    _ = @import("dial_back_test.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("labels_test.zig");
@@ -50,6 +51,7 @@ test {
     _ = @import("lobby_test.zig");
     _ = @import("holdings.zig");
     _ = @import("seal.zig");
+    _ = @import("sequences.zig");
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");
     _ = @import("queues_test.zig");

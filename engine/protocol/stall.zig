@@ -32,10 +32,16 @@ pub const Stall = struct {
     /// In the current attempt: whom the callers were told that they wait for.
     told: Mask = .empty,
 
-    fn note_wait(stall: *Stall, needed: *const Mask, missing: *const Mask, now: Instant) void {
+    fn note_wait(
+        stall: *Stall,
+        needed: *const Mask,
+        missing: *const Mask,
+        now: Instant,
+        late: bool,
+    ) void {
         const waits = !missing.is_empty() and !missing.covers(needed);
         if (!waits) stall.waits_since = base.never //
-        else if (stall.waits_since == base.never) stall.waits_since = now;
+        else if (late or stall.waits_since == base.never) stall.waits_since = now;
     }
 
     pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
@@ -85,7 +91,7 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
             stall.since = base.never;
         } else if (late or stall.since == base.never) stall.since = now;
         const is_due = now -| stall.since >= warning_ns;
-        stall.note_wait(&needed, &missing, now);
+        stall.note_wait(&needed, &missing, now, late);
         if (epoch.running) {
             const is_asked = stall.since != base.never or stall.has_waited(now, warning_ns / 4);
             if (is_asked) ask(epoch, known, &missing);

@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
@@ -87,6 +88,7 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     try field(json, "run", &base.short_run(&c.options.run_id));
     try field(json, "address", c.options.address);
     try field(json, "uptime_ns", now -| c.started_at);
+    try field(json, "wall_ns", now +| c.wall_ahead_ns);
     try field(json, "incarnation", c.incarnation);
     try field(json, "journal", @tagName(c.journal_state));
     if (c.journal_state == .failed) try field(json, "journal_failure", c.options.journal.?.why());
@@ -99,6 +101,7 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     try json.beginArray();
     for (c.groups.items) |group| if (page.has_room()) try write_group(page, group, now);
     try json.endArray();
+    if (c.dial_back.is_shown(now)) try write_dial_back(page, c, now);
     try field(json, "cut", page.is_cut);
     try json.endObject();
 }
@@ -159,6 +162,37 @@ fn write_unreached(page: *Page, group: *Group) !void {
         try json.endObject();
     };
     try json.endArray();
+}
+
+fn write_dial_back(page: *Page, c: *const Coordinator, now: base.Instant) !void {
+    const json = &page.json;
+    try json.objectField("dial_back");
+    try json.beginObject();
+    try field(json, "peer_id", &c.dial_back.peer.hex());
+    try field(json, "over", c.dial_back.is_over(now));
+    try field(json, "left_out", c.dial_back.left_out);
+    try json.objectField("members");
+    try json.beginArray();
+    for (c.dial_back.slice()) |*entry| {
+        try json.beginObject();
+        try field(json, "peer_id", &entry.id.hex());
+        const answer = entry.answer;
+        try field(json, "state", state_of(answer));
+        var room: addresses.Room = undefined;
+        const from = c.peer_of(entry.id);
+        const to = c.peer_of(c.dial_back.peer);
+        const is_told = from != null and to != null;
+        try field(json, "address", if (is_told) addresses.told_to(from.?, to.?, &room) else "");
+        if (answer) |dialed| if (dialed != .pending) try field(json, "why", dialed.why());
+        try json.endObject();
+    }
+    try json.endArray();
+    try json.endObject();
+}
+
+fn state_of(answer: ?wire.Dialed) []const u8 {
+    const dialed = answer orelse return "asked";
+    return if (dialed == .pending) "reached" else "failed";
 }
 
 fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {

@@ -116,8 +116,8 @@ pub const Operation = struct {
         if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
         operation.uses.deinit(gpa);
-        gpa.free(operation.ids);
-        gpa.free(operation.neighbours_room);
+        base.unfilled.free_list(gpa, base.PeerId, operation.ids);
+        base.unfilled.free_list(gpa, Neighbour, operation.neighbours_room);
         gpa.destroy(operation);
     }
 

@@ -24,6 +24,8 @@ test {
     _ = @import("session.zig");
     _ = @import("lane.zig");
     _ = @import("link.zig");
+    _ = @import("dial_back.zig");
+    _ = @import("dial_back_test.zig");
     _ = @import("labels.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");

@@ -488,7 +488,25 @@ pub const Traffic = struct {
 
     pub const bounds = .{ .links = limits.links_told_max };
 };
-pub const StatusRequest = struct {};
+/// For the status. Members are to dial this peer, and the status says how that went
+/// (protocol/dial_back.zig); none: nobody is.
+pub const StatusRequest = struct {
+    dial_back: PeerId = .none,
+};
+/// To a member: dial this peer once, ask it for its proof, and say what came of it.
+pub const DialBack = struct {
+    peer: PeerId,
+    nonce: hello.Nonce,
+    address: Bytes,
+
+    pub const bounds = .{ .address = limits.address_bytes_max };
+};
+/// How that dial went; `pending`: something there has answered as a peer does, with this.
+pub const DialedBack = struct {
+    nonce: hello.Nonce,
+    dialed: Dialed,
+    proof: hello.Proof,
+};
 /// It has called an operation that takes long, or of which the coordinator has said that others
 /// have called it. A vote, an offer and a report say so too.
 pub const Called = struct {
@@ -875,6 +893,8 @@ pub const Message = union(enum(u16)) {
     labels: Labels,
     waiting: Waiting,
     traffic: Traffic,
+    dial_back: DialBack,
+    dialed_back: DialedBack,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

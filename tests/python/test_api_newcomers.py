@@ -117,6 +117,35 @@ def test_a_newcomer_with_another_first_call_is_refused_alone(
         comm.close()
 
 
+@pytest.mark.parametrize("what", ["tag", "state"])
+def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> None:
+    """Another tag, or another name of its shared state: the members wait for the stall warning."""
+    with pccl.Coordinator(stall_warning=1.0) as coordinator:
+        members, newcomer = members_and_newcomer(coordinator)
+
+        def call(comm: pccl.Communicator) -> Any:
+            array = np.ones(1000, np.float32)
+            if what == "tag":
+                return comm.all_reduce(array, tag=7 if comm is newcomer else 3)
+            name = "weights" if comm is newcomer else "parameters"
+            with comm.shared_state({"array": array}, name=name) as state:
+                return state.sync()
+
+        def raised_by(comm: pccl.Communicator) -> Any:
+            if comm is not newcomer:
+                return call(comm)
+            with pytest.raises(pccl.Mismatch) as caught:
+                call(comm)
+            return caught.value
+
+        *_, raised = each([*members, newcomer], raised_by)
+        parts = ["(tag 7)", "(tag 3)"] if what == "tag" else ["sync (states meet by their names)"]
+        check_refused(newcomer, raised, "which no member has called", *parts)
+        assert all(comm.info().alive == 2 for comm in members)
+        for comm in members:
+            comm.close()
+
+
 def test_lost_shards_that_adjoin_are_one_range(coordinator: pccl.Coordinator) -> None:
     """Two of four leave: of an all_gather there are two shards, and one range that nobody gave."""
     with ThreadPoolExecutor(4) as pool:
