@@ -660,17 +660,17 @@ def _each(
     """The arrays of a call, each with its output: one, or those of a list."""
     if not isinstance(array, list | tuple):
         if isinstance(out, list | tuple):
-            raise InvalidArgument("out is a list of arrays, so array must be one, too")
+            raise InvalidArgument("out is a list of arrays, and array is not")
         return [(array, out)]
     if not array:
-        raise InvalidArgument("the list of arrays must not be empty")
+        raise InvalidArgument("the list of arrays is empty: a call has at least one")
     if counts is not None:
         raise InvalidArgument("lists of counts are for one array: call once for each array")
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
         what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
-        raise InvalidArgument(f"array is a list of {len(array)} arrays, but out is {what}")
+        raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
     return list(zip(array, out, strict=True))
 
 

@@ -140,7 +140,7 @@ def is_for_must(path: Path, text: str) -> list[tuple[int, str]]:
         for part in ast.walk(node) if isinstance(node, ast.Raise) else ():
             if isinstance(part, ast.JoinedStr):
                 words = "".join(
-                    one.value if isinstance(one, ast.Constant) else "{}" for one in part.values
+                    str(one.value) if isinstance(one, ast.Constant) else "{}" for one in part.values
                 )
             elif isinstance(part, ast.Constant) and isinstance(part.value, str):
                 words = part.value
