@@ -81,7 +81,7 @@ class Codec:
         object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
         object.__setattr__(self, "rounding", parse(Rounding, self.rounding, "rounding"))
         if self.block is not None and unsigned(self.block, "block", 32) not in _BLOCKS:
-            raise InvalidArgument(f"block must be 32, 64, 128 or 256, not {self.block}")
+            raise InvalidArgument(f"block is {self.block}; it must be 32, 64, 128 or 256")
 
     @property
     def name(self) -> str:
