@@ -31,15 +31,15 @@ class Objects(Messages):
         deadline: float | None = None,
         size_max: int = SIZE_MAX,
     ) -> Any:
-        """The object that `root` passes, on every member; there it is `value` itself.
+        """Returns the object that `root` passes, on every member; there it is `value` itself.
 
-        `value`: anything that pickle takes; what others pass is not looked at. `root`: a rank of
+        `value`: anything that pickle takes; on other ranks it is ignored. `root`: a rank of
         the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
         if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline`: in
         seconds from now, of the whole. `tag`, and other errors, as for `broadcast`.
 
-        A pickle is code: who can send one to this process can run anything in it. So call this
-        only where every member of the group, and whoever has the run's token, may do that.
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
         """
         limit, left = at_least_one(size_max, "size_max", 63), _Left(deadline)
         is_root = self._rank_of(root) == self.rank
@@ -59,15 +59,15 @@ class Objects(Messages):
         deadline: float | None = None,
         size_max: int = SIZE_MAX,
     ) -> list[Any]:
-        """The objects of all members, in rank order, on every member.
+        """Returns the objects of all members, in rank order, on every member.
 
-        `value`: anything that pickle takes. A member that was lost has None in the list, on all
-        alike. `size_max`: bytes that all pickles together may have, 64 MiB if not given, the same
+        `value`: anything that pickle takes. A lost member has None in the list, on all
+        members. `size_max`: bytes that all pickles together may have, 64 MiB if not given, the same
         on every peer; more are InvalidArgument on all. `deadline`: in seconds from now, of the
         whole. `tag`, and other errors, as for `all_gather`.
 
-        A pickle is code: who can send one to this process can run anything in it. So call this
-        only where every member of the group, and whoever has the run's token, may do that.
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
         """
         limit, left = at_least_one(size_max, "size_max", 63), _Left(deadline)
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
