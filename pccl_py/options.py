@@ -194,9 +194,9 @@ class Asked:
         return self.tag, self._deadline
 
 
-def check(operation: str, options: Mapping[str, Any]) -> None:
+def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
     """Raises TypeError for an option that the operation of this name does not have."""
-    known = _KNOWN[_KINDS[operation]]
+    known = _KNOWN[kind or _KINDS[operation]]
     unknown = [name for name in options if name not in known and name != "async_op"]
     if unknown:
         names = ", ".join(name for name in _MEANINGS if name in known)
