@@ -88,9 +88,8 @@ class Collectives(Closing):
         `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
         was, in place too, and an `out` apart from it may hold anything.
         """
-        asked = Asked("all_reduce", options)
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
-        return self._reduction(_Kind.ALL_REDUCE, arrays, asked)
+        return self._call(_Kind.ALL_REDUCE, arrays, options)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
         """From now on what codecs lose of this peer's contributions with `tag` is given back.
@@ -100,8 +99,8 @@ class Collectives(Closing):
         """
         self._open()
         number = unsigned(tag, "tag", 64)
-        feedback = self._feedback_of(number)
-        if feedback is None:
+        feedback = self._feedbacks.get(number)
+        if feedback is None or feedback.closed:
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
@@ -124,11 +123,10 @@ class Collectives(Closing):
         root ends the operation with Aborted on all, unless those who are left have all of its data
         together.
         """
-        asked = Asked("broadcast", options)
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
         arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
-        return self._call(_Kind.BROADCAST, arrays, asked, root=rank)
+        return self._call(_Kind.BROADCAST, arrays, options, root=rank)
 
     @overload
     def reduce(
@@ -151,14 +149,13 @@ class Collectives(Closing):
         sum, which the root alone has, is not encoded again. A lost root ends the operation with
         Aborted on all.
         """
-        asked = Asked("reduce", options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
             arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         else:
             arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
-        return self._reduction(_Kind.REDUCE, arrays, asked, root=rank)
+        return self._call(_Kind.REDUCE, arrays, options, root=rank)
 
     @overload
     def reduce_scatter(
@@ -184,9 +181,8 @@ class Collectives(Closing):
         lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
-        asked = Asked("reduce_scatter", options)
         arrays, listed = self._shared(array, out, counts, dealt=True)
-        return self._reduction(_Kind.REDUCE_SCATTER, arrays, asked, counts=listed)
+        return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
 
     @overload
     def all_gather(
@@ -214,9 +210,8 @@ class Collectives(Closing):
         well, so that all have equal bytes. On any error `array` is as it was, and where it is in
         `out`, all of that.
         """
-        asked = self._moving("all_gather", options)
         arrays, listed = self._shared(array, out, counts)
-        return self._call(_Kind.ALL_GATHER, arrays, asked, counts=listed)
+        return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
 
     @overload
     def scatter(
@@ -242,7 +237,6 @@ class Collectives(Closing):
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
         all. Otherwise as `all_gather`.
         """
-        asked = self._moving("scatter", options)
         rank = self._rank_of(root)
         if rank == self.rank:
             if array is None:
@@ -251,7 +245,7 @@ class Collectives(Closing):
         else:
             arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
             listed = self._rows(arrays[0].count, counts, "out").elements
-        return self._call(_Kind.SCATTER, arrays, asked, root=rank, counts=listed)
+        return self._call(_Kind.SCATTER, arrays, options, root=rank, counts=listed)
 
     @overload
     def gather(
@@ -293,7 +287,6 @@ class Collectives(Closing):
         comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
         not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
-        asked = self._moving("gather", options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
@@ -304,7 +297,7 @@ class Collectives(Closing):
             own = _taken(buffers.readable, _alone(array, counts))
             arrays = [_Array(each, None) for each in own]
             listed = self._rows(arrays[0].count, counts, "array").elements
-        return self._call(_Kind.GATHER, arrays, asked, root=rank, counts=listed)
+        return self._call(_Kind.GATHER, arrays, options, root=rank, counts=listed)
 
     @overload
     def all_to_all(
@@ -352,14 +345,13 @@ class Collectives(Closing):
         outcome names no contributor for them. With a codec what moves is rounded, and one's own
         shard is not. Otherwise as `all_gather`.
         """
-        asked = self._moving("all_to_all", options)
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
                 raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
         if counts is not None:
-            return self._exchange(*pairs[0], send_counts, recv_counts, asked)
+            return self._exchange(*pairs[0], send_counts, recv_counts, options)
         world = self.world_size
         for send, recv in pairs:
             if send.count == recv.count and send.count % world == 0:
@@ -370,7 +362,7 @@ class Collectives(Closing):
                 "recv_counts"
             )
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
-        return self._call(_Kind.ALL_TO_ALL, arrays, asked)
+        return self._call(_Kind.ALL_TO_ALL, arrays, options)
 
     @overload
     def barrier(self, **_: Unpack[Message.Wait]) -> Outcome: ...
@@ -381,8 +373,7 @@ class Collectives(Closing):
     @operation(MessageOptions)
     def barrier(self, **options: Any) -> Call:
         """Returns once every member has called it."""
-        asked = Asked("barrier", options)
-        return Call(_pccl.barrier, self._open(), *asked.timed)
+        return Call(_pccl.barrier, self._open(), *Asked("barrier", options).timed)
 
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
@@ -395,67 +386,46 @@ class Collectives(Closing):
             raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
         return rank
 
-    def _moving(self, name: str, options: Any) -> Asked:
-        """The options of a call that adds nothing up, and so has no error feedback."""
-        asked = Asked(name, options)
-        if asked.codec.encodes and self._feedback_of(asked.tag) is not None:
+    def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
+        """The options of a call, and the losses of its codec that it carries on, if it adds up."""
+        asked = Asked(kind.name.lower(), options)
+        feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
+        if feedback is None or feedback.closed:
+            return asked, None
+        if kind not in _ADDING:
             raise InvalidArgument(
                 f"tag {asked.tag} has error feedback, which is for all_reduce, reduce and "
                 "reduce_scatter: here nothing is added up that could be given back later; use "
                 "another tag"
             )
-        return asked
-
-    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
-        feedback = self._feedbacks.get(tag)
-        return None if feedback is None or feedback.closed else feedback
-
-    def _reduction(
-        self,
-        kind: _Kind,
-        arrays: list[_Array],
-        asked: Asked,
-        *,
-        root: int = 0,
-        counts: list[int] | None = None,
-    ) -> Call:
-        """A call that adds arrays up; with error feedback it carries the losses on."""
-        for array in arrays:
-            if array.any.opaque:
-                raise TypeError(
-                    f"{array.any.opaque} is not added up, and goes where nothing is: convert it "
-                    "first; of bool as uint8, min is and, max is or"
-                )
-        feedback = self._feedback_of(asked.tag) if asked.codec.encodes else None
-        carried = None
-        if feedback is not None:
-            given = [array.any.count for array in arrays]
-            carried = _Carried(feedback, given, *feedback.begin(given))
-        return self._call(kind, arrays, asked, root=root, counts=counts, carried=carried)
+        return asked, feedback
 
     def _call(
         self,
         kind: _Kind,
         arrays: list[_Array],
-        asked: Asked,
+        options: Any,
         *,
         root: int = 0,
         counts: list[int] | None = None,
-        carried: _Carried | None = None,
     ) -> Call:
-        options = asked.native() if carried is None else asked.native(carried.residuals)
-        owners = (arrays, carried)
-        if counts is None:
-            listed = [array.native() for array in arrays]
-            return Call(
-                *(_pccl.coalesced, self._open(), kind, listed, root, options, owners),
-                carried=carried,
+        asked, feedback = self._asked(kind, options)
+        opaque = [array.any.opaque for array in arrays if array.any.opaque]
+        if kind in _ADDING and opaque:
+            raise TypeError(
+                f"{opaque[0]} is not added up, and goes where nothing is: convert it first; of "
+                "bool as uint8, min is and, max is or"
             )
-        only = arrays[0].native()
-        return Call(
-            *(_pccl.uneven, self._open(), kind, only, counts, root, options, owners),
-            carried=carried,
-        )
+        carried, residuals = None, (0, 0)
+        if feedback is not None:
+            given = [array.any.count for array in arrays]
+            residuals, kept = feedback.begin(given)
+            carried = _Carried(feedback, given, kept)
+        listed = [array.native() for array in arrays]
+        rest = root, asked.native(residuals), (arrays, carried)
+        if counts is None:
+            return Call(_pccl.coalesced, self._open(), kind, listed, *rest, carried=carried)
+        return Call(_pccl.uneven, self._open(), kind, listed[0], counts, *rest, carried=carried)
 
     def _exchange(
         self,
@@ -463,8 +433,9 @@ class Collectives(Closing):
         recv: buffers.Buffer,
         send_counts: Counts,
         recv_counts: Counts,
-        asked: Asked,
+        options: Any,
     ) -> Call:
+        asked, _ = self._asked(_Kind.ALL_TO_ALL, options)
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
         listed: list[list[int] | None] = []
@@ -524,6 +495,9 @@ class _Kind(IntEnum):
     SCATTER = 7
     GATHER = 8
     ALL_TO_ALL = 9
+
+
+_ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,7 +579,6 @@ class _Carried:
 
     feedback: ErrorFeedback
     counts: list[int]
-    residuals: tuple[int, int]
     kept: object
 
     def begun(self, work: Work[Any]) -> None:

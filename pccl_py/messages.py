@@ -41,9 +41,8 @@ class Messages(Collectives):
         `Aborted` if `dst` is lost, or the link to it is broken. A loss of others ends nothing.
         `tag` is below 2**38.
         """
-        asked = Asked("send", options)
-        rank = self._rank_of(dst, "dst")
-        return self._message(_pccl.send, buffers.readable(array), rank, asked)
+        rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
+        return self._message(_pccl.send, buffers.readable(array), rank, *timed)
 
     @overload
     def recv(self, array: Array, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
@@ -59,12 +58,12 @@ class Messages(Collectives):
         what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
         or the id of a member; there is no receiving from anybody. Otherwise as `send`.
         """
-        asked = Asked("recv", options)
-        rank = self._rank_of(src, "src")
-        return self._message(_pccl.recv, buffers.writable(array), rank, asked)
+        rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
+        return self._message(_pccl.recv, buffers.writable(array), rank, *timed)
 
-    def _message(self, begin: Any, buffer: buffers.Buffer, rank: int, asked: Asked) -> Call:
-        tag, deadline_ns = asked.timed
+    def _message(
+        self, begin: Any, buffer: buffers.Buffer, rank: int, tag: int, deadline_ns: int
+    ) -> Call:
         unsigned(tag, "the tag of a message", TAG_BITS)
         place = (buffer.address, buffer.count, buffer.dtype)
         return Call(begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner)

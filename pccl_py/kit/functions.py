@@ -131,8 +131,7 @@ class Functions(Generic[Mode]):
         and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
         """
         form, sends = self._sources(x, adds=True)
-        for each in () if out is None else self._form(out).arrays:
-            check_no_root(each)
+        self._check_no_root(out)
         targets = self._targets(sends, out, adds=True) if _is_root(comm, root) else None
         return self._give(comm.reduce, sends, targets, (root,), options, form, out)
 
@@ -468,8 +467,7 @@ class Functions(Generic[Mode]):
         contributor for them. A lost root ends the operation with Aborted on all.
         """
         form, sends, rows = self._parts(comm, x, counts)
-        for each in () if out is None else self._form(out).arrays:
-            check_no_root(each)
+        self._check_no_root(out)
         targets = self._targets(sends, out, gathered=rows) if _is_root(comm, root) else None
         rest = (root, rows[0].elements)
         return self._give(comm.gather, sends, targets, rest, options, form, out)
@@ -604,6 +602,10 @@ class Functions(Generic[Mode]):
 
     def _places(self, x: Any, adds: bool = False, only_read: bool = False) -> list[Any]:
         return self._frontend.places(self._form(x).arrays, adds, only_read)
+
+    def _check_no_root(self, out: Any) -> None:
+        for each in () if out is None else self._form(out).arrays:
+            check_no_root(each)
 
     def _targets(self, sends: list[Any], out: Any, **how: Any) -> list[Any]:
         given = None if out is None else self._form(out).arrays
