@@ -343,22 +343,35 @@ def test_nobody_is_started_again_once_a_process_has_finished(start: Any, tmp_pat
 
 
 def test_who_fails_after_another_has_finished_is_not_started_again(
-    start: Any, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Process 0 fails when process 1 is gone, which ended with 0."""
-    ended = tmp_path / "ended"
-    os.mkfifo(ended)
+    """Process 0 fails when the end of process 1, with 0, has been seen."""
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
     source = (
-        'if [ $RANK = 1 ]; then exec 3> "$0"; exit 0; fi\n'
-        'if [ $PCCL_RESTARTS = 0 ]; then cat "$0"; fi\n'
-        "echo $PCCL_RESTARTS\n"
+        'echo "$RANK $PCCL_RESTARTS" >> "$0/log"\n'
+        'case "$RANK $PCCL_RESTARTS" in\n'
+        "1*) exit 0;;\n"
+        '"0 0") cat "$0/seen";;\n'
+        "esac\n"
         "exit 5"
     )
-    program = start(
-        "run", "-n", "2", "--restarts", "3", "--", "sh", "-c", source, str(ended), module=CLI
+    forget_due = run.Processes._forget_due
+
+    def see_the_end(processes: run.Processes) -> None:
+        forget_due(processes)
+        seen.write_bytes(b"")
+
+    monkeypatch.setattr(run.Processes, "_forget_due", see_the_end)
+    processes = run.Processes(
+        ["sh", "-c", source, str(tmp_path)],
+        2,
+        "token",
+        run.Policy(restarts=3),
+        console=Console(file=io.StringIO()),
     )
-    assert program.end() == 0, program.errors
-    assert program.rest() == "[0] 0\n"
+    assert processes.run() == 0
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["0 0", "1 0"]
 
 
 def test_an_exit_that_is_seen_after_a_success_is_final() -> None:
@@ -372,25 +385,39 @@ def test_an_exit_that_is_seen_after_a_success_is_final() -> None:
 
 
 def test_who_waits_for_a_restart_is_not_started_again_once_all_are_stopped(
-    start: Any, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Process 1 fails for good, with `--on-failure stop`, while process 0 waits for its restart."""
-    ended = tmp_path / "ended"
+    ended, started = tmp_path / "ended", tmp_path / "started"
     os.mkfifo(ended)
+    os.mkfifo(started)
     source = (
-        "echo $PCCL_RESTARTS\n"
+        'echo "$RANK $PCCL_RESTARTS" >> "$0/log"\n'
         'case "$RANK $PCCL_RESTARTS" in\n'
-        '"0 0") exec 3> "$0";;\n'
-        '"1 1") cat "$0";;\n'
+        '"0 0") cat "$0/started";;\n'
+        '"1 1") : > "$0/started"; cat "$0/ended";;\n'
         "esac\n"
         "exit $((RANK + 3))"
     )
-    program = start(
-        "run", "-n", "2", "--restarts", "1", "--on-failure", "stop", "--", "sh", "-c", source,
-        str(ended), module=CLI,
-    )  # fmt: skip
-    assert program.end() == 3, program.errors
-    assert sorted(program.rest().splitlines()) == ["[0] 0", "[1] 0", "[1] 1"]
+    waits = iter([0.0, 60.0])
+
+    def backoff_seconds(restarts: int) -> float:
+        assert restarts == 0
+        seconds = next(waits)
+        if seconds > 0:  # it is process 0 that waits from here on: process 1 may end
+            ended.write_bytes(b"")
+        return seconds
+
+    monkeypatch.setattr(run, "backoff_seconds", backoff_seconds)
+    processes = run.Processes(
+        ["sh", "-c", source, str(tmp_path)],
+        2,
+        "token",
+        run.Policy(stop_on_failure=True, restarts=1),
+        console=Console(file=io.StringIO()),
+    )
+    assert processes.run() == 3
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["0 0", "1 0", "1 1"]
 
 
 def test_nobody_is_started_again_after_a_signal(start: Any) -> None:
