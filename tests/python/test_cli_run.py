@@ -374,16 +374,6 @@ def test_who_fails_after_another_has_finished_is_not_started_again(
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["0 0", "1 0"]
 
 
-def test_an_exit_that_is_seen_after_a_success_is_final() -> None:
-    """The order in which processes end is not that in which `pccl run` sees it; here it is."""
-    told = io.StringIO()
-    policy = run.Policy(restarts=3)
-    processes = run.Processes(["true"], 2, "token", policy, console=Console(file=told))
-    processes._on_end(1, 0)
-    processes._on_end(0, 5)
-    assert told.getvalue() == "pccl run: process 0 exited with status 5\n"
-
-
 def test_who_waits_for_a_restart_is_not_started_again_once_all_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
