@@ -12,7 +12,17 @@ from typing import Annotated
 import typer
 
 import pccl_py
-from bench import accuracy, common, coordinator, hostile, kernels, loopback, recovery, state_hash
+from bench import (
+    accuracy,
+    common,
+    coordinator,
+    hostile,
+    kernels,
+    loopback,
+    price,
+    recovery,
+    state_hash,
+)
 from pccl_py.measure_collectives import COLLECTIVES
 
 app = typer.Typer(
@@ -74,6 +84,27 @@ def loopback_command(
         codecs=["int8"] if codec is None else codec,
         collectives=collective,
     )
+
+
+@app.command(name="price")
+def price_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run, no good as a number.")] = (
+        False
+    ),
+    size: Annotated[
+        list[str] | None, typer.Option(help="As 4KiB; may be given again.  [4KiB, 64MiB]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for price.jsonl.")] = Path("bench_out"),
+) -> None:
+    """The cost of the library's safety checks: builds it with and without, and lets both call."""
+    if sys.platform != "linux":
+        raise typer.BadParameter("libraries are loaded side by side the way of Linux; run it there")
+    try:
+        sizes = [common.size_of(name) for name in size] if size else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--size") from None
+    price.run(sizes, quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="hash")

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 
@@ -26,14 +27,22 @@ nb::tuple token_parse(const std::string &token) {
                         nb::bytes(reinterpret_cast<const char *>(info.run_id), sizeof info.run_id));
 }
 
-std::string run_status(const std::string &token, uint64_t timeout_ns) {
+std::string run_status(const std::string &token, uint64_t timeout_ns,
+                       const std::optional<nb::bytes> &dial_back) {
+  pccl_peer_id_t peer = {};
+  if (dial_back && dial_back->size() != sizeof peer.bytes)
+    throw nb::value_error("a peer id has 16 bytes");
+  if (dial_back) std::memcpy(peer.bytes, dial_back->c_str(), sizeof peer.bytes);
   // The longest answer there is: asked again, a coordinator answers again.
   size_t length = 0;
   std::string json(PCCL_RUN_STATUS_BYTES_MAX, '\0');
   pccl_status_t status;
   {
     Unlocked unlocked;
-    status = pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(), &length);
+    status = dial_back ? pccl_run_dial_back(token.c_str(), &peer, timeout_ns, json.data(),
+                                            json.size(), &length)
+                       : pccl_run_status(token.c_str(), timeout_ns, json.data(), json.size(),
+                                         &length);
   }
   check(status);
   json.resize(length);
@@ -50,7 +59,9 @@ void init_token(nb::module_ &module) {
   module.def("token_parse", &token_parse, nb::arg("token"),
              nb::sig("def token_parse(token: str) -> tuple[str, bytes]"), "(address, run_id)");
   module.def("run_status", &run_status, nb::arg("token"), nb::arg("timeout_ns"),
-             "JSON of docs/STATUS.md.");
+             nb::arg("dial_back").none(),
+             nb::sig("def run_status(token: str, timeout_ns: int, dial_back: bytes | None) -> str"),
+             "JSON of docs/STATUS.md. dial_back: members dial this peer, of 16 bytes.");
 }
 
 }  // namespace pccl_binding

@@ -231,6 +231,12 @@ PCCL_API void pccl_coordinator_destroy(pccl_coordinator_t *coordinator);
 PCCL_API pccl_status_t pccl_run_status(const char *token, uint64_t timeout_ns, char *json, size_t capacity,
                                        size_t *length);
 
+/* The same, and members of the run dial this peer, once each, to see whether it can be reached: "dial_back" of the
+ * status says how that went, and asking again says how far it has come (docs/NETWORKING.md). The peer must be connected
+ * to the coordinator from the machine that asks; else, or while another peer is being dialed, nobody is asked. */
+PCCL_API pccl_status_t pccl_run_dial_back(const char *token, const pccl_peer_id_t *peer, uint64_t timeout_ns,
+                                          char *json, size_t capacity, size_t *length);
+
 /* ---- Communicator: membership of this process in one group of the run ------------------------------------ */
 
 typedef struct pccl_comm pccl_comm_t; /* opaque */
@@ -323,7 +329,8 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 typedef struct pccl_collective_options {
   size_t size;
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
-                            Those from 254 << 56 on belong to messages and shared states */
+                            A new tag for each operation must be the next number, or an epoch ends at
+                            65,536 of them. Those from 254 << 56 on belong to messages and shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
   pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;

@@ -57,8 +57,10 @@ def token_create(address: str, run_id: bytes | None) -> str:
 def token_parse(token: str) -> tuple[str, bytes]:
     """(address, run_id)"""
 
-def run_status(token: str, timeout_ns: int) -> str:
-    """JSON of docs/STATUS.md."""
+def run_status(token: str, timeout_ns: int, dial_back: bytes | None) -> str:
+    """
+    JSON of docs/STATUS.md. dial_back: members dial this peer, of 16 bytes.
+    """
 
 def buffer_address(exporter: memoryview) -> int:
     """Address of the first element; the caller keeps the memoryview alive."""

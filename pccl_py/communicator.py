@@ -51,7 +51,8 @@ class GroupInfo:
 class Group(Objects):
     """Membership of this peer in one group. Any thread may call any method.
 
-    Tags: operations with different tags may be in flight together, one at a time per tag. All
+    Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
+    for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
     members call the same operations in the same order per tag, and `admit` equally often. After
     `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage; the
     other properties still say what was known last.

@@ -14,7 +14,7 @@ from typing import Any
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, VersionMismatch
-from pccl_py.words import at_least_one, nanoseconds, text
+from pccl_py.words import PeerId, at_least_one, nanoseconds, text
 
 
 class Coordinator(Closing):
@@ -134,14 +134,20 @@ def token_parse(token: str) -> Token:
     return Token(address, run_id)
 
 
-def run_status(token: str, timeout: float | None = None) -> dict[str, Any]:
+def run_status(
+    token: str, timeout: float | None = None, *, dial_back: PeerId | bytes | str | None = None
+) -> dict[str, Any]:
     """How a run is, from its coordinator: see docs/STATUS.md.
+
+    `dial_back`: members are asked to dial this peer, which must be connected from this machine.
+    `dial_back` of the status says how far that has come; ask again until it is `over`.
 
     Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument,
     CoordinatorUnreachable (also if this host asks for large answers more than once a second),
     AuthenticationFailed, VersionMismatch.
     """
-    answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"))
+    peer = None if dial_back is None else PeerId(dial_back)
+    answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"), peer)
     try:
         status = json.loads(answer)
     except (RecursionError, ValueError):  # JSON it is, but of a depth or a number without end

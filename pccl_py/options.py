@@ -206,12 +206,18 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
 def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
-    Frontends pass `_finish` as well, which makes the result of the outcome (`Call.run`).
+    Frontends pass `_finish` and `_reword` as well, of `Call.run`.
     """
 
     def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
-        def run(*given: Any, async_op: bool = False, _finish: Any = None, **options: Any) -> Any:
-            return prepare(*given, **options).run(async_op, _finish)
+        def run(
+            *given: Any,
+            async_op: bool = False,
+            _finish: Any = None,
+            _reword: Any = None,
+            **options: Any,
+        ) -> Any:
+            return prepare(*given, **options).run(async_op, _finish, _reword)
 
         _KINDS[prepare.__name__] = kind
         method: Any = documented(kind)(functools.wraps(prepare)(run))

@@ -45,11 +45,26 @@ class Work(Generic[ResultType]):
     it was, and `error.work.outcome` what became of it. Without `work`, nothing had been begun.
     """
 
-    __slots__ = ("__weakref__", "_finish", "_lock", "_native", "_outcome", "_result", "_waiters")
+    __slots__ = (
+        "__weakref__",
+        "_finish",
+        "_lock",
+        "_native",
+        "_outcome",
+        "_result",
+        "_reword",
+        "_waiters",
+    )
 
-    def __init__(self, finish: Callable[[Outcome], ResultType] | None = None) -> None:
+    def __init__(
+        self,
+        finish: Callable[[Outcome], ResultType] | None = None,
+        reword: Callable[[str], str] | None = None,
+    ) -> None:
         self._native = _pccl.Work()
         self._finish = finish
+        # Says what a sentence of the library says in the words of a frontend.
+        self._reword = reword
         self._outcome: Outcome | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
@@ -170,9 +185,15 @@ class Work(Generic[ResultType]):
     def _wait(self, timeout: float | None) -> None:
         try:
             self._native.wait(wait_nanoseconds(timeout, _pccl.FOREVER_NS))
-        except InDoubt as error:
-            error.work = self
+        except PcclError as error:
+            if isinstance(error, InDoubt):
+                error.work = self
+            self._in_own_words(error)
             raise
+
+    def _in_own_words(self, error: BaseException) -> None:
+        if self._reword is not None and isinstance(error, PcclError):
+            error.args = (self._reword(str(error)),)
 
     def _read_outcome(self) -> Outcome:
         with self._lock:
@@ -230,15 +251,23 @@ class Call:
     @overload
     def run(self, async_op: bool) -> Outcome | Work: ...
     @overload
-    def run(self, async_op: bool, finish: Callable[[Outcome], Any]) -> Any: ...
-    def run(self, async_op: bool, finish: Callable[[Outcome], Any] | None = None) -> Any:
+    def run(
+        self, async_op: bool, finish: Callable[[Outcome], Any], reword: Callable[[str], str]
+    ) -> Any: ...
+    def run(
+        self,
+        async_op: bool,
+        finish: Callable[[Outcome], Any] | None = None,
+        reword: Callable[[str], str] | None = None,
+    ) -> Any:
         """Begins the operation, and returns its Work, or waits for it and returns its result.
 
         `finish` makes the result of the outcome, once the operation is committed; by default it is
-        the outcome. The Work is made first, and all happens inside of `try`, so that no exception
-        of a signal handler loses it.
+        the outcome. `reword` puts a sentence of the library into a frontend's words. The Work is
+        made first, and all happens inside of `try`, so that no exception of a signal handler loses
+        it.
         """
-        work = _Dropped(finish) if async_op else Work(finish)
+        work = _Dropped(finish, reword) if async_op else Work(finish, reword)
         carried = self._carried
         try:
             # The Work that carries losses on is known before anybody waits for it.
@@ -254,6 +283,7 @@ class Call:
                 work._native.withdraw()
                 if carried is not None:
                     carried.begun(work)
+            work._in_own_words(error)
             raise
 
 

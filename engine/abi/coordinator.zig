@@ -218,11 +218,24 @@ export fn pccl_run_status(
     capacity: usize,
     length: ?*usize,
 ) Status {
-    return status.code(ask(token_text, timeout_ns, json, capacity, length));
+    return status.code(ask(token_text, .none, timeout_ns, json, capacity, length));
+}
+
+export fn pccl_run_dial_back(
+    token_text: ?[*:0]const u8,
+    peer: ?*const [16]u8,
+    timeout_ns: u64,
+    json: ?[*]u8,
+    capacity: usize,
+    length: ?*usize,
+) Status {
+    const id = peer orelse return status.code(status.fail(.invalid_argument, "peer is NULL", .{}));
+    return status.code(ask(token_text, .{ .bytes = id.* }, timeout_ns, json, capacity, length));
 }
 
 fn ask(
     token_text: ?[*:0]const u8,
+    dial_back: base.PeerId,
     timeout_ns: u64,
     json: ?[*]u8,
     capacity: usize,
@@ -235,6 +248,7 @@ fn ask(
         .run_id = value.run_id,
         .deadline = net.clock.after(if (timeout_ns == 0) default_ns else timeout_ns),
         .seed = net.random.seed(),
+        .dial_back = dial_back,
     }) catch |err| return failure.ask_status(err, value.address());
     defer gpa.free(answer);
     if (length) |to| to.* = answer.len;

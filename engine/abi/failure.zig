@@ -594,9 +594,9 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TooManyTags => fail(
             .invalid_usage,
-            "{d} different tags were used since the last new epoch, which is the limit: use " ++
-                "tags again",
-            .{base.limits.tags_per_epoch_max},
+            "{d} tags far from each other were used since the last new epoch, which is the " ++
+                "limit: use tags again, or take the next number for a new one",
+            .{base.limits.tag_runs_max},
         ),
         error.NotAdmitted => fail(
             .invalid_usage,
@@ -910,6 +910,8 @@ const Coordinator = struct {
     }
 };
 
+const Elsewhere = session.waits.Elsewhere;
+
 /// For a call whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
 const WaitedFor = struct {
     op: *const session.Operation,
@@ -937,7 +939,12 @@ const WaitedFor = struct {
         }
         if (count > shown_max) try writer.print(" and {d} more", .{count - shown_max});
         const verb = if (count == 1) "has" else "have";
-        try writer.print(", which {s} not called {s})", .{ verb, called(op) });
+        try writer.print(", which {s} not called {s}{f})", .{ verb, called(op), Elsewhere{
+            .names = &op.names,
+            .operation = op,
+            .missing = missing,
+            .told = &op.failure.elsewhere,
+        } });
     }
 
     fn called(op: *const session.Operation) []const u8 {
@@ -1051,8 +1058,8 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     if (op.failure.reason == null) return fail(
         .mismatch,
         "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{s}. Mend that, then create a new communicator",
-        .{ name, op.group.why_removed(), kept(op) },
+            "{f}{s}. Mend that, then create a new communicator",
+        .{ name, op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
         .mismatch,
@@ -1280,6 +1287,38 @@ test "a call whose deadline passed names those it waited for, or says what is pr
             try std.testing.expect(std.mem.indexOf(u8, sentence, case.wanted) != null);
         }
     }
+}
+
+test "a call whose deadline passed says what those it waited for waited in themselves" {
+    var ids: [3]base.PeerId = undefined;
+    for (&ids, 0..) |*id, rank| id.* = .from_int(@as(u128, 0x7f3a0100 + rank) << 96);
+    var op: session.Operation = undefined;
+    op.ids = &ids;
+    op.sync = null;
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
+    op.op.descriptor.kind = .barrier;
+    op.started_at = 0;
+    op.finished_at = 7 * std.time.ns_per_s;
+    op.names = .{ .self = ids[0], .count = 3 };
+    for (op.names.items[0..3], ids, 0..) |*name, id, rank|
+        name.* = .{ .id = id, .rank = @intCast(rank), .label = .shown("n") };
+    op.status = .deadline_exceeded;
+    op.failure = .{ .status = .deadline_exceeded, .reason = .deadline };
+    op.failure.missing.set(1);
+    op.failure.elsewhere.count = 2; // of which one is not missing any more
+    for (op.failure.elsewhere.items[0..2], 1..) |*waits, rank| waits.* = .{
+        .rank = @intCast(rank),
+        .kind = .all_gather,
+        .op = .{ .tag = 9, .sequence = 2 },
+        .waits_for = 0,
+        .count = 2,
+    };
+    try std.testing.expect(status.code(operation(&op)) != .ok);
+    const sentence = std.mem.span(status.pccl_last_error());
+    const wanted = "for rank 1 (n, 7f3a0101), which has not called it; rank 1 (n, 7f3a0101) " ++
+        "waits in all_gather (tag 9, number 2 of epoch 4) for rank 0 (this peer) and 1 more)";
+    try std.testing.expect(std.mem.indexOf(u8, sentence, wanted) != null);
 }
 
 test "with the coordinator gone, no member is blamed, and the error says since when" {

@@ -65,8 +65,11 @@ pub const BitSet = struct {
     }
 
     /// The first member at or after `from`, wrapping around once; null when the set is empty.
-    pub fn next(set: *const BitSet, from: usize) ?usize {
-        if (set.count == 0) return null;
+    pub inline fn next(set: *const BitSet, from: usize) ?usize {
+        return if (set.count == 0) null else set.scan(from);
+    }
+
+    fn scan(set: *const BitSet, from: usize) ?usize {
         const start = if (from < set.bits) from else 0;
         const first_word = start / 64;
         const head = set.words[first_word] & ~@as(u64, 0) << @intCast(start % 64);

@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const limits = @import("limits.zig");
+const PeerId = @import("ids.zig").PeerId;
 const text = @import("text.zig");
 
 pub const Label = struct {
@@ -38,6 +39,29 @@ pub const Label = struct {
     }
 };
 
+/// A peer in a line of a log: "7f3a01c2 (node7:4242)".
+pub const Named = struct {
+    id: PeerId,
+    label: Label,
+
+    pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.print("{s}{f}", .{ it.id.short(), it.label });
+    }
+};
+
+/// A member in the words of an error: "rank 3 (node7:4242, 7f3a01c2)".
+pub const Ranked = struct {
+    rank: usize,
+    id: PeerId,
+    label: Label,
+
+    pub fn format(it: Ranked, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const comma = if (it.label.length > 0) ", " else "";
+        const short = it.id.short();
+        try writer.print("rank {d} ({s}{s}{s})", .{ it.rank, it.label.slice(), comma, short });
+    }
+};
+
 test "a label has a length that is known, and nothing that a terminal obeys" {
     const expect = std.testing.expect;
     try std.testing.expectEqualStrings("node7:42 #2", Label.read("node7:42 #2").?.slice());
@@ -49,8 +73,21 @@ test "a label has a length that is known, and nothing that a terminal obeys" {
     try std.testing.expectEqualStrings("a\\x0ab", Label.shown("a\nb").slice());
     try std.testing.expectEqual(limits.label_bytes_max, Label.shown(longest ++ "y").length);
     var line: [100]u8 = undefined;
-    const named = try std.fmt.bufPrint(&line, "01000000{f}", .{Label.read("node7:42").?});
-    try std.testing.expectEqualStrings("01000000 (node7:42)", named);
-    const nameless: Label = .{};
-    try std.testing.expectEqualStrings("1", try std.fmt.bufPrint(&line, "1{f}", .{nameless}));
+    const label = Label.read("node7:42").?;
+    const id: PeerId = .from_int(1 << 120);
+    for ([_]Label{ label, .{} }, [_][2][]const u8{
+        .{ "01000000 (node7:42)", "rank 3 (node7:42, 01000000)" },
+        .{ "01000000", "rank 3 (01000000)" },
+    }) |known, wanted| {
+        const named: Named = .{ .id = id, .label = known };
+        try std.testing.expectEqualStrings(
+            wanted[0],
+            try std.fmt.bufPrint(&line, "{f}", .{named}),
+        );
+        const ranked: Ranked = .{ .rank = 3, .id = id, .label = known };
+        try std.testing.expectEqualStrings(
+            wanted[1],
+            try std.fmt.bufPrint(&line, "{f}", .{ranked}),
+        );
+    }
 }

@@ -105,8 +105,9 @@ pub const decisions_untold_max = 64;
 /// Decisions that a member keeps because some other may not know them: more come from a coordinator
 /// that lies.
 pub const decisions_known_max = 2 * contradictions_kept_max;
-/// Tags that one epoch of a group may use.
-pub const tags_per_epoch_max = 65_536;
+/// Runs of tags that were called equally often in one epoch of a group (protocol/sequences.zig).
+/// Enforced at the call.
+pub const tag_runs_max = 65_536;
 /// Links of a group are a full mesh up to this many members; above, each rank keeps
 /// `ring_reach` neighbours on either side, so that a new plan rarely waits for a connection.
 pub const full_mesh_max = 32;
@@ -130,11 +131,18 @@ pub const state_revisions_max = 1 << 62;
 pub const state_asked_max = 32;
 /// Bytes about a member's tensors in one message; a name and its shape fit many times.
 pub const state_page_bytes = 64 * KiB;
+/// Members of whom others hear what they wait in, beside that they are waited for. More are not
+/// named in a sentence, either.
+pub const elsewhere_told_max = 4;
 /// How structures differ, as a sentence for a person.
-pub const state_differs_bytes_max = 700;
+pub const state_differs_bytes_max = 900;
+/// A line of the log; a longer one is cut. Some name six peers, or say why one was removed.
+pub const log_line_bytes_max = 1023;
 /// The sentence that says why a peer is not a member any more has `state_differs_bytes_max` and
 /// some words. Enforced by decoding, and by the coordinator, which cuts it.
-pub const expelled_bytes_max = 800;
+pub const expelled_bytes_max = 1000;
+/// As much of it is kept for a peer that asks later, also by the journal; the rest is cut.
+pub const removal_why_bytes_max = 240;
 /// Connections that have not said who they are yet, and how long they may take.
 pub const strangers_max = 64;
 pub const stranger_ns_max = 5 * std.time.ns_per_s;

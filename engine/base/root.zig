@@ -16,6 +16,9 @@ pub const Pair = @import("pair.zig").Pair;
 pub const Prng = @import("prng.zig").Prng;
 pub const Endpoint = @import("endpoint.zig").Endpoint;
 pub const Label = @import("label.zig").Label;
+pub const Region = @import("region.zig").Region;
+pub const Named = @import("label.zig").Named;
+pub const Ranked = @import("label.zig").Ranked;
 pub const places = @import("places.zig");
 pub const source = @import("source.zig");
 pub const text = @import("text.zig");
@@ -42,6 +45,7 @@ test {
     _ = @import("prng.zig");
     _ = @import("endpoint.zig");
     _ = @import("label.zig");
+    _ = @import("region.zig");
     _ = @import("source.zig");
     _ = @import("text.zig");
     _ = @import("unfilled.zig");

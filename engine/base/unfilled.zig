@@ -26,10 +26,19 @@ pub fn free(gpa: Allocator, comptime alignment: Alignment, buffer: Buffer(alignm
     if (buffer.len > 0) gpa.rawFree(buffer, alignment, @returnAddress());
 }
 
-/// Items, for an arena that gives them back.
+/// One item, which `destroy` gives back.
+pub fn create(gpa: Allocator, comptime T: type) Allocator.Error!*T {
+    return @ptrCast(try alloc(gpa, .of(T), @sizeOf(T)));
+}
+
+/// Items, for an arena that gives them back, or for `free_list`.
 pub fn list(arena: Allocator, comptime T: type, count: usize) Allocator.Error![]T {
     const bytes = std.math.mul(usize, count, @sizeOf(T)) catch return error.OutOfMemory;
     return @ptrCast(try alloc(arena, .of(T), bytes));
+}
+
+pub fn free_list(gpa: Allocator, comptime T: type, items: []T) void {
+    free(gpa, .of(T), @ptrCast(items));
 }
 
 test "what is had is aligned and nothing wrote it, nor what is given back" {

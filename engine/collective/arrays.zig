@@ -52,11 +52,11 @@ pub const Arrays = struct {
         roles: *const Roles,
     ) Allocator.Error!Arrays {
         const count = list.len;
-        const places = try arena.alloc(Place, partition.shards.len);
+        const places = try base.unfilled.list(arena, Place, partition.shards.len);
         // Bytes of the parts before, of each array.
-        const before = try arena.alloc([2]usize, count);
+        const before = try base.unfilled.list(arena, [2]usize, count);
         @memset(before, @splat(0));
-        const residuals = try arena.alloc(u64, count);
+        const residuals = try base.unfilled.list(arena, u64, count);
         var elements: u64 = 0;
         for (residuals, list) |*first, *array| {
             first.* = elements;
@@ -83,7 +83,7 @@ pub const Arrays = struct {
             result.shadow += shard.bytes();
             result.result += shard.elements;
         }
-        const is_kept = try arena.alloc(bool, count);
+        const is_kept = try base.unfilled.list(arena, bool, count);
         @memset(is_kept, false);
         const arrays: Arrays = .{
             .list = try arena.dupe(Array, list),

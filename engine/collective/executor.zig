@@ -57,7 +57,7 @@ pub const Schedule = enum {
 
 pub const Executor = struct {
     /// Memory of the lists below; all of it is reserved at the start.
-    arena: std.heap.ArenaAllocator,
+    region: base.Region,
     pool: *Pool,
     descriptor: Descriptor,
     partition: Partition,
@@ -207,7 +207,7 @@ pub const Executor = struct {
         const arrays = options.arrays;
         assert(arrays.len == 1 or options.elements == null);
         const parts = roles.parts();
-        const shards = try arena.alloc(Shard, parts * arrays.len);
+        const shards = try base.unfilled.list(arena, Shard, parts * arrays.len);
         for (shards, 0..) |*shard, index| {
             const array = &arrays[index % arrays.len];
             const elements: Elements = options.elements orelse .{ .each = array.count / parts };
@@ -235,9 +235,9 @@ pub const Executor = struct {
 
     /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
     pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
-        var arena: std.heap.ArenaAllocator = .init(gpa);
-        errdefer arena.deinit();
-        const memory = arena.allocator();
+        var region: base.Region = .init(gpa);
+        errdefer region.deinit();
+        const memory = region.allocator();
         const descriptor = options.descriptor;
         const roles = options.roles();
         const partition = try partition_of(memory, &options, &roles);
@@ -291,9 +291,9 @@ pub const Executor = struct {
             // it must not be memory that is missing.
             .ring = try .init(memory, &partition, slot_count),
             .direct = try .init(memory, &partition, options, slot_count),
-            .arena = undefined,
+            .region = undefined,
         };
-        executor.arena = arena;
+        executor.region = region;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
         executor.settle_own();
         // All that is small, so that it costs no round of the loop.
@@ -305,7 +305,7 @@ pub const Executor = struct {
         x.pool.give(x.shadow);
         x.pool.give(x.slots);
         x.pool.give(x.encoded);
-        x.arena.deinit();
+        x.region.deinit();
         x.* = undefined;
     }
 

@@ -3,6 +3,8 @@
 //! it while everybody adds its own part, and is finished there; the final bytes travel on from the
 //! owner until everybody who wants them has them.
 //!
+//! The functions that say what is sent next are inlined: asked for each frame and each lane that
+//! wakes, they have mostly nothing, and a frame that is passed on by value costs more than that.
 //! Every owner has slots of its own at every position, so partial sums of one owner never wait for
 //! those of another. Called by executor.zig, which has the memory. Order of the positions:
 //! protocol/plan.zig. Steps and bytes: docs/ALGORITHMS.md.
@@ -77,12 +79,12 @@ pub fn begin(x: *Executor) void {
 
 // ---- who owns what
 
-pub fn owner(x: *const Executor, piece: u64) u16 {
+pub inline fn owner(x: *const Executor, piece: u64) u16 {
     return chunk_owner(x, x.partition.chunk_of(piece));
 }
 
 /// The position that forms its result; the chunk is not void.
-pub fn chunk_owner(x: *const Executor, chunk: u32) u16 {
+pub inline fn chunk_owner(x: *const Executor, chunk: u32) u16 {
     return x.audience_position(chunk) orelse @intCast(chunk % x.members);
 }
 
@@ -205,12 +207,12 @@ pub fn forward_final(x: *Executor, piece: usize) void {
 // ---- to the successor
 
 /// Finished bytes first, then sums that hold a slot, then new ones.
-pub fn next(x: *Executor, is_eager: bool) ?Executor.Out {
+pub inline fn next(x: *Executor, is_eager: bool) ?Executor.Out {
     if (!is_eager) if (next_final(x)) |out| return out;
     return next_forward(x) orelse next_own(x);
 }
 
-fn next_final(x: *Executor) ?Executor.Out {
+inline fn next_final(x: *Executor) ?Executor.Out {
     const piece = x.ring.final_ready.next(x.ring.final_cursor) orelse return null;
     const out = x.final_out(piece) orelse return null;
     x.ring.final_ready.unset_bit(piece);
@@ -218,7 +220,7 @@ fn next_final(x: *Executor) ?Executor.Out {
     return out;
 }
 
-fn next_forward(x: *Executor) ?Executor.Out {
+inline fn next_forward(x: *Executor) ?Executor.Out {
     for (x.ring.ready.items, 0..) |partial, index| {
         const class = owner(x, partial.piece);
         const credit = &x.credits[class];
@@ -233,7 +235,7 @@ fn next_forward(x: *Executor) ?Executor.Out {
     return null;
 }
 
-fn next_own(x: *Executor) ?Executor.Out {
+inline fn next_own(x: *Executor) ?Executor.Out {
     if (x.ring.origin_next >= x.partition.pieces) return null;
     const piece: usize = @intCast(x.ring.origin_next);
     const class = owner(x, piece);

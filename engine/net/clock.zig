@@ -14,9 +14,24 @@ pub fn now() base.Instant {
     var time: c.timespec = undefined;
     const result = c.clock_gettime(.MONOTONIC, &time);
     assert(result == 0); // the clock id is a constant that every supported system has
-    return latest.not_before(
-        @as(u64, @intCast(time.sec)) * std.time.ns_per_s + @as(u64, @intCast(time.nsec)),
-    );
+    return latest.not_before(nanoseconds(time));
+}
+
+fn nanoseconds(time: c.timespec) base.Instant {
+    // Nothing is negative or too large: the clock counts from 0 since some start of the machine,
+    // and 64 bits of nanoseconds are 584 years.
+    @setRuntimeSafety(false);
+    return @as(u64, @intCast(time.sec)) * std.time.ns_per_s + @as(u64, @intCast(time.nsec));
+}
+
+/// Nanoseconds since 1970, as this machine's user has set them. For people alone: they compare logs
+/// of several machines by it.
+pub fn wall() u64 {
+    var time: c.timespec = undefined;
+    const result = c.clock_gettime(.REALTIME, &time);
+    assert(result == 0); // as above
+    const seconds: u64 = @intCast(@max(time.sec, 0));
+    return seconds *| std.time.ns_per_s +| @as(u64, @intCast(time.nsec));
 }
 
 var latest: Latest = .{};
@@ -39,6 +54,7 @@ test "the clock moves forward, and a far deadline is never" {
     const first = now();
     try std.testing.expect(now() >= first);
     try std.testing.expectEqual(base.never, after(base.never));
+    try std.testing.expect(wall() > 1_700_000_000 * @as(u64, std.time.ns_per_s));
 }
 
 test "after a step back the clock stands still, until the machine's has come past it" {

@@ -188,7 +188,7 @@ pub const CoordinatorEngine = struct {
     const nowhere = "127.0.0.1, which leads every other machine to itself: give the coordinator " ++
         "the address that peers reach it at (advertise)";
 
-    // ---- the loop
+    // ---- the loop: what is rare in it is not inlined, so that the frame of a round stays small
 
     fn run(engine: *CoordinatorEngine) void {
         engine.lock.lock();
@@ -206,6 +206,7 @@ pub const CoordinatorEngine = struct {
         const events = links.poller.wait(deadline);
         engine.lock.lock();
         const now = clock.now();
+        engine.coordinator.wall_ahead_ns = clock.wall() -| now;
         links.note(events);
         if (engine.writer) |writer| engine.hear(now, writer.take());
         for (0..links.ready_count) |_| {
@@ -223,7 +224,7 @@ pub const CoordinatorEngine = struct {
     }
 
     /// Hears what the disk has done, in the order in which it was given.
-    fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
+    noinline fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
         const c = engine.coordinator;
         const fails_last = news.failed > news.written;
         if (news.failed > 0 and !fails_last) c.journal_failed(now, news.failed);
@@ -231,7 +232,7 @@ pub const CoordinatorEngine = struct {
         if (fails_last) c.journal_failed(now, news.failed);
     }
 
-    fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
+    noinline fn accepted(engine: *CoordinatorEngine, now: base.Instant, fd: socket.Fd) void {
         const remote = socket.remote_address(fd);
         const source: base.Source = if (remote) |*at| at.source() else @splat(0);
         const connection = engine.coordinator.accept(now, source) orelse return socket.close(fd);

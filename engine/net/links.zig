@@ -30,13 +30,13 @@ pub const Link = struct {
     node: std.DoublyLinkedList.Node = .{},
 
     /// Reads into the slices; error.WouldBlock once nothing is left. 0: the end.
-    pub fn receive(link: *Link, slices: []const []u8) socket.TransferError!usize {
+    pub inline fn receive(link: *Link, slices: []const []u8) socket.TransferError!usize {
         const count = socket.receive(link.fd, slices) catch |err| {
             link.readable = false;
             return err;
         };
         var room: usize = 0;
-        for (slices) |slice| room += slice.len;
+        for (slices) |slice| room +%= slice.len; // they lie apart, so no sum is too large
         // A short read has emptied the socket, unless the end comes next.
         if (count < room and !link.hangup) link.readable = false;
         return count;
@@ -45,7 +45,7 @@ pub const Link = struct {
     /// Sends of the slices what fits; error.WouldBlock if nothing does.
     pub fn send(link: *Link, links: *Links, slices: []const []const u8) socket.TransferError!usize {
         var wanted: usize = 0;
-        for (slices) |slice| wanted += slice.len;
+        for (slices) |slice| wanted +%= slice.len; // as above
         const count = socket.send(link.fd, slices) catch |err| {
             if (err == error.WouldBlock) links.blocked(link);
             return err;
@@ -55,7 +55,7 @@ pub const Link = struct {
     }
 
     /// Sends what a control stream holds, as far as it goes.
-    pub fn send_stream(link: *Link, links: *Links, stream: *wire.Stream) error{Broken}!void {
+    pub inline fn send_stream(link: *Link, links: *Links, stream: *wire.Stream) error{Broken}!void {
         while (link.writable and stream.send_slice().len > 0) {
             const count = link.send(links, &.{stream.send_slice()}) catch |err| switch (err) {
                 error.WouldBlock => return,

@@ -10,12 +10,12 @@ const assert = std.debug.assert;
 pub const Level = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 
 /// A longer line is cut.
-pub const line_bytes_max = 255;
+pub const line_bytes_max = base.limits.log_line_bytes_max;
 const lines_max = 1024;
 
 const Line = struct {
     level: Level,
-    length: u8,
+    length: u16,
     text: [line_bytes_max]u8,
 };
 
@@ -88,7 +88,7 @@ test "lines come out in order, long ones cut, and a gap says how long it is" {
     queue.* = .{};
     var text: [line_bytes_max]u8 = undefined;
     try std.testing.expectEqual(null, queue.take(&text));
-    queue.put(.info, "x" ** 300);
+    queue.put(.info, "x" ** (line_bytes_max + 1));
     try std.testing.expectEqual(line_bytes_max, queue.take(&text).?.text.len);
     for (0..lines_max + 7) |index| {
         var number: [8]u8 = undefined;

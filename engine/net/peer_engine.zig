@@ -347,7 +347,7 @@ pub const PeerEngine = struct {
         engine.lock.unlock();
     }
 
-    // ---- the loop
+    // ---- the loop: what is rare in it is not inlined, so that the frame of a round stays small
 
     fn run(engine: *PeerEngine) void {
         engine.lock.lock();
@@ -460,7 +460,7 @@ pub const PeerEngine = struct {
 
     // ---- lanes
 
-    fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
+    noinline fn accepted(engine: *PeerEngine, now: Instant, fd: socket.Fd) void {
         const carrier = engine.gpa.create(Carrier) catch return socket.close(fd);
         const lane = engine.session.accept_lane(now, socket.source_of(fd)) orelse {
             engine.gpa.destroy(carrier);
@@ -573,7 +573,7 @@ pub const PeerEngine = struct {
     }
 
     /// Names that were found, addresses that take too long, dials that failed.
-    fn advance_dials(engine: *PeerEngine, now: Instant) void {
+    noinline fn advance_dials(engine: *PeerEngine, now: Instant) void {
         var index: usize = 0;
         while (index < engine.dials.items.len) {
             const carrier = engine.dials.items[index];

@@ -31,6 +31,8 @@ pub const Options = struct {
     run_id: base.RunId,
     deadline: base.Instant,
     seed: u64,
+    /// Members are to dial this peer, which must be connected from this host.
+    dial_back: base.PeerId = .none,
 };
 
 /// The JSON text; the caller frees it. A coordinator that has answered too often is asked once
@@ -53,17 +55,21 @@ fn ask_once(gpa: Allocator, options: Options) Error![]u8 {
     defer socket.close(fd);
     var stream = wire.Stream.init(gpa);
     defer stream.deinit();
-    try send_question(&stream, options.run_id);
+    try send_question(&stream, options.run_id, options.dial_back);
     return exchange(gpa, fd, &stream, options.deadline);
 }
 
-fn send_question(stream: *wire.Stream, run_id: base.RunId) Allocator.Error!void {
+fn send_question(
+    stream: *wire.Stream,
+    run_id: base.RunId,
+    dial_back: base.PeerId,
+) Allocator.Error!void {
     try stream.send_raw(&wire.hello.encode(.{
         .purpose = .status,
         .run_id = run_id,
         .from = .none,
     }));
-    try stream.send(.{ .status_request = .{} });
+    try stream.send(.{ .status_request = .{ .dial_back = dial_back } });
 }
 
 fn exchange(
@@ -141,7 +147,7 @@ test "a question that is there is answered, however many connect behind it" {
     const deadline = clock.after(10 * std.time.ns_per_s);
     var stream = wire.Stream.init(gpa);
     defer stream.deinit();
-    try send_question(&stream, @splat(3));
+    try send_question(&stream, @splat(3), .none);
     var fds: [4 * base.limits.strangers_max]socket.Fd = undefined;
     defer for (fds) |fd| socket.close(fd);
     {

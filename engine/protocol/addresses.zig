@@ -167,7 +167,7 @@ pub fn settle(c: *Coordinator, now: Instant, peer: *Peer) Allocator.Error!void {
     else
         false;
     if (from_there) return known(c, peer, claim.text);
-    c.log(.debug, "peer {s} is looked for at {s}", .{ peer.id.short(), claim.text });
+    c.log(.debug, "peer {f} is looked for at {s}", .{ peer.named(), claim.text });
     queue(c, peer, 0);
     try ask(c, now);
 }
@@ -214,6 +214,12 @@ pub fn disconnected(peer: *Peer) void {
 /// A member whose address is being looked for since a restart: newcomers could not dial it yet.
 pub fn is_awaited(peer: *const Peer) bool {
     return peer.address.len == 0 and peer.claim.is_open() and !peer.claim.failed;
+}
+
+/// Where it is dialed is known, or that nobody can, though it may be looked for again.
+pub fn is_settled(peer: *const Peer) bool {
+    const claim = &peer.claim;
+    return claim.state == .known or claim.state == .nowhere or claim.failed;
 }
 
 pub const Room = [base.source.text_bytes_max]u8;
@@ -358,8 +364,8 @@ fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Er
                 c.questions.not_found.add(connection.source, now);
             if (claim.advertised) refuse(c, peer, dialed) else do_without(c, now, peer, dialed);
             if (c.is_member(peer)) {
-                const why = "peer {s} is not found at {s}: newcomers are not told where it is";
-                if (!claim.failed) c.log(.warning, why, .{ peer.id.short(), claim.text });
+                const why = "peer {f} is not found at {s}: newcomers are not told where it is";
+                if (!claim.failed) c.log(.warning, why, .{ peer.named(), claim.text });
                 claim.failed = true;
                 queue(c, peer, now +| again_ns);
             }
@@ -376,8 +382,8 @@ fn do_without(c: *Coordinator, now: Instant, peer: *Peer, why: wire.Dialed) void
     const is_news = peer.claim.waiting.items.len > 0;
     enter(c, now, peer);
     if (!is_news) return;
-    c.log(.warning, "peer {s} is not found at {s} ({s}): it dials the others, and nobody it", .{
-        peer.id.short(),
+    c.log(.warning, "peer {f} is not found at {s} ({s}): it dials the others, and nobody it", .{
+        peer.named(),
         peer.claim.text,
         why.why(),
     });
@@ -398,8 +404,8 @@ fn refuse(c: *Coordinator, peer: *Peer, dialed: wire.Dialed) void {
     const why = std.fmt.bufPrint(&room, why_format, .{ peer.claim.text, dialed.why() }) catch
         unreachable; // why() is short
     for (waiting.items) |item| {
-        c.log(.info, "peer {s} may not join group {s}: it is not found at {s}", .{
-            peer.id.short(),
+        c.log(.info, "peer {f} may not join group {s}: it is not found at {s}", .{
+            peer.named(),
             item.group.name,
             peer.claim.text,
         });

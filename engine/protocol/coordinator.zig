@@ -11,6 +11,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const dial_back = @import("dial_back.zig");
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
@@ -285,18 +286,9 @@ pub const Peer = struct {
     }
 
     /// As the log shows it: "7f3a01c2 (node7:4242)".
-    pub fn named(peer: *const Peer) Named {
-        return .{ .id = peer.id, .label = &peer.label };
+    pub fn named(peer: *const Peer) base.Named {
+        return .{ .id = peer.id, .label = peer.label };
     }
-
-    const Named = struct {
-        id: PeerId,
-        label: *const base.Label,
-
-        pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            try writer.print("{s}{f}", .{ it.id.short(), it.label });
-        }
-    };
 
     pub fn less_than(_: void, a: *Peer, b: *Peer) bool {
         return a.id.less_than(b.id);
@@ -336,6 +328,10 @@ pub const Coordinator = struct {
     memory: wire.Budget,
     status: Status = .{},
     status_rates: StatusRates = .{},
+    /// The peer that members were last asked to dial.
+    dial_back: dial_back.DialBack = .{},
+    /// The time of day is so far ahead of `Instant`; for the status alone.
+    wall_ahead_ns: u64 = 0,
     /// Connections that were not of this run, for the status.
     strangers_refused: u64 = 0,
     /// Peers that are looked for where they say they are.
@@ -508,7 +504,7 @@ pub const Coordinator = struct {
     }
 
     pub fn log(c: *Coordinator, level: LogLevel, comptime format: []const u8, args: anytype) void {
-        var buffer: [512]u8 = undefined;
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         c.host.vtable.log(c.host.ctx, level, text);
     }
@@ -758,7 +754,7 @@ pub const Coordinator = struct {
         disconnect(peer);
         for (c.groups.items) |group| group.gone_away(now, peer, why);
         if (!c.is_member(peer)) return c.lose(now, peer, why);
-        c.log(.info, "peer {s} is away: {s}", .{ peer.id.short(), why });
+        c.log(.info, "peer {f} is away: {s}", .{ peer.named(), why });
         peer.forget_witnesses(now -| c.options.heartbeat_ns);
         c.hear_witnesses(now, peer);
     }
@@ -975,6 +971,7 @@ pub const Coordinator = struct {
         connection.peer = peer;
         connection.state = .peer;
         c.due_at = @min(c.due_at, now +| limits.idle_ns_max);
+        // Its label comes with its first wish.
         c.log(.info, "peer {s} is connected", .{hello.from.short()});
     }
 
@@ -999,7 +996,7 @@ pub const Coordinator = struct {
         peer.forget_witnesses(std.math.maxInt(Instant));
         connection.peer = peer;
         connection.state = .peer;
-        c.log(.info, "peer {s} is connected again", .{peer.id.short()});
+        c.log(.info, "peer {f} is connected again", .{peer.named()});
     }
 
     fn refuse(c: *Coordinator, connection: *Connection, verdict: wire.hello.Verdict) void {
@@ -1019,8 +1016,9 @@ pub const Coordinator = struct {
         message: *const control.Message,
     ) ProtocolError!void {
         if (connection.state == .status) return switch (message.*) {
-            .status_request => {
+            .status_request => |body| {
                 connection.state = .answered;
+                dial_back.ask(c, now, connection.source, body.dial_back);
                 c.reply_status(now, connection);
             },
             else => error.Unexpected,
@@ -1058,6 +1056,7 @@ pub const Coordinator = struct {
             },
             .link_lost => |*body| try c.on_link_lost(now, peer, body),
             .link_told => |body| try c.on_link_told(now, peer, body),
+            .dialed_back => |*body| dial_back.told(c, peer, body),
             inline .done,
             .mismatch_seen,
             .report_op,
@@ -1107,6 +1106,7 @@ pub const Coordinator = struct {
             .stalled,
             .labels,
             .waiting,
+            .dial_back,
             => return error.Unexpected,
         }
     }
@@ -1323,8 +1323,7 @@ pub const Coordinator = struct {
         peer.send(group.id, .{ .expelled = .{
             .group = group.id,
             .why = .of(if (telling.beyond) knows_more else group.removals.why_of(peer.id) orelse
-                "it was removed, by a coordinator that has ended since or so long ago that this " ++
-                    "one does not know why any more"),
+                "it was removed, so long ago that the coordinator does not know why any more"),
         } });
     }
 
@@ -1431,9 +1430,9 @@ pub const Coordinator = struct {
         unreached.link_told(group, now, peer, &body);
         // Whoever says it as often as it likes must not push other lines out of the log; what
         // follows from it is a line of its own, and the status shows how links are now.
-        c.log(.debug, "peer {s} says of its link to peer {s}: {t}", .{
-            peer.id.short(),
-            other.id.short(),
+        c.log(.debug, "peer {f} says of its link to peer {f}: {t}", .{
+            peer.named(),
+            other.named(),
             body.health,
         });
         if (!is_news) return;
@@ -1471,12 +1470,20 @@ pub const Coordinator = struct {
     /// Newcomers whose calls are not those of the members.
     fn refuse_misfits(c: *Coordinator, now: Instant) void {
         var misfits: stall.Overdue = .{};
-        for (c.groups.items) |group| while (misfit.find(group, &misfits)) {
-            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, .{
+        for (c.groups.items) |group| while (misfit.find(group, &misfits) or
+            misfit.find_stranded(group, now, &misfits))
+        {
+            var told: control.Expelled = .{
                 .group = group.id,
                 .refused = true,
                 .why = .of(misfits.why()),
-            });
+            };
+            if (misfits.call) |*call| {
+                told.op = call.op;
+                told.peer = call.peer;
+                told.descriptor = call.descriptor;
+            }
+            for (misfits.peers[0..misfits.count]) |peer| c.expel_as(now, group, peer, told);
         };
     }
 
@@ -1495,7 +1502,8 @@ pub const Coordinator = struct {
 
     // ---- time
 
-    pub fn tick(c: *Coordinator, now: Instant) void {
+    /// Not inlined, and rare: its frame is large.
+    pub noinline fn tick(c: *Coordinator, now: Instant) void {
         if (c.started_at == 0) c.started_at = now;
         const since = c.last_tick;
         recovery.tend(c, now);

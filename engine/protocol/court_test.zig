@@ -13,6 +13,7 @@ const seal = @import("seal.zig");
 const Coordinator = coordinator.Coordinator;
 const Connection = coordinator.Connection;
 const Group = @import("group.zig").Group;
+const Told = @import("elsewhere.zig").Told;
 const control = wire.control;
 const limits = base.limits;
 const gpa = std.testing.allocator;
@@ -65,8 +66,11 @@ pub const Court = struct {
     refused: bool = false,
     /// The last message to each peer about calls that others wait for.
     stalled: [places_max]?control.Stalled = @splat(null),
+    /// The part of that about those who are missing.
+    elsewhere: [places_max]Told = @splat(.{}),
     expelled: [places_max]bool = @splat(false),
     /// The last `expelled` that was read.
+    last_expelled: control.Expelled = undefined,
     expelled_refused: bool = false,
     expelled_why: [limits.expelled_bytes_max]u8 = undefined,
     expelled_why_bytes: usize = 0,
@@ -343,10 +347,15 @@ pub const Court = struct {
             },
             .release => |body| court.released[index] = body.round,
             .refused => court.refused = true,
-            .stalled => |body| court.stalled[index] = body,
+            .stalled => |body| {
+                court.stalled[index] = body;
+                court.elsewhere[index] = Told.read(&body.elsewhere, places_max) catch unreachable;
+            },
             .expelled => |body| {
                 court.expelled[index] = true;
                 court.expelled_refused = body.refused;
+                court.last_expelled = body;
+                court.last_expelled.why = .{}; // its bytes go away
                 court.expelled_why_bytes = body.why.data.len;
                 @memcpy(court.expelled_why[0..body.why.data.len], body.why.data);
             },
@@ -415,7 +424,7 @@ pub const Court = struct {
     }
 
     /// Takes one message of what a peer was told.
-    fn next_of(rest: *[]const u8) !?control.Message {
+    pub fn next_of(rest: *[]const u8) !?control.Message {
         const welcome = wire.hello.encode_answer(.welcome);
         if (std.mem.startsWith(u8, rest.*, &welcome)) rest.* = rest.*[welcome.len..];
         if (rest.len == 0) return null;

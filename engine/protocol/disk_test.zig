@@ -145,6 +145,39 @@ test "a loss is told when it is on the disk, also to whoever is lost" {
     for (court.peers[0..3]) |peer| try expect(peer != null);
 }
 
+test "nobody is named for a call that it makes when it has heard what waits for the disk" {
+    // Goal: two have called an operation in front of a safe point at which the third stands, until
+    // it hears of the next epoch. Method: that epoch's record takes long.
+    var shelf: Shelf = .{};
+    defer shelf.deinit();
+    var court: Court = undefined;
+    try shelf.start(&court);
+    defer court.c.destroy();
+    try court.form();
+    for (0..2) |index| try court.done(index, 1, 0);
+    try court.connect(3);
+    try court.next_round();
+    for (0..4) |index| try court.prepare(index, court.round, true);
+    shelf.slow = true;
+    for (0..court_file.peers_max) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try expectEqual(2, court.group().epochs.items.len);
+    const limit_ns = court.c.options.stall_warning_ns;
+    const before = court.said_bytes;
+    try court.pass(2 * limit_ns);
+    try expectEqual(0, try told(&court, 2, .activate));
+    for ([_]bool{ false, true }) |is_named| {
+        const said = court.said[before..court.said_bytes];
+        const found = std.mem.indexOf(u8, said, "has not called all_reduce");
+        try expectEqual(is_named, found != null);
+        try shelf.write(&court);
+        try court.pass(limit_ns + 500 * ms);
+    }
+}
+
 test "who is left out because it is stranded hears so after the record" {
     var shelf: Shelf = .{};
     defer shelf.deinit();

@@ -80,6 +80,11 @@ pub const MemberState = struct {
         return .{ .member = member, .rank = rank };
     }
 
+    /// As an error shows it: "rank 3 (node7:4242, 7f3a01c2)".
+    pub fn ranked(member: *const MemberState, rank: usize) base.Ranked {
+        return .{ .rank = rank, .id = member.id, .label = member.label().* };
+    }
+
     const Shown = struct {
         member: *const MemberState,
         rank: usize,
@@ -177,6 +182,8 @@ pub const Epoch = struct {
     /// The last record that names it (recovery.zig).
     recorded: u64 = 0,
     alive: Mask,
+    /// Have called an operation that was committed.
+    fitted: Mask = .empty,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,
     /// Are in the next epoch, and have nothing in flight here.
@@ -365,6 +372,30 @@ pub const Epoch = struct {
         return buffer[0..epoch.members.len];
     }
 
+    /// Its members in the words of an error, for wire.Described.
+    pub fn names(epoch: *const Epoch) Names {
+        return .{ .epoch = epoch };
+    }
+
+    pub const Names = struct {
+        epoch: *const Epoch,
+
+        pub fn who(it: Names, id: PeerId) Who {
+            return .{ .epoch = it.epoch, .id = id };
+        }
+    };
+
+    const Who = struct {
+        epoch: *const Epoch,
+        id: PeerId,
+
+        pub fn format(it: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const rank = it.epoch.ranks.get(it.id) orelse
+                return writer.print("peer {s}", .{it.id.short()});
+            try writer.print("{f}", .{it.epoch.members[rank].ranked(rank)});
+        }
+    };
+
     pub fn starved(epoch: *const Epoch) bool {
         return epoch.alive.count() < epoch.min_world_size;
     }
@@ -512,16 +543,12 @@ pub const Epoch = struct {
         if (maker) |rank| epoch.members[rank].caused += 1;
         epoch.decisions += 1;
         epoch.broadcast(epoch.message_of(&epoch.decided.items[epoch.decided.items.len - 1]));
-        if (epoch.find(id)) |index| epoch.record_free(index);
+        const index = epoch.find(id) orelse return;
+        if (outcome == .commit) epoch.fitted.merge(&epoch.records.items[index].stall.called);
+        epoch.record_free(index);
     }
 
     fn message_of(epoch: *const Epoch, decision: *const Decision) control.Message {
-        const blank = std.mem.zeroInit(Descriptor, .{
-            .kind = .all_reduce,
-            .dtype = .f32,
-            .op = .sum,
-            .recovery = .raise,
-        });
         var message: control.Message = switch (decision.outcome) {
             .commit => |committed| .{ .commit = .{
                 .group = epoch.group,
@@ -540,8 +567,8 @@ pub const Epoch = struct {
                 .reason = verdict.reason,
                 .peer = verdict.peer,
                 .other = verdict.other,
-                .descriptor = verdict.descriptor orelse blank,
-                .other_descriptor = verdict.other_descriptor orelse blank,
+                .descriptor = verdict.descriptor orelse .blank,
+                .other_descriptor = verdict.other_descriptor orelse .blank,
                 .decision = decision.number,
                 .acknowledged = epoch.acknowledged,
                 .seal = 0,
@@ -898,7 +925,10 @@ pub const Epoch = struct {
                 .holders = elected.holders,
             } }),
             .structure => |ranks| {
-                election.structures = .init(ranks, .{ ids[ranks[0]], ids[ranks[1]] });
+                election.structures = .init(.{
+                    epoch.members[ranks[0]].ranked(ranks[0]),
+                    epoch.members[ranks[1]].ranked(ranks[1]),
+                });
                 try epoch.compare_structures(known);
             },
             .conflict => |ranks| if (!misfit.blames(epoch, known, ranks))

@@ -54,6 +54,7 @@ pub const Newcomer = struct {
 
 /// Some peers in a line of the log.
 const Listed = struct {
+    group: *const Group,
     ids: []const PeerId,
 
     const shown_max = 6;
@@ -62,7 +63,7 @@ const Listed = struct {
         if (listed.ids.len == 0) return writer.writeAll("nobody");
         for (listed.ids[0..@min(listed.ids.len, shown_max)], 0..) |id, index| {
             if (index > 0) try writer.writeAll(", ");
-            try writer.print("{s}", .{id.short()});
+            try writer.print("{f}", .{listed.group.named(id)});
         }
         if (listed.ids.len <= shown_max) return;
         try writer.print(" and {d} more", .{listed.ids.len - shown_max});
@@ -187,6 +188,14 @@ pub const Group = struct {
     pub fn epoch_of(group: *const Group, number: u64) ?*Epoch {
         for (group.epochs.items) |epoch| if (epoch.number == number) return epoch;
         return null;
+    }
+
+    /// A peer, perhaps one that is gone, in a line of the log.
+    fn named(group: *const Group, id: PeerId) base.Named {
+        if (group.coordinator.peer_of(id)) |peer| return peer.named();
+        for (group.epochs.items) |epoch| if (epoch.ranks.get(id)) |rank|
+            return .{ .id = id, .label = epoch.members[rank].label().* };
+        return .{ .id = id, .label = .{} };
     }
 
     fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
@@ -649,8 +658,8 @@ pub const Group = struct {
         group.coordinator.log(.info, begins, .{
             number,
             peers.len,
-            Listed{ .ids = ids.items[incumbents..] },
-            Listed{ .ids = left.items },
+            Listed{ .group = group, .ids = ids.items[incumbents..] },
+            Listed{ .group = group, .ids = left.items },
             group.name,
         });
         group.drop_empty();
@@ -749,8 +758,8 @@ pub const Group = struct {
         const index = for (group.newcomers.items, 0..) |*newcomer, index| {
             if (newcomer.peer == peer) break index;
         } else return;
-        group.coordinator.log(.info, "peer {s} does not wait any more: {s}; group {s}", .{
-            peer.id.short(),
+        group.coordinator.log(.info, "peer {f} does not wait any more: {s}; group {s}", .{
+            peer.named(),
             why,
             group.name,
         });
@@ -797,6 +806,7 @@ pub const Group = struct {
             .group = group.id,
             .peer = peer.id,
             .epochs = .of(from[0..lost_count]),
+            .why = .of(group.removals.why_of(peer.id).?),
         } });
         for (lost[0..lost_count]) |item| item.recorded = recorded;
         const epoch = lost[lost_count - 1];
@@ -933,8 +943,8 @@ pub const Group = struct {
         group.found = found;
         if (plan.paths(&all, peers.len, &edges) != null) return false;
         const index = edges.worst(&all, &newcomers) orelse return false;
-        group.coordinator.log(.warning, "peer {s} is not let in now: it and others of group {s} " ++
-            "cannot reach each other", .{ peers[index].id.short(), group.name });
+        group.coordinator.log(.warning, "peer {f} is not let in now: it and others of group {s} " ++
+            "cannot reach each other", .{ peers[index].named(), group.name });
         group.patience.lose(group.gpa, peers[index].id, now);
         group.newcomer_of(peers[index]).?.chosen = false;
         group.release();
@@ -1077,8 +1087,14 @@ pub const Group = struct {
 };
 
 test "a long list of peers is cut in a line of the log" {
-    const ids: [8]PeerId = @splat(.from_int(1 << 120));
+    const court_file = @import("court_test.zig");
+    var court: court_file.Court = undefined;
+    try court.init(std.testing.allocator);
+    defer court.c.destroy();
+    try court.form();
+    const ids: [8]PeerId = @splat(court_file.id_of(0));
     var text: [100]u8 = undefined;
-    const shown = try std.fmt.bufPrint(&text, "{f}", .{Listed{ .ids = &ids }});
+    const listed: Listed = .{ .group = court.group(), .ids = &ids };
+    const shown = try std.fmt.bufPrint(&text, "{f}", .{listed});
     try std.testing.expectEqualStrings("01000000, " ** 5 ++ "01000000 and 2 more", shown);
 }

@@ -90,13 +90,20 @@ pub const Activation = struct {
 };
 
 /// A peer is out of the epochs that it was in, of each from an attempt on. One record, because a
-/// write may end anywhere.
+/// write may end anywhere. With no epoch it is out of
+/// one that is over, and only why is kept.
 pub const Removal = struct {
     group: u16,
     peer: PeerId,
     epochs: List(From),
+    /// For a peer that comes back; empty where another record says it.
+    why: Bytes = .{},
 
-    pub const bounds = .{ .group = limits.groups_max - 1, .epochs = 2 };
+    pub const bounds = .{
+        .group = limits.groups_max - 1,
+        .epochs = 2,
+        .why = limits.removal_why_bytes_max,
+    };
 };
 pub const From = struct {
     epoch: u64,
@@ -481,6 +488,7 @@ const Sample = struct {
             .group = 0,
             .peer = sample.members[1],
             .epochs = .of(&.{.{ .epoch = 1, .attempt = 2 }}),
+            .why = .of("it left"),
         } });
         try sample.add(.{ .activation = activation(&sample.members, sample.members[1..2]) });
     }

@@ -14,10 +14,12 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Told = @import("elsewhere.zig").Told;
 const Allocator = std.mem.Allocator;
 const PeerId = base.PeerId;
 const Mask = base.Mask;
 const Pair = base.Pair;
+const Sequences = @import("sequences.zig").Sequences;
 const control = wire.control;
 const OpId = control.OpId;
 const Descriptor = control.Descriptor;
@@ -49,6 +51,8 @@ pub const Failure = struct {
     other_descriptor: ?Descriptor = null,
     /// Ranks whose calls it waited for, as far as the coordinator has said so.
     missing: Mask = .empty,
+    /// The operations that those waited in themselves.
+    elsewhere: Told = .{},
     /// How long the coordinator had been silent, if for longer than it ever is; else 0.
     coordinator_silent_ns: u64 = 0,
     /// How long there had been no connection to it; null while there was one.
@@ -76,8 +80,9 @@ pub const Op = struct {
     age_ns: u64 = 0,
     /// The coordinator was told of the call, because it takes long.
     is_told: bool = false,
-    /// Ranks that have not called it, as the coordinator says.
+    /// Ranks that have not called it, as the coordinator says, and what they wait in.
     missing: Mask = .empty,
+    elsewhere: Told = .{},
 
     pub const State = enum {
         new,
@@ -135,7 +140,7 @@ pub const Epoch = struct {
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
-    sequences: std.AutoHashMapUnmanaged(u64, u64) = .empty,
+    sequences: Sequences = .{},
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
     /// The current attempt's resumes of operations that were not called yet.
@@ -627,9 +632,7 @@ pub const Member = struct {
         if (m.withdrawn.items.len >= base.limits.given_up_max) return error.TooManyGivenUp;
         for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt)
             return error.TagInUse;
-        if (epoch.sequences.count() >= base.limits.tags_per_epoch_max and
-            !epoch.sequences.contains(tag)) return error.TooManyTags;
-        try epoch.sequences.ensureUnusedCapacity(m.gpa, 1);
+        try epoch.sequences.reserve(m.gpa, tag);
         try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
         var in_flight: usize = 1;
         for (m.epochs) |slot| if (slot) |item| {
@@ -640,14 +643,14 @@ pub const Member = struct {
 
     /// The id of the next call of this tag.
     pub fn next_id(m: *const Member, tag: u64) OpId {
-        return .{ .tag = tag, .sequence = m.current.?.sequences.get(tag) orelse 0 };
+        return .{ .tag = tag, .sequence = m.current.?.sequences.next(tag) };
     }
 
     /// Starts a checked call: gives it its sequence number and joins what is known of it already.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
         op.id = m.next_id(tag);
-        epoch.sequences.putAssumeCapacity(tag, op.id.sequence + 1);
+        epoch.sequences.count(tag);
         op.epoch = epoch.number;
         op.begun_attempt = epoch.attempt;
         op.state = .running;
@@ -729,6 +732,7 @@ pub const Member = struct {
             .reason = reason,
             .peer = peer,
             .missing = m.missing_of(op),
+            .elsewhere = op.elsewhere,
         });
     }
 
@@ -758,14 +762,16 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (message.attempt != epoch.attempt or !epoch.running) return;
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
+        const elsewhere: Told = try .read(&message.elsewhere, epoch.ids.len);
         const is_missing = message.missing.has(epoch.rank);
         if (epoch.find(message.op)) |op| {
             // It has called meanwhile.
             if (is_missing) return m.say_called(epoch, op);
             op.missing = message.missing;
+            op.elsewhere = elsewhere;
             return;
         }
-        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        const next = epoch.sequences.next(message.op.tag);
         if (!is_missing or message.op.sequence < next) return; // it is over here
         if (epoch.asked.count() >= base.limits.operations_in_flight_max * base.limits.peers_max)
             return error.Unexpected;
@@ -934,6 +940,7 @@ pub const Member = struct {
             .status = .in_doubt,
             .reason = reason,
             .missing = m.missing_of(op),
+            .elsewhere = op.elsewhere,
         });
     }
 
@@ -992,6 +999,7 @@ pub const Member = struct {
         _ = epoch.asked.remove(message.op);
         if (epoch.find(message.op)) |op| {
             failure.missing = m.missing_of(op);
+            failure.elsewhere = op.elsewhere;
             const was = op.state;
             const own = message.reason == .deadline and message.peer.eql(m.self);
             if (own) failure.status = .deadline_exceeded; // as give_up_sync has asked
@@ -1003,7 +1011,7 @@ pub const Member = struct {
             return m.close_drained();
         }
         if (!epoch.has_part_in(message.op.tag)) return;
-        const next = epoch.sequences.get(message.op.tag) orelse 0;
+        const next = epoch.sequences.next(message.op.tag);
         if (message.op.sequence < next) return; // this peer gave up itself
         try epoch.store(m.gpa, message.op, failure);
     }
@@ -1082,6 +1090,7 @@ pub const Member = struct {
         epoch.resumes_clear(m.gpa);
         for (epoch.ops.items) |op| {
             op.missing = .empty;
+            op.elsewhere = .{};
             try m.report(epoch, op);
         }
         m.send(.{ .report_end = .{

@@ -8,6 +8,10 @@
 //! who were there before have named the same one, and it another. So a member that lies about a
 //! newcomer has it refused only where nobody else was there before. A message between two is theirs
 //! alone: nobody is refused for one.
+//!
+//! A newcomer whose first call is on a tag, or of a shared state, that nobody else uses is refused,
+//! too, when all who were there before have waited for it in their first call elsewhere, and it in
+//! its own, for the time of the stall warning.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,9 +23,10 @@ const ProtocolError = @import("epoch.zig").ProtocolError;
 const Record = @import("epoch.zig").Record;
 const stall = @import("stall.zig");
 const Allocator = std.mem.Allocator;
+const Instant = base.Instant;
 const Mask = base.Mask;
 const control = wire.control;
-const Described = wire.Described(wire.ByShortId);
+const Described = wire.Described(Epoch.Names);
 const Descriptor = control.Descriptor;
 
 /// The calls of one operation that are not the one of its record.
@@ -203,6 +208,78 @@ pub fn blames(epoch: *const Epoch, known: *Record, ranks: [2]u16) bool {
     return true;
 }
 
+// ---- calls that nobody else makes
+
+/// Newcomers that wait in a call that no member makes, while all members wait for theirs.
+pub fn find_stranded(group: *const Group, now: Instant, overdue: *Overdue) bool {
+    const warning_ns = group.coordinator.options.stall_warning_ns;
+    for (group.epochs.items) |epoch| {
+        if (!epoch.running) continue;
+        const before = elders(epoch);
+        for (epoch.records.items) |known| {
+            const missing = stall.missing_of(epoch, known);
+            if (!may_be(epoch, known.id) or !known.stall.called.covers(&before)) continue;
+            if (missing.is_empty() or !known.stall.has_waited(now, warning_ns)) continue;
+            overdue.count = 0;
+            overdue.call = null;
+            take_stranded(epoch, known, &missing, now, warning_ns, overdue);
+            if (overdue.count > 0) return true;
+        }
+    }
+    return false;
+}
+
+fn take_stranded(
+    epoch: *const Epoch,
+    known: *const Record,
+    missing: *const Mask,
+    now: Instant,
+    warning_ns: u64,
+    overdue: *Overdue,
+) void {
+    for (0..missing.count()) |position| {
+        const rank = missing.at(position);
+        const own = lonely_call(epoch, rank, now, warning_ns) orelse continue;
+        const peer = epoch.members[rank].peer orelse continue;
+        if (!peer.is_present(epoch.group)) continue;
+        overdue.add(peer);
+        overdue.say("it waits in {f}, which no member has called, and the members have waited " ++
+            "{d} s for its {f}", .{
+            Call{ .record = own },
+            (now -| known.stall.waits_since) / std.time.ns_per_s,
+            Call{ .record = known },
+        });
+        return; // what the next one waits in may be another call
+    }
+}
+
+/// The first call of a newcomer, which has waited in it for others as long as they for it.
+fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*const Record {
+    if (epoch.fitted.has(rank)) return null;
+    const before = elders(epoch);
+    var own: ?*const Record = null;
+    for (epoch.records.items) |record| {
+        const called = &record.stall.called;
+        if (!called.has(rank)) continue;
+        if (!called.without(&before).eql(called)) return null; // it has a call in common with them
+        if (may_be(epoch, record.id)) own = record;
+    }
+    const record = own orelse return null;
+    return if (record.stall.has_waited(now, warning_ns)) record else null;
+}
+
+/// "all_reduce (tag 5)"
+const Call = struct {
+    record: *const Record,
+
+    pub fn format(call: Call, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const kind = call.record.descriptor.kind;
+        // The tag of a sync says nothing to a person: it follows from the name of the state.
+        if (kind == .sync) return writer.writeAll("sync (states meet by their names)");
+        try writer.print("{t} (tag {d})", .{ kind, call.record.id.tag });
+    }
+};
+
 // ---- letting go
 
 /// Newcomers that must leave, and why: of one operation, those who have called the same.
@@ -211,6 +288,7 @@ pub fn find(group: *const Group, overdue: *Overdue) bool {
         if (epoch.recovering) continue;
         for (epoch.records.items) |known| {
             overdue.count = 0;
+            overdue.call = null;
             if (known.election) |election| if (!election.misfits.is_empty()) {
                 take_state(epoch, known, overdue);
                 return true;
@@ -246,9 +324,14 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         wrong = &said.descriptor;
         overdue.add(peer);
     }
+    overdue.call = .{
+        .op = known.id,
+        .peer = epoch.members[known.from].id,
+        .descriptor = known.descriptor,
+    };
     overdue.say("it called {f} where the members called {f} (tag {d}, number {d} of epoch {d})", .{
-        Described{ .descriptor = wrong orelse return, .names = .{} },
-        Described{ .descriptor = &known.descriptor, .names = .{} },
+        Described{ .descriptor = wrong orelse return, .names = epoch.names() },
+        Described{ .descriptor = &known.descriptor, .names = epoch.names() },
         known.id.tag,
         known.id.sequence,
         epoch.number,

@@ -96,6 +96,28 @@ test "a newcomer that calls something else is refused alone, whoever speaks firs
     }
 }
 
+test "a newcomer is told with names whose call it should have made, and what that was" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    court.peers[1].?.peer.?.label = .shown("node7:42");
+    for (0..peers_max + 1) |index| {
+        var said = court.vote(tag, 0);
+        said.descriptor.kind = .reduce;
+        said.descriptor.root = id_of(if (index == newcomer) newcomer else 1);
+        try court.say(index, .{ .done = said });
+    }
+    try tick(&court);
+    const why = court.why_expelled();
+    var line: [60]u8 = undefined;
+    const named = try std.fmt.bufPrint(&line, " to rank 1 (node7:42, {s}),", .{id_of(1).short()});
+    try expect(std.mem.indexOf(u8, why, named) != null);
+    const told = court.last_expelled;
+    try expectEqual(tag, told.op.tag);
+    try expect(told.peer.eql(id_of(0)));
+    try expect(told.descriptor.kind == .reduce and told.descriptor.root.eql(id_of(1)));
+}
+
 test "when one sees another's call all are asked for theirs, and a newcomer alone is refused" {
     // Method: either of the two sees it; nobody has voted.
     for ([_][2]usize{ .{ 0, newcomer }, .{ newcomer, 0 } }) |pair| {
@@ -293,4 +315,77 @@ test "of two newcomers that insist on different contents the second is refused, 
     try expectEqual(members_only | 1 << newcomer, court.members_alive());
     try expect(court.expelled[newcomer + 1] and court.expelled_refused);
     try expect(std.mem.indexOf(u8, court.why_expelled(), "insists on its content") != null);
+}
+
+// ---- calls that nobody else makes
+
+const lonely_tag = 6;
+const warning_ns = 10_000 * ms;
+
+/// Time passes and everybody gives signs of life.
+fn wait(court: *Court, duration_ns: u64) !void {
+    try court.pass_answering(duration_ns, &.{ 0, 1, 2, newcomer });
+    try court.listen();
+}
+
+test "a newcomer that waits where nobody calls, while all members wait for it, is refused" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try court.called(newcomer, lonely_tag);
+    for (0..peers_max) |index| try court.called(index, tag);
+    try wait(&court, warning_ns - 1000 * ms);
+    try expectEqual(with_newcomer, court.members_alive());
+    try wait(&court, 2000 * ms);
+    try expectEqual(members_only, court.members_alive());
+    try expect(court.expelled[newcomer] and court.expelled_refused);
+    const parts = [_][]const u8{
+        "it waits in all_reduce (tag 6), which no member has called",
+        "the members have waited 10 s for its all_reduce (tag 5)",
+    };
+    for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+    try expectEqual(0, total(&court.aborts));
+}
+
+test "a newcomer that may be late, and no stray, is not refused" {
+    // Method: each case takes away one thing that makes it a stray.
+    const Case = enum {
+        has_met_a_member,
+        a_member_has_called_it,
+        a_member_has_not_called,
+        has_called_nothing,
+        has_waited_shortly,
+    };
+    for (std.enums.values(Case)) |case| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        if (case == .has_met_a_member) {
+            for (0..peers_max + 1) |index| try court.done(index, 8, 0);
+            try court.listen();
+        }
+        const is_lonely = case != .has_called_nothing and case != .has_waited_shortly;
+        if (is_lonely) try court.called(newcomer, lonely_tag);
+        if (case == .a_member_has_called_it) try court.called(0, lonely_tag);
+        for (0..peers_max) |index| {
+            if (index == 2 and case == .a_member_has_not_called) continue;
+            try court.called(index, tag);
+        }
+        try wait(&court, warning_ns / 2);
+        if (case == .has_waited_shortly) try court.called(newcomer, lonely_tag);
+        try wait(&court, warning_ns / 2 + 1000 * ms);
+        try expectEqual(with_newcomer, court.members_alive());
+    }
+}
+
+test "a coordinator that was frozen does not take its own time for a newcomer's" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try court.called(newcomer, lonely_tag);
+    for (0..peers_max) |index| try court.called(index, tag);
+    try wait(&court, 1000 * ms);
+    court.now += 10 * warning_ns;
+    try wait(&court, 1000 * ms);
+    try expectEqual(with_newcomer, court.members_alive());
 }

@@ -25,10 +25,10 @@ pub fn keep_budget(c: *Coordinator) void {
         }
         if (c.memory.bytes -| leaving <= c.memory.bytes_max) return;
         const victim = longest orelse return;
-        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {s} must go, " ++
+        c.log(.warning, "all queues hold {d} MiB, more than the option memory: {f} must go, " ++
             "whose queue is the longest, {d} KiB", .{
             c.memory.bytes >> 20,
-            &name_of(victim),
+            Who{ .connection = victim },
             longest_bytes >> 10,
         });
         victim.doom("its queue was the longest when the memory for all queues was used up");
@@ -48,7 +48,11 @@ fn held_for(c: *const Coordinator, connection: *const Connection) usize {
     return bytes;
 }
 
-fn name_of(connection: *const Connection) [13]u8 {
-    const peer = connection.peer orelse return "some stranger".*;
-    return "peer ".* ++ peer.id.short();
-}
+const Who = struct {
+    connection: *const Connection,
+
+    pub fn format(who: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const peer = who.connection.peer orelse return writer.writeAll("some stranger");
+        try writer.print("peer {f}", .{peer.named()});
+    }
+};

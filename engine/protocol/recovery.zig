@@ -223,6 +223,12 @@ fn write_all(c: *Coordinator, gpa: std.mem.Allocator, image: *journal.Image) !vo
                 }
             }
         }
+        for (group.removals.known()) |*entry| try image.add(gpa, .{ .removal = .{
+            .group = group.id,
+            .peer = entry.id,
+            .epochs = .{},
+            .why = .of(entry.why()),
+        } });
     }
 }
 
@@ -325,6 +331,8 @@ fn restore_epoch(c: *Coordinator, now: base.Instant, entry: *const journal.Activ
 }
 
 fn restore_removal(c: *Coordinator, group: *Group, body: *const journal.Removal) Error!void {
+    if (body.why.data.len > 0) group.removals.note(body.peer, body.why.data);
+    if (body.epochs.count == 0) return;
     const peer = c.peer_of(body.peer) orelse return error.BadRecord;
     var it = body.epochs.iterator();
     while (it.next()) |from| {

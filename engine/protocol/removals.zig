@@ -1,5 +1,6 @@
 //! Removals: why peers are out of a group, for those that come back and do not know it. One that is
-//! there hears it at once; one that was away asks when others have long gone on.
+//! there hears it at once; one that was away asks when others have long gone on, perhaps after the
+//! coordinator has started again: they are in the journal, too (recovery.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -10,14 +11,17 @@ pub const Removals = struct {
     entries: [entries_max]Entry = undefined,
     count: usize = 0,
 
-    const Entry = struct {
+    pub const Entry = struct {
         id: PeerId,
         length: usize,
-        why: [why_bytes_max]u8,
+        text: [why_bytes_max]u8,
+
+        pub fn why(entry: *const Entry) []const u8 {
+            return entry.text[0..entry.length];
+        }
     };
     const entries_max = 32;
-    /// A longer one is cut.
-    const why_bytes_max = 240;
+    const why_bytes_max = base.limits.removal_why_bytes_max;
 
     pub fn note(removals: *Removals, id: PeerId, why: []const u8) void {
         for (removals.known(), 0..) |*entry, index| if (entry.id.eql(id)) {
@@ -29,7 +33,7 @@ pub const Removals = struct {
         removals.count += 1;
         entry.id = id;
         entry.length = @min(why.len, why_bytes_max);
-        @memcpy(entry.why[0..entry.length], why[0..entry.length]);
+        @memcpy(entry.text[0..entry.length], why[0..entry.length]);
     }
 
     fn forget(removals: *Removals, index: usize) void {
@@ -38,13 +42,13 @@ pub const Removals = struct {
         removals.count -= 1;
     }
 
-    fn known(removals: *const Removals) []const Entry {
+    pub fn known(removals: *const Removals) []const Entry {
         return removals.entries[0..removals.count];
     }
 
     pub fn why_of(removals: *const Removals, id: PeerId) ?[]const u8 {
         for (removals.known()) |*entry| {
-            if (entry.id.eql(id)) return entry.why[0..entry.length];
+            if (entry.id.eql(id)) return entry.why();
         }
         return null;
     }

@@ -12,6 +12,7 @@ pub const Failure = @import("member.zig").Failure;
 pub const Status = @import("member.zig").Status;
 pub const addresses = @import("addresses.zig");
 pub const LogLevel = @import("coordinator.zig").LogLevel;
+pub const Elsewhere = @import("elsewhere.zig").Told;
 pub const History = @import("history.zig").History;
 pub const journal = @import("journal.zig");
 pub const plan = @import("plan.zig");
@@ -26,6 +27,7 @@ test {
     _ = @import("group.zig");
     _ = @import("epoch.zig");
     _ = @import("election.zig");
+    _ = @import("elsewhere.zig");
     _ = @import("plan.zig");
     _ = @import("asked.zig");
     _ = @import("asked_test.zig");
@@ -38,6 +40,7 @@ test {
     _ = @import("misfit_test.zig");
     _ = @import("removals.zig");
     _ = @import("member.zig");
+    _ = @import("dial_back_test.zig");
     _ = @import("history.zig");
     _ = @import("journal.zig");
     _ = @import("labels_test.zig");
@@ -50,6 +53,7 @@ test {
     _ = @import("lobby_test.zig");
     _ = @import("holdings.zig");
     _ = @import("seal.zig");
+    _ = @import("sequences.zig");
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");
     _ = @import("queues_test.zig");

@@ -153,4 +153,14 @@ test "a newcomer whose user is not ready is left out of the next round" {
     try expect(court.round > first);
     try expectEqual(.prepare, group.phase);
     try expect(!group.newcomers.items[0].in_round);
+    // The first goes on alone, and another newcomer comes: the round after that is for this one.
+    try prepared(&court, 0, court.round, true);
+    try stopped(&court, 0, court.round);
+    try court.enter(0);
+    try court.say(0, .{ .epoch_closed = .{ .group = 0, .epoch = court.epoch - 1 } });
+    try court.connect(3);
+    try court.next_round();
+    try expectEqual(.prepare, group.phase);
+    for (group.newcomers.items, [_]bool{ false, true }) |*newcomer, is_next|
+        try expectEqual(is_next, newcomer.in_round);
 }

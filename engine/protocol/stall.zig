@@ -8,10 +8,12 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Elsewhere = @import("elsewhere.zig").Elsewhere;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const owed = @import("owed.zig");
 const Peer = @import("coordinator.zig").Peer;
+const Told = @import("elsewhere.zig").Told;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Record = @import("epoch.zig").Record;
 const Instant = base.Instant;
@@ -31,11 +33,20 @@ pub const Stall = struct {
     asked: Mask = .empty,
     /// In the current attempt: whom the callers were told that they wait for.
     told: Mask = .empty,
+    /// The operations that they were told those wait in themselves, and when.
+    told_elsewhere: Told = .{},
+    told_at: Instant = 0,
 
-    fn note_wait(stall: *Stall, needed: *const Mask, missing: *const Mask, now: Instant) void {
+    fn note_wait(
+        stall: *Stall,
+        needed: *const Mask,
+        missing: *const Mask,
+        now: Instant,
+        late: bool,
+    ) void {
         const waits = !missing.is_empty() and !missing.covers(needed);
         if (!waits) stall.waits_since = base.never //
-        else if (stall.waits_since == base.never) stall.waits_since = now;
+        else if (late or stall.waits_since == base.never) stall.waits_since = now;
     }
 
     pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
@@ -52,6 +63,10 @@ pub const Stall = struct {
 /// Callers hear whom they wait for, however few they are, when so large a part of the warning time
 /// has passed: 5 s. Nobody is blamed for it.
 pub const told_part = 2;
+
+/// That those who are missing wait in something else than before is told no more often, in parts of
+/// the warning time: they may change that as often as they like.
+const again_part = 2;
 
 /// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
 fn stands_still(needed: u32, missing: u32) bool {
@@ -77,6 +92,7 @@ pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) Proto
 pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = group.coordinator.options.stall_warning_ns;
     var waited_for: Mask = .empty;
+    const elsewhere: Elsewhere = .of(epoch, now, warning_ns);
     for (epoch.records.items) |known| {
         const stall = &known.stall;
         const needed = epoch.voters(known.id);
@@ -85,15 +101,15 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
             stall.since = base.never;
         } else if (late or stall.since == base.never) stall.since = now;
         const is_due = now -| stall.since >= warning_ns;
-        stall.note_wait(&needed, &missing, now);
+        stall.note_wait(&needed, &missing, now, late);
         if (epoch.running) {
             const is_asked = stall.since != base.never or stall.has_waited(now, warning_ns / 4);
             if (is_asked) ask(epoch, known, &missing);
             const is_told = is_due or stall.has_waited(now, warning_ns / told_part);
-            tell(epoch, known, if (is_told) &missing else &.empty);
+            tell(epoch, known, if (is_told) &missing else &.empty, &elsewhere, now, warning_ns);
         }
         if (!is_due) continue;
-        warn(group, epoch, known, &missing, now);
+        warn(group, known, &missing, &elsewhere, now);
         waited_for.merge(&missing);
     }
     owed.review(group, epoch, now, late, &waited_for);
@@ -114,23 +130,43 @@ pub fn ask(epoch: *Epoch, known: *Record, missing: *const Mask) void {
     const asked = missing.without(&known.stall.asked);
     if (asked.is_empty()) return;
     known.stall.asked.merge(&asked);
-    send(epoch, known, &asked, missing);
+    send(epoch, known, &asked, missing, &.{});
 }
 
-/// Those who have called it learn whom they wait for.
-fn tell(epoch: *Epoch, known: *Record, missing: *const Mask) void {
-    if (known.stall.told.eql(missing)) return;
+/// Those who have called it learn whom they wait for, and what those wait in.
+fn tell(
+    epoch: *Epoch,
+    known: *Record,
+    missing: *const Mask,
+    elsewhere: *const Elsewhere,
+    now: Instant,
+    warning_ns: u64,
+) void {
+    const told = elsewhere.told(missing);
+    if (known.stall.told.eql(missing)) {
+        if (known.stall.told_elsewhere.eql(&told)) return;
+        if (now -| known.stall.told_at < warning_ns / again_part) return;
+    }
     known.stall.told = missing.*;
-    send(epoch, known, &known.stall.called, missing);
+    known.stall.told_elsewhere = told;
+    known.stall.told_at = now;
+    send(epoch, known, &known.stall.called, missing, told.slice());
 }
 
-fn send(epoch: *Epoch, known: *const Record, to: *const Mask, missing: *const Mask) void {
+fn send(
+    epoch: *Epoch,
+    known: *const Record,
+    to: *const Mask,
+    missing: *const Mask,
+    elsewhere: []const control.Elsewhere,
+) void {
     const message: control.Message = .{ .stalled = .{
         .group = epoch.group,
         .epoch = epoch.number,
         .attempt = epoch.attempt,
         .op = known.id,
         .missing = missing.*,
+        .elsewhere = .of(elsewhere),
     } };
     for (epoch.members, 0..) |*member, rank| {
         if (!to.has(rank)) continue;
@@ -142,17 +178,19 @@ fn send(epoch: *Epoch, known: *const Record, to: *const Mask, missing: *const Ma
 /// the log.
 fn warn(
     group: *Group,
-    epoch: *Epoch,
     known: *const Record,
     missing: *const Mask,
+    elsewhere: *const Elsewhere,
     now: Instant,
 ) void {
+    const epoch = elsewhere.epoch;
     for (epoch.members, 0..) |*member, rank| {
         if (!missing.has(rank) or member.waited_for) continue;
         member.waited_for = true;
-        group.coordinator.log(.warning, "peer {f} {f}; group {s}", .{
+        group.coordinator.log(.warning, "peer {f} {f}{f}; group {s}", .{
             member.shown(rank),
             Waits{ .epoch = epoch, .known = known, .waited_ns = now -| known.stall.since },
+            elsewhere.words(rank),
             group.name,
         });
     }
@@ -176,9 +214,9 @@ pub const Waits = struct {
         const has = if (waits.lacks == .call) "has not called " else "alone has not finished ";
         try writer.writeAll(has);
         if (Pair.of(known.id.tag)) |pair| {
-            try writer.print("its part of a message from rank {d} to rank {d} (", .{
-                pair.src,
-                pair.dst,
+            try writer.print("its part of a message from {f} to {f} (", .{
+                waits.epoch.members[pair.src].ranked(pair.src),
+                waits.epoch.members[pair.dst].ranked(pair.dst),
             });
         } else try writer.print("{t} (", .{known.descriptor.kind});
         // That of a sync says nothing to a person.
@@ -202,7 +240,10 @@ pub const Overdue = struct {
     count: usize = 0,
     why_storage: [why_bytes_max]u8 = undefined,
     why_length: usize = 0,
+    /// The call that they should have made, where that is why, and who has made it.
+    call: ?Call = null,
 
+    const Call = struct { op: control.OpId, peer: base.PeerId, descriptor: control.Descriptor };
     const why_bytes_max = base.limits.expelled_bytes_max;
 
     pub fn why(overdue: *const Overdue) []const u8 {

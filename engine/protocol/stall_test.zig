@@ -154,8 +154,8 @@ test "of a message only the two count: the one is named, and is not let go on th
     try expectEqual(0b010, named_to(&court, 0));
     try expectEqual(null, court.stalled[2]);
     try court.expect_said("warning peer 02000000 (rank 1) has not called its part of a message " ++
-        "from rank 0 to rank 1 (tag 7, number 0 of epoch 1), for which 1 of 2 have waited 10 s; " ++
-        "group g");
+        "from rank 0 (01000000) to rank 1 (02000000) (tag 7, number 0 of epoch 1), for which 1 " ++
+        "of 2 have waited 10 s; group g");
     try expectEqual(0b111, court.members_alive());
     try called_message(&court, 1);
     try court.pass(second);
@@ -230,6 +230,87 @@ test "time in which the coordinator was frozen is no time that others have waite
     try expectEqual(0, waited_for(&court));
     try court.pass(2 * second);
     try expectEqual(0b100, waited_for(&court));
+}
+
+// ---- what those wait in who are waited for
+
+/// All that a member was told of them: rank, tag, the first that each waits for, how many.
+fn expect_elsewhere(court: *Court, index: usize, wanted: []const [4]u64) !void {
+    const told = court.elsewhere[index].slice();
+    try expectEqual(wanted.len, told.len);
+    for (wanted, told) |numbers, *waits| try expectEqual(
+        numbers,
+        [4]u64{ waits.rank, waits.op.tag, waits.waits_for, waits.count },
+    );
+}
+
+test "members that wait for each other on different tags are told of it, and nobody is blamed" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    try court.called(2, tag + 1);
+    try court.pass(6 * second);
+    try court.listen();
+    for (0..2) |index| try expect_elsewhere(&court, index, &.{.{ 2, tag + 1, 0, 2 }});
+    try expect_elsewhere(&court, 2, &.{ .{ 0, tag, 2, 1 }, .{ 1, tag, 2, 1 } });
+    const text = try court.c.status.get(gpa, court.c, court.now);
+    const wanted = "\"elsewhere\":[{\"rank\":2,\"kind\":\"all_reduce\",\"tag\":6," ++
+        "\"sequence\":0,\"waits_for\":[0,1]}]";
+    try expect(std.mem.indexOf(u8, text, wanted) != null);
+    court.stalled = @splat(null);
+    try court.pass(30 * second);
+    try court.listen();
+    for (0..peers_max) |index| try expectEqual(null, court.stalled[index]); // nothing is new
+    try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
+        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
+        "6, number 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
+    try expectEqual(0b111, court.members_alive());
+}
+
+test "what a member waits in instead is told again now and then, however often it changes" {
+    // Method: a member that calls one tag after the other and gives each up after two seconds.
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    var told: u32 = 0;
+    for (0..30) |round| {
+        const other = tag + 1 + round;
+        try court.called(2, other);
+        court.stalled = @splat(null);
+        try court.pass(2 * second);
+        try court.listen();
+        told += @intFromBool(court.stalled[0] != null);
+        try court.give_up(2, other);
+    }
+    try expect(told >= 5 and told <= 13);
+}
+
+test "what a member waits in is the one in which it has waited for the longest time" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    try court.called(2, tag + 1);
+    try court.pass(second);
+    try court.called(2, tag + 2);
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(7 * second);
+    try court.listen();
+    try expect_elsewhere(&court, 0, &.{.{ 2, tag + 1, 0, 2 }});
+}
+
+test "who has called everything that others wait for waits in nothing that they are told of" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    for (0..2) |index| try court.called(index, tag);
+    // All have called this one: it is under way, however long it takes.
+    for (0..peers_max) |index| try court.called(index, tag + 1);
+    try court.pass(6 * second);
+    try court.listen();
+    try expectEqual(0b100, named_to(&court, 0));
+    try expect_elsewhere(&court, 0, &.{});
 }
 
 // ---- who is let go
@@ -390,10 +471,13 @@ test "a call that fails at its deadline says whom it waited for, as far as they 
     both.set(2);
     try w.member.on_stalled(&stalled(2, both)); // of no attempt that it knows
     try expect(op.missing.is_empty());
-    try w.member.on_stalled(&stalled(1, both));
+    var said = stalled(1, both);
+    said.elsewhere = .of(&.{.{ .rank = 1, .kind = .sync, .waits_for = 0, .count = 2 }});
+    try w.member.on_stalled(&said);
     w.member.current.?.alive.unset(2);
     w.member.give_up(&op, .deadline);
     try expectEqual(only(1), w.failure.?.missing);
+    try expectEqual(.sync, w.failure.?.elsewhere.slice()[0].kind);
 }
 
 test "a new attempt forgets whom calls have waited for, and what was asked for" {
@@ -417,6 +501,16 @@ test "a coordinator that names ranks of nobody, or asks for too many calls, is r
     try w.init();
     defer w.member.deinit();
     try std.testing.expectError(error.Unexpected, w.member.on_stalled(&stalled(1, only(3))));
+    for ([_]control.Elsewhere{
+        .{ .rank = 3, .waits_for = 0, .count = 1 },
+        .{ .rank = 1, .waits_for = 3, .count = 1 },
+        .{ .rank = 1, .waits_for = 0, .count = 0 },
+        .{ .rank = 1, .waits_for = 0, .count = 4 },
+    }) |wrong| {
+        var said = stalled(1, only(1));
+        said.elsewhere = .of(&.{wrong});
+        try std.testing.expectError(error.Unexpected, w.member.on_stalled(&said));
+    }
     const most = base.limits.operations_in_flight_max * base.limits.peers_max;
     var asked = stalled(1, only(0));
     for (0..most) |index| {

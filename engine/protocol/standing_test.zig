@@ -144,29 +144,37 @@ test "a member of an epoch that the journal has lost is out of the one before" {
 
 test "a member that comes back too late hears why it was removed" {
     // Method: the same member is lost in each way in which it may not be told, and comes back. The
-    // last one asks a coordinator that has started again since.
-    const Way = enum { away, silent, faulty, closed, restart };
+    // last ones ask a coordinator that has started again since, one of them with a journal that was
+    // written anew, and one that has forgotten.
+    const Way = enum { away, silent, faulty, closed, restart, restarts, forgotten };
     for (std.enums.values(Way), [_][]const u8{
         "it did not come back within the silence limit",
         "it was silent for longer than the silence limit",
         "it broke the protocol (Unexpected)",
         "it is away, and its lanes to other members are closed",
-        "it was removed, by a coordinator that has ended since or so long ago that this one " ++
-            "does not know why any more",
+        "it left",
+        "it left",
+        "it was removed, so long ago that the coordinator does not know why any more",
     }) |way, why| {
         var shelf: Shelf = .{};
         defer shelf.deinit();
         var court: Court = undefined;
-        if (way == .restart)
-            try court_file.restart_after(&shelf, &court, lose_last)
-        else {
+        if (@intFromEnum(way) >= @intFromEnum(Way.restart)) {
+            try court_file.restart_after(&shelf, &court, lose_last);
+            if (way == .restarts) {
+                court.c.destroy();
+                try shelf.start(&court);
+                court.epoch = 1;
+            }
+            if (way == .forgotten) court.group().removals.count = 0;
+        } else {
             try court.init(gpa);
             try court.form();
         }
         defer court.c.destroy();
         switch (way) {
             .away, .closed => court.hang_up(2),
-            .silent, .restart => {},
+            .silent, .restart, .restarts, .forgotten => {},
             .faulty => try court.say(2, .{ .epoch_closed = .{ .group = 0, .epoch = court.epoch } }),
         }
         if (way == .closed) for (0..2) |index| try court.say_closed(index, 2);

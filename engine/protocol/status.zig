@@ -4,10 +4,12 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
 const Epoch = @import("epoch.zig").Epoch;
+const Elsewhere = @import("elsewhere.zig").Elsewhere;
 const Record = @import("epoch.zig").Record;
 const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
@@ -87,6 +89,7 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     try field(json, "run", &base.short_run(&c.options.run_id));
     try field(json, "address", c.options.address);
     try field(json, "uptime_ns", now -| c.started_at);
+    try field(json, "wall_ns", now +| c.wall_ahead_ns);
     try field(json, "incarnation", c.incarnation);
     try field(json, "journal", @tagName(c.journal_state));
     if (c.journal_state == .failed) try field(json, "journal_failure", c.options.journal.?.why());
@@ -99,6 +102,7 @@ fn write_run(page: *Page, c: *const Coordinator, now: base.Instant) !void {
     try json.beginArray();
     for (c.groups.items) |group| if (page.has_room()) try write_group(page, group, now);
     try json.endArray();
+    if (c.dial_back.is_shown(now)) try write_dial_back(page, c, now);
     try field(json, "cut", page.is_cut);
     try json.endObject();
 }
@@ -161,6 +165,37 @@ fn write_unreached(page: *Page, group: *Group) !void {
     try json.endArray();
 }
 
+fn write_dial_back(page: *Page, c: *const Coordinator, now: base.Instant) !void {
+    const json = &page.json;
+    try json.objectField("dial_back");
+    try json.beginObject();
+    try field(json, "peer_id", &c.dial_back.peer.hex());
+    try field(json, "over", c.dial_back.is_over(now));
+    try field(json, "left_out", c.dial_back.left_out);
+    try json.objectField("members");
+    try json.beginArray();
+    for (c.dial_back.slice()) |*entry| {
+        try json.beginObject();
+        try field(json, "peer_id", &entry.id.hex());
+        const answer = entry.answer;
+        try field(json, "state", state_of(answer));
+        var room: addresses.Room = undefined;
+        const from = c.peer_of(entry.id);
+        const to = c.peer_of(c.dial_back.peer);
+        const is_told = from != null and to != null;
+        try field(json, "address", if (is_told) addresses.told_to(from.?, to.?, &room) else "");
+        if (answer) |dialed| if (dialed != .pending) try field(json, "why", dialed.why());
+        try json.endObject();
+    }
+    try json.endArray();
+    try json.endObject();
+}
+
+fn state_of(answer: ?wire.Dialed) []const u8 {
+    const dialed = answer orelse return "asked";
+    return if (dialed == .pending) "reached" else "failed";
+}
+
 fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     const json = &page.json;
     try json.beginObject();
@@ -191,6 +226,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try json.endObject();
     };
     try json.endArray();
+    const elsewhere: Elsewhere = .of(epoch, now, page.stall_warning_ns);
     try json.objectField("operations");
     try json.beginArray();
     for (epoch.records.items) |record| if (page.has_room()) {
@@ -207,7 +243,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "count", record.descriptor.count);
         try field(json, "done", record.done.count());
         try field(json, "called", record.stall.called.count());
-        try write_stall(page, epoch, record, now);
+        try write_stall(page, &elsewhere, record, now);
         try json.endObject();
     };
     try json.endArray();
@@ -237,7 +273,13 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
 }
 
 /// Whom the others wait for, since it is so long that it is worth a word.
-fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: base.Instant) !void {
+fn write_stall(
+    page: *Page,
+    elsewhere: *const Elsewhere,
+    record: *const Record,
+    now: base.Instant,
+) !void {
+    const epoch = elsewhere.epoch;
     const stalled_ns = now -| record.stall.since;
     const is_named = stalled_ns >= page.stall_warning_ns;
     const ranks: base.Order = .of(if (is_named) &stall.missing_of(epoch, record) else &.empty);
@@ -247,7 +289,29 @@ fn write_stall(page: *Page, epoch: *const Epoch, record: *const Record, now: bas
     const is_told = record.stall.has_waited(now, page.stall_warning_ns / stall.told_part);
     const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
     try field(&page.json, "not_called", silent.slice());
-    if (is_told) try field(&page.json, "waited_ns", now -| record.stall.waits_since);
+    if (!is_told) return;
+    try field(&page.json, "waited_ns", now -| record.stall.waits_since);
+    try write_elsewhere(page, elsewhere, &stall.missing_of(epoch, record));
+}
+
+/// The operations that those who have not called wait in themselves.
+fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const base.Mask) !void {
+    const json = &page.json;
+    const told = elsewhere.told(missing);
+    try json.objectField("elsewhere");
+    try json.beginArray();
+    for (told.slice()) |*waits| {
+        try json.beginObject();
+        try field(json, "rank", waits.rank);
+        try field(json, "kind", @tagName(waits.kind));
+        try field(json, "tag", base.Pair.user_tag_of(waits.op.tag));
+        try field(json, "sequence", waits.op.sequence);
+        const there = elsewhere.by_rank[waits.rank].?;
+        const whom: base.Order = .of(&stall.missing_of(elsewhere.epoch, there));
+        try field(json, "waits_for", whom.slice());
+        try json.endObject();
+    }
+    try json.endArray();
 }
 
 fn field(json: *std.json.Stringify, name: []const u8, value: anytype) !void {

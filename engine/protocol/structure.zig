@@ -6,14 +6,12 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Allocator = std.mem.Allocator;
-const PeerId = base.PeerId;
 const limits = base.limits;
 const List = wire.codec.List;
 const StateTensor = wire.control.StateTensor;
 
 pub const Structures = struct {
     ranks: [2]u16,
-    names: [2][8]u8,
     sides: [2]Side = .{ .{}, .{} },
     text_storage: [limits.state_differs_bytes_max]u8 = undefined,
     text_length: usize = 0,
@@ -36,8 +34,13 @@ pub const Structures = struct {
 
     pub const Error = error{ OutOfMemory, Unexpected };
 
-    pub fn init(ranks: [2]u16, ids: [2]PeerId) Structures {
-        return .{ .ranks = ranks, .names = .{ ids[0].short(), ids[1].short() } };
+    /// The sentence begins with the names of the two, and calls them by their ranks after that.
+    pub fn init(parties: [2]base.Ranked) Structures {
+        var s: Structures = .{
+            .ranks = .{ @intCast(parties[0].rank), @intCast(parties[1].rank) },
+        };
+        s.add("{f} against {f}: ", .{ parties[0], parties[1] });
+        return s;
     }
 
     pub fn deinit(s: *Structures, gpa: Allocator) void {
@@ -70,9 +73,9 @@ pub const Structures = struct {
         }
         if (s.found > listed_max) s.add(", and more", .{});
         if (s.found == 0) s.add(
-            "peers {s} and {s} list the same tensors, but cut them differently: one of them has " ++
-                "another build of this library",
-            .{ &s.names[0], &s.names[1] },
+            "both list the same tensors, but cut them differently: one of them has another " ++
+                "build of this library",
+            .{},
         );
         return .over;
     }
@@ -111,10 +114,10 @@ pub const Structures = struct {
     fn only(s: *Structures, side: usize, tensor: *const StateTensor) void {
         s.found += 1;
         if (s.found > listed_max) return;
-        s.add("{s}{f} is only at peer {s} ({f})", .{
+        s.add("{s}{f} is only on rank {d} ({f})", .{
             s.separator(),
             Name{ .bytes = tensor.name.data },
-            &s.names[side],
+            s.ranks[side],
             Shape{ .tensor = tensor },
         });
     }
@@ -123,13 +126,13 @@ pub const Structures = struct {
         if (alike(a, b)) return;
         s.found += 1;
         if (s.found > listed_max) return;
-        s.add("{s}{f} is {f} at peer {s} and {f} at peer {s}", .{
+        s.add("{s}{f} is {f} on rank {d} and {f} on rank {d}", .{
             s.separator(),
             Name{ .bytes = a.name.data },
             Shape{ .tensor = a },
-            &s.names[0],
+            s.ranks[0],
             Shape{ .tensor = b },
-            &s.names[1],
+            s.ranks[1],
         });
     }
 
@@ -143,7 +146,7 @@ pub const Structures = struct {
     }
 
     fn separator(s: *const Structures) []const u8 {
-        return if (s.text_length == 0) "" else "; ";
+        return if (s.found == 1) "" else "; ";
     }
 
     /// Leaves out what does not fit whole.
@@ -224,7 +227,10 @@ const Shape = struct {
 /// Answers questions from two lists, `page_tensors` at a time, as two members would.
 fn test_compare(a: []const StateTensor, b: []const StateTensor, page_tensors: u32) !Structures {
     const gpa = std.testing.allocator;
-    var s: Structures = .init(.{ 3, 5 }, .{ .from_int(0xaa << 120), .from_int(0xbb << 120) });
+    var s: Structures = .init(.{
+        .{ .rank = 3, .id = .from_int(0xaa << 120), .label = .shown("node7:42") },
+        .{ .rank = 5, .id = .from_int(0xbb << 120), .label = .{} },
+    });
     errdefer s.deinit(gpa);
     while (true) switch (s.next()) {
         .wait => return error.Unexpected,
@@ -253,7 +259,9 @@ fn test_tensor(name: []const u8, dtype: base.DType, shape: []const u64) StateTen
     return .{ .name = .of(name), .dtype = dtype, .may_differ = false, .shape = .of(shape) };
 }
 
-test "the sentence says what is where, whatever the size of the pages" {
+const test_beginning = "rank 3 (node7:42, aa000000) against rank 5 (bb000000): ";
+
+test "the sentence says what is where and who is who, whatever the size of the pages" {
     const gpa = std.testing.allocator;
     var flagged = test_tensor("f", .f32, &.{});
     flagged.may_differ = true;
@@ -273,10 +281,10 @@ test "the sentence says what is where, whatever the size of the pages" {
         var s = try test_compare(&a, &b, @intCast(page_tensors));
         defer s.deinit(gpa);
         try std.testing.expectEqualStrings(
-            "\"a\" is f32[3, 4] at peer aa000000 and f32[3, 5] at peer bb000000; " ++
-                "\"b\" is only at peer aa000000 (u8[7]); " ++
-                "\"c\" is only at peer bb000000 (u8[7]); " ++
-                "\"f\" is f32[] at peer aa000000 and f32[], may differ at peer bb000000",
+            test_beginning ++ "\"a\" is f32[3, 4] on rank 3 and f32[3, 5] on rank 5; " ++
+                "\"b\" is only on rank 3 (u8[7]); " ++
+                "\"c\" is only on rank 5 (u8[7]); " ++
+                "\"f\" is f32[] on rank 3 and f32[], may differ on rank 5",
             s.text(),
         );
     }
@@ -296,17 +304,24 @@ test "many differences are counted off, equal lists are said to be, names are ta
 
     var same = try test_compare(&many, &many, 7);
     defer same.deinit(gpa);
-    try std.testing.expect(std.mem.indexOf(u8, same.text(), "list the same tensors") != null);
+    try std.testing.expect(std.mem.indexOf(u8, same.text(), "both list the same tensors") != null);
 
     const wild = [_]StateTensor{test_tensor("\x1b[31m\xff", .u8, &.{1})};
     var tamed = try test_compare(&wild, &.{}, 1);
     defer tamed.deinit(gpa);
-    try std.testing.expect(std.mem.startsWith(u8, tamed.text(), "\"?[31m?\" is only at"));
+    try std.testing.expect(std.mem.startsWith(
+        u8,
+        tamed.text(),
+        test_beginning ++ "\"?[31m?\" is only on",
+    ));
 }
 
 test "pages that nobody asked for, that lie about their place or never end are refused" {
     const gpa = std.testing.allocator;
-    var s: Structures = .init(.{ 0, 1 }, .{ .from_int(1), .from_int(2) });
+    var s: Structures = .init(.{
+        .{ .rank = 0, .id = .from_int(1), .label = .{} },
+        .{ .rank = 1, .id = .from_int(2), .label = .{} },
+    });
     defer s.deinit(gpa);
     var page = std.mem.zeroInit(wire.control.StateTensors, .{});
     page.total = 9;

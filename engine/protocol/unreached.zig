@@ -106,9 +106,9 @@ fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) voi
     if (!is_new) return;
     var room: addresses.Room = undefined;
     const address = addresses.told_to(from, other, &room);
-    c.log(.warning, "peer {s} cannot dial peer {s} at {s}: {s}; " ++ wire.dialed.remedy, .{
-        from.id.short(),
-        other.id.short(),
+    c.log(.warning, "peer {f} cannot dial peer {f} at {s}: {s}; " ++ wire.dialed.remedy, .{
+        from.named(),
+        other.named(),
         if (address.len > 0) address else "no address",
         dialed.why(),
     });

@@ -45,10 +45,12 @@ test "a peer hears who could not dial it, and the log says so, until it can" {
     try court.lack_dialed(4, &.{id_of(3)}, .pending);
     try court.lack_dialed(4, &.{id_of(50)}, .refused);
     try expectEqual(null, claim_of(&court));
+    for ([_]usize{ 3, 4 }, [_][]const u8{ "n3", "n4" }) |index, label|
+        court.peers[index].?.peer.?.label = .shown(label);
     try court.lack_dialed(4, &.{id_of(3)}, .refused);
     try expect(try hears(&court, 3));
     try expect(!try hears(&court, 4));
-    try court.expect_said("warning peer 05000000 cannot dial peer 04000000 at a:1: " ++
+    try court.expect_said("warning peer 05000000 (n4) cannot dial peer 04000000 (n3) at a:1: " ++
         "the connection was refused; " ++ wire.dialed.remedy);
     // It may say so as often as it likes: the others hear it now and then.
     court.said_bytes = 0;

@@ -25,7 +25,6 @@ const control = wire.control;
 pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange) void {
     const group = operation.group;
     const epoch = group.member.epoch_of(operation.op.epoch).?;
-    const x = &operation.executor;
     // Its inputs are the caller's again, so nothing can be done a second time.
     if (operation.op.state == .in_doubt and operation.op.descriptor.kind.is_private())
         return group.member.ask_to_abort(&operation.op);
@@ -33,26 +32,44 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
     defer later(s, operation);
     operation.history.note(epoch.attempt, &epoch.alive);
     operation.withdraws = null;
+    if (operation.op.descriptor.kind != .send_recv)
+        return start_along(s, operation, kept, &epoch.paths);
     // A message goes straight from one to the other.
-    const is_message = operation.op.descriptor.kind == .send_recv;
-    var paths = epoch.paths;
-    if (is_message) paths = .between(x.roles.pair);
-    const schedule = schedule_of(operation, &paths);
-    const order: base.Order = if (is_message) paths.order //
-    else if (schedule == .ring) paths.order else .of(&epoch.alive);
-    x.begin(.{
+    start_along(s, operation, kept, &.between(operation.executor.roles.pair));
+}
+
+fn start_along(
+    s: *Session,
+    operation: *Operation,
+    kept: []const control.KeptRange,
+    paths: *const base.Paths,
+) void {
+    const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
+    var begin: collective.Executor.Begin = .{
         .attempt = epoch.attempt,
-        .schedule = schedule,
-        .order = &order,
+        .schedule = schedule_of(operation, paths),
+        .order = &paths.order,
         .hubs = &paths.hubs,
         .kept = kept,
-    });
+    };
+    if (begin.schedule == .ring or operation.op.descriptor.kind == .send_recv)
+        return start_in(s, operation, &begin);
+    const order: base.Order = .of(&epoch.alive);
+    begin.order = &order;
+    start_in(s, operation, &begin);
+}
+
+fn start_in(s: *Session, operation: *Operation, begin: *const collective.Executor.Begin) void {
+    const x = &operation.executor;
+    const order = begin.order;
+    x.begin(begin.*);
     if (operation.sync != null) return sync.start(s, operation);
+    const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {
         const position: u16 = @intCast(index);
         const receives = x.receives_from(position);
         if (!receives and !x.sends_to(position)) continue;
-        const link = links.obtain(s, epoch.ids[rank]) catch return give_up(s, operation);
+        const link = links.obtain(s, operation.ids[rank]) catch return give_up(s, operation);
         const count = operation.neighbours.len;
         operation.neighbours_room[count] = .{
             .link = link,
@@ -65,7 +82,7 @@ pub fn start(s: *Session, operation: *Operation, kept: []const control.KeptRange
         if (operation.needs_every_link() and is_down) operation.withdraw_from(link);
     }
     for (operation.neighbours) |*neighbour| {
-        const early = neighbour.link.recall(key_of(operation), epoch.attempt);
+        const early = neighbour.link.recall(key_of(operation), begin.attempt);
         if (early) |open| opened(s, operation, neighbour, open.credit, &open.descriptor);
         wake(s, neighbour.link);
         replay(s, operation, neighbour);
@@ -265,8 +282,8 @@ const Put = struct {
 
 /// `inline_payload` travels in the head.
 pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: []const u8) void {
-    var head: [wire.frame.header_bytes + control.descriptor_bytes]u8 = undefined;
-    head[0..wire.frame.header_bytes].* = wire.frame.encode(.{
+    const head = lane.head_room(wire.frame.header_bytes + inline_payload.len);
+    wire.frame.encode_into(head[0..wire.frame.header_bytes], &.{
         .epoch = operation.op.epoch,
         .tag = operation.op.id.tag,
         .sequence = operation.op.id.sequence,
@@ -279,8 +296,7 @@ pub fn put(lane: *Lane, operation: *const Operation, what: Put, inline_payload: 
         .class = what.class,
         .kind = what.kind,
     });
-    @memcpy(head[wire.frame.header_bytes..][0..inline_payload.len], inline_payload);
-    lane.put_head(head[0 .. wire.frame.header_bytes + inline_payload.len]);
+    if (inline_payload.len > 0) @memcpy(head[wire.frame.header_bytes..], inline_payload);
     lane.out_busy = true;
 }
 
@@ -362,7 +378,7 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
         return if (operation.executor.members > 0) .{ .current = operation } else .early;
     }
-    const called = epoch.sequences.get(header.tag) orelse 0;
+    const called = epoch.sequences.next(header.tag);
     return if (header.sequence < called) .stale else early_of(epoch, header);
 }
 

@@ -39,10 +39,17 @@ pub const Group = struct {
     /// Why the coordinator has let this peer go; see `why_removed`.
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
+    /// The call that this peer, which is new, should have made, and who has made it.
+    wanted: ?Wanted = null,
     /// The user's, who destroys them before the group is released.
     states: std.ArrayList(*SharedState) = .empty,
 
     pub const State = enum { joining, joined, left };
+    pub const Wanted = struct {
+        op: wire.control.OpId,
+        peer: PeerId,
+        descriptor: wire.control.Descriptor,
+    };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
     const removed_bytes_max = base.limits.expelled_bytes_max;
 

@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const protocol = @import("protocol");
 const Group = @import("group.zig").Group;
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
@@ -23,6 +24,11 @@ pub const Labels = struct {
 pub fn of(s: *const Session, id: PeerId) base.Label {
     if (id.eql(s.self)) return s.label;
     return s.labels.of_others.get(id.bytes) orelse .{};
+}
+
+/// The peer in a line of the log: "7f3a01c2 (node7:4242)".
+pub fn named(s: *const Session, id: PeerId) base.Named {
+    return .{ .id = id, .label = of(s, id) };
 }
 
 pub const Error = error{ OutOfMemory, Unexpected };
@@ -68,7 +74,7 @@ pub const Names = struct {
 
     /// Those whose calls were missing; further ones are counted.
     pub const missing_max = 4;
-    const names_max = missing_max + 6;
+    const names_max = missing_max + base.limits.elsewhere_told_max + 6;
 
     pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
 
@@ -83,14 +89,25 @@ pub const Names = struct {
         for ([_]PeerId{ failure.peer, failure.other, operation.unreachable_peer } ++ roots) |id|
             names.add(s, operation, id);
         names.add_ranks(s, operation, &failure.missing);
+        names.add_elsewhere(s, operation, &failure.elsewhere);
         return names;
     }
 
-    /// The first of those whose calls are missing.
+    /// The first of those whose calls are missing, and for whom they wait.
     pub fn of_missing(s: *const Session, operation: *const Operation) Names {
         var names: Names = .{ .self = s.self };
         names.add_ranks(s, operation, &operation.op.missing);
+        names.add_elsewhere(s, operation, &operation.op.elsewhere);
         return names;
+    }
+
+    fn add_elsewhere(
+        names: *Names,
+        s: *const Session,
+        operation: *const Operation,
+        elsewhere: *const protocol.Elsewhere,
+    ) void {
+        for (elsewhere.slice()) |*waits| names.add(s, operation, operation.ids[waits.waits_for]);
     }
 
     fn add_ranks(
@@ -127,13 +144,16 @@ pub const Names = struct {
         id: PeerId,
 
         pub fn format(it: Who, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            const short = it.id.short();
-            const name = it.names.find(it.id) orelse return writer.print("peer {s}", .{short});
+            const name = it.names.find(it.id) orelse
+                return writer.print("peer {s}", .{it.id.short()});
             const rank = name.rank orelse
-                return writer.print("peer {s}{f}", .{ short, name.label });
+                return writer.print("peer {f}", .{base.Named{ .id = it.id, .label = name.label }});
             if (it.id.eql(it.names.self)) return writer.print("rank {d} (this peer)", .{rank});
-            const comma = if (name.label.length > 0) ", " else "";
-            try writer.print("rank {d} ({s}{s}{s})", .{ rank, name.label.slice(), comma, short });
+            try writer.print("{f}", .{base.Ranked{
+                .rank = rank,
+                .id = it.id,
+                .label = name.label,
+            }});
         }
     };
 };

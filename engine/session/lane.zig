@@ -19,7 +19,7 @@ pub const Lane = struct {
     /// The driver's to use.
     driver: usize = 0,
     state: State,
-    /// Null until a stranger has said who it is.
+    /// Null until a stranger has said who it is, and for a dial that the coordinator has asked for.
     link: ?*Link,
     number: u8 = 0,
     /// This side has dialed it.
@@ -87,7 +87,7 @@ pub const Lane = struct {
         open,
     };
 
-    pub fn dialed(gpa: Allocator, link: *Link, number: u8, deadline: base.Instant) Lane {
+    pub fn dialed(gpa: Allocator, link: ?*Link, number: u8, deadline: base.Instant) Lane {
         return .{
             .gpa = gpa,
             .state = .dialing,
@@ -199,9 +199,15 @@ pub const Lane = struct {
     }
 
     pub fn put_head(lane: *Lane, bytes: []const u8) void {
+        @memcpy(lane.head_room(bytes.len), bytes);
+    }
+
+    /// A head of so many bytes goes out, which the caller writes now.
+    pub fn head_room(lane: *Lane, bytes: usize) []u8 {
         assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
-        @memcpy(lane.out_head[0..bytes.len], bytes);
-        lane.out_head_left = lane.out_head[0..bytes.len];
+        const room = lane.out_head[0..bytes];
+        lane.out_head_left = room;
+        return room;
     }
 
     /// True when everything that was put has left.

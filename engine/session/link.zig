@@ -59,7 +59,8 @@ pub const Link = struct {
     asks_in: ?u16 = null,
 
     pub const Key = struct {
-        group: u16,
+        /// A whole word, so that a key is hashed at once and not field by field.
+        group: u64,
         epoch: u64,
         tag: u64,
         sequence: u64,

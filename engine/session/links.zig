@@ -8,7 +8,9 @@ const Session = @import("session.zig").Session;
 const Lane = @import("lane.zig").Lane;
 const Link = @import("link.zig").Link;
 const Group = @import("group.zig").Group;
+const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const prefetch = @import("prefetch.zig");
 const rounds = @import("rounds.zig");
 const sync = @import("sync.zig");
@@ -18,7 +20,7 @@ const PeerId = base.PeerId;
 const limits = base.limits;
 
 /// A connection must be made and greeted within this time.
-const greet_ns_max = limits.stranger_ns_max;
+pub const greet_ns_max = limits.stranger_ns_max;
 /// An unwanted link is kept this long: the other side may have been told of this peer first.
 pub const linger_ns = 10 * std.time.ns_per_s;
 const retry_ns_min: u64 = 20 * std.time.ns_per_ms;
@@ -118,7 +120,7 @@ pub fn give_back(s: *Session, id: PeerId) void {
 fn want(s: *Session, id: PeerId) void {
     if (id.eql(s.self)) return;
     const link = obtain(s, id) catch {
-        return s.log(.err, "out of memory for the link to peer {s}", .{id.short()});
+        return s.log(.err, "out of memory for the link to peer {f}", .{labels.named(s, id)});
     };
     link.wanted = true;
 }
@@ -211,6 +213,7 @@ fn make_place(s: *Session, source: base.Source) bool {
 }
 
 pub fn dialed(s: *Session, lane: *Lane) void {
+    const link = lane.link orelse return dial_back.dialed(s, lane);
     lane.state = .greeting;
     lane.out_busy = true;
     lane.put_head(&wire.hello.encode(.{
@@ -218,7 +221,7 @@ pub fn dialed(s: *Session, lane: *Lane) void {
         .lane = lane.number,
         .run_id = s.run_id,
         .from = s.self,
-        .to = lane.link.?.peer,
+        .to = link.peer,
     }));
     s.host.vtable.lane_wake(s.host.ctx, lane);
 }
@@ -317,10 +320,14 @@ fn show(s: *Session, lane: *Lane, hello: *const wire.hello.Hello) bool {
 
 /// The answer to our hello. False when the lane is gone.
 pub fn answered(s: *Session, lane: *Lane) bool {
+    const link = lane.link orelse {
+        dial_back.answered(s, lane);
+        return false;
+    };
     const answer = lane.head[0..wire.hello.answer_bytes];
     const verdict = wire.hello.decode_answer(answer) catch .refused;
     if (verdict != .welcome) {
-        lane.link.?.dialed = .other_answers;
+        link.dialed = .other_answers;
         fail(s, lane, @tagName(verdict));
         return false;
     }
@@ -361,8 +368,8 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
     if (lane.link) |link| {
         s.log(
             .info,
-            "lane {d} to peer {s} is closed: {s}",
-            .{ lane.number, link.peer.short(), why },
+            "lane {d} to peer {f} is closed: {s}",
+            .{ lane.number, labels.named(s, link.peer), why },
         );
     }
     s.host.vtable.lane_close(s.host.ctx, lane);
@@ -372,7 +379,7 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
 /// For the user: this one could not be dialed, and it has not dialed this peer.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
-    say_unreached(s, .of(link.peer, false, link.dialed, address));
+    say_unreached(s, .of(labels.named(s, link.peer), false, link.dialed, address));
 }
 
 pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
@@ -380,9 +387,20 @@ pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
     s.log(.warning, "{f}; " ++ wire.dialed.remedy, .{&entry});
 }
 
+/// How a dial of this peer has ended.
+pub fn note_dialed(s: *Session, lane: *const Lane, why: wire.Dialed) void {
+    const place = if (lane.link) |link| &link.dialed else &s.dial_back.?.dialed;
+    place.* = why;
+}
+
 /// The connection is gone. The lane is invalid afterwards.
 pub fn lane_gone(s: *Session, lane: *Lane) void {
-    if (lane.link) |link| detach(s, lane, link) else stranger_forget(s, lane);
+    if (lane.link) |link|
+        detach(s, lane, link)
+    else if (lane.is_ours)
+        dial_back.over(s)
+    else
+        stranger_forget(s, lane);
     lane_free(s, lane);
 }
 
@@ -512,6 +530,7 @@ pub fn tick(s: *Session, late: bool) void {
         const lane = s.strangers.items[index];
         if (lane.deadline <= s.now) fail(s, lane, "it did not say who it is in time");
     }
+    if (s.dial_back) |under_way| tick_lane(s, under_way.lane, late);
     index = s.links.items.len;
     while (index > 0) {
         index -= 1;
@@ -534,8 +553,8 @@ pub fn tick(s: *Session, late: bool) void {
 /// and one that takes none any more.
 fn tick_lane(s: *Session, lane: *Lane, late: bool) void {
     if (lane.deadline <= s.now) {
-        if (lane.is_ours)
-            lane.link.?.dialed = if (lane.state == .dialing) .no_answer else .silent;
+        const why: wire.Dialed = if (lane.state == .dialing) .no_answer else .silent;
+        if (lane.is_ours) note_dialed(s, lane, why);
         return fail(s, lane, "it was not greeted in time");
     }
     if (lane.state != .open) return;
@@ -579,6 +598,7 @@ fn close(s: *Session, link: *Link) void {
 pub fn next_deadline(s: *const Session) base.Instant {
     var next: base.Instant = base.never;
     for (s.strangers.items) |lane| next = @min(next, lane.deadline);
+    if (s.dial_back) |under_way| next = @min(next, under_way.lane.deadline);
     for (s.links.items) |link| {
         if (!link.wanted) {
             next = @min(next, link.ends_at());

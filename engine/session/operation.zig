@@ -116,8 +116,8 @@ pub const Operation = struct {
         if (operation.sync) |sync| sync.destroy();
         operation.history.deinit(gpa);
         operation.uses.deinit(gpa);
-        gpa.free(operation.ids);
-        gpa.free(operation.neighbours_room);
+        base.unfilled.free_list(gpa, base.PeerId, operation.ids);
+        base.unfilled.free_list(gpa, Neighbour, operation.neighbours_room);
         gpa.destroy(operation);
     }
 
@@ -126,6 +126,19 @@ pub const Operation = struct {
         if (operation.finished) return false; // the caller has it all back
         if (operation.sync) |sync| if (sync.state == null) return false;
         return operation.uses.clash(uses);
+    }
+
+    /// This peer is new and was refused for what it has called here: beside that is what it should
+    /// have called.
+    pub fn note_wanted(operation: *Operation) void {
+        const failure = &operation.failure;
+        if (failure.status != .mismatch or failure.reason != null) return;
+        const wanted = &(operation.group.wanted orelse return);
+        if (!wanted.op.eql(operation.op.id)) return;
+        failure.peer = wanted.peer;
+        failure.descriptor = wanted.descriptor;
+        failure.other = operation.group.session.self;
+        failure.other_descriptor = operation.op.descriptor;
     }
 
     /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
@@ -137,17 +150,17 @@ pub const Operation = struct {
         operation: *const Operation,
 
         pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            const kind = it.operation.op.descriptor.kind;
-            const id = it.operation.op.id;
-            if (kind == .send_recv) {
-                const roles = &it.operation.executor.roles;
-                const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
-                try writer.print("{s} rank {d} (", .{ way, roles.pair.other(roles.rank) });
-            } else try writer.print("{t} (", .{kind});
-            // That of a sync says nothing to a person.
-            if (kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(id.tag)});
-            const epoch = it.operation.op.epoch;
-            try writer.print("number {d} of epoch {d})", .{ id.sequence, epoch });
+            const op = &it.operation.op;
+            const call: wire.NamedCall = .{
+                .kind = op.descriptor.kind,
+                .op = op.id,
+                .epoch = op.epoch,
+            };
+            if (call.kind != .send_recv) return call.format(writer);
+            const roles = &it.operation.executor.roles;
+            const way = if (roles.rank == roles.pair.src) "send to" else "recv from";
+            try writer.print("{s} rank {d}", .{ way, roles.pair.other(roles.rank) });
+            try call.place(writer);
         }
     };
 

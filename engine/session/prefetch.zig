@@ -13,6 +13,7 @@ const wire = @import("wire");
 const kernels = @import("kernels");
 const collective = @import("collective");
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const links = @import("links.zig");
 const sync = @import("sync.zig");
 const Group = @import("group.zig").Group;
@@ -248,8 +249,8 @@ pub fn tick(s: *Session, late: bool) void {
     for (s.groups.items) |group| for (group.states.items) |state| {
         const prefetch = state.prefetch orelse continue;
         const mute = find_mute(s, prefetch, late) orelse continue;
-        s.log(.info, "peer {s} gives nothing of shared state \"{s}\"", .{
-            prefetch.sources[mute].peer.short(), state.name,
+        s.log(.info, "peer {f} gives nothing of shared state \"{s}\"", .{
+            labels.named(s, prefetch.sources[mute].peer), state.name,
         });
         discard(s, prefetch, mute); // another one at the next tick
     };

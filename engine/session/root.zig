@@ -13,6 +13,7 @@ pub const Lane = @import("lane.zig").Lane;
 pub const Link = @import("link.zig").Link;
 pub const Group = @import("group.zig").Group;
 pub const labels = @import("labels.zig");
+pub const waits = @import("waits.zig");
 pub const outline = @import("outline.zig");
 pub const Operation = @import("operation.zig").Operation;
 pub const Span = @import("uses.zig").Span;
@@ -24,6 +25,8 @@ test {
     _ = @import("session.zig");
     _ = @import("lane.zig");
     _ = @import("link.zig");
+    _ = @import("dial_back.zig");
+    _ = @import("dial_back_test.zig");
     _ = @import("labels.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");

@@ -23,6 +23,7 @@ const State = @import("state.zig").State;
 const Span = @import("uses.zig").Span;
 const Uses = @import("uses.zig").Uses;
 const Sync = @import("sync.zig").Sync;
+const dial_back = @import("dial_back.zig");
 const frames = @import("frames.zig");
 const labels = @import("labels.zig");
 const links = @import("links.zig");
@@ -164,6 +165,8 @@ pub const Session = struct {
     addresses: std.AutoArrayHashMapUnmanaged([16]u8, []u8) = .empty,
     /// For people: whom this peer could not dial, and who could not dial it.
     unreached: Unreached = .{},
+    /// A dial that the coordinator has asked for is under way.
+    dial_back: ?dial_back.DialBack = null,
     /// Some lane is `broken`.
     lanes_broken: bool = false,
     /// A place in some link is free again: a hello may have waited for it.
@@ -241,6 +244,7 @@ pub const Session = struct {
         s.links.deinit(s.gpa);
         for (s.strangers.items) |lane| links.lane_free(s, lane);
         s.strangers.deinit(s.gpa);
+        if (s.dial_back) |under_way| links.lane_free(s, under_way.lane);
         for (s.addresses.values()) |address| s.gpa.free(address);
         s.addresses.deinit(s.gpa);
         s.labels.deinit(s.gpa);
@@ -257,8 +261,14 @@ pub const Session = struct {
         s.address = copy;
     }
 
-    pub fn log(s: *Session, level: LogLevel, comptime format: []const u8, args: anytype) void {
-        var buffer: [512]u8 = undefined;
+    /// Not inlined: the buffer would be a part of the frame of what runs for every piece.
+    pub noinline fn log(
+        s: *Session,
+        level: LogLevel,
+        comptime format: []const u8,
+        args: anytype,
+    ) void {
+        var buffer: [limits.log_line_bytes_max]u8 = undefined;
         const text = std.fmt.bufPrint(&buffer, format, args) catch &buffer;
         s.host.vtable.log(s.host.ctx, level, text);
     }
@@ -495,8 +505,9 @@ pub const Session = struct {
             .waiting => |*body| waits.on_waiting(s, body),
             .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
                 s,
-                .of(body.peer, true, body.dialed, body.address.data),
+                .of(labels.named(s, body.peer), true, body.dialed, body.address.data),
             ),
+            .dial_back => |*body| try dial_back.begin(s, body),
             // Messages that only a peer sends.
             .join,
             .epoch_report,
@@ -524,6 +535,7 @@ pub const Session = struct {
             .ask_address,
             .called,
             .traffic,
+            .dialed_back,
             => return error.Unexpected,
         }
     }
@@ -640,6 +652,11 @@ pub const Session = struct {
             if (group.state != .joined) continue;
             if (!everywhere and group != s.group_of(body.group)) continue;
             group.removed(body.why.data);
+            if (body.refused and !body.peer.eql(.none)) group.wanted = .{
+                .op = body.op,
+                .peer = body.peer,
+                .descriptor = body.descriptor,
+            };
             group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
@@ -1096,18 +1113,19 @@ pub const Session = struct {
         };
         try s.operations.ensureUnusedCapacity(s.gpa, 1);
         try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + 1);
-        const operation = try s.gpa.create(Operation);
+        const operation = try base.unfilled.create(s.gpa, Operation);
         errdefer s.gpa.destroy(operation);
-        const ids = try s.gpa.dupe(PeerId, epoch.ids);
-        errdefer s.gpa.free(ids);
+        const ids = try base.unfilled.list(s.gpa, PeerId, epoch.ids.len);
+        errdefer base.unfilled.free_list(s.gpa, PeerId, ids);
+        @memcpy(ids, epoch.ids);
         var history: protocol.History = .{};
         try history.reserve(s.gpa, epoch.alive.count());
         errdefer history.deinit(s.gpa);
         const room = if (epoch.ids.len <= collective.direct_members_max) epoch.ids.len else 2;
-        const neighbours = try s.gpa.alloc(Operation.Neighbour, room);
-        errdefer s.gpa.free(neighbours);
-        const moved = try s.gpa.alloc(collective.Array, arrays.len);
-        defer s.gpa.free(moved);
+        const neighbours = try base.unfilled.list(s.gpa, Operation.Neighbour, room);
+        errdefer base.unfilled.free_list(s.gpa, Operation.Neighbour, neighbours);
+        const moved = try base.unfilled.list(s.gpa, collective.Array, arrays.len);
+        defer base.unfilled.free_list(s.gpa, collective.Array, moved);
         const roles = roles_of(epoch, call);
         const nothing: [*]u8 = &s.sink;
         for (moved, arrays) |*to, *array| to.* = .{
@@ -1328,6 +1346,7 @@ pub const Session = struct {
             if (s.away_since != base.never)
                 operation.failure.coordinator_away_ns = s.now -| s.away_since;
             operation.status = why.status;
+            operation.note_wanted();
             operation.names = .of_failure(s, operation);
         } else if (operation.sync != null) s.sync_point(operation, .sync_committed, 0) //
         else s.fault_point(operation, .all_reduce_committed);
@@ -1390,14 +1409,14 @@ pub const Session = struct {
     pub fn lane_closed(s: *Session, now: Instant, lane: *Lane) void {
         s.reach(now);
         // Whatever takes the connection and ends it at once is no peer of this run.
-        if (lane.state == .greeting) lane.link.?.dialed = .other_answers;
+        if (lane.state == .greeting) links.note_dialed(s, lane, .other_answers);
         links.lane_gone(s, lane);
         s.run_deferred();
     }
 
     /// A lane that could not be dialed. It is invalid afterwards.
     pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
-        lane.link.?.dialed = why;
+        links.note_dialed(s, lane, why);
         s.lane_closed(now, lane);
     }
 
@@ -1439,7 +1458,8 @@ pub const Session = struct {
 
     // ---- time
 
-    pub fn tick(s: *Session, now: Instant) void {
+    /// Not inlined, and rare: its frame is large.
+    pub noinline fn tick(s: *Session, now: Instant) void {
         s.reach(now);
         // A loop that was late was frozen and has heard nobody: it restarts the silence timers
         // first.

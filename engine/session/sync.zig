@@ -14,6 +14,7 @@ const kernels = @import("kernels");
 const protocol = @import("protocol");
 const collective = @import("collective");
 const frames = @import("frames.zig");
+const labels = @import("labels.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
 const Session = @import("session.zig").Session;
@@ -374,8 +375,8 @@ fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const sync = operation.sync.?;
-    s.log(.warning, "nothing more of a shared state is asked of peer {s}: {s}", .{
-        operation.ids[rank].short(), why,
+    s.log(.warning, "nothing more of a shared state is asked of peer {f}: {s}", .{
+        labels.named(s, operation.ids[rank]), why,
     });
     sync.fetch.discard(rank);
     sync.exchanges[rank].wants = .{};

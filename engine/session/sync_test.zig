@@ -238,7 +238,8 @@ test "structures that differ are listed to everybody" {
     try case.sync_all();
     for (case.all()) |*held| {
         const text = held.operation.?.sync.?.differs();
-        const only = "\"bias\" is only at peer";
+        const only = "rank 0 (n0, 00000000) against rank 1 (n1, 00000000): \"bias\" is only " ++
+            "on rank 0";
         for ([_][]const u8{ only, "\"gain\"", "u8[40, 16]", "u8[7]" }) |part| {
             try expect(std.mem.indexOf(u8, text, part) != null);
         }

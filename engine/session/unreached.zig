@@ -21,6 +21,7 @@ pub const Unreached = struct {
     pub const Entry = struct {
         /// None: the coordinator.
         peer: PeerId,
+        label: base.Label,
         /// That one has dialed this peer.
         is_theirs: bool,
         dialed: wire.Dialed,
@@ -28,8 +29,19 @@ pub const Unreached = struct {
         address_bytes: [limits.address_bytes_max]u8 = undefined,
         address_length: usize = 0,
 
-        pub fn of(peer: PeerId, is_theirs: bool, dialed: wire.Dialed, address: []const u8) Entry {
-            var entry: Entry = .{ .peer = peer, .is_theirs = is_theirs, .dialed = dialed, .at = 0 };
+        pub fn of(
+            peer: base.Named,
+            is_theirs: bool,
+            dialed: wire.Dialed,
+            address: []const u8,
+        ) Entry {
+            var entry: Entry = .{
+                .peer = peer.id,
+                .label = peer.label,
+                .is_theirs = is_theirs,
+                .dialed = dialed,
+                .at = 0,
+            };
             entry.address_length = @min(address.len, entry.address_bytes.len);
             @memcpy(entry.address_bytes[0..entry.address_length], address[0..entry.address_length]);
             return entry;
@@ -38,7 +50,10 @@ pub const Unreached = struct {
         pub fn format(entry: *const Entry, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             if (entry.peer.eql(.none)) {
                 try writer.writeAll("the coordinator");
-            } else try writer.print("peer {s}", .{entry.peer.short()});
+            } else {
+                const named: base.Named = .{ .id = entry.peer, .label = entry.label };
+                try writer.print("peer {f}", .{named});
+            }
             try writer.writeAll(if (entry.is_theirs)
                 " could not dial this peer"
             else
@@ -106,19 +121,24 @@ test "what could not be dialed is told once, until it is another reason or long 
     var u: Unreached = .{};
     var buffer: [600]u8 = undefined;
     try std.testing.expectEqualStrings("", u.text(0, &buffer));
-    const first: PeerId = .from_int(1 << 120);
+    const first: base.Named = .{ .id = .from_int(1 << 120), .label = .shown("node7:42") };
+    const coordinator: base.Named = .{ .id = .none, .label = .{} };
     try expect(u.note(5, .of(first, false, .refused, "192.0.2.1:80")));
     try expect(!u.note(6, .of(first, false, .refused, "192.0.2.1:80")));
     try expect(u.note(7, .of(first, false, .no_answer, "192.0.2.1:80")));
     try expect(u.note(7, .of(first, true, .refused, "")));
-    try expect(u.note(7, .of(.none, true, .refused, "10.0.0.1:7")));
-    try std.testing.expectEqualStrings("peer 01000000 could not be dialed at 192.0.2.1:80: " ++
-        "no answer (a firewall or NAT?); peer 01000000 could not dial this peer: the connection " ++
-        "was refused; the coordinator could not dial this peer at 10.0.0.1:7: the connection " ++
-        "was refused; " ++ wire.dialed.remedy, u.text(8, &buffer));
-    u.forget(first);
+    try expect(u.note(7, .of(coordinator, true, .refused, "10.0.0.1:7")));
+    try std.testing.expectEqualStrings("peer 01000000 (node7:42) could not be dialed at " ++
+        "192.0.2.1:80: no answer (a firewall or NAT?); peer 01000000 (node7:42) could not dial " ++
+        "this peer: the connection was refused; the coordinator could not dial this " ++
+        "peer at 10.0.0.1:7: the connection was refused; " ++ wire.dialed.remedy, //
+        u.text(8, &buffer));
+    u.forget(first.id);
     try std.testing.expectEqual(1, u.count);
-    for (0..20) |index| _ = u.note(9 + index, .of(.from_int(index), false, .silent, "a:1"));
+    for (0..20) |index| {
+        const other: base.Named = .{ .id = .from_int(index), .label = .{} };
+        _ = u.note(9 + index, .of(other, false, .silent, "a:1"));
+    }
     try std.testing.expectEqual(8, u.count);
     try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);
     try std.testing.expectEqualStrings("", u.text(40 + Unreached.fresh_ns, &buffer));

@@ -46,10 +46,14 @@ pub const Uses = struct {
         uses.items.appendAssumeCapacity(.{ .span = span, .writes = is_written });
     }
 
-    /// To be done once all are there.
+    /// To be done once all are there. Most calls have few, and do without the other's stack.
     pub fn sort(uses: *Uses) void {
-        std.mem.sortUnstable(Use, uses.items.items, {}, starts_before);
+        const items = uses.items.items;
+        if (items.len <= few) std.sort.insertion(Use, items, {}, starts_before) //
+        else std.mem.sortUnstable(Use, items, {}, starts_before);
     }
+
+    const few = 8;
 
     fn starts_before(_: void, a: Use, b: Use) bool {
         return a.span.start < b.span.start;

@@ -23,21 +23,28 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     if (operation.op.missing.is_empty()) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
-    s.log(.warning, "{f} waits for {f} since {d} s; group {s}", .{
+    const names: labels.Names = .of_missing(s, operation);
+    s.log(.warning, "{f} waits for {f} since {d} s{f}; group {s}", .{
         operation.named(),
-        Missing{ .s = s, .operation = operation },
+        Missing{ .names = &names, .operation = operation },
         (s.now -| operation.started_at) / std.time.ns_per_s,
+        Elsewhere{
+            .names = &names,
+            .operation = operation,
+            .missing = &operation.op.missing,
+            .told = &operation.op.elsewhere,
+        },
         group.name,
     });
 }
 
 /// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
 const Missing = struct {
-    s: *const Session,
+    names: *const labels.Names,
     operation: *const Operation,
 
     pub fn format(missing: Missing, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-        const names: labels.Names = .of_missing(missing.s, missing.operation);
+        const names = missing.names;
         const mask = &missing.operation.op.missing;
         const most = labels.Names.missing_max;
         for (0..@min(mask.count(), most)) |index| {
@@ -45,6 +52,32 @@ const Missing = struct {
             try writer.print("{f}", .{names.who(missing.operation.ids[mask.at(index)])});
         }
         if (mask.count() > most) try writer.print(" and {d} more", .{mask.count() - most});
+    }
+};
+
+/// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, number 0 of epoch 1) for rank 0
+/// (this peer)"
+pub const Elsewhere = struct {
+    names: *const labels.Names,
+    operation: *const Operation,
+    missing: *const base.Mask,
+    told: *const protocol.Elsewhere,
+
+    pub fn format(it: Elsewhere, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const ids = it.operation.ids;
+        for (it.told.slice()) |*waits| {
+            if (!it.missing.has(waits.rank)) continue; // it is lost by now
+            try writer.print("; {f} waits in {f} for {f}", .{
+                it.names.who(ids[waits.rank]),
+                wire.NamedCall{
+                    .kind = waits.kind,
+                    .op = waits.op,
+                    .epoch = it.operation.op.epoch,
+                },
+                it.names.who(ids[waits.waits_for]),
+            });
+            if (waits.count > 1) try writer.print(" and {d} more", .{waits.count - 1});
+        }
     }
 };
 

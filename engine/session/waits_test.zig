@@ -66,6 +66,39 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], others) |*node, other| node.s.release(other);
 }
 
+test "the log says what a member that is waited for waits in itself" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const operation = try world.sum(&w.nodes[0], 10, .restart);
+    var values: [10]u64 = @splat(1);
+    const there = try w.nodes[1].s.begin(w.now, w.nodes[1].group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&values),
+        .recv = @ptrCast(&values),
+        .count = values.len,
+        .dtype = .u64,
+        .tag = 5,
+        .deadline = w.now + 9 * second,
+    });
+    const lines = w.log_lines;
+    try w.pass(7 * second);
+    try expectEqual(2, w.log_lines - lines);
+    try expectEqualStrings("all_reduce (tag 5, number 0 of epoch 1) waits for rank 0 (n0, " ++
+        "00000000) since 6 s; rank 0 (n0, 00000000) waits in all_reduce (tag 0, number 0 of " ++
+        "epoch 1) for rank 1 (this peer); group g", w.said[0..w.said_bytes]);
+    try w.pass(7 * second);
+    try expectEqual(.deadline_exceeded, there.status);
+    const told = there.failure.elsewhere.slice();
+    try expectEqual(1, told.len);
+    try expectEqual(.all_reduce, told[0].kind);
+    const other = try world.sum(&w.nodes[1], 10, .restart);
+    try w.settle();
+    try world.check_sum(operation);
+    w.nodes[0].s.release(operation);
+    for ([_]*session.Operation{ there, other }) |item| w.nodes[1].s.release(item);
+}
+
 test "a call that fails names its peers as they were then, with rank and label" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);

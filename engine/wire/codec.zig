@@ -1,7 +1,9 @@
 //! codec: explicit little-endian encoding of plain structs, written once for all control messages.
 //! Integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested structs,
 //! `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in declaration order.
-//! No padding, no pointers, no allocation: what is decoded refers to the bytes it came from.
+//! No padding, no pointers, no allocation: what is decoded refers to the bytes it came from. Where
+//! all values of a type have the same size, its bytes are taken at once and their places are known
+//! when compiling, so that one check does for all of its fields.
 //!
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
 //! lists. A struct names them in `bounds`, the largest legal value for each field, or `.any` where
@@ -86,18 +88,97 @@ pub fn List(comptime T: type) type {
     };
 }
 
-pub fn write(comptime T: type, value: T, writer: *Writer) Error!void {
+/// The size of a T on the wire; null if it depends on the value.
+fn fixed_bytes(comptime T: type) ?usize {
     switch (@typeInfo(T)) {
         .int => |info| {
             comptime std.debug.assert(info.bits % 8 == 0);
-            const bytes = try writer.room(info.bits / 8);
-            std.mem.writeInt(T, bytes[0 .. info.bits / 8], value, .little);
+            return info.bits / 8;
         },
-        .@"enum" => |info| try write(info.tag_type, @intFromEnum(value), writer),
-        .bool => try write(u8, @intFromBool(value), writer),
+        .@"enum" => |info| return fixed_bytes(info.tag_type),
+        .bool => return 1,
+        .array => |info| return info.len * (fixed_bytes(info.child) orelse return null),
+        .@"struct" => |info| {
+            if (@hasDecl(T, "is_wire_bytes") or @hasDecl(T, "wire_item")) return null;
+            var total: usize = 0;
+            inline for (info.fields) |field| total += fixed_bytes(field.type) orelse return null;
+            return total;
+        },
+        else => @compileError("not a wire type: " ++ @typeName(T)),
+    }
+}
+
+fn Fixed(comptime T: type) type {
+    return [fixed_bytes(T).?]u8;
+}
+
+fn write_fixed(comptime T: type, value: *const T, bytes: *Fixed(T)) void {
+    switch (@typeInfo(T)) {
+        .int => std.mem.writeInt(T, bytes, value.*, .little),
+        .@"enum" => |info| write_fixed(info.tag_type, &@intFromEnum(value.*), bytes),
+        .bool => bytes[0] = @intFromBool(value.*),
         .array => |info| if (info.child == u8) {
-            try writer.put(&value);
-        } else for (value) |item| try write(info.child, item, writer),
+            bytes.* = value.*;
+        } else {
+            const size = comptime fixed_bytes(info.child).?;
+            for (value, 0..) |*item, index|
+                write_fixed(info.child, item, bytes[index * size ..][0..size]);
+        },
+        .@"struct" => |info| {
+            comptime var start: usize = 0;
+            inline for (info.fields) |field| {
+                const size = comptime fixed_bytes(field.type).?;
+                write_fixed(field.type, &@field(value, field.name), bytes[start..][0..size]);
+                start += size;
+            }
+        },
+        else => comptime unreachable, // fixed_bytes
+    }
+}
+
+fn read_fixed(comptime T: type, bytes: *const Fixed(T)) Error!T {
+    switch (@typeInfo(T)) {
+        .int => return std.mem.readInt(T, bytes, .little),
+        .@"enum" => |info| {
+            const number = try read_fixed(info.tag_type, bytes);
+            return std.enums.fromInt(T, number) orelse error.BadValue;
+        },
+        .bool => return switch (bytes[0]) {
+            0 => false,
+            1 => true,
+            else => error.BadValue,
+        },
+        .array => |info| {
+            if (info.child == u8) return bytes.*;
+            const size = comptime fixed_bytes(info.child).?;
+            var value: T = undefined;
+            for (&value, 0..) |*item, index|
+                item.* = try read_fixed(info.child, bytes[index * size ..][0..size]);
+            return value;
+        },
+        .@"struct" => |info| {
+            var value: T = undefined;
+            comptime var start: usize = 0;
+            inline for (info.fields) |field| {
+                const size = comptime fixed_bytes(field.type).?;
+                const part = try read_fixed(field.type, bytes[start..][0..size]);
+                try check_bound(T, field, part);
+                @field(value, field.name) = part;
+                start += size;
+            }
+            return value;
+        },
+        else => comptime unreachable, // fixed_bytes
+    }
+}
+
+pub fn write(comptime T: type, value: T, writer: *Writer) Error!void {
+    if (comptime fixed_bytes(T)) |size| {
+        const bytes = try writer.room(size);
+        return write_fixed(T, &value, bytes[0..size]);
+    }
+    switch (@typeInfo(T)) {
+        .array => |info| for (value) |item| try write(info.child, item, writer),
         .@"struct" => |info| if (@hasDecl(T, "is_wire_bytes")) {
             try write(u32, @intCast(value.data.len), writer);
             try writer.put(value.data);
@@ -113,26 +194,14 @@ pub fn write(comptime T: type, value: T, writer: *Writer) Error!void {
 }
 
 pub fn read(comptime T: type, reader: *Reader) Error!T {
+    if (comptime fixed_bytes(T)) |size| {
+        const bytes = try reader.take(size);
+        return read_fixed(T, bytes[0..size]);
+    }
     switch (@typeInfo(T)) {
-        .int => |info| {
-            const bytes = try reader.take(info.bits / 8);
-            return std.mem.readInt(T, bytes[0 .. info.bits / 8], .little);
-        },
-        .@"enum" => |info| {
-            return std.enums.fromInt(T, try read(info.tag_type, reader)) orelse error.BadValue;
-        },
-        .bool => return switch (try read(u8, reader)) {
-            0 => false,
-            1 => true,
-            else => error.BadValue,
-        },
         .array => |info| {
             var value: T = undefined;
-            if (info.child == u8) {
-                @memcpy(&value, try reader.take(info.len));
-            } else for (&value) |*item| {
-                item.* = try read(info.child, reader);
-            }
+            for (&value) |*item| item.* = try read(info.child, reader);
             return value;
         },
         .@"struct" => |info| if (@hasDecl(T, "is_wire_bytes")) {
@@ -148,14 +217,22 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
             var value: T = undefined;
             inline for (info.fields) |field| {
                 const part = try read(field.type, reader);
-                if (comptime bound_of(T, field)) |most| {
-                    if (measure(part) > most) return error.OutOfRange;
-                }
+                try check_bound(T, field, part);
                 @field(value, field.name) = part;
             }
             return value;
         },
         else => @compileError("not a wire type: " ++ @typeName(T)),
+    }
+}
+
+fn check_bound(
+    comptime T: type,
+    comptime field: std.builtin.Type.StructField,
+    part: field.type,
+) error{OutOfRange}!void {
+    if (comptime bound_of(T, field)) |most| {
+        if (measure(part) > most) return error.OutOfRange;
     }
 }
 

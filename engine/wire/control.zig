@@ -130,6 +130,16 @@ pub const Descriptor = struct {
         .safe_points = safe_points_told_max,
     };
 
+    /// Where a message has room for one, and there is none.
+    pub const blank: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f32,
+        .op = .sum,
+        .recovery = .raise,
+        .count = 0,
+        .safe_points = 0,
+    };
+
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
@@ -488,7 +498,25 @@ pub const Traffic = struct {
 
     pub const bounds = .{ .links = limits.links_told_max };
 };
-pub const StatusRequest = struct {};
+/// For the status. Members are to dial this peer, and the status says how that went
+/// (protocol/dial_back.zig); none: nobody is.
+pub const StatusRequest = struct {
+    dial_back: PeerId = .none,
+};
+/// To a member: dial this peer once, ask it for its proof, and say what came of it.
+pub const DialBack = struct {
+    peer: PeerId,
+    nonce: hello.Nonce,
+    address: Bytes,
+
+    pub const bounds = .{ .address = limits.address_bytes_max };
+};
+/// How that dial went; `pending`: something there has answered as a peer does, with this.
+pub const DialedBack = struct {
+    nonce: hello.Nonce,
+    dialed: Dialed,
+    proof: hello.Proof,
+};
 /// It has called an operation that takes long, or of which the coordinator has said that others
 /// have called it. A vote, an offer and a report say so too.
 pub const Called = struct {
@@ -730,6 +758,11 @@ pub const Expelled = struct {
     /// A newcomer whose calls do not fit those of the members: they fail as such.
     refused: bool = false,
     why: Bytes,
+    /// The call of a member that such a call does not fit, from which the newcomer finds which of
+    /// several arrays differs. No peer: it is about no call.
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    peer: PeerId = .none,
+    descriptor: Descriptor = .blank,
 
     pub const bounds = .{ .group = .any, .why = limits.expelled_bytes_max };
 };
@@ -792,8 +825,30 @@ pub const Stalled = struct {
     attempt: u32,
     op: OpId,
     missing: Mask,
+    /// The operations that the first of them wait in themselves, for those who wait for them.
+    elsewhere: List(Elsewhere) = .{},
 
-    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .elsewhere = limits.elsewhere_told_max,
+    };
+};
+/// A member that others wait for has called another operation, and waits there for others.
+pub const Elsewhere = struct {
+    rank: u16 = 0,
+    op: OpId = .{ .tag = 0, .sequence = 0 },
+    kind: OpKind = .barrier,
+    /// The first of those, and how many they are.
+    waits_for: u16 = 0,
+    count: u16 = 0,
+
+    pub const bounds = .{
+        .rank = limits.peers_max - 1,
+        .waits_for = limits.peers_max - 1,
+        .count = limits.peers_max,
+    };
 };
 /// A peer could not dial the one that is told this, for its user; no peer: the coordinator itself.
 pub const Unreached = struct {
@@ -874,6 +929,8 @@ pub const Message = union(enum(u16)) {
     labels: Labels,
     waiting: Waiting,
     traffic: Traffic,
+    dial_back: DialBack,
+    dialed_back: DialedBack,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -3,6 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
 
 /// The words for a call, with peers named as `Names.who` does:
@@ -76,17 +77,24 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
-/// Names for those who know nothing of a peer but its id: "peer 7f3a01c2".
-pub const ByShortId = struct {
-    pub fn who(_: ByShortId, id: base.PeerId) Short {
-        return .{ .id = id };
+/// "all_reduce (tag 5, number 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
+pub const NamedCall = struct {
+    kind: control.OpKind,
+    op: control.OpId,
+    epoch: u64,
+
+    pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (base.Pair.of(it.op.tag)) |pair| {
+            try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
+        } else try writer.print("{t}", .{it.kind});
+        try it.place(writer);
     }
 
-    const Short = struct {
-        id: base.PeerId,
-
-        pub fn format(it: Short, writer: *std.Io.Writer) std.Io.Writer.Error!void {
-            try writer.print("peer {s}", .{it.id.short()});
-        }
-    };
+    /// Behind the words for what it is.
+    pub fn place(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.writeAll(" (");
+        // That of a sync says nothing to a person.
+        if (it.kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
+        try writer.print("number {d} of epoch {d})", .{ it.op.sequence, it.epoch });
+    }
 };

@@ -58,7 +58,13 @@ comptime {
 }
 
 pub fn encode(header: Header) [header_bytes]u8 {
-    var bytes: [header_bytes]u8 = @splat(0);
+    var bytes: [header_bytes]u8 = undefined;
+    encode_into(&bytes, &header);
+    return bytes;
+}
+
+pub fn encode_into(bytes: *[header_bytes]u8, header: *const Header) void {
+    bytes.* = @splat(0);
     std.mem.writeInt(u64, bytes[0..8], header.epoch, .little);
     std.mem.writeInt(u64, bytes[8..16], header.tag, .little);
     std.mem.writeInt(u64, bytes[16..24], header.sequence, .little);
@@ -72,8 +78,7 @@ pub fn encode(header: Header) [header_bytes]u8 {
     // 49..52 reserved, zero.
     std.mem.writeInt(u32, bytes[52..56], header.fingerprint, .little);
     // 56..60 reserved, zero.
-    std.mem.writeInt(u32, bytes[60..64], checksum(&bytes), .little);
-    return bytes;
+    std.mem.writeInt(u32, bytes[60..64], checksum(bytes), .little);
 }
 
 pub fn decode(bytes: *const [header_bytes]u8) Error!Header {

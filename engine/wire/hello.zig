@@ -119,6 +119,14 @@ pub fn encode_proof(value: Proof) [answer_bytes]u8 {
     return bytes;
 }
 
+/// The proof in an answer to a probe, whoever has made it.
+pub fn proof_in(bytes: *const [answer_bytes]u8) Error!Proof {
+    const value: Proof = bytes[16..32].*;
+    var rest = bytes.*;
+    rest[16..32].* = @splat(0);
+    return if (try decode_answer(&rest) == .welcome) value else error.BadValue;
+}
+
 /// Whether the answer is the proof that was expected.
 pub fn is_proof(bytes: *const [answer_bytes]u8, expected: Proof) bool {
     return std.crypto.timing_safe.eql([answer_bytes]u8, bytes.*, encode_proof(expected));
@@ -173,6 +181,9 @@ test "a proof is of one key, run, peer and question, and an echo is none" {
     });
     try std.testing.expectEqual(@as(Nonce, @splat(3)), (try decode(&probe)).nonce);
     try std.testing.expect(!is_proof(probe[0..answer_bytes], mine));
+    try std.testing.expectEqual(mine, try proof_in(&encode_proof(mine)));
+    try std.testing.expectError(error.BadValue, proof_in(&encode_answer(.wrong_peer)));
+    try std.testing.expectError(error.NotPccl, proof_in(&@as([answer_bytes]u8, @splat(0))));
     var lane = probe;
     lane[10] = @intFromEnum(Purpose.lane);
     try std.testing.expectError(error.BadValue, decode(&lane));

@@ -335,15 +335,20 @@ def doctor_command(
     token_file: TokenFrom = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each dial.")] = 5.0,
+    ports: Annotated[
+        str | None,
+        typer.Option(help="Ports that peers have here, as 29400-29500." + _default("PCCL_PORTS")),
+    ] = None,
 ) -> None:
-    """Look at what a peer on this machine needs: the ways to coordinator and members, limits.
+    """Look at what a peer on this machine needs: the ways to coordinator and members and back, \
+clocks, limits.
 
-    One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own. The \
-exit status is 1 if anything is wrong.
+    One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own, and \
+members dial it. The exit status is 1 if anything is wrong.
     """
     if refused is not None:
         secret.refuse_token_argument()
-    well = doctor.show(secret.token(token_file), timeout=timeout, as_json=as_json)
+    well = doctor.show(secret.token(token_file), timeout=timeout, ports=ports, as_json=as_json)
     raise typer.Exit(0 if well else EXIT_FAILURE)
 
 

@@ -1,8 +1,9 @@
 """Looking at what a peer on this machine needs: `pccl doctor`. One line for each thing, ok or not.
 
-The token, the way to the coordinator and to every member, how the coordinator sees this machine,
-descriptors, and what the kernel does with TCP. Each check stands alone, so that one that fails
-hides none behind it. docs/NETWORKING.md says what to do in general.
+The token, the way to the coordinator, the ways to every member and from it, how the coordinator
+sees this machine, clocks, descriptors, and what the kernel does with TCP. Each check stands alone,
+so that one that fails hides none behind it. docs/NETWORKING.md says what to do in general; which
+members dial, and whom: engine/protocol/dial_back.zig.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import resource
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,12 @@ DESCRIPTORS_MIN = 1024
 # Enough for a transfer of 1 Gbit/s over 30 ms; less is slow over long distances.
 BUFFER_BYTES_MIN = 4 << 20
 DIALS_AT_ONCE = 32
+PORT_VARIABLES = ("PCCL_PORTS", "PCCL_BIND")
+# Dials of members end after 5 s, and the coordinator waits for their answers for 8 s.
+VISIT_SECONDS_MAX = 10.0
+ASK_SECONDS = 0.2
+CLOCK_SECONDS = 1.0
+CLOCK_APART_SECONDS_MAX = 1.0
 TCP = Path("/proc/sys/net/ipv4")
 
 
@@ -43,22 +52,65 @@ class Finding:
     remedy: str = ""
 
 
-def examine(token: str, *, timeout: float) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class Answer:
+    """A status, and when the coordinator made it by this machine's clocks, give or take `error`."""
+
+    status: dict[str, Any]
+    wall: float
+    at: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Visit:
+    """How a peer of the doctor's comes to the run: as any other one of this machine would."""
+
+    token: str
+    timeout: float
+    ports: str | None
+    peer_id: pccl_py.PeerId
+
+    @property
+    def group(self) -> str:
+        """A group of its own: it disturbs nobody."""
+        return f"pccl doctor {self.peer_id.short}"
+
+    def stay(self, world_size: int, over: threading.Event) -> None:
+        """Until `over`; or less, because no other peer comes where a group takes more than one."""
+        with pccl_py.connect(
+            self.token,
+            group=self.group,
+            initial_world_size=world_size,
+            deadline=VISIT_SECONDS_MAX,
+            connect_timeout=self.timeout,
+            ports=self.ports,
+            peer_id=self.peer_id,
+        ):
+            over.wait()
+
+    def ask(self, *, dial_back: bool) -> Answer:
+        began, wall = time.monotonic(), time.time()
+        peer = self.peer_id if dial_back else None
+        status = pccl_py.run_status(self.token, self.timeout, dial_back=peer)
+        half = (time.monotonic() - began) / 2
+        return Answer(status, wall + half, began + half, half)
+
+
+def examine(token: str, *, timeout: float, ports: str | None = None) -> Iterator[Finding]:
     """Everything, in the order in which one thing needs the other."""
     address = pccl_py.token_parse(token).address
     host, _, port = address.rpartition(":")
     yield from _coordinator(host.strip("[]"), int(port), timeout)
-    status: dict[str, Any] = {}
-    began = time.monotonic()
+    visit = Visit(token, timeout, ports, pccl_py.PeerId(uuid.uuid4().bytes))
     try:
-        status = pccl_py.run_status(token, timeout)
+        first = visit.ask(dial_back=False)
+        yield Finding("run", True, f"{first.status['run']} answers in {first.error * 2e3:.0f} ms")
+        yield from _reach(visit, first.status)
+        time.sleep(max(0.0, first.at + CLOCK_SECONDS - time.monotonic()))  # clocks are watched
+        yield _clock(first, visit.ask(dial_back=False))
     except pccl_py.PcclError as error:
         yield Finding("run", False, str(error))
-    else:
-        seconds = time.monotonic() - began
-        yield Finding("run", True, f"{status['run']} answers in {seconds * 1e3:.0f} ms")
-        yield _seen(token, status, timeout)
-        yield from _members(status, timeout)
     yield _descriptors()
     yield from _kernel()
 
@@ -96,35 +148,28 @@ def _dial(what: str, host: str, port: int, timeout: float) -> Finding:
     return Finding(what, True, f"{at} accepts in {(time.monotonic() - began) * 1e3:.0f} ms")
 
 
-def _seen(token: str, status: dict[str, Any], timeout: float) -> Finding:
-    """This machine as the others see it: a peer of its own joins a group of its own, and goes."""
-    if status["min_world_size"] > 1:
-        return Finding("seen", True, "not tried: no group of this run begins with one peer")
-    peer_id = uuid.uuid4()
-    group = f"pccl doctor {peer_id.hex[:8]}"
-    try:
-        with pccl_py.connect(
-            token,
-            group=group,
-            initial_world_size=1,
-            deadline=timeout,
-            connect_timeout=timeout,
-            peer_id=peer_id.bytes,
-        ):
-            groups = pccl_py.run_status(token, timeout)["groups"]
-    except pccl_py.PcclError as error:
-        return Finding("seen", False, str(error))
-    seen = [each["address"] for one in groups if one["name"] == group for each in one["pending"]]
-    if any(seen):
-        return Finding("seen", True, f"others dial a peer of this machine at {seen[0]}")
-    remedy = (
-        "well as long as this machine can dial all others; else open PCCL_PORTS, PCCL_ADVERTISE"
-    )
-    return Finding("seen", True, "nobody can dial a peer of this machine", remedy)
+def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
+    """A peer visits the run, this process dials the members, and they dial the peer."""
+    members = _members(status)
+    over = threading.Event()
+    with ThreadPoolExecutor(DIALS_AT_ONCE) as threads:
+        peer = threads.submit(visit.stay, max(status["min_world_size"], 1), over)
+        ways = {
+            member: threads.submit(_dial_at, f"member {member[:8]}", address, visit.timeout)
+            for member, address in members.items()
+        }
+        try:
+            answer = _dialed_back(visit, peer)
+        finally:
+            over.set()
+        yield _seen(visit, answer, peer)
+        back = {each["peer_id"]: each for each in answer.get("dial_back", {}).get("members", ())}
+        for member, way in ways.items():
+            yield _both(way.result(), bool(members[member]), back.get(member))
 
 
-def _members(status: dict[str, Any], timeout: float) -> Iterator[Finding]:
-    members = {
+def _members(status: dict[str, Any]) -> dict[str, str]:
+    return {
         member["peer_id"]: member["address"]
         for group in status["groups"]
         for epoch in group["epochs"]
@@ -132,15 +177,91 @@ def _members(status: dict[str, Any], timeout: float) -> Iterator[Finding]:
         if member["alive"]
     }
 
-    def dial(peer: str) -> Finding:
-        what, address = f"member {peer[:8]}", members[peer]
-        if not address:
-            return Finding(what, True, "has no address that others can dial: it dials this machine")
-        host, _, port = address.rpartition(":")
-        return _dial(what, host.strip("[]"), int(port), timeout)
 
-    with ThreadPoolExecutor(DIALS_AT_ONCE) as threads:
-        yield from threads.map(dial, members)
+def _dialed_back(visit: Visit, peer: Future[None]) -> dict[str, Any]:
+    """The status when all members have said how their dials went, or will not.
+
+    It is asked for again until then: another doctor may be first.
+    """
+    until = time.monotonic() + VISIT_SECONDS_MAX
+    while True:
+        status = visit.ask(dial_back=True).status
+        said = status.get("dial_back", {})
+        is_ours = said.get("peer_id") == str(visit.peer_id)
+        if not is_ours:
+            status.pop("dial_back", None)
+        if (is_ours and said["over"]) or peer.done() or time.monotonic() >= until:
+            return status
+        time.sleep(ASK_SECONDS)
+
+
+def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
+    groups = [group for group in status["groups"] if group["name"] == visit.group]
+    seen = [each["address"] for group in groups for each in group["pending"]]
+    if not seen:
+        error = peer.exception()
+        return Finding(
+            "seen", False, "no peer of this machine got in" if error is None else str(error)
+        )
+    if not seen[0]:
+        remedy = (
+            "well as long as this machine can dial all others; else open PCCL_PORTS, PCCL_ADVERTISE"
+        )
+        return Finding("seen", True, "nobody can dial a peer of this machine", remedy)
+    chosen = visit.ports or any(os.environ.get(name) for name in PORT_VARIABLES)
+    note = "" if chosen else "; any free port, because PCCL_PORTS is not set"
+    if "dial_back" not in status:
+        note += "; no member was asked to dial it, because another doctor was first"
+    elif left_out := status["dial_back"]["left_out"]:
+        note += f"; {left_out} members were not asked to dial it, because 32 are enough"
+    return Finding("seen", True, f"others dial a peer of this machine at {seen[0]}{note}")
+
+
+def _dial_at(what: str, address: str, timeout: float) -> Finding:
+    if not address:
+        return Finding(what, False, "has no address that others can dial")
+    host, _, port = address.rpartition(":")
+    return _dial(what, host.strip("[]"), int(port), timeout)
+
+
+def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Finding:
+    """One direction is enough. `back` is None for a member that was not asked."""
+    if back is None:
+        says = way.says if has_address else f"{way.says}: it dials this machine"
+        return Finding(way.what, way.ok or not has_address, says, way.remedy)
+    at = back["address"] or "an address that nobody knows"
+    if back["state"] == "reached":
+        says = f"{way.says}; it has dialed this machine at {at}"
+        return Finding(way.what, True, says, "" if way.ok else "one direction is enough")
+    why = back.get("why", "it has not said how that went")
+    says = f"{way.says}; it has not reached this machine at {at}: {why}"
+    remedy = (
+        "one direction is enough; for both, open PCCL_PORTS here, or PCCL_ADVERTISE what leads here"
+        if way.ok
+        else "neither reaches the other: open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
+    )
+    return Finding(way.what, way.ok, says, remedy)
+
+
+def _clock(first: Answer, last: Answer) -> Finding:
+    """Nothing in the protocol goes by wall clocks; people compare logs by them."""
+    best = min(first, last, key=lambda each: each.error)
+    ahead = best.status["wall_ns"] / 1e9 - best.wall
+    if abs(ahead) - best.error >= CLOCK_APART_SECONDS_MAX:
+        side = "ahead of" if ahead > 0 else "behind"
+        says = f"the coordinator's is {abs(ahead):.1f} s {side} this machine's"
+        remedy = "logs cannot be compared by time; have NTP set both: timedatectl set-ntp true"
+        return Finding("clock", False, says, remedy)
+    says = f"{abs(ahead):.1f} s from the coordinator's"
+    here = last.at - first.at
+    there = (last.status["uptime_ns"] - first.status["uptime_ns"]) / 1e9
+    # A status may be a quarter of a second old; one of another start tells nothing.
+    room = first.error + last.error + 0.25 + here / 10
+    if there >= 0 and abs(there - here) > room:
+        says += f", but in {here:.1f} s here it went on by {there:.1f} s"
+        remedy = "one of the two clocks stands still or leaps: look at that machine's clock source"
+        return Finding("clock", False, says, remedy)
+    return Finding("clock", True, f"{says}, and goes on as fast")
 
 
 def _descriptors() -> Finding:
@@ -161,11 +282,11 @@ def _kernel() -> Iterator[Finding]:
             yield Finding(name, True, f"at most {most} bytes", remedy)
 
 
-def show(token: str, *, timeout: float, as_json: bool) -> bool:
+def show(token: str, *, timeout: float, ports: str | None, as_json: bool) -> bool:
     """Prints each finding when it is there, or all of them as JSON. True if all is well."""
     console = Console()
     findings = []
-    for finding in examine(token, timeout=timeout):
+    for finding in examine(token, timeout=timeout, ports=ports):
         findings.append(finding)
         if as_json:
             continue

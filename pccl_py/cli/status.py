@@ -293,6 +293,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             )
             lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)
+        lines += _elsewhere(epoch, operation)
     named = {rank for operation in epoch["operations"] for rank in operation.get("waits_for", [])}
     for member in epoch["members"]:
         if member.get("waited_for") and member["rank"] not in named:
@@ -304,13 +305,30 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     return lines
 
 
+def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
+    """The operations that those who are waited for wait in themselves."""
+    lines = []
+    for waits in operation.get("elsewhere", []):
+        whom = " and ".join(_ranked(epoch, rank) for rank in waits["waits_for"][:4])
+        if len(waits["waits_for"]) > 4:
+            whom += f" and {len(waits['waits_for']) - 4} more"
+        says = (
+            f"{_ranked(epoch, waits['rank'])} waits in {waits['kind']} tag {waits['tag']} sequence "
+            f"{waits['sequence']} for {whom}"
+        )
+        lines.append(Text(shown(says), style="yellow"))
+    return lines
+
+
+def _ranked(epoch: dict[str, Any], rank: int) -> str:
+    return f"rank {rank} ({_name(epoch['members'][rank])})"
+
+
 def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
     """Those for whom the calls of a few wait, so that they are not named as above."""
     if operation.get("waits_for") or not operation.get("not_called"):
         return []
-    whom = " and ".join(
-        f"rank {rank} ({_name(epoch['members'][rank])})" for rank in operation["not_called"][:4]
-    )
+    whom = " and ".join(_ranked(epoch, rank) for rank in operation["not_called"][:4])
     if len(operation["not_called"]) > 4:
         whom += f" and {len(operation['not_called']) - 4} more"
     says = (

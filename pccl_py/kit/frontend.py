@@ -8,6 +8,7 @@ are in functions.py.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,6 +17,9 @@ from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape
 
 ArrayType = TypeVar("ArrayType")
+_Taken = TypeVar("_Taken")
+# Not inside of a name that has been put there.
+_NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
 
 class Form(NamedTuple):
@@ -23,6 +27,26 @@ class Form(NamedTuple):
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
+    # The leaves of a tree have names, for errors: "['b'][0]", ".weights".
+    names: Sequence[str] = ()
+
+    def each(self, take: Callable[..., _Taken], *others: Sequence[Any]) -> list[_Taken]:
+        """The results of `take` for each array; an error names the leaf that it is about."""
+        made = []
+        for number, arguments in enumerate(zip(self.arrays, *others, strict=True)):
+            try:
+                made.append(take(*arguments))
+            except (TypeError, InvalidArgument) as error:
+                if not self.names:
+                    raise
+                raise type(error)(f"leaf {self.names[number]}: {error}") from None
+        return made
+
+    def reworded(self, sentence: str) -> str:
+        """A sentence of the library, which knows leaves by their numbers alone."""
+        if not self.names:
+            return sentence
+        return _NUMBERED.sub(lambda found: f"leaf {self.names[int(found[1])]}", sentence)
 
 
 def one(x: object) -> Form:
@@ -108,19 +132,10 @@ class Frontend(ABC, Generic[ArrayType]):
             if target is not recv:
                 self.write(target, recv)
 
-    def places(
-        self, arrays: Sequence[object], adds: bool = False, only_read: bool = False
-    ) -> list[ArrayType]:
-        """The arrays of a call in place: here they are written, unless they are only read."""
-        targets = [self.target(x, adds, only_read) for x in arrays]
-        if not only_read:
-            self.check_apart(targets)
-        return targets
-
     def targets(
         self,
         sends: list[ArrayType],
-        out: Sequence[object] | None,
+        out: Form | None,
         *,
         adds: bool = False,
         dealt: list[Rows] | None = None,
@@ -143,17 +158,20 @@ class Frontend(ABC, Generic[ArrayType]):
             what, shapes = "what this rank receives", [exchanged]
         if out is None:
             return [self.empty(shape, send) for shape, send in zip(shapes, sends, strict=True)]
-        if len(out) != len(sends):
-            raise InvalidArgument(f"out has {len(out)} arrays, x has {len(sends)}")
-        targets = []
-        for number, (given, shape) in enumerate(zip(out, shapes, strict=True)):
-            target, send = self.target(given, adds), sends[number]
+        if len(out.arrays) != len(sends):
+            raise InvalidArgument(f"out has {len(out.arrays)} arrays, x has {len(sends)}")
+
+        def take(given: object, shape: Shape, send: ArrayType) -> ArrayType:
+            target = self.target(given, adds)
             self.check_dtypes(target, send)
             if self.shape(target) != shape:
                 raise InvalidArgument(
                     f"out has shape {self.shape(target)}, {what} has shape {shape}"
                 )
-            targets.append(target)
+            return target
+
+        targets = out.each(take, shapes, sends)
+        for number, (target, send) in enumerate(zip(targets, sends, strict=True)):
             if self.overlaps(send, target):
                 mine = self._part(send, dealt, number), self._part(target, gathered, number)
                 if exchanged is not None or not self.is_same(*mine):
@@ -163,7 +181,7 @@ class Frontend(ABC, Generic[ArrayType]):
     def _part(self, x: ArrayType, rows: list[Rows] | None, number: int) -> ArrayType:
         return x if rows is None else self.rows(x, rows[number].first, rows[number].end)
 
-    def check_apart(self, arrays: list[ArrayType]) -> None:
+    def check_apart(self, arrays: list[ArrayType], names: Sequence[str]) -> None:
         """Two that share memory would each be written with a result of its own."""
         if len(arrays) == 1:
             return
@@ -171,9 +189,10 @@ class Frontend(ABC, Generic[ArrayType]):
         reach, whose = 0, 0
         for low, high, number in bounds:
             if low < reach and self.overlaps(arrays[whose], arrays[number]):
+                one, other = names[min(whose, number)], names[max(whose, number)]
                 raise InvalidArgument(
-                    f"arrays {min(whose, number)} and {max(whose, number)} of the tree share "
-                    "memory, and each receives a result: leave out one of them, or copy it"
+                    f"leaves {one} and {other} of the tree share memory, and each receives a "
+                    "result: leave out one of them, or copy it"
                 )
             if high > reach:
                 reach, whose = high, number

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 from pccl_py.collectives import Root, check_no_root
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
-from pccl_py.kit.frontend import Form, Frontend
+from pccl_py.kit.frontend import Form, Frontend, one
 from pccl_py.options import (
     Broadcast,
     BroadcastOptions,
@@ -94,9 +94,9 @@ class Functions(Generic[Mode]):
 
         Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
         """
-        targets = self._places(x, adds=True)
+        form, targets = self._places(x, adds=True)
         used = [self._frontend.packed(target) for target in targets]
-        return self._run(comm.all_reduce, (_plain(used),), options, targets, used)
+        return self._run(comm.all_reduce, (_plain(used),), options, form, targets, used)
 
     @overload
     def reduce(
@@ -150,11 +150,10 @@ class Functions(Generic[Mode]):
         Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
         """
         is_root = _is_root(comm, root)
-        targets = self._places(x, adds=True, only_read=not is_root)
+        form, targets = self._places(x, adds=True, only_read=not is_root)
         used = [self._frontend.packed(target) for target in targets]
-        return self._run(
-            comm.reduce, (_plain(used), None, root), options, targets if is_root else used, used
-        )
+        given = _plain(used), None, root
+        return self._run(comm.reduce, given, options, form, targets if is_root else used, used)
 
     @overload
     def broadcast(
@@ -180,8 +179,9 @@ class Functions(Generic[Mode]):
         and dtype on every peer. Its values matter on the root only.
         """
         form, frontend = self._form(x), self._frontend
-        made = [frontend.copy(frontend.array(each, adds=False)) for each in form.arrays]
-        return self._run(comm.broadcast, (_plain(made), root), options, made, made, form.rebuild)
+        made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
+        given = _plain(made), root
+        return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
 
     @overload
     def broadcast_(
@@ -203,12 +203,12 @@ class Functions(Generic[Mode]):
         `broadcast`.
         """
         is_root = _is_root(comm, root)
-        targets = self._places(x, only_read=is_root)
+        form, targets = self._places(x, only_read=is_root)
         if is_root:
             targets = used = [self._frontend.packed(each) for each in targets]
         else:
             used = self._frontend.recvs(targets)
-        return self._run(comm.broadcast, (_plain(used), root), options, targets, used)
+        return self._run(comm.broadcast, (_plain(used), root), options, form, targets, used)
 
     @overload
     def reduce_scatter(
@@ -247,7 +247,7 @@ class Functions(Generic[Mode]):
         ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
         """
         form, sends = self._sources(x, adds=True)
-        rows = self._wholes(comm, sends, counts)
+        rows = self._wholes(comm, form, sends, counts)
         targets = self._targets(sends, out, adds=True, dealt=rows)
         rest = (rows[0].elements,)
         return self._give(comm.reduce_scatter, sends, targets, rest, options, form, out)
@@ -270,12 +270,12 @@ class Functions(Generic[Mode]):
 
         The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
-        (whole,) = self._places(x, adds=True)
-        (rows,) = self._wholes(comm, [whole], counts)
+        form, (whole,) = self._places(x, adds=True)
+        (rows,) = self._wholes(comm, form, [whole], counts)
         targets = [self._frontend.rows(whole, rows.first, rows.end)]
         recvs = self._frontend.recvs(targets)
         given = self._frontend.packed(whole), recvs[0], rows.elements
-        return self._run(comm.reduce_scatter, given, options, targets, recvs)
+        return self._run(comm.reduce_scatter, given, options, form, targets, recvs)
 
     @overload
     def all_gather(
@@ -339,11 +339,12 @@ class Functions(Generic[Mode]):
         `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
         rounded, so that all members have equal bytes. Otherwise as `all_gather`.
         """
-        (whole,) = self._places(x)
-        (rows,) = self._wholes(comm, [whole], counts)
+        form, (whole,) = self._places(x)
+        (rows,) = self._wholes(comm, form, [whole], counts)
         packed = self._frontend.packed
         part, recv = packed(self._frontend.rows(whole, rows.first, rows.end)), packed(whole)
-        return self._run(comm.all_gather, (part, recv, rows.elements), options, [whole], [recv])
+        given = part, recv, rows.elements
+        return self._run(comm.all_gather, given, options, form, [whole], [recv])
 
     @overload
     def scatter(
@@ -382,22 +383,22 @@ class Functions(Generic[Mode]):
         nobody there knows its shape: that of `out` says it. A lost root ends the operation with
         Aborted on all. Dtypes are those of `broadcast`.
         """
-        form = sends = None
+        sends = None
         if _is_root(comm, root):
             if x is None:
                 raise InvalidArgument("the root of a scatter needs x, with the rows of all ranks")
             form, sends = self._sources(x)
-            rows = self._wholes(comm, sends, counts)
+            rows = self._wholes(comm, form, sends, counts)
             targets = self._targets(sends, out, dealt=rows)
         else:
             if out is None:
                 raise InvalidArgument(
                     "out is needed except on the root: only the root knows the shape of x"
                 )
-            targets = [self._frontend.target(each, adds=False) for each in self._form(out).arrays]
-            shapes = [self._frontend.shape(target) for target in targets]
-            rows = [Rows.of_part(comm, shape, counts, "out") for shape in shapes]
-        self._frontend.check_apart(targets)
+            form = self._form(out)
+            targets = form.each(lambda each: self._frontend.target(each, adds=False))
+            rows = self._rows_of(comm, form, targets, counts, "out")
+        self._frontend.check_apart(targets, form.names)
         rest = (root, rows[0].elements)
         return self._give(comm.scatter, sends, targets, rest, options, form, out)
 
@@ -544,7 +545,7 @@ class Functions(Generic[Mode]):
         form, sends = self._sources(x)
         shape, sent, received = self._frontend.shape(sends[0]), None, None
         if send_counts is None and recv_counts is None:
-            self._wholes(comm, sends, None, takes_counts=False)
+            self._wholes(comm, form, sends, None, takes_counts=False)
         elif send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
         else:
@@ -569,7 +570,7 @@ class Functions(Generic[Mode]):
         those of `pccl_py.Communicator.send`.
         """
         source = self._frontend.packed(self._frontend.array(x, adds=False))
-        return self._run(comm.send, (source, dst), options)
+        return self._run(comm.send, (source, dst), options, one(x))
 
     @overload
     def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
@@ -588,38 +589,53 @@ class Functions(Generic[Mode]):
         """
         targets = [self._frontend.target(x, adds=False)]
         recvs = self._frontend.recvs(targets)
-        return self._run(comm.recv, (recvs[0], src), options, targets, recvs)
+        return self._run(comm.recv, (recvs[0], src), options, one(x), targets, recvs)
 
     # ---- what they are made of
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
         """Receives from `src` in the packed array that was made for it, which is returned."""
-        return self._run(comm.recv, (made, src), options, [made], [made], lambda _: made)
+        form = one(made)
+        return self._run(comm.recv, (made, src), options, form, [made], [made], form.rebuild)
 
     def _sources(self, x: Any, adds: bool = False) -> tuple[Form, list[Any]]:
         form, frontend = self._form(x), self._frontend
-        return form, [frontend.packed(frontend.array(each, adds)) for each in form.arrays]
+        return form, form.each(lambda each: frontend.packed(frontend.array(each, adds)))
 
-    def _places(self, x: Any, adds: bool = False, only_read: bool = False) -> list[Any]:
-        return self._frontend.places(self._form(x).arrays, adds, only_read)
+    def _places(
+        self, x: Any, adds: bool = False, only_read: bool = False
+    ) -> tuple[Form, list[Any]]:
+        """The arrays of a call in place: here they are written, unless they are only read."""
+        form = self._form(x)
+        targets = form.each(lambda each: self._frontend.target(each, adds, only_read))
+        if not only_read:
+            self._frontend.check_apart(targets, form.names)
+        return form, targets
 
     def _check_no_root(self, out: Any) -> None:
         for each in () if out is None else self._form(out).arrays:
             check_no_root(each)
 
     def _targets(self, sends: list[Any], out: Any, **how: Any) -> list[Any]:
-        given = None if out is None else self._form(out).arrays
-        return self._frontend.targets(sends, given, **how)
+        return self._frontend.targets(sends, None if out is None else self._form(out), **how)
 
-    def _wholes(self, comm: Group, arrays: list[Any], counts: Counts, **how: Any) -> list[Rows]:
-        shapes = [self._frontend.shape(each) for each in arrays]
-        return [Rows.of_whole(comm, shape, counts, **how) for shape in shapes]
+    def _wholes(
+        self, comm: Group, form: Form, arrays: list[Any], counts: Counts, **how: Any
+    ) -> list[Rows]:
+        shape = self._frontend.shape
+        return form.each(lambda _, each: Rows.of_whole(comm, shape(each), counts, **how), arrays)
+
+    def _rows_of(
+        self, comm: Group, form: Form, parts: list[Any], counts: Counts, *name: str
+    ) -> list[Rows]:
+        shape = self._frontend.shape
+        return form.each(lambda _, each: Rows.of_part(comm, shape(each), counts, *name), parts)
 
     def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
         """This rank's rows of something; an array of no dimension is a row of one element."""
         (form, parts), frontend = self._sources(x), self._frontend
         parts = [each if frontend.shape(each) else frontend.reshape(each, (1,)) for each in parts]
-        return form, parts, [Rows.of_part(comm, frontend.shape(each), counts) for each in parts]
+        return form, parts, self._rows_of(comm, form, parts, counts)
 
     def _give(
         self,
@@ -628,25 +644,26 @@ class Functions(Generic[Mode]):
         targets: list[Any] | None,
         rest: tuple[Any, ...],
         options: Any,
-        form: Form | None,
+        form: Form,
         out: Any,
     ) -> Any:
         """Returns `out`, or what `form` makes of the targets; None where this rank has none."""
         recvs = None if targets is None else self._frontend.recvs(targets)
 
         def answer(made: Sequence[Any]) -> Any:
-            return out if form is None or out is not None else form.rebuild(made)
+            return form.rebuild(made) if out is None else out
 
         given = _plain(sends), _plain(recvs), *rest
         if targets is None or recvs is None:
-            return self._run(collective, given, options, answer=lambda _: None)
-        return self._run(collective, given, options, targets, recvs, answer)
+            return self._run(collective, given, options, form, answer=lambda _: None)
+        return self._run(collective, given, options, form, targets, recvs, answer)
 
     def _run(
         self,
         collective: Callable[..., Any],
         given: tuple[Any, ...],
         options: Any,
+        form: Form,
         targets: Sequence[Any] = (),
         recvs: Sequence[Any] = (),
         answer: Callable[[Sequence[Any]], Any] | None = None,
@@ -661,7 +678,7 @@ class Functions(Generic[Mode]):
                 return outcome
             return (answer(targets), outcome) if told else answer(targets)
 
-        return collective(*given, **options, _finish=finish)
+        return collective(*given, **options, _finish=finish, _reword=form.reworded)
 
 
 def _is_root(comm: Group, root: Root) -> bool:

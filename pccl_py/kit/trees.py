@@ -22,13 +22,18 @@ from pccl_py.kit.frontend import Form
 def flatten(tree: object) -> Form:
     """The arrays of a tree, and what makes a tree of the same structure of others."""
     arrays: list[Any] = []
-    build = _plan(tree, arrays)
+    names: list[str] = []
+    build = _plan(tree, "", arrays, names)
     if not arrays:
         raise InvalidArgument("the tree has no arrays: an operation has at least one")
-    return Form(arrays, build)
+    # A tree that is an array has no parts to be told from each other.
+    return Form(arrays, build, names if names != [""] else ())
 
 
-def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
+def _plan(
+    tree: object, name: str, arrays: list[Any], names: list[str]
+) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes such a tree of its arrays, which are added to `arrays`."""
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):
@@ -38,18 +43,25 @@ def _plan(tree: object, arrays: list[Any]) -> Callable[[Sequence[Any]], Any]:
             raise TypeError(
                 "the keys of a dict in a tree must be of one kind, to have an order"
             ) from None
-        by_key = {key: _plan(tree[key], arrays) for key in keys}
+        by_key = {key: _plan(tree[key], f"{name}[{key!r}]", arrays, names) for key in keys}
         order = list(tree)
         return lambda made: {key: by_key[key](made) for key in order}
     if isinstance(tree, list | tuple):
-        plans = [_plan(child, arrays) for child in tree]
+        fields: Sequence[str] | None = getattr(tree, "_fields", None)
+        parts = [f"[{index}]" for index in range(len(tree))]
+        if fields is not None:
+            parts = [f".{field}" for field in fields]
+        plans = [
+            _plan(child, name + part, arrays, names)
+            for child, part in zip(tree, parts, strict=True)
+        ]
         if isinstance(tree, list):
             return lambda made: [plan(made) for plan in plans]
-        fields = hasattr(tree, "_fields")
         kind: Any = type(tree)
-        if fields:
+        if fields is not None:
             return lambda made: kind(*[plan(made) for plan in plans])
         return lambda made: kind([plan(made) for plan in plans])
     number = len(arrays)
     arrays.append(tree)
+    names.append(name)
     return lambda made: made[number]

@@ -121,6 +121,7 @@ def null_calls() -> dict[str, Any]:
         "token_parse token": lambda c: lib.pccl_token_parse(null, options("token_info")),
         "token_parse info": lambda c: lib.pccl_token_parse(token, null),
         "coordinator_create": lambda c: lib.pccl_coordinator_create(null, null),
+        "run_dial_back peer": lambda c: lib.pccl_run_dial_back(token, null, 1, out, 600, length),
         "run_status token": lambda c: lib.pccl_run_status(null, 1, out, 600, length),
         "run_status json": lambda c: lib.pccl_run_status(token, 1, null, 600, length),
         "run_status length": lambda c: lib.pccl_run_status(token, 1, out, 600, null),

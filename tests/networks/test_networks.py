@@ -85,19 +85,42 @@ def test_a_coordinator_whose_name_is_loopback_at_home_is_joined_from_elsewhere(
         expect_sums(*ends(first, second))
 
 
-def test_the_doctor_finds_a_member_that_cannot_be_dialed(internet: Internet) -> None:
-    walled, healthy = internet.firewalled(), internet.public()
+@pytest.mark.parametrize("member", ["public", "firewalled"])
+@pytest.mark.parametrize("patient", ["public", "firewalled", "behind_nat"])
+def test_the_doctor_dials_a_member_and_is_dialed_by_it(
+    internet: Internet, patient: str, member: str
+) -> None:
+    """One direction is enough. The member is a machine of its own, and so is the doctor's."""
+    theirs: Machine = getattr(internet, member)()
+    here: Machine = getattr(internet, patient)()
     with (
         internet.coordinator(internet.public()) as coordinator,
-        walled.inside(lambda: pccl.connect(coordinator.token, peer_id="11" * 16)) as comm,
+        theirs.inside(lambda: pccl.connect(coordinator.token, peer_id="11" * 16)) as comm,
     ):
         comm.admit()
-        options = ("-m", "pccl_py.cli", "doctor", "--timeout", "1")
-        program = healthy.start(*options, PCCL_TOKEN=coordinator.token)
+        options = ("-m", "pccl_py.cli", "doctor", "--timeout", "1", "--ports", "29500-29509")
+        program = here.start(*options, PCCL_TOKEN=coordinator.token)
         ((out, errors),) = ends(program)
-        assert program.returncode == 1, (out, errors)
-        assert f"wrong  member 11111111: {walled.address}:" in out and "does not answer" in out
-        assert f"ok     seen: others dial a peer of this machine at {healthy.address}:" in out
+    (line,) = [line for line in out.splitlines() if "member 11111111" in line]
+    reaches, is_reached = member == "public", patient == "public"
+    assert program.returncode == (0 if reaches or is_reached else 1), (out, errors)
+    assert line.startswith("ok  " if reaches or is_reached else "wrong  ")
+    said = "accepts in" if reaches else "does not answer in 1 s"
+    assert f"member 11111111: {theirs.address}:" in line and said in line
+    at = re.escape(here.address)
+    back = {
+        "public": rf"it has dialed this machine at {at}:295\d\d",
+        "firewalled": rf"it has not reached this machine at {at}:295\d\d: no answer \(a firewall",
+        "behind_nat": "it has not reached this machine at an address that nobody knows: its "
+        "address is not known",
+    }[patient]
+    assert re.search(back, line), out
+    seen = "others dial a peer" if patient != "behind_nat" else "nobody can dial a peer"
+    assert f"ok     seen: {seen} of this machine" in out
+    assert ("one direction is enough" in line) == (reaches != is_reached)
+    assert ("neither reaches the other: open PCCL_PORTS" in line) == (
+        not reaches and not is_reached
+    )
 
 
 def test_a_coordinator_without_a_route_warns_that_its_token_leads_nowhere(

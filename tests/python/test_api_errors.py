@@ -6,7 +6,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,53 @@ def comm() -> Iterator[pccl.Communicator]:
 def pair() -> Iterator[list[pccl.Communicator]]:
     with pccl.LocalWorld(2, deadline=30) as world:
         yield world.comms
+
+
+def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None:
+    """Neither is refused: another thread may be about to call. Log, error and status say it.
+
+    One calls on a tag that nobody else uses, or syncs a state of a name that nobody else has.
+    """
+    with pccl.Coordinator(bind=LOOPBACK, stall_warning=2, heartbeat=0.1) as coordinator:
+        with ThreadPoolExecutor(2) as pool:
+            comms = list(
+                pool.map(
+                    lambda _: pccl.connect(coordinator.token, bind=LOOPBACK, initial_world_size=2),
+                    range(2),
+                )
+            )
+            list(pool.map(lambda comm: comm.admit(), comms))
+            comms.sort(key=lambda comm: comm.rank)
+            state = comms[1].shared_state({"w": np.ones(3)}, name="mine")
+
+            def failure(call: Callable[[], object]) -> str:
+                with pytest.raises(pccl.DeadlineExceeded) as caught:
+                    call()
+                return str(caught.value)
+
+            def wait_elsewhere(call: Callable[[], object], name: str) -> None:
+                """Rank 0 waits on tag 0, rank 1 elsewhere, and for longer."""
+                first = pool.submit(failure, lambda: comms[0].all_reduce(np.ones(4), deadline=2.5))
+                second = pool.submit(failure, call)
+                until = time.monotonic() + 10
+                found: list[dict[str, Any]] = []
+                while not found and time.monotonic() < until:
+                    (group,) = pccl.run_status(coordinator.token)["groups"]
+                    for operation in group["epochs"][0]["operations"]:
+                        found += operation.get("elsewhere", [])
+                assert found[0]["waits_for"] == [1 - found[0]["rank"]]
+                there = f"rank 1 ({comms[1].labels[1]}, {comms[1].peer_id.short})"
+                said = f"which has not called it; {there} waits in {name}"
+                assert said in first.result()
+                assert "for rank 0 (this peer)" in first.result()
+                second.result()
+
+            wait_elsewhere(
+                lambda: comms[1].all_reduce(np.ones(4), tag=5, deadline=2.7), "all_reduce (tag 5, "
+            )
+            wait_elsewhere(lambda: state.sync(deadline=2.7), "sync (")
+        for comm in comms:
+            comm.close()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
@@ -114,6 +115,59 @@ def test_a_newcomer_with_another_first_call_is_refused_alone(
         assert set(outcome.contributors) == {comm.peer_id for comm in members}
     check_refused(newcomer, raised, "all_reduce(max, 1000 f32", "all_reduce(sum, 1000 f32")
     for comm in members:
+        comm.close()
+
+
+@pytest.mark.parametrize("what", ["tag", "state"])
+def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> None:
+    """Another tag, or another name of its shared state: the members wait for the stall warning."""
+    with pccl.Coordinator(stall_warning=1.0) as coordinator:
+        members, newcomer = members_and_newcomer(coordinator)
+
+        def call(comm: pccl.Communicator) -> Any:
+            array = np.ones(1000, np.float32)
+            if what == "tag":
+                return comm.all_reduce(array, tag=7 if comm is newcomer else 3)
+            name = "weights" if comm is newcomer else "parameters"
+            with comm.shared_state({"array": array}, name=name) as state:
+                return state.sync()
+
+        def raised_by(comm: pccl.Communicator) -> Any:
+            if comm is not newcomer:
+                return call(comm)
+            with pytest.raises(pccl.Mismatch) as caught:
+                call(comm)
+            return caught.value
+
+        *_, raised = each([*members, newcomer], raised_by)
+        parts = ["(tag 7)", "(tag 3)"] if what == "tag" else ["sync (states meet by their names)"]
+        check_refused(newcomer, raised, "which no member has called", *parts)
+        assert all(comm.info().alive == 2 for comm in members)
+        for comm in members:
+            comm.close()
+
+
+def test_a_newcomer_with_another_array_of_a_list_is_told_which(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """The leaf of its tree has a name, and so has the member that has called something else."""
+    members, newcomer = members_and_newcomer(coordinator)
+
+    def reduce(comm: pccl.Communicator) -> str:
+        arrays = [np.ones(10, np.float32), np.ones(499 + (comm is not newcomer), np.int16)]
+        if comm is not newcomer:
+            return str(pnp.tree.all_reduce_(comm, {"a": arrays[0], "b": arrays[1:]}))
+        with pytest.raises(pccl.Mismatch) as caught:
+            pnp.tree.all_reduce_(comm, {"a": arrays[0], "b": arrays[1:]})
+        return str(caught.value)
+
+    raised = each([*members, newcomer], reduce)[-1]
+    named = [
+        f"rank {comm.rank} ({comm.label(comm.peer_id)}, {comm.peer_id.short})" for comm in members
+    ]
+    mine = "leaf ['b'][0] has 499 i16 at rank 2 (this peer) and 500 i16 at"
+    assert any(f"{mine} {name}. " in raised for name in named), raised
+    for comm in [*members, newcomer]:
         comm.close()
 
 

@@ -164,10 +164,13 @@ def test_structures_that_differ_are_listed_on_every_peer(world: pccl.LocalWorld)
     states = share(world, arrays, name="structures")
     for error in failures(world, [state.sync for state in states]):
         assert isinstance(error, pccl.Mismatch)
-        for part in ("f64[3, 4]", "f64[4, 3]", "f32[3]", "f16[3]", '"more" is only at peer'):
+        for part in ("f64[3, 4]", "f64[4, 3]", "f32[3]", "f16[3]", '"more" is only on rank 2'):
             assert part in str(error), error
-        for rank in (0, 2):
-            assert world.comms[rank].peer_id.short in str(error)
+        names = [
+            f"rank {comm.rank} ({comm.labels[comm.rank]}, {comm.peer_id.short})"
+            for comm in (world.comms[0], world.comms[2])
+        ]
+        assert f"{names[0]} against {names[1]}: " in str(error), error
         assert '"same"' not in str(error)
     for state in states:
         state.close()
@@ -195,7 +198,7 @@ def test_many_tensors_with_long_names(world: pccl.LocalWorld) -> None:
     arrays[1]["zz"] = one.copy()
     states = share(world, arrays, name="long names")
     for error in failures(world, [state.sync for state in states]):
-        assert '"zz" is only at peer' in str(error)
+        assert '"zz" is only on rank 1' in str(error)
     for state in states:
         state.close()
 

@@ -165,7 +165,9 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
                 pnp.tree.all_reduce_(comm, [other], **wrong)
         tied = np.ones(6)
         for twice in ([tied, tied], [tied[:4], tied[2:]], [tied[::2], tied[::3]]):
-            with pytest.raises(ValueError, match="arrays 0 and 1 of the tree share memory"):
+            with pytest.raises(
+                ValueError, match=r"leaves \[0\] and \[1\] of the tree share memory"
+            ):
                 pnp.tree.all_reduce_(comm, twice)
         pnp.tree.all_reduce_(comm, [tied[::2], tied[1::2]])
         assert list(tied) == [1] * 6
@@ -174,6 +176,85 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
         with pytest.raises(ValueError, match="out has 1"):
             pnp.tree.scatter(comm, [other, other], [np.ones(3)], 0)
         assert list(other) == [1, 1, 1]
+
+
+def test_an_error_about_one_leaf_of_a_tree_names_it() -> None:
+    """Goal: whatever is wrong with one array, here or between peers, is said with its path."""
+    with pccl.LocalWorld(1) as world:
+        comm, tree = world.comms[0], pnp.tree
+        good, frozen = np.ones((3, 2)), np.ones(3)
+        frozen.flags.writeable = False
+        wrong: list[tuple[str, Any]] = [
+            (
+                "leaf ['b'][1]: dtype complex64",
+                lambda: tree.all_reduce(comm, {"a": good, "b": [good, np.ones(2, "c8")]}),
+            ),
+            (
+                "leaf ['a'].bias: the array is read-only",
+                lambda: tree.all_reduce_(comm, {"a": Layer(good, frozen)}),
+            ),
+            (
+                "leaf [1]: out has shape (3,), x has shape (3, 2)",
+                lambda: tree.all_reduce(comm, [good, good], [np.ones((3, 2)), np.ones(3)]),
+            ),
+            (
+                "leaf [0]: out is float32, x is float64",
+                lambda: tree.all_gather(
+                    comm, (good, good), (np.ones((3, 2), "f4"), np.ones((3, 2)))
+                ),
+            ),
+            (
+                "leaf ['x']: x has no rows",
+                lambda: tree.reduce_scatter(comm, {"w": good, "x": np.ones(())}),
+            ),
+            (
+                "leaves ['a'] and ['b'] of the tree share memory",
+                lambda: tree.all_reduce_(comm, {"b": good[1:], "a": good}),
+            ),
+        ]
+        for words, call in wrong:
+            with pytest.raises((TypeError, ValueError)) as caught:
+                call()
+            assert str(caught.value).startswith(words), caught.value
+        # An array that is its own tree has no path.
+        with pytest.raises(TypeError, match="^dtype complex64"):
+            tree.all_reduce(comm, np.ones(2, "c8"))
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_mismatch_of_trees_names_the_leaf(async_op: bool) -> None:
+    """Goal: dtype and count of the leaf at both peers, by rank and label. Method: one differs, with
+    names that look like what is replaced; then two are in each other's place."""
+
+    def call(comm: pccl.Communicator, tree: Any) -> Any:
+        answer = pnp.tree.all_reduce(comm, tree, async_op=async_op)
+        return answer.wait() if async_op else answer
+
+    def program(comm: pccl.Communicator) -> None:
+        odd, key = comm.rank == 1, "arrays[0]"
+        mine = {
+            "a": np.ones(4, "f4"),
+            key: [np.ones(7 + odd, "f8" if odd else "f4"), np.ones(2, "f4")],
+        }
+        with pytest.raises(pccl.Mismatch) as caught:
+            call(comm, mine)
+        names = [
+            f"rank {rank} (this peer)"
+            if rank == comm.rank
+            else f"rank {rank} ({comm.labels[rank]}, {comm.members[rank].short})"
+            for rank in range(2)
+        ]
+        there = [f"7 f32 at {names[0]}", f"8 f64 at {names[1]}"]
+        orders = [" and ".join(there), " and ".join(there[::-1])]
+        said = str(caught.value)
+        assert any(f"leaf ['arrays[0]'][0] has {order}. " in said for order in orders), said
+
+        swapped = [np.ones(5, "f4"), np.ones(6, "f4")]
+        with pytest.raises(pccl.Mismatch, match=r"leaf \[0\] and leaf \[1\] of one are in each"):
+            pnp.tree.all_reduce(comm, swapped[::-1] if odd else swapped, tag=1)
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        world.run(program)
 
 
 def test_rows_that_differ_are_exchanged_by_their_counts() -> None:

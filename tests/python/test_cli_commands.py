@@ -82,11 +82,11 @@ def test_verbose_shows_events_on_stderr_only(start: Any) -> None:
     token = program.line()
     with pccl.connect(token, bind="127.0.0.1:0") as comm:
         comm.admit()
-        short = comm.peer_id.short
+        name = f"{comm.peer_id.short} ({comm.label(comm.peer_id)})"
     program.interrupt(signal.SIGTERM)
     assert program.end() == 0
     assert program.rest() == ""
-    begins = f"epoch 1 begins with world size 1 (joined: {short}; left: nobody) in group default"
+    begins = f"epoch 1 begins with world size 1 (joined: {name}; left: nobody) in group default"
     assert begins in program.errors
 
 
@@ -282,6 +282,8 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     group |= {"here": 2, "needed": 3, "emptied": True}
     (operation,) = group["epochs"][0]["operations"]
     operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
+    there = {"rank": 1, "kind": "barrier", "tag": 5, "sequence": 0, "waits_for": [0]}
+    operation |= {"elsewhere": [there]}
     assert keys_of(example) <= documented_keys()
     from rich.console import Console
 
@@ -291,7 +293,9 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     for word in (
         "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
         "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
-        "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
+        "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "
+        "barrier tag 5 sequence 0 for rank 0 (node7:4242 #0, 0b0f5e0e)",
+        "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
     ):  # fmt: skip
         assert word in text, text
 

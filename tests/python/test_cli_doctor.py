@@ -6,7 +6,10 @@ With firewalls and NAT it is looked at in tests/networks.
 from __future__ import annotations
 
 import json
+import re
 import socket
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -30,10 +33,14 @@ def test_where_all_is_well_everything_is_ok(start: Any) -> None:
         program = start("doctor", "--json", module=CLI, PCCL_TOKEN=coordinator.token)
         assert program.end() == 0, program.errors
         found = findings(program)
-        assert {"name", "coordinator", "run", "seen", "member abababab"} <= found.keys()
+        assert {"name", "coordinator", "run", "seen", "clock", "member abababab"} <= found.keys()
         assert all(each["ok"] for each in found.values())
         assert "this machine itself" in found["home"]["says"]
         assert "127.0.0.1:" in found["seen"]["says"]
+        assert "PCCL_PORTS is not set" in found["seen"]["says"]
+        both = r"127\.0\.0\.1:\d+ accepts in \d+ ms; it has dialed this machine at 127\.0\.0\.1:\d+"
+        assert re.fullmatch(both, found["member abababab"]["says"])
+        assert re.fullmatch(r"0\.\d s from .* goes on as fast", found["clock"]["says"])
         lines = start("doctor", module=CLI, PCCL_TOKEN=coordinator.token)
         assert lines.end() == 0, lines.errors
         assert all(line.startswith("ok  ") for line in lines.rest().splitlines())
@@ -66,3 +73,100 @@ def test_too_few_descriptors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
     finding = doctor._descriptors()
     assert not finding.ok and "ulimit -n" in finding.remedy
+
+
+def test_members_dial_the_port_that_peers_will_have(start: Any) -> None:
+    with (
+        pccl.Coordinator() as coordinator,
+        pccl.connect(coordinator.token, peer_id="ab" * 16) as comm,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        comm.admit()
+        port = taken.getsockname()[1]
+        options = ("doctor", "--json", "--ports", f"{port}-{port + 20}")
+        program = start(*options, module=CLI, PCCL_TOKEN=coordinator.token)
+        assert program.end() == 0, program.errors
+        (at,) = re.findall(r"this machine at 127\.0\.0\.1:(\d+)", _says(program, "member abababab"))
+        assert port < int(at) <= port + 20
+        only = start("doctor", "--ports", f"{port}", module=CLI, PCCL_TOKEN=coordinator.token)
+        assert only.end() == 1
+        assert f"wrong  seen: no port of {port}" in only.rest()
+
+
+def test_members_dial_a_peer_of_a_run_whose_groups_take_two(start: Any) -> None:
+    with pccl.LocalWorld(2, min_world_size=2) as world:
+        program = start("doctor", "--json", module=CLI, PCCL_TOKEN=world.coordinator.token)
+        assert program.end() == 0, program.errors
+        members = [each for what, each in findings(program).items() if what.startswith("member")]
+        assert len(members) == 2
+        assert all("it has dialed this machine at" in each["says"] for each in members)
+
+
+def test_a_clock_that_is_apart_and_one_that_leaps_are_named() -> None:
+    def answer(at: float, ahead: float, uptime: float, error: float = 0.01) -> doctor.Answer:
+        status = {"wall_ns": int((1e9 + at + ahead) * 1e9), "uptime_ns": int(uptime * 1e9)}
+        return doctor.Answer(status, 1e9 + at, at, error)
+
+    well = doctor._clock(answer(1, -0.2, 5), answer(2, -0.2, 6))
+    assert well.ok and well.says.startswith("0.2 s from the coordinator's")
+    behind = doctor._clock(answer(1, -90, 5), answer(2, -90, 6))
+    assert not behind.ok and "is 90.0 s behind this machine's" in behind.says
+    assert "NTP" in behind.remedy
+    ahead = doctor._clock(answer(1, 1.5, 5), answer(2, 1.5, 6))
+    assert not ahead.ok and "is 1.5 s ahead of this machine's" in ahead.says
+    # An answer that took long may have been made at any time of it.
+    slow = doctor._clock(answer(1, 1.5, 5, error=0.6), answer(2, 1.5, 6, error=0.7))
+    assert slow.ok
+    leaps = doctor._clock(answer(1, 0, 5), answer(2, 0, 9))
+    assert not leaps.ok and "in 1.0 s here it went on by 4.0 s" in leaps.says
+    stands = doctor._clock(answer(1, 0, 5), answer(4, 0, 5))
+    assert not stands.ok and "by 0.0 s" in stands.says
+    restarted = doctor._clock(answer(1, 0, 500), answer(2, 0, 1))
+    assert restarted.ok
+
+
+def test_the_time_of_day_is_compared_with_that_of_a_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + 3600)
+    with pccl.Coordinator() as coordinator:
+        found = {each.what: each for each in doctor.examine(coordinator.token, timeout=5)}
+    assert not found["clock"].ok and "3600.0 s behind" in found["clock"].says
+
+
+@pytest.mark.parametrize(
+    ("way_ok", "state", "ok", "said"),
+    [
+        (True, "reached", True, "it has dialed this machine at 192.0.2.1:7"),
+        (False, "reached", True, "one direction is enough"),
+        (True, "failed", True, "it has not reached this machine at 192.0.2.1:7: refused"),
+        (False, "failed", False, "neither reaches the other"),
+        (False, "asked", False, "refused"),
+    ],
+)
+def test_one_direction_is_enough(way_ok: bool, state: str, ok: bool, said: str) -> None:
+    way = doctor.Finding("member", way_ok, "192.0.2.2:8 says something")
+    back = {"state": state, "address": "192.0.2.1:7", "why": "refused"}
+    both = doctor._both(way, True, back)
+    assert both.ok == ok and said in f"{both.says}; {both.remedy}"
+    nowhere = doctor._both(way, False, {**back, "address": ""})
+    assert "an address that nobody knows" in nowhere.says or state == "reached"
+    assert doctor._both(way, True, None) == way
+    assert doctor._both(way, False, None).ok
+
+
+def test_members_that_were_not_asked_are_counted() -> None:
+    visit = doctor.Visit("", 1, "29500", pccl.PeerId("ab" * 16))
+    group = {"name": visit.group, "pending": [{"address": "192.0.2.1:7"}]}
+    done: Future[None] = Future()
+    status: dict[str, Any] = {"groups": [group], "dial_back": {"left_out": 0, "members": []}}
+    assert doctor._seen(visit, status, done).says.endswith("at 192.0.2.1:7")
+    status["dial_back"]["left_out"] = 3
+    assert "3 members were not asked" in doctor._seen(visit, status, done).says
+    del status["dial_back"]
+    assert "another doctor was first" in doctor._seen(visit, status, done).says
+
+
+def _says(program: Any, what: str) -> str:
+    return str(findings(program)[what]["says"])

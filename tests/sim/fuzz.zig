@@ -121,6 +121,8 @@ const kept = [_]u64{
     351275991759, // the rig compared residuals of members that disagreed about their number
     351275992213, // a vote named so late a safe point that the coordinator overflowed
     800000008480, // a resume that forgot a call in doubt had it withdrawn
+    839407924080, // the rig missed a removal from an epoch that a new journal does not name
+    603893831772, // the same, of a removal while the journal had failed
 };
 
 pub fn run_kept(rig: *Rig) u8 {

@@ -25,6 +25,9 @@ const ms = world_file.ms;
 
 const Tag = std.meta.Tag(Message);
 
+/// By so many safe points an insider may be off.
+const miscounts_max = 8;
+
 pub const Trick = enum {
     /// Bytes or fields become others.
     mutate,
@@ -171,7 +174,9 @@ fn play(world: *World, ref: Ref, mouth: *Mouth, unit: Unit) void {
             changed(world, insiders, unit)
         else
             unit.bytes),
-        .lie => if (unit.kind == .message and may_change(insiders, unit))
+        .lie => if (is_count(unit))
+            miscount(world, mouth, unit.bytes)
+        else if (unit.kind == .message and may_change(insiders, unit))
             tell_lie(world, mouth, unit.bytes)
         else
             mouth.say(world, unit.bytes),
@@ -231,12 +236,27 @@ fn corrupt(world: *World, mouth: *Mouth, unit: Unit) void {
     mouth.say(world, copy);
 }
 
+/// Says how many safe points it has passed.
+fn is_count(unit: Unit) bool {
+    return unit.kind == .message and number_of(unit.bytes) == @intFromEnum(Tag.safe_points);
+}
+
+/// It has passed some safe points more than it has, or fewer.
+fn miscount(world: *World, mouth: *Mouth, bytes: []const u8) void {
+    var message = wire.control.decode(bytes) catch return mouth.say(world, bytes);
+    const prng = &world.insiders.?.prng;
+    const count = &message.safe_points.count;
+    const by = prng.between(1, miscounts_max);
+    count.* = if (prng.chance(2)) count.* -| by else count.* + by;
+    const room = world.gpa.alloc(u8, bytes.len) catch @panic("out of memory");
+    mouth.say(world, wire.control.encode(message, room) catch bytes);
+}
+
 /// An insider that does not lie about data leaves alone what carries or describes any. None boasts
-/// of safe points: that has newcomers wait for 4,096, more than a seed passes in its time, as the
-/// transcript an_insider_far_ahead shows.
+/// of many safe points: that has newcomers wait for 4,096, more than a seed passes in its time, as
+/// the transcript an_insider_far_ahead shows.
 fn may_change(insiders: *const Insiders, unit: Unit) bool {
-    if (unit.kind == .message and number_of(unit.bytes) == @intFromEnum(Tag.safe_points))
-        return false;
+    if (is_count(unit)) return false;
     if (insiders.lies_about_data) return true;
     switch (unit.kind) {
         .frame => {

@@ -69,7 +69,43 @@ pub fn strike(world: *World, prng: *Prng) void {
 pub fn call_on(world: *World, prng: *Prng, to: NodeIndex, words: Words, manner: Manner) void {
     var bytes: [words_max]u8 = undefined;
     world.note("a stranger calls on {d}: {t}", .{ to, words });
-    connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    const connection = connect(world, prng, to, say(world, prng, to, words, &bytes), manner);
+    connection.is_looked_after = to != world_file.coordinator_index;
+}
+
+/// How long a peer may keep somebody who has not said who it is, and a tick or two.
+const stays_ns_max = base.limits.stranger_ns_max + 2 * std.time.ns_per_s;
+
+/// A peer has let it in: it must be gone in time, on the clock of the peer.
+pub fn let_in(world: *World, connection: *const Connection) void {
+    look_after(world, connection, stays_ns_max);
+}
+
+fn look_after(world: *World, connection: *const Connection, ns: u64) void {
+    const node = &world.nodes[connection.ends[1].node];
+    const until = node.here() + ns;
+    world.at(node.global(until), .{ .stranger_due = .{
+        .connection = connection.index,
+        .until = until,
+    } });
+}
+
+pub const Due = struct { connection: u32, until: base.Instant };
+
+pub fn due(world: *World, body: Due) void {
+    const connection = world.connections.items[body.connection];
+    const there = &connection.ends[1];
+    if (there.state != .open) return;
+    const node = &world.nodes[there.node];
+    // One that was stopped a moment ago has not looked yet.
+    const ago_ns = std.time.ns_per_s;
+    const is_early = node.here() < body.until; // its clock has stood still
+    if (is_early or node.is_frozen() or node.thawed_at + ago_ns > world.now)
+        return look_after(world, connection, 5 * ago_ns);
+    world.checkers.fail(.leak, "p{d} still has a stranger's connection {d}", .{
+        node.index,
+        connection.index,
+    });
 }
 
 /// So many are gone, those that came first.
@@ -103,7 +139,13 @@ pub fn beat(world: *World, index: u32) void {
     world.after(world.config.heartbeat_ns, .{ .stranger_beats = index });
 }
 
-fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner: Manner) void {
+fn connect(
+    world: *World,
+    prng: *Prng,
+    to: NodeIndex,
+    bytes: []const u8,
+    manner: Manner,
+) *Connection {
     const connection = world.connect(nobody, to, to == world_file.coordinator_index);
     connection.ends[0] = .{ .node = nobody, .state = .open, .what = .stranger };
     _ = connection.pipes[0].write(world.now, &world.prng_network, bytes);
@@ -120,6 +162,7 @@ fn connect(world: *World, prng: *Prng, to: NodeIndex, bytes: []const u8, manner:
             world.after(world.config.heartbeat_ns, .{ .stranger_beats = connection.index });
         },
     }
+    return connection;
 }
 
 /// The group of the first user, or one that nobody else names. Answers how many bytes that is.
@@ -246,7 +289,7 @@ fn replay(world: *World, prng: *Prng) bool {
     if (recording.to == nobody or world.nodes[recording.to].state != .up) return false;
     const bytes = recording.slice();
     world.note("connection {d} is played again", .{recording.connection});
-    connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
+    _ = connect(world, prng, recording.to, bytes[0..prng.between(1, bytes.len)], .drawn);
     return true;
 }
 
@@ -269,6 +312,6 @@ fn splice(world: *World, prng: *Prng) bool {
         length += tail.len;
     }
     world.note("connections {d} and {d} are spliced", .{ one.connection, other.connection });
-    connect(world, prng, one.to, bytes[0..length], .drawn);
+    _ = connect(world, prng, one.to, bytes[0..length], .drawn);
     return true;
 }

@@ -15,7 +15,13 @@ const journal = protocol.journal;
 
 const Key = struct { group: u16, epoch: u64 };
 
-const Epoch = struct { members: []base.PeerId, out: base.Mask };
+const Epoch = struct {
+    members: []base.PeerId,
+    out: base.Mask,
+    /// The file that is there names it. Else it was over when all was written anew: who is out of
+    /// it need not be on the disk.
+    is_named: bool,
+};
 
 /// The facts in the records on the disk, and in those of earlier files: members may be in epochs of
 /// which a journal that was written anew says nothing any more.
@@ -28,6 +34,8 @@ pub const Facts = struct {
     /// The file is another one now.
     pub fn forget_journal(facts: *Facts) void {
         facts.read_bytes = 0;
+        var it = facts.epochs.valueIterator();
+        while (it.next()) |epoch| epoch.is_named = false;
     }
 
     /// Reads what was added since.
@@ -51,12 +59,15 @@ pub const Facts = struct {
                 const body = &kept.told;
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
                 const entry = facts.epochs.getOrPut(gpa, key) catch @panic("out of memory");
-                if (entry.found_existing) return;
+                if (entry.found_existing) {
+                    entry.value_ptr.is_named = true;
+                    return;
+                }
                 const ids = gpa.alloc(base.PeerId, body.members.count) catch
                     @panic("out of memory");
                 var it = body.members.iterator();
                 for (ids) |*id| id.* = it.next().?;
-                entry.value_ptr.* = .{ .members = ids, .out = .empty };
+                entry.value_ptr.* = .{ .members = ids, .out = .empty, .is_named = true };
             },
             .removal => |body| {
                 var it = body.epochs.iterator();
@@ -97,6 +108,7 @@ pub const Facts = struct {
                 var it = facts.epochs.iterator();
                 while (it.next()) |entry| {
                     if (entry.key_ptr.group != body.group or entry.key_ptr.epoch < number) continue;
+                    if (!entry.value_ptr.is_named) continue;
                     number = entry.key_ptr.epoch;
                     last = entry.value_ptr;
                 }

@@ -87,6 +87,8 @@ pub const Connection = struct {
     pipes: [2]network.Pipe,
     /// Fate of the dial: the acceptor sees a connection that the dialer believes failed.
     stray: bool = false,
+    /// It is a stranger's, which a peer may not keep for long.
+    is_looked_after: bool = false,
     taps: [2]Tap = .{ .{}, .{} },
     /// The coordinator's messages on it.
     told: Told = .{},
@@ -225,6 +227,7 @@ pub const What = union(enum) {
     over,
     searched: finder.Search,
     stranger_beats: u32,
+    stranger_due: stranger.Due,
 
     /// Whose freeze holds it up.
     fn node(what: What, world: *const World) ?NodeIndex {
@@ -242,7 +245,7 @@ pub const What = union(enum) {
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
             .searched => coordinator_index,
             .start_coordinator, .start, .stop, .heal, .check_progress, .ending, .over => null,
-            .stranger_beats => null,
+            .stranger_beats, .stranger_due => null,
         };
     }
 };
@@ -590,6 +593,7 @@ pub const World = struct {
             .over => world.phase = .over,
             .searched => |search| finder.found(world, search),
             .stranger_beats => |index| stranger.beat(world, index),
+            .stranger_due => |body| stranger.due(world, body),
         }
     }
 
@@ -877,6 +881,7 @@ pub const World = struct {
             world.finish_pipe(ref);
         } else {
             e.state = .open;
+            if (connection.is_looked_after) stranger.let_in(world, connection);
             world.schedule_delivery(connection, 0);
             world.wake(node, ref);
         }
