@@ -71,7 +71,7 @@ class Work(Generic[ResultType]):
         self._outcome: Outcome | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[Callable[[], object]] = []
 
     def wait(self, timeout: float | None = None) -> ResultType:
         """Waits until the operation is done, and returns its result.
@@ -166,25 +166,24 @@ class Work(Generic[ResultType]):
         return f"<Work {'done' if self.done() else 'in flight'}>"
 
     def _future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A future of `loop` that is done once the operation is. One notification serves all."""
+        """A future of `loop` that is done once the operation is."""
         future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            first = not self._waiters
-            self._waiters.append((loop, future))
-        if first:
-            _watcher.watcher.notify(self._native, self)
+        self._when_done(lambda: _tell(loop, future))
         return future
 
+    def _when_done(self, call: Callable[[], object]) -> None:
+        """Calls it on the watcher's thread. One notification serves all."""
+        with self._lock:
+            first = not self._waiters
+            self._waiters.append(call)
+        if first:
+            _watcher.watcher.notify(self._native, self)
+
     def _on_finished(self) -> None:
-        """On the watcher's thread: tells every loop whose task awaits this work."""
         with self._lock:
             waiters, self._waiters = self._waiters, []
-        for loop, future in waiters:
-            try:
-                loop.call_soon_threadsafe(_settle, future)
-            except RuntimeError:
-                if not loop.is_closed():  # else nobody is left to be told
-                    raise
+        for call in waiters:
+            call()
 
     def _wait(self, timeout: float | None) -> None:
         try:
@@ -293,6 +292,14 @@ class Call:
                 if carried is not None:
                     carried.begun(work)
             work._in_own_words(error)
+            raise
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, future)
+    except RuntimeError:
+        if not loop.is_closed():  # else nobody is left to be told
             raise
 
 

@@ -58,7 +58,7 @@ def recv(
 ) -> tuple[NDArray[S], Outcome]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Begin]
+    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Work]
 ) -> Work[NDArray[S]]: ...
 @overload
 def recv(
@@ -75,4 +75,4 @@ def recv(
     """
     made: NDArray[Any] = np.empty(shape, np.dtype(dtype).newbyteorder("="))
     check_dtype(made, adds=False)
-    return NUMPY.recv(comm, made, src, options)
+    return _arrays.received(comm, made, src, options)
