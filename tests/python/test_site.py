@@ -116,7 +116,7 @@ def keywords(function: Any) -> set[str]:
     found = set(inspect.signature(function).parameters)
     if "options" in found:
         (options,) = get_args(get_type_hints(function)["options"])
-        found |= options.__required_keys__ | options.__optional_keys__
+        found |= {*options.__required_keys__, *options.__optional_keys__, "async_op"}
     return found
 
 
