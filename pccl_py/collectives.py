@@ -477,9 +477,7 @@ class Collectives(Closing):
             whole, shard = (send, recv) if dealt else (recv, send)
             rows = self._rows(shard.count, counts, one_of)
             if counts is not None and rows.whole != whole.count:
-                raise InvalidArgument(
-                    f"counts are {rows.whole} together, {all_of} has {whole.count}"
-                )
+                raise InvalidArgument(f"counts add up to {rows.whole}, {all_of} has {whole.count}")
             if rows.whole != whole.count:
                 raise InvalidArgument(
                     f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "
