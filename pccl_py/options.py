@@ -11,7 +11,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.words import (
@@ -244,6 +244,7 @@ def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType
     def document(function: FunctionType) -> FunctionType:
         if function.__doc__:  # not under python -OO
             function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{part}\n"
+        function.__annotations__["options"] = Unpack[kind]  # for help() and other tools
         return function
 
     return document
