@@ -312,8 +312,8 @@ def connect(
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
-    token = _given(token, "PCCL_TOKEN")
-    if token is None:
+    token = text(_given(token, "PCCL_TOKEN") or "", "token").strip()
+    if not token:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
     name = _given(group, "PCCL_GROUP")
     name = "default" if name is None else text(name, "group")
@@ -322,7 +322,7 @@ def connect(
     ports = _given(ports, "PCCL_PORTS")
     peer_id = _given(peer_id, "PCCL_PEER_ID")
     native = _pccl.Comm.connect(
-        text(token, "token").strip(),
+        token,
         name,
         None if bind is None else text(bind, "bind"),
         None if advertise is None else text(advertise, "advertise"),

@@ -79,6 +79,14 @@ def test_a_number_that_is_none_names_its_variable(
         pccl.connect(coordinator.token, bind=LOOPBACK)
 
 
+@pytest.mark.parametrize("empty", ["", "\n"])
+def test_an_empty_token_is_none(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", empty)
+    for token in (None, empty):
+        with pytest.raises(pccl.InvalidArgument, match="^no token: pass one, or set PCCL_TOKEN"):
+            pccl.connect(token)
+
+
 @pytest.mark.parametrize("ports", ["29400-", "5-4", "0", "70000", "x" * 50])
 def test_ports_that_are_no_range_are_named(coordinator: pccl.Coordinator, ports: str) -> None:
     with pytest.raises(pccl.InvalidArgument, match=re.escape(ports[:10])):
