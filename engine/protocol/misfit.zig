@@ -324,14 +324,15 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         wrong = &said.descriptor;
         overdue.add(peer);
     }
+    const own = wrong orelse return;
     overdue.call = .{
         .op = known.id,
         .peer = epoch.members[known.from].id,
         .descriptor = known.descriptor,
     };
     overdue.say("it called {f} where the members called {f} (tag {d}, number {d} of epoch {d})", .{
-        Described{ .descriptor = wrong orelse return, .names = epoch.names() },
-        Described{ .descriptor = &known.descriptor, .names = epoch.names() },
+        Described{ .descriptor = own, .other = &known.descriptor, .names = epoch.names() },
+        Described{ .descriptor = &known.descriptor, .other = own, .names = epoch.names() },
         known.id.tag,
         known.id.sequence,
         epoch.number,

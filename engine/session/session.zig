@@ -1095,12 +1095,11 @@ pub const Session = struct {
         count: u64,
     ) Allocator.Error!*Operation {
         const listed = Listed.of(call, arrays);
-        const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
             .kind = call.kind,
             .dtype = arrays[0].dtype,
             .op = call.op,
-            .recovery = call.recovery orelse default,
+            .recovery = call.recovery orelse .default(call.op),
             .codec = call.codec,
             .plan = call.plan,
             .uneven = call.exchanged != null,
