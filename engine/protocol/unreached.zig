@@ -106,10 +106,11 @@ fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) voi
     if (!is_new) return;
     var room: addresses.Room = undefined;
     const address = addresses.told_to(from, other, &room);
-    c.log(.warning, "peer {f} cannot dial peer {f} at {s}: {s}; " ++ wire.dialed.remedy, .{
+    c.log(.warning, "peer {f} cannot dial peer {f}{s}{s}: {s}; " ++ wire.dialed.remedy, .{
         from.named(),
         other.named(),
-        if (address.len > 0) address else "no address",
+        if (address.len > 0) " at " else "",
+        address,
         dialed.why(),
     });
     other.send(group.id, .{ .unreached = .{

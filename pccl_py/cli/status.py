@@ -200,8 +200,8 @@ def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
 
 def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
     one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
-    at = pair["address"] or "an address that nobody knows"
-    says = f"{one} cannot dial {other} at {at}: {pair['why']}"
+    at = f" at {pair['address']}" if pair["address"] else ""
+    says = f"{one} cannot dial {other}{at}: {pair['why']}"
     return Text(shown(says), style="yellow")
 
 

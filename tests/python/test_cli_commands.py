@@ -249,7 +249,8 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         {"peer_id": "77" * 16, "label": "new:1", "address": "10.0.0.7:1", "prepared": True}
     ]
     dialed = {"peer_id": "77" * 16, "other": "0b" * 16, "address": "10.0.0.8:1", "why": "refused"}
-    example["groups"][0]["unreached"] = [dialed]
+    lost = {"peer_id": "77" * 16, "other": "0c" * 16, "address": "", "why": "nowhere"}
+    example["groups"][0]["unreached"] = [dialed, lost]
     assert keys_of(example) <= documented_keys()
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
     operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
@@ -261,7 +262,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "cannot dial 0b0b0b0b at 10.0.0.8:1: refused",
+        "cannot dial 0b0b0b0b at 10.0.0.8:1: refused", "cannot dial 0c0c0c0c: nowhere",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
         "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
