@@ -202,8 +202,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         ),
         error.WrongRun => fail(
             .authentication_failed,
-            "the coordinator at {s} belongs to another run: get a fresh token from it{s}",
-            .{ at, note_of(at) },
+            "the coordinator at {s} belongs to another run: get a fresh token from it",
+            .{at},
         ),
     };
 }
