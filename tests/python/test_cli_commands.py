@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -239,6 +240,39 @@ def test_the_status_shows_people_the_same(start: Any) -> None:
             assert word in answer.stdout, answer.stdout
         for comm in world.comms:
             assert comm.peer_id.short in answer.stdout
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_person_who_waits_for_an_answer_is_told_of_whom(form: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        token = pccl.token_create(address)
+        answer = pccl_command("status", *form, "--timeout", "1.5", PCCL_TOKEN=token)
+    assert answer.returncode == 1 and answer.stdout == ""
+    told, error = answer.stderr.split("\n", 1)
+    assert told == f"{address} does not answer yet: waiting for 1.5 s in all"
+    assert "CoordinatorUnreachable" in error or address in error
+
+
+def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    example = json.loads(page.split("```json")[1].split("```")[0])
+    (epoch,) = example["groups"][0]["epochs"]
+    (operation,) = epoch["operations"]
+    blind = {"tag": 18413411717256766248, "count": 0, "dtype": "u8", "op": "sum"}
+    sync = {**operation, **blind, "kind": "sync", "waits_for": [1], "stalled_ns": 65 * 10**9}
+    gather = {**operation, **blind, "kind": "all_gather", "tag": 3, "count": 88, "op": "avg"}
+    epoch["operations"] = [operation, sync, gather]
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(status_view.render(example))
+    text = console.export_text()
+    assert str(blind["tag"]) not in text and "it has not called sync (number 12)" in text
+    (line,) = (line for line in text.splitlines() if " sync " in line and "called" not in line)
+    assert re.fullmatch(r"\s*12\s+sync\s+\d+ of \d+\s+\d+ of \d+\s*", line), line
+    (line,) = (line for line in text.splitlines() if " all_gather " in line)
+    assert re.fullmatch(r"\s*3\s+12\s+all_gather\s+88\s+u8\s+\d+ of .*", line), line
 
 
 def test_a_page_renders_every_part_of_the_documented_example() -> None:
