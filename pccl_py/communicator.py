@@ -306,7 +306,7 @@ def connect(
     default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
     until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
-    logs and the status; PCCL_LABEL, in which %h is the host and %p the process id, or "host:pid".
+    logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -351,11 +351,9 @@ def _given(value: _Value | None, variable: str) -> _Value | str | None:
 
 
 def _label(value: str | None) -> str | None:
-    """The label that was given, or else that of the environment, whose places are filled in."""
-    if value is not None:
-        return text(value, "label")
-    said = os.environ.get("PCCL_LABEL")
-    return _log_output.filled_in(said) if said else None
+    """The label that was given, or else that of the environment; its places are filled in."""
+    said = _given(value, "PCCL_LABEL")
+    return None if said is None else _log_output.filled_in(text(said, "label"))
 
 
 def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:
