@@ -10,6 +10,7 @@ imported. Packing strided arrays is for frontends.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -122,7 +123,7 @@ def writable(array: object) -> Buffer:
 def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
-    They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
+    They must be the same memory or not overlap, and agree in dtype (else TypeError) and count (else
     InvalidArgument). An error in one of two gives the name of the argument.
     """
     if out is None or out is array:
@@ -162,15 +163,10 @@ def _from_memoryview(view: memoryview, array: object) -> Buffer:
     if order not in "@=<>!":
         order, kind = "@", view.format
     opaque = "bool" if kind == "?" else None
-    dtype = (
-        DType.U8 if opaque else _DTYPES.get(_KIND_OF_FORMAT.get(kind, ""), {}).get(view.itemsize)
-    )
-    if dtype is None:
-        raise TypeError(_unsupported(array, f"elements of format {view.format!r}"))
-    if order in _FOREIGN_ORDER and view.itemsize > 1:
-        raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")
-    if not view.c_contiguous:
-        raise InvalidArgument(_strided(array))
+    known = _DTYPES.get(_KIND_OF_FORMAT.get(kind, ""), {}).get(view.itemsize)
+    foreign = order in _FOREIGN_ORDER and view.itemsize > 1
+    what = f"elements of format {view.format!r}"
+    dtype = _checked(array, what, DType.U8 if opaque else known, view.c_contiguous, foreign)
     address = _pccl.buffer_address(view)
     count = view.nbytes // view.itemsize
     return Buffer(address, count, dtype, view.readonly, view, view.shape, opaque)
@@ -182,7 +178,7 @@ def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array)
     raise TypeError(
-        f"{_name(array)} is no array: it offers neither the buffer protocol nor DLPack nor "
+        f"{_name(array)} is not an array: it offers neither the buffer protocol nor DLPack nor "
         f"__array_interface__ ({refusal})"
     )
 
@@ -197,23 +193,18 @@ def _from_array_interface(array: Any) -> Buffer:
     opaque = "bool" if kind == "b" and size == 1 else None
     if size == 1 and _OPAQUE.fullmatch(name):
         opaque = name
+    known = DType.U8 if opaque else _DTYPES.get(kind, {}).get(size)
     if name == "bfloat16" and size == 2:
-        dtype: DType | None = DType.BF16
-    else:
-        dtype = DType.U8 if opaque else _DTYPES.get(kind, {}).get(size)
-    if dtype is None:
-        raise TypeError(_unsupported(array, f"elements of type {typestr!r}"))
-    if order in _FOREIGN_ORDER and size > 1:
-        raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")
+        known = DType.BF16
     shape: tuple[int, ...] = interface["shape"]
-    strides: tuple[int, ...] | None = interface.get("strides")
-    if strides is not None and not _contiguous(shape, strides, size):
-        raise InvalidArgument(_strided(array))
+    contiguous = _contiguous(shape, interface.get("strides"), size)
+    foreign = order in _FOREIGN_ORDER and size > 1
+    dtype = _checked(array, f"elements of type {typestr!r}", known, contiguous, foreign)
     data = interface.get("data")
     if not isinstance(data, tuple):
         raise TypeError(f"the __array_interface__ of the {_name(array)} names no address")
     address, readonly = data
-    return Buffer(address, _product(shape), dtype, bool(readonly), array, shape, opaque)
+    return Buffer(address, math.prod(shape), dtype, bool(readonly), array, shape, opaque)
 
 
 def _from_dlpack(array: Any) -> Buffer:
@@ -221,25 +212,46 @@ def _from_dlpack(array: Any) -> Buffer:
 
     tensor = _dlpack.describe(array)
     kinds = {0: "i", 1: "u", 2: "f"}
-    dtype = _DTYPES.get(kinds.get(tensor.code, ""), {}).get(tensor.bits // 8)
+    known = _DTYPES.get(kinds.get(tensor.code, ""), {}).get(tensor.bits // 8)
     if tensor.code == _dlpack.CODE_BFLOAT and tensor.bits == 16:
-        dtype = DType.BF16
+        known = DType.BF16
     opaque = None
     if tensor.code in _dlpack.CODES_OPAQUE and tensor.bits == 8:
-        dtype, opaque = DType.U8, _dlpack.CODES_OPAQUE[tensor.code]
-    if dtype is None or tensor.lanes != 1 or tensor.bits % 8 != 0:
-        what = f"DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
-        raise TypeError(_unsupported(array, what))
-    if tensor.strides is not None and not _contiguous(tensor.shape, tensor.strides, 1):
-        raise InvalidArgument(_strided(array))
-    count = _product(tensor.shape)
+        known, opaque = DType.U8, _dlpack.CODES_OPAQUE[tensor.code]
+    if tensor.lanes != 1 or tensor.bits % 8 != 0:
+        known = None
+    what = f"DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
+    dtype = _checked(array, what, known, _contiguous(tensor.shape, tensor.strides, 1))
+    count = math.prod(tensor.shape)
     # The capsule owns the memory; the array stays too, as some producers expect it to.
     owner = (tensor.capsule, array)
     return Buffer(tensor.address, count, dtype, tensor.readonly, owner, tensor.shape, opaque)
 
 
-def _contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
-    if 0 in shape:
+def _checked(
+    array: object, what: str, dtype: DType | None, contiguous: bool, foreign: bool = False
+) -> DType:
+    """The dtype of an array that can be taken; `what` its elements are, `foreign` their order."""
+    if dtype is None:
+        known = ", ".join(dtype.name.lower() for dtype in DType)
+        named = getattr(array, "dtype", None)  # the library's name for it, which users know
+        what = what if named is None else f"dtype {named}"
+        raise TypeError(
+            f"the {_name(array)} has {what}; supported are {known}, and bool where nothing is "
+            "added up"
+        )
+    if foreign:
+        raise TypeError(f"the {_name(array)} is not in native byte order: convert it first")
+    if not contiguous:
+        raise InvalidArgument(
+            f"the {_name(array)} is not C-contiguous: pass a contiguous copy, or use pccl_numpy, "
+            "which packs"
+        )
+    return dtype
+
+
+def _contiguous(shape: Sequence[int], strides: Sequence[int] | None, step: int) -> bool:
+    if strides is None or 0 in shape:
         return True
     for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length != 1 and stride != step:
@@ -248,29 +260,5 @@ def _contiguous(shape: Sequence[int], strides: Sequence[int], step: int) -> bool
     return True
 
 
-def _product(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
 def _name(array: object) -> str:
     return type(array).__name__
-
-
-def _unsupported(array: object, what: str) -> str:
-    known = (
-        ", ".join(dtype.name.lower() for dtype in DType) + ", and bool where nothing is added up"
-    )
-    dtype_of_library = getattr(array, "dtype", None)
-    if dtype_of_library is not None:  # its name for it, which users know
-        what = f"dtype {dtype_of_library}"
-    return f"the {_name(array)} has {what}; supported are {known}"
-
-
-def _strided(array: object) -> str:
-    return (
-        f"the {_name(array)} is not C-contiguous: pass a contiguous copy, or use pccl_numpy, "
-        "which packs"
-    )

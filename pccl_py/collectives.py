@@ -1,14 +1,14 @@
 """The operations of a group's members together: reduce, gather, broadcast, wait for each other.
 
-Group has these methods (communicator.py). Checked here are arguments; everything else is decided in
-the native library. A method without its underscore calls what the one with it has prepared, which
-frontends use as well (kit/). Buffers are in buffers.py, options in options.py, operations in flight
-in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
+Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
+here are arguments; everything else is decided in the native library. Each method makes a Call,
+which `operation` runs (options.py). Buffers are in buffers.py, shards in rows.py, operations in
+flight in work.py, what each collective costs and what a loss does to it in docs/ALGORITHMS.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
@@ -28,17 +28,16 @@ from pccl_py.options import (
     MoveOptions,
     Reduce,
     ReduceOptions,
-    documented,
+    operation,
 )
-from pccl_py.outcome import Outcome
+from pccl_py.outcome import Outcome, Rosters
+from pccl_py.rows import Counts, Rows
 from pccl_py.words import PeerId, index, unsigned
 from pccl_py.work import Call, Work
 
 Root: TypeAlias = SupportsIndex | PeerId
-Counts: TypeAlias = Sequence[int] | None
 Arrays: TypeAlias = Array | Sequence[Array]
-Out: TypeAlias = Arrays | None
-_Options: TypeAlias = Mapping[str, Any]
+Opt: TypeAlias = Arrays | None
 _Taken = TypeVar("_Taken")
 
 
@@ -47,6 +46,7 @@ class Collectives(Closing):
 
     def __init__(self) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
+        self._rosters = Rosters()
 
     @property
     def rank(self) -> int:
@@ -65,7 +65,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, those too that were lost since it began."""
+        """The members of the epoch in rank order, with those that were lost since it began."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
@@ -73,92 +73,76 @@ class Collectives(Closing):
         raise NotImplementedError
 
     @overload
-    def all_reduce(self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Wait]) -> Outcome: ...
+    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Wait]) -> Outcome: ...
     @overload
-    def all_reduce(self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Begin]) -> Work: ...
+    def all_reduce(self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Work]) -> Work: ...
     @overload
     def all_reduce(
-        self, array: Arrays, out: Out = None, **_: Unpack[Reduce.Either]
+        self, array: Arrays, out: Opt = None, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
-    def all_reduce(
-        self, array: Arrays, out: Out = None, **options: Unpack[Reduce.Either]
-    ) -> Outcome | Work:
+    @operation(ReduceOptions)
+    def all_reduce(self, array: Arrays, out: Opt = None, **options: Any) -> Call:
         """Reduces `array` over all members, into `out`, or in place: every peer gets equal bytes.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
         as one operation, `out` being a list as well; the same counts and dtypes on every peer.
         `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
-        was, in place too, and an `out` apart from it may hold anything.
+        was, in place too, and a separate `out` may hold anything.
         """
-        async_op = options.pop("async_op", False)
-        return self._all_reduce(array, out, options).run(async_op)
-
-    def _all_reduce(self, array: object, out: object | None, options: _Options) -> Call:
-        asked = Asked("all_reduce", ReduceOptions, options)
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
-        return self._reduction(_Kind.ALL_REDUCE, arrays, asked)
+        return self._call(_Kind.ALL_REDUCE, arrays, options)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on what codecs lose of this peer's contributions with `tag` is given back.
+        """From now on, codec losses of this peer's contributions with `tag` go into its next call.
 
         The same object for the same tag, until it is closed; a new one starts from zero. Members
         need not agree about it.
         """
         self._open()
         number = unsigned(tag, "tag", 64)
-        feedback = self._feedback_of(number)
-        if feedback is None:
+        feedback = self._feedbacks.get(number)
+        if feedback is None or feedback.closed:
             feedback = self._feedbacks[number] = ErrorFeedback(number)
         return feedback
 
     @overload
     def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
     @overload
-    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Begin]) -> Work: ...
+    def broadcast(self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Work]) -> Work: ...
     @overload
     def broadcast(
-        self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Either]
+        self, array: Arrays, root: Root = 0, **_: Unpack[Broadcast.Bool]
     ) -> Outcome | Work: ...
-    @documented(BroadcastOptions)
-    def broadcast(
-        self, array: Arrays, root: Root = 0, **options: Unpack[Broadcast.Either]
-    ) -> Outcome | Work:
+    @operation(BroadcastOptions)
+    def broadcast(self, array: Arrays, root: Root = 0, **options: Any) -> Call:
         """Copies `array` of `root` into `array` of every member. Every peer gets equal bytes.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
         library, or a list of such arrays, which go as one operation; the same counts and dtypes on
         every peer. `root`: a rank of the current epoch, or the id of a member; there `array` is
         only read, and may be read-only. On any error `array` is as it was, on every member. A lost
-        root ends the operation with Aborted on all, unless those who are left have all of its data
-        together.
+        root ends the operation with Aborted on all, unless the survivors together have all of its
+        data.
         """
-        async_op = options.pop("async_op", False)
-        return self._broadcast(array, root, options).run(async_op)
-
-    def _broadcast(self, array: object, root: Root, options: _Options) -> Call:
-        asked = Asked("broadcast", BroadcastOptions, options)
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
         arrays = [_Array(None, each) for each in _taken(take, _alone(array))]
-        return self._call(_Kind.BROADCAST, arrays, asked, root=rank)
+        return self._call(_Kind.BROADCAST, arrays, options, root=rank)
 
     @overload
     def reduce(
-        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Wait]
+        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Wait]
     ) -> Outcome: ...
     @overload
     def reduce(
-        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Begin]
+        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Work]
     ) -> Work: ...
     @overload
     def reduce(
-        self, array: Arrays, out: Out = None, root: Root = 0, **_: Unpack[Reduce.Either]
+        self, array: Arrays, out: Opt = None, root: Root = 0, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
-    def reduce(
-        self, array: Arrays, out: Out = None, root: Root = 0, **options: Unpack[Reduce.Either]
-    ) -> Outcome | Work:
+    @operation(ReduceOptions)
+    def reduce(self, array: Arrays, out: Opt = None, root: Root = 0, **options: Any) -> Call:
         """Reduces `array` over all members into `out` of `root`, or in place there.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
@@ -166,18 +150,13 @@ class Collectives(Closing):
         sum, which the root alone has, is not encoded again. A lost root ends the operation with
         Aborted on all.
         """
-        async_op = options.pop("async_op", False)
-        return self._reduce(array, out, root, options).run(async_op)
-
-    def _reduce(self, array: object, out: object | None, root: Root, options: _Options) -> Call:
-        asked = Asked("reduce", ReduceOptions, options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
             arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         else:
             arrays = [_Array(each, None) for each in _taken(buffers.readable, _alone(array))]
-        return self._reduction(_Kind.REDUCE, arrays, asked, root=rank)
+        return self._call(_Kind.REDUCE, arrays, options, root=rank)
 
     @overload
     def reduce_scatter(
@@ -185,35 +164,26 @@ class Collectives(Closing):
     ) -> Outcome: ...
     @overload
     def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Begin]
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Work]
     ) -> Work: ...
     @overload
     def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Either]
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
-    @documented(ReduceOptions)
+    @operation(ReduceOptions)
     def reduce_scatter(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[Reduce.Either]
-    ) -> Outcome | Work:
+        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any
+    ) -> Call:
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` as many as counts[rank] says for each, the same list on every peer.
-        `out` may be this rank's shard of `array`; else they do not touch. A shard whose rank is
-        lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
+        `out`, or with `counts` counts[rank] elements for each, the same list on every peer.
+        `out` may be this rank's shard of `array`; else they must not overlap. No peer receives the
+        shard of a lost rank; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
-        async_op = options.pop("async_op", False)
-        return self._reduce_scatter(array, out, counts, options).run(async_op)
-
-    def _reduce_scatter(
-        self, array: object, out: object, counts: Counts, options: _Options
-    ) -> Call:
-        asked = Asked("reduce_scatter", ReduceOptions, options)
-        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
-        listed = [self._shards(counts, *both, "array", "out") for both in pairs]
-        arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
-        return self._reduction(_Kind.REDUCE_SCATTER, arrays, asked, counts=listed[0])
+        arrays, listed = self._shared(array, out, counts, dealt=True)
+        return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
 
     @overload
     def all_gather(
@@ -221,106 +191,67 @@ class Collectives(Closing):
     ) -> Outcome: ...
     @overload
     def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Begin]
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Work]
     ) -> Work: ...
     @overload
     def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Either]
+        self, array: Arrays, out: Arrays, counts: Counts = None, **_: Unpack[Move.Bool]
     ) -> Outcome | Work: ...
-    @documented(MoveOptions)
-    def all_gather(
-        self, array: Arrays, out: Arrays, counts: Counts = None, **options: Unpack[Move.Either]
-    ) -> Outcome | Work:
+    @operation(MoveOptions)
+    def all_gather(self, array: Arrays, out: Arrays, counts: Counts = None, **options: Any) -> Call:
         """Collects `array` of all members in `out`, in rank order: every peer gets equal bytes.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
         library, or a list of such arrays, which go as one operation, `out` being a list as well.
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
-        the same list on every peer. `array` may be this rank's shard of `out`; else they do not
-        touch. Elements of a lost member that no survivor got are zeros in `out`, on all alike, and
-        the outcome names no contributor for them; unless recovery is "resume" a shard comes whole
-        or not at all. With a codec each shard is rounded once, and this rank's own in `out` as
-        well, so that all have equal bytes. On any error `array` is as it was, and where it is in
-        `out`, all of that.
+        the same list on every peer. `array` may be this rank's shard of `out`; else they must not
+        overlap. Elements of a lost member that no survivor got are zeros in `out`, equally on all,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
+        so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
-        async_op = options.pop("async_op", False)
-        return self._all_gather(array, out, counts, options).run(async_op)
-
-    def _all_gather(self, array: object, out: object, counts: Counts, options: _Options) -> Call:
-        asked = self._moving("all_gather", options)
-        pairs = _taken(buffers.apart, _each_apart(array, out, counts))
-        listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
-        arrays = [_Array(send, recv, send.count) for send, recv in pairs]
-        return self._call(_Kind.ALL_GATHER, arrays, asked, counts=listed[0])
+        arrays, listed = self._shared(array, out, counts)
+        return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
 
     @overload
     def scatter(
-        self,
-        array: Arrays | None,
-        out: Arrays,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Wait],
+        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Wait]
     ) -> Outcome: ...
     @overload
     def scatter(
-        self,
-        array: Arrays | None,
-        out: Arrays,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Begin],
+        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Work]
     ) -> Work: ...
     @overload
     def scatter(
-        self,
-        array: Arrays | None,
-        out: Arrays,
-        root: Root = 0,
-        counts: Counts = None,
-        **_: Unpack[Move.Either],
+        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **_: Unpack[Move.Bool]
     ) -> Outcome | Work: ...
-    @documented(MoveOptions)
+    @operation(MoveOptions)
     def scatter(
-        self,
-        array: Arrays | None,
-        out: Arrays,
-        root: Root = 0,
-        counts: Counts = None,
-        **options: Unpack[Move.Either],
-    ) -> Outcome | Work:
+        self, array: Opt, out: Arrays, root: Root = 0, counts: Counts = None, **options: Any
+    ) -> Call:
         """Deals out the shards of `array` of `root`: `out` of each receives that of its rank.
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is not looked at, and may be None. With a codec what moves is
+        `array`. Elsewhere `array` is ignored, and may be None. With a codec the data that moves is
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
         all. Otherwise as `all_gather`.
         """
-        async_op = options.pop("async_op", False)
-        return self._scatter(array, out, root, counts, options).run(async_op)
-
-    def _scatter(
-        self, array: object | None, out: object, root: Root, counts: Counts, options: _Options
-    ) -> Call:
-        asked = self._moving("scatter", options)
         rank = self._rank_of(root)
         if rank == self.rank:
             if array is None:
                 raise InvalidArgument("the root of a scatter needs array, with the shards of all")
-            pairs = _taken(buffers.apart, _each_apart(array, out, counts))
-            listed = [self._shards(counts, *both, "array", "out") for both in pairs]
-            arrays = [_Array(send, recv, recv.count) for send, recv in pairs]
+            arrays, listed = self._shared(array, out, counts, dealt=True)
         else:
             arrays = [_Array(None, each) for each in _taken(buffers.writable, _alone(out, counts))]
-            listed = [self._listed(counts, arrays[0].count, "out")]
-        return self._call(_Kind.SCATTER, arrays, asked, root=rank, counts=listed[0])
+            listed = self._rows(arrays[0].count, counts, "out").elements
+        return self._call(_Kind.SCATTER, arrays, options, root=rank, counts=listed)
 
     @overload
     def gather(
         self,
         array: Arrays,
-        out: Out = None,
+        out: Opt = None,
         root: Root = 0,
         counts: Counts = None,
         **_: Unpack[Move.Wait],
@@ -329,58 +260,44 @@ class Collectives(Closing):
     def gather(
         self,
         array: Arrays,
-        out: Out = None,
+        out: Opt = None,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Begin],
+        **_: Unpack[Move.Work],
     ) -> Work: ...
     @overload
     def gather(
         self,
         array: Arrays,
-        out: Out = None,
+        out: Opt = None,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Either],
+        **_: Unpack[Move.Bool],
     ) -> Outcome | Work: ...
-    @documented(MoveOptions)
+    @operation(MoveOptions)
     def gather(
-        self,
-        array: Arrays,
-        out: Out = None,
-        root: Root = 0,
-        counts: Counts = None,
-        **options: Unpack[Move.Either],
-    ) -> Outcome | Work:
+        self, array: Arrays, out: Opt = None, root: Root = 0, counts: Counts = None, **options: Any
+    ) -> Call:
         """Collects `array` of all members in `out` of `root`, in rank order.
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is not looked at. Elements of a lost member that the root has not got are zeros in
-        `out`, and the outcome names no contributor for them; unless recovery is "resume" a shard
-        comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `out` is ignored. Elements of a lost member that the root has not got are zeros in `out`,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec the data that moves is rounded, and the root's own shard
+        is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
-        async_op = options.pop("async_op", False)
-        return self._gather(array, out, root, counts, options).run(async_op)
-
-    def _gather(
-        self, array: object, out: object | None, root: Root, counts: Counts, options: _Options
-    ) -> Call:
-        asked = self._moving("gather", options)
         rank = self._rank_of(root)
         check_no_root(out)
         if rank == self.rank:
             if out is None:
                 raise InvalidArgument("the root of a gather needs out, an array for all shards")
-            pairs = _taken(buffers.apart, _each_apart(array, out, counts))
-            listed = [self._shards(counts, recv, send, "out", "array") for send, recv in pairs]
-            arrays = [_Array(send, recv, send.count) for send, recv in pairs]
+            arrays, listed = self._shared(array, out, counts)
         else:
             own = _taken(buffers.readable, _alone(array, counts))
             arrays = [_Array(each, None) for each in own]
-            listed = [self._listed(counts, arrays[0].count, "array")]
-        return self._call(_Kind.GATHER, arrays, asked, root=rank, counts=listed[0])
+            listed = self._rows(arrays[0].count, counts, "array").elements
+        return self._call(_Kind.GATHER, arrays, options, root=rank, counts=listed)
 
     @overload
     def all_to_all(
@@ -398,7 +315,7 @@ class Collectives(Closing):
         out: Arrays,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **_: Unpack[Move.Begin],
+        **_: Unpack[Move.Work],
     ) -> Work: ...
     @overload
     def all_to_all(
@@ -407,46 +324,34 @@ class Collectives(Closing):
         out: Arrays,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **_: Unpack[Move.Either],
+        **_: Unpack[Move.Bool],
     ) -> Outcome | Work: ...
-    @documented(MoveOptions)
+    @operation(MoveOptions)
     def all_to_all(
         self,
         array: Arrays,
         out: Arrays,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Unpack[Move.Either],
-    ) -> Outcome | Work:
+        **options: Any,
+    ) -> Call:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and do not touch. With
-        `send_counts` and `recv_counts`, the elements for each rank and from each, every two agree
-        about what they exchange (else Mismatch) and nobody knows what others do; then at most 32
-        ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
-        Elements of a lost member for this peer that have not come are zeros in `out`, and the
-        outcome names no contributor for them. With a codec what moves is rounded, and one's own
-        shard is not. Otherwise as `all_gather`.
+        Both have `world_size` equal shards, the same on every peer, and must not overlap. With
+        `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
+        must agree about theirs (else Mismatch), and need not know those of others. There may then
+        be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
+        the call with Aborted. Elements of a lost member that did not arrive are zeros in `out`, and
+        the outcome names no contributor for them. With a codec the data that moves is rounded, and
+        one's own shard is not. Otherwise as `all_gather`.
         """
-        async_op = options.pop("async_op", False)
-        return self._all_to_all(array, out, send_counts, recv_counts, options).run(async_op)
-
-    def _all_to_all(
-        self,
-        array: object,
-        out: object,
-        send_counts: Counts,
-        recv_counts: Counts,
-        options: _Options,
-    ) -> Call:
-        asked = self._moving("all_to_all", options)
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
-                raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
+                raise InvalidArgument("array and out must not overlap in an all_to_all")
         if counts is not None:
-            return self._exchange(*pairs[0], send_counts, recv_counts, asked)
+            return self._exchange(*pairs[0], send_counts, recv_counts, options)
         world = self.world_size
         for send, recv in pairs:
             if send.count == recv.count and send.count % world == 0:
@@ -457,94 +362,79 @@ class Collectives(Closing):
                 "recv_counts"
             )
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
-        return self._call(_Kind.ALL_TO_ALL, arrays, asked)
+        return self._call(_Kind.ALL_TO_ALL, arrays, options)
 
     @overload
     def barrier(self, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def barrier(self, **_: Unpack[Message.Begin]) -> Work: ...
+    def barrier(self, **_: Unpack[Message.Work]) -> Work: ...
     @overload
-    def barrier(self, **_: Unpack[Message.Either]) -> Outcome | Work: ...
-    @documented(MessageOptions)
-    def barrier(self, **options: Unpack[Message.Either]) -> Outcome | Work:
+    def barrier(self, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
+    @operation(MessageOptions)
+    def barrier(self, **options: Any) -> Call:
         """Returns once every member has called it."""
-        async_op = options.pop("async_op", False)
-        return self._barrier(options).run(async_op)
-
-    def _barrier(self, options: _Options) -> Call:
-        asked = Asked("barrier", MessageOptions, options)
-        return Call(_pccl.barrier, self._open(), *asked.timed)
+        return Call(self._rosters, _pccl.barrier, self._open(), *Asked("barrier", options).timed)
 
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
             members = self.members
             if member not in members:
-                raise InvalidArgument(f"{name} {member} is no member of epoch {self.epoch}")
+                raise InvalidArgument(f"{name} {member} is not a member of epoch {self.epoch}")
             return members.index(member)
         rank = index(member, name)
         if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
+            raise InvalidArgument(f"{name} must be a rank below {self.world_size}, not {rank}")
         return rank
 
-    def _moving(self, name: str, options: _Options) -> Asked:
-        """The options of a call that adds nothing up, and so has no error feedback."""
-        asked = Asked(name, MoveOptions, options)
-        if asked.codec.encodes and self._feedback_of(asked.tag) is not None:
+    def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
+        """The options of a call, and the losses of its codec that it carries on, if it adds up."""
+        asked = Asked(kind.name.lower(), options)
+        feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
+        if feedback is None or feedback.closed:
+            return asked, None
+        if kind not in _ADDING:
             raise InvalidArgument(
                 f"tag {asked.tag} has error feedback, which is for all_reduce, reduce and "
                 "reduce_scatter: here nothing is added up that could be given back later; use "
                 "another tag"
             )
-        return asked
-
-    def _feedback_of(self, tag: int) -> ErrorFeedback | None:
-        feedback = self._feedbacks.get(tag)
-        return None if feedback is None or feedback.closed else feedback
-
-    def _reduction(
-        self,
-        kind: _Kind,
-        arrays: list[_Array],
-        asked: Asked,
-        *,
-        root: int = 0,
-        counts: list[int] | None = None,
-    ) -> Call:
-        """A call that adds arrays up; with error feedback it carries the losses on."""
-        for array in arrays:
-            if array.any.opaque:
-                raise TypeError(
-                    f"{array.any.opaque} is not added up, and goes where nothing is: convert it "
-                    "first; of bool as uint8, min is and, max is or"
-                )
-        feedback = self._feedback_of(asked.tag) if asked.codec.encodes else None
-        carried = None
-        if feedback is not None:
-            given = [array.any.count for array in arrays]
-            carried = _Carried(feedback, given, *feedback.begin(given))
-        return self._call(kind, arrays, asked, root=root, counts=counts, carried=carried)
+        return asked, feedback
 
     def _call(
         self,
         kind: _Kind,
         arrays: list[_Array],
-        asked: Asked,
+        options: Any,
         *,
         root: int = 0,
         counts: list[int] | None = None,
-        carried: _Carried | None = None,
     ) -> Call:
-        options = asked.native() if carried is None else asked.native(carried.residuals)
-        owners = (arrays, carried)
-        if counts is None:
-            listed = [array.native() for array in arrays]
-            return Call(
-                *(_pccl.coalesced, self._open(), kind, listed, root, options, owners),
-                carried=carried,
+        asked, feedback = self._asked(kind, options)
+        opaque = [array.any.opaque for array in arrays if array.any.opaque]
+        if kind in _ADDING and opaque:
+            raise TypeError(
+                f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
+                "which min is AND and max is OR)"
             )
-        only = arrays[0].native()
+        carried, residuals = None, (0, 0)
+        if feedback is not None:
+            given = [array.any.count for array in arrays]
+            residuals, kept = feedback.begin(given)
+            carried = _Carried(feedback, given, kept)
+        listed = [array.native() for array in arrays]
+        rest = root, asked.native(residuals), (arrays, carried)
+        if counts is None:
+            return Call(
+                self._rosters, _pccl.coalesced, self._open(), kind, listed, *rest, carried=carried
+            )
         return Call(
-            *(_pccl.uneven, self._open(), kind, only, counts, root, options, owners),
+            self._rosters,
+            _pccl.uneven,
+            self._open(),
+            kind,
+            listed[0],
+            counts,
+            *rest,
             carried=carried,
         )
 
@@ -554,67 +444,55 @@ class Collectives(Closing):
         recv: buffers.Buffer,
         send_counts: Counts,
         recv_counts: Counts,
-        asked: Asked,
+        options: Any,
     ) -> Call:
+        asked, _ = self._asked(_Kind.ALL_TO_ALL, options)
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
-        sent = self._counts(send_counts, "send_counts")
-        received = self._counts(recv_counts, "recv_counts")
+        listed: list[list[int] | None] = []
         for counts, name, buffer, of in (
-            (sent, "send_counts", send, "array"),
-            (received, "recv_counts", recv, "out"),
+            (send_counts, "send_counts", send, "array"),
+            (recv_counts, "recv_counts", recv, "out"),
         ):
-            if sum(counts) != buffer.count:
+            rows = Rows.of_counts(self, (), counts, name)
+            if rows.whole != buffer.count:
                 raise InvalidArgument(
-                    f"{name} are {sum(counts)} together, {of} has {buffer.count} elements"
+                    f"{name} are {rows.whole} together, {of} has {buffer.count} elements"
                 )
+            listed.append(rows.elements)
         array = _Array(send, recv, 0)
-        return Call(
-            *(_pccl.all_to_all_v, self._open(), array.native(), sent, received),
-            *(asked.native(), array),
-        )
+        arguments = self._open(), array.native(), *listed, asked.native(), array
+        return Call(self._rosters, _pccl.all_to_all_v, *arguments)
 
-    def _shards(
-        self,
-        counts: Sequence[int] | None,
-        whole: buffers.Buffer,
-        shard: buffers.Buffer,
-        all_of: str,
-        one_of: str,
-    ) -> list[int] | None:
-        """Elements of each rank's shard; None if all have those of `shard`."""
-        world = self.world_size
-        listed = self._listed(counts, shard.count, one_of)
-        if listed is None:
-            if whole.count != shard.count * world:
+    def _shared(
+        self, array: object, out: object, counts: Counts, *, dealt: bool = False
+    ) -> tuple[list[_Array], list[int] | None]:
+        """The arrays of a call that gathers shards in `out`, or deals out those in `array`.
+
+        Also the elements of each rank's shard; None if all have as many.
+        """
+        all_of, one_of = ("array", "out") if dealt else ("out", "array")
+        arrays, elements = [], None
+        for send, recv in _taken(buffers.apart, _each_apart(array, out, counts)):
+            whole, shard = (send, recv) if dealt else (recv, send)
+            rows = self._rows(shard.count, counts, one_of)
+            if counts is not None and rows.whole != whole.count:
+                raise InvalidArgument(
+                    f"counts are {rows.whole} together, {all_of} has {whole.count}"
+                )
+            if rows.whole != whole.count:
                 raise InvalidArgument(
                     f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "
-                    f"{world} ranks {all_of} needs {shard.count * world}, or pass counts"
+                    f"{self.world_size} ranks {all_of} needs {rows.whole}, or pass counts"
                 )
-            _check_place(whole, shard, shard.count * self.rank, all_of, one_of)
-            return None
-        if sum(listed) != whole.count:
-            raise InvalidArgument(f"counts are {sum(listed)} together, {all_of} has {whole.count}")
-        _check_place(whole, shard, sum(listed[: self.rank]), all_of, one_of)
-        return listed
+            _check_place(whole, shard, rows.first, all_of, one_of)
+            arrays.append(_Array(send, recv, shard.count))
+            elements = rows.elements
+        return arrays, elements
 
-    def _listed(self, counts: Sequence[int] | None, own: int, one_of: str) -> list[int] | None:
-        """Elements of each rank's shard, of which this rank's has `own`."""
-        if counts is None:
-            return None
-        listed, rank = self._counts(counts, "counts"), self.rank
-        if listed[rank] != own:
-            raise InvalidArgument(
-                f"counts[{rank}], of this rank, is {listed[rank]}; {one_of} has {own}"
-            )
-        return listed
-
-    def _counts(self, counts: Sequence[int], name: str) -> list[int]:
-        if len(counts) != self.world_size:
-            raise InvalidArgument(
-                f"{name} has {len(counts)} entries: one for each of {self.world_size} ranks"
-            )
-        return [unsigned(count, f"each of {name}", 64) for count in counts]
+    def _rows(self, own: int, counts: Counts, name: str) -> Rows:
+        """Each element is a row of its own; this rank has so many, in what the caller names so."""
+        return Rows.of_part(self, (own,), counts, name, "elements")
 
 
 class _Kind(IntEnum):
@@ -628,6 +506,9 @@ class _Kind(IntEnum):
     SCATTER = 7
     GATHER = 8
     ALL_TO_ALL = 9
+
+
+_ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,7 +550,7 @@ def _each(
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "no list"
+        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
         raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
     return list(zip(array, out, strict=True))
 
@@ -694,12 +575,12 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
 def check_no_root(out: object) -> None:
     """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
     if isinstance(out, (int, PeerId)):
-        raise TypeError(f"out is {out!r}, which is no array: a root is named as root={out!r}")
+        raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
     if out is None:
-        raise InvalidArgument("this collective is not done in place without out: pass out")
+        raise InvalidArgument("this collective needs `out`")
     return [(one, other) for one, other in _each(array, out, counts)]
 
 
@@ -709,7 +590,6 @@ class _Carried:
 
     feedback: ErrorFeedback
     counts: list[int]
-    residuals: tuple[int, int]
     kept: object
 
     def begun(self, work: Work[Any]) -> None:

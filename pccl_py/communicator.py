@@ -8,17 +8,17 @@ says how they wait for the world.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.objects import Objects
-from pccl_py.outcome import Admission
+from pccl_py.outcome import Admission, Roster
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
@@ -53,9 +53,9 @@ class Group(Objects):
 
     Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
     for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
-    members call the same operations in the same order per tag, and `admit` equally often. After
-    `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage; the
-    other properties still say what was known last.
+    members must call the same operations in the same order per tag, and `admit` equally often.
+    After `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage;
+    the other properties keep their last values.
     """
 
     _exit_order = 0
@@ -102,19 +102,19 @@ class Group(Objects):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, those too that were lost since it began.
+        """The members of the epoch in rank order, with those that were lost since it began.
 
-        How many are still there: `info().alive`; who is not, the next `admit().left`.
+        `info().alive` counts those that are still there; the next `admit().left` names the others.
         """
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def label(self, peer: PeerId) -> str:
         """The name of a peer for people, "host:pid" unless `connect` was given another.
 
-        It is known of members, and of those that joined, left or are about to enter; of any other
-        this is the beginning of its id.
+        It is known for members, and for peers that joined, left or are about to enter; for any
+        other peer this returns the beginning of its id.
         """
-        return self._open().label(bytes(peer)) or peer.short
+        return _label_of(self._open(), peer)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Group(Objects):
     def admit(self, deadline: float | None = None) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
-        Every member calls it equally often. A new epoch begins where newcomers are ready, and
+        Every member must call it equally often. A new epoch begins if newcomers are ready, and
         after peers were lost or left; all members enter it in the same call. With nothing pending
         it costs no network round trip. Raises DeadlineExceeded after `deadline` seconds (default:
         the communicator's).
@@ -149,15 +149,28 @@ class Group(Objects):
         native = self._open()
         answer = native.admit(nanoseconds(deadline, "deadline"))
         epoch, rank, world_size, changed, joined, left = answer
+        came, went = (tuple(PeerId(peer) for peer in peers) for peers in (joined, left))
         self._admission = Admission(
             epoch=epoch,
             rank=rank,
             world_size=world_size,
-            joined=tuple(PeerId(peer) for peer in joined),
-            left=tuple(PeerId(peer) for peer in left),
+            joined=came,
+            left=went,
             changed=changed,
+            joined_labels=tuple(_label_of(native, peer) for peer in came),
+            left_labels=tuple(_label_of(native, peer) for peer in went),
         )
+        if changed:
+            self._remember(native, epoch)
         return self._admission
+
+    def _remember(self, native: _pccl.Comm, epoch: int) -> None:
+        """Keeps the names of an epoch, for the outcomes of its operations."""
+        members = tuple(PeerId(peer) for peer in native.members())
+        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
+        # Else another thread has entered the next one meanwhile, and remembers that.
+        if native.info()[0] == epoch:
+            self._rosters.add(roster)
 
     # ---- shared state ------------------------------------------------------------------------
 
@@ -173,12 +186,12 @@ class Group(Objects):
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
         `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
-        closed; names, shapes and dtypes must be the same on every peer, their order need not.
+        closed; names, shapes and dtypes must be the same on every peer, their order may differ.
         `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
-        read the arrays at any time, while this peer trains, so that at their first sync only what
-        has changed since moves; a newcomer that makes its state between `connect` and its first
-        `admit` fetches it from the members that set this, and enters when it has.
+        read the arrays at any time, while this peer trains, so that at their first sync only later
+        changes move; a newcomer that makes its state between `connect` and its first `admit`
+        fetches it from the members that set this, and then enters.
         """
         return SharedState(self._open(), tensors, name, revision, may_differ, prefetch)
 
@@ -279,6 +292,10 @@ class Communicator(Group):
         super().close()
 
 
+def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
+    return native.label(bytes(peer)) or peer.short
+
+
 def connect(
     token: str | None = None,
     *,
@@ -312,56 +329,31 @@ def connect(
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
-    token = text(_given(token, "PCCL_TOKEN") or "", "token").strip()
+    read = Arguments("PCCL_")
+    token = (read.text(token, "PCCL_TOKEN") or "").strip()
     if not token:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
-    name = _given(group, "PCCL_GROUP")
-    name = "default" if name is None else text(name, "group")
-    bind = _given(bind, "PCCL_BIND")
-    advertise = _given(advertise, "PCCL_ADVERTISE")
-    ports = _given(ports, "PCCL_PORTS")
-    peer_id = _given(peer_id, "PCCL_PEER_ID")
-    native = _pccl.Comm.connect(
+    name = read.text(group, "PCCL_GROUP")
+    name = "default" if name is None else name
+    peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
+    arguments = (
         token,
         name,
-        None if bind is None else text(bind, "bind"),
-        None if advertise is None else text(advertise, "advertise"),
-        None if ports is None else text(ports, "ports"),
-        at_least_one(
-            _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
-            "initial_world_size",
-        ),
-        nanoseconds(_number(deadline, "PCCL_DEADLINE", float, "seconds"), "deadline"),
-        nanoseconds(
-            _number(connect_timeout, "PCCL_CONNECT_TIMEOUT", float, "seconds"), "connect_timeout"
-        ),
+        read.text(bind, "PCCL_BIND"),
+        read.text(advertise, "PCCL_ADVERTISE"),
+        read.text(ports, "PCCL_PORTS"),
+        read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
+        read.nanoseconds(deadline, "PCCL_DEADLINE"),
+        read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
-        _label(label),
+        _label(read, label),
     )
+    with _lifecycle.opening():
+        native = _pccl.Comm.connect(*arguments)
     return Communicator(native, name)
 
 
-_Value = TypeVar("_Value")
-_Number = TypeVar("_Number", int, float)
-
-
-def _given(value: _Value | None, variable: str) -> _Value | str | None:
-    """An argument, or else what the environment says, if it says anything."""
-    return value if value is not None else os.environ.get(variable) or None
-
-
-def _label(value: str | None) -> str | None:
+def _label(read: Arguments, value: str | None) -> str | None:
     """The label that was given, or else that of the environment; its places are filled in."""
-    said = _given(value, "PCCL_LABEL")
-    return None if said is None else _log_output.filled_in(text(said, "label"))
-
-
-def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:
-    """The same for a number of something."""
-    said = os.environ.get(variable)
-    if value is not None or not said:
-        return value
-    try:
-        return kind(said)
-    except ValueError:
-        raise InvalidArgument(f"{variable} is a number of {of}, not {said!r}") from None
+    label = read.text(value, "PCCL_LABEL")
+    return None if label is None else _log_output.filled_in(label)

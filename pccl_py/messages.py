@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 from pccl_py import _pccl, buffers
 from pccl_py.buffers import Array
 from pccl_py.collectives import Collectives, Root
-from pccl_py.options import Asked, Message, MessageOptions, documented
+from pccl_py.options import Asked, Message, MessageOptions, operation
 from pccl_py.outcome import Outcome
 from pccl_py.words import unsigned
 from pccl_py.work import Call, Work
@@ -25,11 +25,11 @@ class Messages(Collectives):
     @overload
     def send(self, array: Array, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def send(self, array: Array, dst: Root, **_: Unpack[Message.Begin]) -> Work: ...
+    def send(self, array: Array, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
     @overload
-    def send(self, array: Array, dst: Root, **_: Unpack[Message.Either]) -> Outcome | Work: ...
-    @documented(MessageOptions)
-    def send(self, array: Array, dst: Root, **options: Unpack[Message.Either]) -> Outcome | Work:
+    def send(self, array: Array, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
+    @operation(MessageOptions)
+    def send(self, array: Array, dst: Root, **options: Any) -> Call:
         """Sends `array` to the member `dst`, which calls `recv` with as many elements of its dtype.
 
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
@@ -41,38 +41,31 @@ class Messages(Collectives):
         `Aborted` if `dst` is lost, or the link to it is broken. A loss of others ends nothing.
         `tag` is below 2**38.
         """
-        async_op = options.pop("async_op", False)
-        return self._send(array, dst, options).run(async_op)
-
-    def _send(self, array: object, dst: Root, options: Any) -> Call:
-        asked = Asked("send", MessageOptions, options)
-        rank = self._rank_of(dst, "dst")
-        return self._message(_pccl.send, buffers.readable(array), rank, asked)
+        rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
+        return self._message(_pccl.send, buffers.readable(array), rank, *timed)
 
     @overload
     def recv(self, array: Array, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def recv(self, array: Array, src: Root, **_: Unpack[Message.Begin]) -> Work: ...
+    def recv(self, array: Array, src: Root, **_: Unpack[Message.Work]) -> Work: ...
     @overload
-    def recv(self, array: Array, src: Root, **_: Unpack[Message.Either]) -> Outcome | Work: ...
-    @documented(MessageOptions)
-    def recv(self, array: Array, src: Root, **options: Unpack[Message.Either]) -> Outcome | Work:
+    def recv(self, array: Array, src: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
+    @operation(MessageOptions)
+    def recv(self, array: Array, src: Root, **options: Any) -> Call:
         """Receives into `array` what the member `src` sends with `send`.
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
         what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
         or the id of a member; there is no receiving from anybody. Otherwise as `send`.
         """
-        async_op = options.pop("async_op", False)
-        return self._recv(array, src, options).run(async_op)
+        rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
+        return self._message(_pccl.recv, buffers.writable(array), rank, *timed)
 
-    def _recv(self, array: object, src: Root, options: Any) -> Call:
-        asked = Asked("recv", MessageOptions, options)
-        rank = self._rank_of(src, "src")
-        return self._message(_pccl.recv, buffers.writable(array), rank, asked)
-
-    def _message(self, begin: Any, buffer: buffers.Buffer, rank: int, asked: Asked) -> Call:
-        tag, deadline_ns = asked.timed
+    def _message(
+        self, begin: Any, buffer: buffers.Buffer, rank: int, tag: int, deadline_ns: int
+    ) -> Call:
         unsigned(tag, "the tag of a message", TAG_BITS)
         place = (buffer.address, buffer.count, buffer.dtype)
-        return Call(begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner)
+        return Call(
+            self._rosters, begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner
+        )

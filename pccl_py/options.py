@@ -1,16 +1,17 @@
 """Options: the keyword arguments of operations, in one place for pccl_py and every frontend.
 
 A TypedDict has the options of each kind of call, for `**options: Unpack[...]`; `Asked` reads them,
-and `documented` describes them to whoever asks for help. How the values are parsed: words.py and
-codec.py.
+`documented` describes them to whoever asks for help, and `operation` makes a method of what
+prepares a call. How the values are parsed: words.py and codec.py.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.words import (
@@ -27,8 +28,12 @@ from pccl_py.words import (
     unsigned,
 )
 
+if TYPE_CHECKING:
+    from pccl_py.work import Call
+
 Native: TypeAlias = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
 FunctionType = TypeVar("FunctionType", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
 
 
 class MessageOptions(TypedDict, total=False):
@@ -61,11 +66,11 @@ class _Wait(TypedDict, total=False):
     async_op: Literal[False]
 
 
-class _Begin(TypedDict):
+class _Work(TypedDict):
     async_op: Literal[True]
 
 
-class _Either(TypedDict, total=False):
+class _Bool(TypedDict, total=False):
     async_op: bool
 
 
@@ -73,20 +78,20 @@ class _Both(_Wait):
     return_outcome: Literal[True]
 
 
-class _Any(_Either, total=False):
+class _Any(_Bool, total=False):
     return_outcome: bool
 
 
 class Message:
-    """The forms of MessageOptions, for overloads: Wait returns the result, Begin a Work, Either one
-    of both; of functions that return arrays, Both the array and the outcome, Any what is asked.
+    """The forms of MessageOptions, for overloads: Wait returns the result, Work a Work, Bool one of
+    the two; of functions that return arrays, Both the array and the outcome, Any what is asked.
     """
 
     class Wait(MessageOptions, _Wait, total=False): ...
 
-    class Begin(MessageOptions, _Begin): ...
+    class Work(MessageOptions, _Work): ...
 
-    class Either(MessageOptions, _Either, total=False): ...
+    class Bool(MessageOptions, _Bool, total=False): ...
 
     class Both(MessageOptions, _Both): ...
 
@@ -98,9 +103,9 @@ class Broadcast:
 
     class Wait(BroadcastOptions, _Wait, total=False): ...
 
-    class Begin(BroadcastOptions, _Begin): ...
+    class Work(BroadcastOptions, _Work): ...
 
-    class Either(BroadcastOptions, _Either, total=False): ...
+    class Bool(BroadcastOptions, _Bool, total=False): ...
 
     class Both(BroadcastOptions, _Both): ...
 
@@ -112,9 +117,9 @@ class Move:
 
     class Wait(MoveOptions, _Wait, total=False): ...
 
-    class Begin(MoveOptions, _Begin): ...
+    class Work(MoveOptions, _Work): ...
 
-    class Either(MoveOptions, _Either, total=False): ...
+    class Bool(MoveOptions, _Bool, total=False): ...
 
     class Both(MoveOptions, _Both): ...
 
@@ -126,9 +131,9 @@ class Reduce:
 
     class Wait(ReduceOptions, _Wait, total=False): ...
 
-    class Begin(ReduceOptions, _Begin): ...
+    class Work(ReduceOptions, _Work): ...
 
-    class Either(ReduceOptions, _Either, total=False): ...
+    class Bool(ReduceOptions, _Bool, total=False): ...
 
     class Both(ReduceOptions, _Both): ...
 
@@ -140,11 +145,14 @@ _KNOWN: dict[type, frozenset[str]] = {
     for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions)
 }
 
+# By the names of the operations.
+_KINDS: dict[str, type] = {}
+
 _MEANINGS = {
     "op": '"sum" (the default), "avg", "prod", "min" or "max", or a `ReduceOp`; the same on every '
     "peer, as are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
-    "options; where something is added up, with sum and avg only.",
+    "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
     "recovery": 'what the death of a peer does, "resume", "restart" or "raise": see `Recovery`.',
     "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
@@ -156,20 +164,17 @@ _MEANINGS = {
 
 _ERRORS = """\
 Raises InvalidArgument (a ValueError) for a bad argument or layout and TypeError for a dtype, before
-anything is sent, and the errors of `PcclError`. An exception of a signal handler, as Ctrl-C is one,
-withdraws the call, unless the operation was done by then: its `work` tells (see `Work`)."""
+anything is sent, and the errors of `PcclError`. An exception raised by a signal handler (Ctrl-C)
+withdraws the call unless the operation had already finished; see its `work` (class `Work`)."""
 
 
 class Asked:
-    """The options of one call, parsed. Raises TypeError for one that the call does not have."""
+    """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
     __slots__ = ("_deadline", "_op", "_plan", "_recovery", "codec", "tag")
 
-    def __init__(self, call: str, kind: type, options: Mapping[str, Any]) -> None:
-        if not options.keys() <= _KNOWN[kind]:
-            unknown = next(name for name in options if name not in _KNOWN[kind])
-            names = ", ".join(name for name in _MEANINGS if name in _KNOWN[kind])
-            raise TypeError(f"{call}() has no option {unknown!r}; it has {names}")
+    def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
+        check(operation, options)
         get = options.get
         self.codec = parse_codec(get("codec", CodecKind.NONE))
         self.tag = unsigned(get("tag", 0), "tag", 64)
@@ -187,6 +192,39 @@ class Asked:
     def timed(self) -> tuple[int, int]:
         """The tag and the deadline, which is all that a message or a barrier has."""
         return self.tag, self._deadline
+
+
+def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
+    """Raises TypeError for an option that the operation of this name does not have."""
+    known = _KNOWN[kind or _KINDS[operation]]
+    unknown = [name for name in options if name not in known and name != "async_op"]
+    if unknown:
+        names = ", ".join(name for name in _MEANINGS if name in known)
+        raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")
+
+
+def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
+    """Makes a method that runs a call of one that prepares it, with the options of `kind`.
+
+    Frontends pass `_finish` and `_reword` as well, of `Call.run`.
+    """
+
+    def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
+        def run(
+            *given: Any,
+            async_op: bool = False,
+            _finish: Any = None,
+            _reword: Any = None,
+            **options: Any,
+        ) -> Any:
+            return prepare(*given, **options).run(async_op, _finish, _reword)
+
+        _KINDS[prepare.__name__] = kind
+        method: Any = documented(kind)(functools.wraps(prepare)(run))
+        made: Callable[Parameters, Any] = method
+        return made
+
+    return decorate
 
 
 def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType]:

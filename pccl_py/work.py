@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overloa
 
 from pccl_py import _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError
-from pccl_py.outcome import Outcome, Range
+from pccl_py.outcome import Outcome, Range, Rosters
 from pccl_py.words import PeerId, wait_nanoseconds
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Work(Generic[ResultType]):
     One that is dropped before it is done goes on, and its buffers are kept until then; if it fails,
     the log says so (logger `pccl`).
 
-    An InDoubt carries one, and so does every other exception that leaves a call that was begun:
-    KeyboardInterrupt too, and whatever else a signal handler raises. Such an exception withdraws
-    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` says which
-    it was, and `error.work.outcome` what became of it. Without `work`, nothing had been begun.
+    An InDoubt carries one, and so does every other exception that leaves a call after it began:
+    KeyboardInterrupt too, and any other exception of a signal handler. Such an exception withdraws
+    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` and
+    `error.work.outcome` tell how it ended. An exception without `work` came before the operation.
     """
 
     __slots__ = (
@@ -53,28 +53,31 @@ class Work(Generic[ResultType]):
         "_outcome",
         "_result",
         "_reword",
+        "_rosters",
         "_waiters",
     )
 
     def __init__(
         self,
-        finish: Callable[[Outcome], ResultType] | None = None,
-        reword: Callable[[str], str] | None = None,
+        finish: Callable[[Outcome], ResultType] | None,
+        reword: Callable[[str], str] | None,
+        rosters: Rosters,
     ) -> None:
         self._native = _pccl.Work()
+        self._rosters = rosters
         self._finish = finish
         # Says what a sentence of the library says in the words of a frontend.
         self._reword = reword
         self._outcome: Outcome | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[Callable[[], object]] = []
 
     def wait(self, timeout: float | None = None) -> ResultType:
         """Waits until the operation is done, and returns its result.
 
-        After `timeout` seconds it raises TimeoutError, and the operation goes on: this is not
-        giving up (`cancel` is). Raises the error of the operation, as often as it is called.
+        After `timeout` seconds it raises TimeoutError, and the operation continues; use `cancel` to
+        give it up. Raises the error of the operation, as often as it is called.
         """
         if self._result is _NOTHING:
             self._wait(timeout)
@@ -87,8 +90,8 @@ class Work(Generic[ResultType]):
     def fileno(self) -> int:
         """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
 
-        Readable once `wait` would not block, and from then on; nothing is to be read from it. It is
-        closed with the Work: take it out of a selector first. Each Work that is asked has its own.
+        It is readable once `wait` would not block, and from then on; do not read from it. It is
+        closed with the Work: take it out of a selector first. Each Work has its own.
         Raises SystemRefused if there are too many open files.
         """
         return self._native.fileno()
@@ -96,12 +99,12 @@ class Work(Generic[ResultType]):
     def cancel(self) -> None:
         """Withdraws the operation, and this peer from the group; does nothing if it is done.
 
-        To the others it is what the death of this peer would be: they go on without it, with this
-        operation too. Here it ends with `Cancelled`, the input is as it was, and later calls in the
-        group raise `Expelled`: connect again to go on. After this peer's vote nobody needs it any
-        more for this operation: it ends with `InDoubt`, and the peer stays. A message, which two
-        alone exchange, is withdrawn by itself, and ends with `Aborted` on the other side. Returns
-        at once: `wait` tells.
+        To the others it is like the death of this peer: they go on without it, with this operation
+        too. Here it ends with `Cancelled`, the input is as it was, and later calls in the group
+        raise `Expelled`: connect again to go on. After this peer's vote the others no longer need
+        it for this operation: it ends with `InDoubt`, and the peer stays. A message, which concerns
+        two peers only, is withdrawn alone, and ends with `Aborted` on the other side. Returns at
+        once; `wait` tells how the operation ended.
         """
         self._native.cancel()
 
@@ -114,9 +117,9 @@ class Work(Generic[ResultType]):
     def resolve(self, timeout: float | None = None, *, copy: bool = True) -> ResultType | Outcome:
         """After `InDoubt`: waits for the coordinator's decision.
 
-        Returns the result if the operation was committed, and the output is filled then; unless
-        `copy` is false, which leaves the output alone and returns the outcome. Raises `Aborted` if
-        it was not committed, and TimeoutError if that is still unknown after `timeout` seconds.
+        If the operation was committed, it fills the output and returns the result; with `copy`
+        false it leaves the output alone and returns the outcome. Raises `Aborted` if it was not
+        committed, and TimeoutError if that is still unknown after `timeout` seconds.
         Without doubt it answers like `wait`.
         """
         self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
@@ -125,8 +128,8 @@ class Work(Generic[ResultType]):
     def exception(self, timeout: float | None = None) -> PcclError | None:
         """Waits like `wait`, and returns the error of the operation, or None if it committed.
 
-        It unpacks nothing, as `outcome` does not: where a frontend has packed an array, `wait`,
-        `await` and `resolve` fill the caller's.
+        Like `outcome`, it unpacks nothing: if a frontend has packed an array, only `wait`, `await`
+        and `resolve` fill the caller's.
         """
         try:
             self._wait(timeout)
@@ -163,25 +166,24 @@ class Work(Generic[ResultType]):
         return f"<Work {'done' if self.done() else 'in flight'}>"
 
     def _future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A future of `loop` that is done once the operation is. One notification serves all."""
+        """A future of `loop` that is done once the operation is."""
         future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            first = not self._waiters
-            self._waiters.append((loop, future))
-        if first:
-            _watcher.watcher.notify(self._native, self)
+        self._when_done(lambda: _tell(loop, future))
         return future
 
+    def _when_done(self, call: Callable[[], object]) -> None:
+        """Calls it on the watcher's thread. One notification serves all."""
+        with self._lock:
+            first = not self._waiters
+            self._waiters.append(call)
+        if first:
+            _watcher.watcher.notify(self._native, self)
+
     def _on_finished(self) -> None:
-        """On the watcher's thread: tells every loop whose task awaits this work."""
         with self._lock:
             waiters, self._waiters = self._waiters, []
-        for loop, future in waiters:
-            try:
-                loop.call_soon_threadsafe(_settle, future)
-            except RuntimeError:
-                if not loop.is_closed():  # else nobody is left to be told
-                    raise
+        for call in waiters:
+            call()
 
     def _wait(self, timeout: float | None) -> None:
         try:
@@ -199,14 +201,14 @@ class Work(Generic[ResultType]):
     def _read_outcome(self) -> Outcome:
         with self._lock:
             if self._outcome is None:
-                self._outcome = _outcome(self._native)
+                self._outcome = _outcome(self._native, self._rosters)
             return self._outcome
 
     def _read_result(self) -> ResultType:
         with self._lock:
             if self._result is _NOTHING:
                 if self._outcome is None:
-                    self._outcome = _outcome(self._native)
+                    self._outcome = _outcome(self._native, self._rosters)
                 # Where an exception ends it, the next call does it again.
                 finish = self._finish
                 self._result = self._outcome if finish is None else finish(self._outcome)
@@ -240,11 +242,16 @@ class Carried(Protocol):
 class Call:
     """A call whose arguments were checked, and of which nothing was sent."""
 
-    __slots__ = ("_arguments", "_begin", "_carried")
+    __slots__ = ("_arguments", "_begin", "_carried", "_rosters")
 
     def __init__(
-        self, begin: Callable[..., None], *arguments: object, carried: Carried | None = None
+        self,
+        rosters: Rosters,
+        begin: Callable[..., None],
+        *arguments: object,
+        carried: Carried | None = None,
     ) -> None:
+        self._rosters = rosters
         self._begin = begin
         self._arguments = arguments
         self._carried = carried
@@ -268,7 +275,7 @@ class Call:
         made first, and all happens inside of `try`, so that no exception of a signal handler loses
         it.
         """
-        work = _Dropped(finish, reword) if async_op else Work(finish, reword)
+        work = (_Dropped if async_op else Work)(finish, reword, self._rosters)
         carried = self._carried
         try:
             # The Work that carries losses on is known before anybody waits for it.
@@ -288,13 +295,22 @@ class Call:
             raise
 
 
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, future)
+    except RuntimeError:
+        if not loop.is_closed():  # else nobody is left to be told
+            raise
+
+
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():  # the awaiting task may have been cancelled
         future.set_result(None)
 
 
-def _outcome(native: _pccl.Work) -> Outcome:
+def _outcome(native: _pccl.Work, rosters: Rosters) -> Outcome:
     epoch, tag, sequence, attempts, digest, sent, received, duration_ns, ranges = native.outcome()
+    roster = rosters.of(epoch)
     return Outcome(
         epoch=epoch,
         tag=tag,
@@ -302,10 +318,11 @@ def _outcome(native: _pccl.Work) -> Outcome:
         attempts=attempts,
         digest=digest.hex(),
         ranges=tuple(
-            Range(begin, end, tuple(PeerId(peer) for peer in contributors))
+            Range(begin, end, tuple(PeerId(peer) for peer in contributors), roster)
             for begin, end, contributors in ranges
         ),
         bytes_sent=sent,
         bytes_received=received,
         duration=duration_ns / 1e9,
+        roster=roster,
     )

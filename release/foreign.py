@@ -1,7 +1,8 @@
-"""A Python for another CPU, run by qemu-user: that of this Debian or Ubuntu, fetched by apt.
+"""Pythons for another CPU, run by qemu-user: those of this Debian or Ubuntu, fetched by apt.
 
 Nothing is installed and no setting of the machine changes: apt has lists of its own for the other
-CPU, and the packages are unpacked into a folder. wheels.py tries its wheels with it.
+CPU, and the packages are unpacked into a folder. A Python that this release of the system does not
+have is that of another one, from the same archive. wheels.py tries its wheels with them.
 """
 
 from __future__ import annotations
@@ -9,54 +10,104 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 # Beside Python's own three packages: what it and our library are linked to.
 LIBRARIES = ("libc6", "libexpat1", "libffi8", "libgcc-s1", "libuuid1", "zlib1g")
+# This release of the system, and others of its archive, by the names that Debian has for them.
+RELEASES = ("own", "oldstable", "stable", "testing")
 SECONDS_MAX = 300
 
 
-def python(machine: str, work: Path) -> tuple[int, list[str]]:
-    """The minor version of that Python, and the command that runs it. Raises RuntimeError."""
+def python(machine: str, work: Path, wanted: Callable[[int], bool]) -> list[str]:
+    """The command that runs a Python 3.x of which `wanted` says yes.
+
+    Raises RuntimeError if this cannot be done here, and LookupError if no release has such a one.
+    """
     emulator = shutil.which(f"qemu-{machine}")
     if emulator is None or shutil.which("apt-get") is None:
         raise RuntimeError(f"qemu-{machine} or apt-get is missing: apt install qemu-user")
-    root = work / f"root-{machine}"
-    if not root.exists():
-        fetch(machine, work, root)
-    (program,) = (path for path in root.glob("usr/bin/python3.*") if path.suffix[1:].isdecimal())
-    return int(program.suffix[1:]), [emulator, "-L", str(root), str(program)]
+    seen = []
+    for release in RELEASES:
+        try:
+            archive = Archive(machine, work / f"{machine}-{release}", release)
+            minor = archive.minor()
+        except RuntimeError as error:
+            if release == "own":
+                raise
+            seen.append(f"{release}: {str(error).splitlines()[-1]}")
+            continue
+        if wanted(minor):
+            return [
+                emulator,
+                "-L",
+                str(archive.root()),
+                f"{archive.root()}/usr/bin/python3.{minor}",
+            ]
+        seen.append(f"{release} has 3.{minor}")
+    raise LookupError("; ".join(seen))
 
 
-def fetch(machine: str, work: Path, root: Path) -> None:
-    """Fills `root`; whole or not at all."""
-    apt, packages = work / f"apt-{machine}", work / f"packages-{machine}"
-    for folder in (apt / "lists" / "partial", apt / "archives" / "partial", packages):
-        folder.mkdir(parents=True, exist_ok=True)
-    (apt / "status").touch()
-    options = [
-        f"APT::Architecture={DEBIAN_NAMES[machine]}",
-        f"APT::Architectures::={DEBIAN_NAMES[machine]}",
-        f"Dir::State={apt}",
-        f"Dir::State::status={apt / 'status'}",
-        f"Dir::Cache={apt}",
-        "APT::Sandbox::User=root",
-    ]
-    common = [word for option in options for word in ("-o", option)]
-    run(["apt-get", *common, "update"], packages)
-    shown = run(["apt-cache", *common, "show", "python3-minimal"], packages)
-    named = re.search(r"\bpython3\.\d+-minimal\b", shown)
-    if named is None:
-        raise RuntimeError("apt knows no python3-minimal")
-    minimal = named[0]
-    own = (minimal, f"lib{minimal}", f"lib{minimal.removesuffix('minimal')}stdlib")
-    run(["apt-get", *common, "download", *own, *LIBRARIES], packages)
-    part = root.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)
-    for package in sorted(packages.glob("*.deb")):
-        run(["dpkg-deb", "-x", str(package), str(part)], packages)
-    part.rename(root)
+class Archive:
+    """The packages of one release for another CPU, in a folder that is kept."""
+
+    def __init__(self, machine: str, folder: Path, release: str) -> None:
+        self._folder = folder
+        self._packages = folder / "packages"
+        apt = folder / "apt"
+        for needed in ("lists/partial", "archives/partial", "parts"):
+            (apt / needed).mkdir(parents=True, exist_ok=True)
+        self._packages.mkdir(exist_ok=True)
+        (apt / "status").touch()
+        options = [
+            f"APT::Architecture={DEBIAN_NAMES[machine]}",
+            f"APT::Architectures::={DEBIAN_NAMES[machine]}",
+            f"Dir::State={apt}",
+            f"Dir::State::status={apt / 'status'}",
+            f"Dir::Cache={apt}",
+            "APT::Sandbox::User=root",
+        ]
+        if release != "own":
+            options += [
+                f"Dir::Etc::sourcelist={apt / 'list'}",
+                f"Dir::Etc::sourceparts={apt / 'parts'}",
+            ]
+            site = run(["apt-get", "indextargets", "--format", "$(SITE)"], folder).split()[0]
+            (apt / "list").write_text(f"deb {site} {release} main\n")
+        self._options = [word for option in options for word in ("-o", option)]
+
+    def minor(self) -> int:
+        """The minor version of its Python 3."""
+        if not any((self._folder / "apt" / "lists").glob("*Packages*")):
+            self._apt("apt-get", "update")
+        named = re.search(
+            r"\bpython3\.(\d+)-minimal\b", self._apt("apt-cache", "show", "python3-minimal")
+        )
+        if named is None:
+            raise RuntimeError("apt knows no python3-minimal")
+        return int(named[1])
+
+    def root(self) -> Path:
+        """A folder with that Python; whole or not at all."""
+        root = self._folder / "root"
+        if root.exists():
+            return root
+        version = f"python3.{self.minor()}"
+        own = (f"{version}-minimal", f"lib{version}-minimal", f"lib{version}-stdlib")
+        self._apt("apt-get", "download", *own, *LIBRARIES)
+        part = root.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        for package in sorted(self._packages.glob("*.deb")):
+            run(["dpkg-deb", "-x", str(package), str(part)], self._packages)
+        if not (part / "lib").exists():  # a package of its own has the link in later releases
+            (part / "lib").symlink_to("usr/lib")
+        part.rename(root)
+        return root
+
+    def _apt(self, program: str, *words: str) -> str:
+        return run([program, *self._options, *words], self._packages)
 
 
 def run(command: list[str], folder: Path) -> str:

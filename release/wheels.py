@@ -5,8 +5,8 @@
 For each CPU there are two: one for Python 3.11, and one of the stable ABI for 3.12 and later. Zig
 compiles them for both CPUs here, against the C library that hatch_build.py names. This machine must
 have Python 3.11 and a later one, with headers. The rules are in wheel_check.py, the use is
-try_wheel.py: for another CPU under qemu-user, with the Python of this Debian for that CPU, which
-apt fetches and foreign.py unpacks below .zig-cache.
+try_wheel.py: for another CPU under qemu-user, with a Python of Debian for that CPU, which apt
+fetches and foreign.py unpacks below .zig-cache.
 """
 
 from __future__ import annotations
@@ -106,11 +106,13 @@ def use(wheel: Path, machine: str, pythons: dict[int, str]) -> list[str]:
     if machine == os.uname().machine:
         commands = [[python] for python in pythons.values()]
     else:
-        minor, command = foreign.python(machine, WORK)
-        if minor != OLDEST if OLDEST in pythons else minor < STABLE:
-            say(f"{wheel.name}: not run, as the Python of this system for {machine} is 3.{minor}")
+        is_old = OLDEST in pythons
+        try:
+            wanted = (lambda minor: minor == OLDEST) if is_old else (lambda minor: minor >= STABLE)
+            commands = [foreign.python(machine, WORK, wanted)]
+        except LookupError as error:
+            say(f"{wheel.name}: not run, as there is no Python for {machine}: {error}")
             return []
-        commands = [command]
     wrong = []
     for command in commands:
         arguments = [*command, "-I", str(Path(__file__).with_name("try_wheel.py")), str(folder)]

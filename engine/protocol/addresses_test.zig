@@ -331,8 +331,8 @@ test "a newcomer behind NAT is told about once, and warns nobody" {
     try knock(&court, 0);
     try join(&court, 0, "192.168.1.7:80");
     court.c.answered(court.now, court.last_question, .{ .not_found = .no_answer });
-    try court.expect_said("info peer 01000000 is not found at 192.168.1.7:80 (no answer (a " ++
-        "firewall or NAT?)): it dials the others, and nobody it");
+    try court.expect_said("info peer 01000000 is not found at 192.168.1.7:80 (no answer in " ++
+        "5 s (a firewall or NAT?)): it can dial the others, but nobody can dial it");
     const said = court.said[0..court.said_bytes];
     try expectEqual(1, std.mem.count(u8, said, "is not found at"));
 }

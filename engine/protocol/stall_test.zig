@@ -77,7 +77,7 @@ test "a member that has not called what most have is named after the warning tim
     try expectEqual(0b100, waited_for(&court));
     for (0..2) |index| try expectEqual(0b100, named_to(&court, index));
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
+        "sequence 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
     const lines = std.mem.count(u8, court.said[before..court.said_bytes], "\n");
     try expectEqual(1, lines);
     try expectEqual(0b111, court.members_alive());
@@ -124,6 +124,24 @@ test "what a single one of three waits for is nobody's fault, but it hears for w
     try expectEqual(0b111, court.members_alive());
 }
 
+test "callers hear it after five seconds, however late the warning is" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    court.c.options.stall_warning_ns = 60 * second;
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(4 * second);
+    try court.listen();
+    try expectEqual(0, named_to(&court, 0));
+    try court.pass(1500 * ms);
+    try court.listen();
+    for (0..2) |index| try expectEqual(0b100, named_to(&court, index));
+    try court.pass(50 * second);
+    try expectEqual(0, waited_for(&court));
+    try court.pass(10 * second);
+    try expectEqual(0b100, waited_for(&court));
+}
+
 test "the status says who has not called, however few have, and for how long" {
     var court: Court = undefined;
     try form(&court, 0);
@@ -154,8 +172,8 @@ test "of a message only the two count: the one is named, and is not let go on th
     try expectEqual(0b010, named_to(&court, 0));
     try expectEqual(null, court.stalled[2]);
     try court.expect_said("warning peer 02000000 (rank 1) has not called its part of a message " ++
-        "from rank 0 (01000000) to rank 1 (02000000) (tag 7, number 0 of epoch 1), for which 1 " ++
-        "of 2 have waited 10 s; group g");
+        "from rank 0 (01000000) to rank 1 (02000000) (tag 7, sequence 0 of epoch 1), for which " ++
+        "1 of 2 have waited 10 s; group g");
     try expectEqual(0b111, court.members_alive());
     try called_message(&court, 1);
     try court.pass(second);
@@ -263,8 +281,8 @@ test "members that wait for each other on different tags are told of it, and nob
     try court.listen();
     for (0..peers_max) |index| try expectEqual(null, court.stalled[index]); // nothing is new
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
-        "6, number 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
+        "sequence 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
+        "6, sequence 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
     try expectEqual(0b111, court.members_alive());
 }
 
@@ -325,7 +343,7 @@ test "who does not call is let go with the true reason, and the others' operatio
     try expectEqual(0b111, court.members_alive());
     try court.pass(second);
     try expectEqual(0b011, court.members_alive());
-    const why = "it has not called all_reduce (tag 5, number 0 of epoch 1), for which 2 of 3 " ++
+    const why = "it has not called all_reduce (tag 5, sequence 0 of epoch 1), for which 2 of 3 " ++
         "have waited 20 s";
     try court.expect_said("warning peer 03000000 must leave group g: " ++ why);
     try court.expect_said("info peer 03000000 is out of epoch 1: " ++ why ++

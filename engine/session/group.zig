@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
+const Awaited = @import("waits.zig").Awaited;
 const Session = @import("session.zig").Session;
 const SharedState = @import("state.zig").State;
 const PeerId = base.PeerId;
@@ -34,6 +35,8 @@ pub const Group = struct {
     attendance: ?Attendance = null,
     /// The epoch that the log last said this peer is in.
     entry_said: u64 = 0,
+    /// Peers whose `admit` this peer waits for, as the coordinator has said last.
+    awaited: Awaited = .{},
     /// When the log last said for whom a call waits.
     wait_said_at: base.Instant = 0,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).

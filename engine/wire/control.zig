@@ -372,6 +372,8 @@ pub const Missing = struct {
     peer: PeerId,
     /// The end of the last dial, told once lanes have been missing for a while.
     dialed: Dialed,
+    /// The address of this machine that it came from; zeros if none is known.
+    source: base.Source = @splat(0),
 };
 pub const SafePoints = struct {
     group: u16,
@@ -489,8 +491,9 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
-    /// The end of the last dial.
+    /// The end of the last dial, and the address of this machine that it came from.
     dialed: Dialed = .pending,
+    source: base.Source = @splat(0),
 
     pub const bounds = .{ .group = group_last };
 };
@@ -631,8 +634,9 @@ pub const Prepare = struct {
         .links = limits.peers_max,
     };
 };
-/// The names of peers of a round, for people: to a newcomer those of all; to a member those of who
-/// is new. Behind `prepare`, which says that these are of the round.
+
+/// The names of peers of a round, for people: to a newcomer those of all, to a member the new ones.
+/// They come behind `prepare`, which lists the peers of the round.
 pub const Labels = struct {
     group: u16,
     peers: List(LabelEntry),
@@ -864,6 +868,8 @@ pub const Unreached = struct {
     group: u16,
     peer: PeerId,
     dialed: Dialed,
+    /// Where from; zeros if that is not known.
+    source: base.Source = @splat(0),
     /// Where it was dialed.
     address: Bytes,
 
@@ -881,6 +887,20 @@ pub const Waiting = struct {
         .group = group_last,
         .here = limits.peers_max,
         .needed = limits.peers_max,
+    };
+};
+/// To newcomers: these have not called `admit`, and the group begins, or lets in, when they do.
+pub const Awaited = struct {
+    group: u16,
+    /// All of them.
+    count: u32,
+    /// The first.
+    peers: List(LabelEntry),
+
+    pub const bounds = .{
+        .group = group_last,
+        .count = limits.peers_max,
+        .peers = limits.awaited_told_max,
     };
 };
 pub const StatusReply = struct {
@@ -940,6 +960,7 @@ pub const Message = union(enum(u16)) {
     traffic: Traffic,
     dial_back: DialBack,
     dialed_back: DialedBack,
+    awaited: Awaited,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -4,7 +4,7 @@ Types, docstrings and all that they do are the kit's (pccl_py.kit). Where a coll
 array, it may be array_like. A packed array is a contiguous copy in native byte order; the result is
 copied back only when the operation has committed, by whoever waits for it. On an error every input
 is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold anything. After an
-InDoubt `work.resolve()` returns what the call would have returned.
+InDoubt `work.resolve()` returns the result of the call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def recv(
 ) -> tuple[NDArray[S], Outcome]: ...
 @overload
 def recv(
-    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Begin]
+    comm: Group, shape: Shape, dtype: DTypeOf[S], src: Root, **_: Unpack[Message.Work]
 ) -> Work[NDArray[S]]: ...
 @overload
 def recv(
@@ -75,4 +75,4 @@ def recv(
     """
     made: NDArray[Any] = np.empty(shape, np.dtype(dtype).newbyteorder("="))
     check_dtype(made, adds=False)
-    return NUMPY.recv(comm, made, src, options)
+    return _arrays.received(comm, made, src, options)

@@ -8,6 +8,7 @@ secrets is secret.py. Whatever a command does, a program can do through pccl_py.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.text import Text
 
@@ -38,6 +40,15 @@ errors = Console(stderr=True, highlight=False)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose usage line has arguments by the names given here, and no hidden ones."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.params if isinstance(one, typer.core.TyperArgument)]
+        shown = [one.metavar or "" for one in arguments if not one.hidden]
+        return [self.options_metavar or "", *shown]
 
 
 class OnFailure(str, Enum):
@@ -66,7 +77,7 @@ TokenFrom = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="File with the token, which only you can read; - is standard input. "
+        help="File that holds the token, readable only by you; - is standard input. "
         + _default("PCCL_TOKEN"),
     ),
 ]
@@ -75,10 +86,18 @@ State = Annotated[
     typer.Option(
         metavar="DIR",
         help="Keep the run in this directory. A coordinator started again with it, on the same "
-        "address, goes on with the run; options left out are those of the run.",
+        "address, continues the run; options left out are those of the run.",
     ),
 ]
-MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
+Advertise = Annotated[
+    str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
+]
+MinWorldSize = Annotated[
+    int,
+    typer.Option(
+        min=1, envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE", help="A group that falls below fails."
+    ),
+]
 Lanes = Annotated[
     int | None,
     typer.Option(min=1, max=64, help="TCP connections between two peers. " + _default("2")),
@@ -97,8 +116,8 @@ Memory = Annotated[
     int | None,
     typer.Option(
         min=16 << 20,
-        help="Bytes that all queues of the coordinator may hold; beyond, the peer with the longest "
-        "is let go. " + _default("512 MiB"),
+        help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
+        "longest is removed. " + _default("512 MiB"),
     ),
 ]
 Heartbeat = Annotated[
@@ -107,22 +126,26 @@ Heartbeat = Annotated[
 Silence = Annotated[
     float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
 ]
+Prepare = Annotated[
+    float | None,
+    typer.Option(help="Seconds that a newcomer has to open its connections. " + _default("10")),
+]
 StallWarning = Annotated[
     float | None,
     typer.Option(
-        help="Seconds until a member that has not called what over half have called is named. "
+        help="Seconds until a member is named that lacks a call which over half have made. "
         + _default("10")
     ),
 ]
 Stall = Annotated[
     float | None,
-    typer.Option(help="Seconds until it is removed from its group. " + _default("never")),
+    typer.Option(help="Seconds until such a member is removed. " + _default("never")),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunIdFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with 32 hexadecimal digits, which only you can read; - is standard input. "
+        help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
         + _default("random")
     ),
 ]
@@ -144,9 +167,7 @@ def root(
 @app.command()
 def coordinator(
     bind: Bind = None,
-    advertise: Annotated[
-        str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
-    ] = None,
+    advertise: Advertise = None,
     token_file: TokenFile = None,
     state: State = None,
     run_id_file: RunIdFile = None,
@@ -164,6 +185,7 @@ def coordinator(
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    prepare: Prepare = None,
     stall_warning: StallWarning = None,
     stall: Stall = None,
     memory: Memory = None,
@@ -189,6 +211,7 @@ def coordinator(
         window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        prepare=prepare,
         stall_warning=stall_warning,
         stall=stall,
         memory=memory,
@@ -232,6 +255,7 @@ def token(
 
 @app.command(
     name="run",
+    cls=Command,
     context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
 )
 def run_command(
@@ -242,7 +266,7 @@ def run_command(
     ] = OnFailure.CONTINUE,
     restarts: Annotated[
         int,
-        typer.Option(min=0, help="Start a process that fails again, so many times at most."),
+        typer.Option(min=0, help="Restart a failed process at most this many times."),
     ] = 0,
     log_dir: Annotated[
         str | None,
@@ -253,23 +277,27 @@ def run_command(
         ),
     ] = None,
     bind: Bind = None,
+    advertise: Advertise = None,
     token_file: TokenFile = None,
     state: State = None,
     min_world_size: MinWorldSize = 1,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
+    window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    prepare: Prepare = None,
     stall_warning: StallWarning = None,
     stall: Stall = None,
+    memory: Memory = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine: docs/RUN.md.
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
 PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
-environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
-of their process.
+environment. RANK is only for file names and seeds: the run assigns its own ranks. Each line of \
+output begins with the number of its process.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; after 10 s, or at the second signal, what \
 still runs is killed. The exit status is then 128 plus the signal. Otherwise it is 0 if at least \
@@ -278,6 +306,7 @@ of the first that failed.
     """
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
+    run.refuse_what_one_process_can_have(n, os.environ)
     command = run.command_of(command)
     if verbose:
         log.to_stderr(logging.DEBUG)
@@ -285,15 +314,19 @@ of the first that failed.
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(
         bind=bind,
+        advertise=advertise,
         min_world_size=min_world_size,
         initial_world_size=n,
         lanes_per_link=lanes,
         chunk_bytes=chunk_bytes,
+        window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        prepare=prepare,
         stall_warning=stall_warning,
         stall=stall,
         state=state,
+        memory=memory,
     ) as running:
         if token_file is not None:
             secret.write(token_file, running.token)
@@ -303,7 +336,7 @@ of the first that failed.
     raise typer.Exit(code)
 
 
-@app.command(name="status")
+@app.command(name="status", cls=Command)
 def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
@@ -329,7 +362,7 @@ def status_command(
         status.show(token, timeout=timeout)
 
 
-@app.command(name="doctor")
+@app.command(name="doctor", cls=Command)
 def doctor_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
@@ -340,8 +373,7 @@ def doctor_command(
         typer.Option(help="Ports that peers have here, as 29400-29500." + _default("PCCL_PORTS")),
     ] = None,
 ) -> None:
-    """Look at what a peer on this machine needs: the ways to coordinator and members and back, \
-clocks, limits.
+    """Check this machine for a peer: routes to coordinator and members and back, clocks, limits.
 
     One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own, and \
 members dial it. The exit status is 1 if anything is wrong.

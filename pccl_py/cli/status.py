@@ -110,7 +110,7 @@ def page(status: dict[str, Any]) -> RenderableType:
         return render(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise pccl_py.PcclError(
-            "the coordinator answered something that is no status: use its release, or --json"
+            "the coordinator's answer is not a status: use its release, or --json"
         ) from error
 
 
@@ -170,6 +170,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         # A coordinator of an earlier release does not say.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
         parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
+        parts += [_awaited(peer, names) for peer in group.get("awaited", [])]
         parts += _attendance(group)
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
@@ -215,7 +216,13 @@ def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
 def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
     one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
     at = f" at {pair['address']}" if pair["address"] else ""
-    says = f"{one} cannot dial {other}{at}: {pair['why']}"
+    source = f" from {pair['from']}" if pair.get("from") else ""
+    says = f"{one} cannot dial {other}{at}{source}: {pair['why']}"
+    return Text(shown(says), style="yellow")
+
+
+def _awaited(peer: str, names: dict[str, str]) -> Text:
+    says = f"newcomers wait for {names.get(peer, peer[:8])} to call admit"
     return Text(shown(says), style="yellow")
 
 
@@ -225,7 +232,7 @@ def _attendance(group: dict[str, Any]) -> list[Text]:
         return []
     says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
     if group["emptied"]:
-        says += ", as at first: all that were in it are gone"
+        says = f"all earlier members are gone; {says}"
     return [Text(shown(says), style="yellow")]
 
 
@@ -254,7 +261,7 @@ def _members(epoch: dict[str, Any]) -> Table:
 
 
 def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
-    """The speeds of each member, in all and on its links, as it tells them; and who is late.
+    """The speeds of each member, in all and on its links, as it reports them; and how late it is.
 
     A coordinator of an earlier release does not say.
     """
@@ -306,7 +313,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             peer = _name(epoch["members"][rank])
             says = (
                 f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} ({tag}"
-                f"number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
+                f"sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)
@@ -351,7 +358,7 @@ def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
     whom = " and ".join(_ranked(epoch, rank) for rank in operation["not_called"][:4])
     if len(operation["not_called"]) > 4:
         whom += f" and {len(operation['not_called']) - 4} more"
-    says = f"{_call(operation)} waits for {whom} since {duration(operation['waited_ns'])}"
+    says = f"{_call(operation)} has been waiting {duration(operation['waited_ns'])} for {whom}"
     return [Text(shown(says), style="yellow")]
 
 

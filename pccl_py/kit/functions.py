@@ -2,17 +2,21 @@
 
 Written once: Functions(frontend, one) has them for single arrays, Functions(frontend, flatten) for
 trees, and a frontend's modules name its methods. In `tree`, `x` and `out` are trees of arrays that
-go as one operation; shapes, dtypes and errors are then those of each array.
+go as one operation; shapes, dtypes and errors are then those of each array. Each method prepares
+the arrays (frontend.py), calls that of the Group and makes the result of its outcome. On an error
+every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
+anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
-from pccl_py.collectives import Counts, Root
+from pccl_py.collectives import Root, check_no_root
 from pccl_py.communicator import Group
-from pccl_py.kit.frontend import Form, Frontend, Out
+from pccl_py.errors import InvalidArgument
+from pccl_py.kit.frontend import Form, Frontend, one
 from pccl_py.options import (
     Broadcast,
     BroadcastOptions,
@@ -22,9 +26,11 @@ from pccl_py.options import (
     MoveOptions,
     Reduce,
     ReduceOptions,
+    check,
     documented,
 )
 from pccl_py.outcome import Outcome
+from pccl_py.rows import Counts, Rows
 from pccl_py.work import Work
 
 T = TypeVar("T")
@@ -47,15 +53,6 @@ class Functions(Generic[Mode]):
         self._frontend = frontend
         self._form = form
 
-    def _out(self, out: Any) -> Out:
-        """As a form, whose answer is the `out` that was given."""
-        return None if out is None else self._form(out)._replace(rebuild=lambda _: out)
-
-    def _dealt(self, comm: Group, x: Any, root: Root) -> Out:
-        """The array that a root deals out; elsewhere it is not looked at."""
-        here = comm._rank_of(root) == comm.rank
-        return None if x is None or not here else self._form(x)
-
     @overload
     def all_reduce(
         self: Functions[Single], comm: Group, x: Like, out: Any = None, **_: Unpack[Reduce.Any]
@@ -68,14 +65,12 @@ class Functions(Generic[Mode]):
     ) -> tuple[T, Outcome]: ...
     @overload
     def all_reduce(
-        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Begin]
+        self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Work]
     ) -> Work[T]: ...
     @overload
     def all_reduce(self, comm: Group, x: T, out: Any = None, **_: Unpack[Reduce.Any]) -> Any: ...
     @documented(ReduceOptions, "return_outcome")
-    def all_reduce(
-        self, comm: Group, x: Any, out: Any = None, **options: Unpack[Reduce.Any]
-    ) -> Any:
+    def all_reduce(self, comm: Group, x: Any, out: Any = None, **options: Any) -> Any:
         """The reduction of `x` over all members, as a new array like `x`, or in `out`.
 
         `x`: any layout, a dtype in `pccl_py.DType`; the same shape and dtype on every peer. `out`:
@@ -83,21 +78,25 @@ class Functions(Generic[Mode]):
         own functions. A new array is C-contiguous and in native byte order. On any error `x` is as
         it was.
         """
-        return self._frontend.all_reduce(comm, self._form(x), self._out(out), options)
+        form, sends = self._sources(x, adds=True)
+        targets = self._targets(sends, out, adds=True)
+        return self._give(comm.all_reduce, sends, targets, (), options, form, out)
 
     @overload
     def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Wait]) -> Outcome: ...
     @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Begin]) -> Work: ...
+    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Work]) -> Work: ...
     @overload
-    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Either]) -> Outcome | Work: ...
+    def all_reduce_(self, comm: Group, x: Any, **_: Unpack[Reduce.Bool]) -> Outcome | Work: ...
     @documented(ReduceOptions)
-    def all_reduce_(self, comm: Group, x: Any, **options: Unpack[Reduce.Either]) -> Any:
+    def all_reduce_(self, comm: Group, x: Any, **options: Any) -> Any:
         """Reduces `x`, of any layout, over all members in place, and returns the outcome.
 
         Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
         """
-        return self._frontend.all_reduce_(comm, self._form(x), options)
+        form, targets = self._places(x, adds=True)
+        used = [self._frontend.packed(target) for target in targets]
+        return self._run(comm.all_reduce, (_plain(used),), options, form, targets, used)
 
     @overload
     def reduce(
@@ -118,38 +117,43 @@ class Functions(Generic[Mode]):
     ) -> tuple[T | None, Outcome]: ...
     @overload
     def reduce(
-        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Begin]
+        self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Work]
     ) -> Work[T | None]: ...
     @overload
     def reduce(
         self, comm: Group, x: T, out: Any = None, root: Root = 0, **_: Unpack[Reduce.Any]
     ) -> Any: ...
     @documented(ReduceOptions, "return_outcome")
-    def reduce(
-        self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Unpack[Reduce.Any]
-    ) -> Any:
+    def reduce(self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Any) -> Any:
         """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
 
         There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
         and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
         """
-        return self._frontend.reduce(comm, self._form(x), self._out(out), root, options)
+        form, sends = self._sources(x, adds=True)
+        self._check_no_root(out)
+        targets = self._targets(sends, out, adds=True) if _is_root(comm, root) else None
+        return self._give(comm.reduce, sends, targets, (root,), options, form, out)
 
     @overload
     def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Wait]) -> Outcome: ...
     @overload
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Begin]) -> Work: ...
+    def reduce_(self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Work]) -> Work: ...
     @overload
     def reduce_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Either]
+        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
     @documented(ReduceOptions)
-    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Unpack[Reduce.Either]) -> Any:
+    def reduce_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """Reduces `x`, of any layout, over all members into `x` of `root`, and returns the outcome.
 
         Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
         """
-        return self._frontend.reduce_(comm, self._form(x), root, options)
+        is_root = _is_root(comm, root)
+        form, targets = self._places(x, adds=True, only_read=not is_root)
+        used = [self._frontend.packed(target) for target in targets]
+        given = _plain(used), None, root
+        return self._run(comm.reduce, given, options, form, targets if is_root else used, used)
 
     @overload
     def broadcast(
@@ -163,20 +167,21 @@ class Functions(Generic[Mode]):
     ) -> tuple[T, Outcome]: ...
     @overload
     def broadcast(
-        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Begin]
+        self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Work]
     ) -> Work[T]: ...
     @overload
     def broadcast(self, comm: Group, x: T, root: Root = 0, **_: Unpack[Broadcast.Any]) -> Any: ...
     @documented(BroadcastOptions, "return_outcome")
-    def broadcast(
-        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[Broadcast.Any]
-    ) -> Any:
+    def broadcast(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """A new array, equal to `x` of `root` (a rank of the epoch, or a peer id), on every member.
 
         `x`: any layout, a dtype in `pccl_py.DType`, bool or a float of eight bits; the same shape
         and dtype on every peer. Its values matter on the root only.
         """
-        return self._frontend.broadcast(comm, self._form(x), root, options)
+        form, frontend = self._form(x), self._frontend
+        made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
+        given = _plain(made), root
+        return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
 
     @overload
     def broadcast_(
@@ -184,22 +189,26 @@ class Functions(Generic[Mode]):
     ) -> Outcome: ...
     @overload
     def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Begin]
+        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Work]
     ) -> Work: ...
     @overload
     def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Either]
+        self, comm: Group, x: Any, root: Root = 0, **_: Unpack[Broadcast.Bool]
     ) -> Outcome | Work: ...
     @documented(BroadcastOptions)
-    def broadcast_(
-        self, comm: Group, x: Any, root: Root = 0, **options: Unpack[Broadcast.Either]
-    ) -> Any:
+    def broadcast_(self, comm: Group, x: Any, root: Root = 0, **options: Any) -> Any:
         """Overwrites `x`, of any layout, with that of `root` on every member; returns the outcome.
 
         A read-only `x` is a ValueError, except on the root, where it is only read. Otherwise as
         `broadcast`.
         """
-        return self._frontend.broadcast_(comm, self._form(x), root, options)
+        is_root = _is_root(comm, root)
+        form, targets = self._places(x, only_read=is_root)
+        if is_root:
+            targets = used = [self._frontend.packed(each) for each in targets]
+        else:
+            used = self._frontend.recvs(targets)
+        return self._run(comm.broadcast, (_plain(used), root), options, form, targets, used)
 
     @overload
     def reduce_scatter(
@@ -220,7 +229,7 @@ class Functions(Generic[Mode]):
     ) -> tuple[T, Outcome]: ...
     @overload
     def reduce_scatter(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Begin]
+        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Reduce.Work]
     ) -> Work[T]: ...
     @overload
     def reduce_scatter(
@@ -228,12 +237,7 @@ class Functions(Generic[Mode]):
     ) -> Any: ...
     @documented(ReduceOptions, "return_outcome")
     def reduce_scatter(
-        self,
-        comm: Group,
-        x: Any,
-        out: Any = None,
-        counts: Counts = None,
-        **options: Unpack[Reduce.Any],
+        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
     ) -> Any:
         """This rank's rows of the reduction of `x` over all members, as a new array or in `out`.
 
@@ -242,7 +246,11 @@ class Functions(Generic[Mode]):
         on every peer. `out` may be those rows of `x`, or overlap it. Otherwise as `all_reduce`;
         ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
         """
-        return self._frontend.reduce_scatter(comm, self._form(x), self._out(out), counts, options)
+        form, sends = self._sources(x, adds=True)
+        rows = self._wholes(comm, form, sends, counts)
+        targets = self._targets(sends, out, adds=True, dealt=rows)
+        rest = (rows[0].elements,)
+        return self._give(comm.reduce_scatter, sends, targets, rest, options, form, out)
 
     @overload
     def reduce_scatter_(
@@ -250,21 +258,24 @@ class Functions(Generic[Mode]):
     ) -> Outcome: ...
     @overload
     def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Begin]
+        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Work]
     ) -> Work: ...
     @overload
     def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Either]
+        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Reduce.Bool]
     ) -> Outcome | Work: ...
     @documented(ReduceOptions)
-    def reduce_scatter_(
-        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[Reduce.Either]
-    ) -> Any:
+    def reduce_scatter_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
         """Overwrites this rank's rows of `x` with their reduction over all members.
 
         The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
-        return self._frontend.reduce_scatter_(comm, self._form(x), counts, options)
+        form, (whole,) = self._places(x, adds=True)
+        (rows,) = self._wholes(comm, form, [whole], counts)
+        targets = [self._frontend.rows(whole, rows.first, rows.end)]
+        recvs = self._frontend.recvs(targets)
+        given = self._frontend.packed(whole), recvs[0], rows.elements
+        return self._run(comm.reduce_scatter, given, options, form, targets, recvs)
 
     @overload
     def all_gather(
@@ -285,7 +296,7 @@ class Functions(Generic[Mode]):
     ) -> tuple[T, Outcome]: ...
     @overload
     def all_gather(
-        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Begin]
+        self, comm: Group, x: T, out: Any = None, counts: Counts = None, **_: Unpack[Move.Work]
     ) -> Work[T]: ...
     @overload
     def all_gather(
@@ -293,12 +304,7 @@ class Functions(Generic[Mode]):
     ) -> Any: ...
     @documented(MoveOptions, "return_outcome")
     def all_gather(
-        self,
-        comm: Group,
-        x: Any,
-        out: Any = None,
-        counts: Counts = None,
-        **options: Unpack[Move.Any],
+        self, comm: Group, x: Any, out: Any = None, counts: Counts = None, **options: Any
     ) -> Any:
         """`x` of all members, one behind the other along axis 0 in rank order, new or in `out`.
 
@@ -309,7 +315,10 @@ class Functions(Generic[Mode]):
         dtype; `x` may be its rows of this rank, or overlap it. Elements of a lost member that no
         survivor got are zeros, on all alike; the outcome names no contributor for them.
         """
-        return self._frontend.all_gather(comm, self._form(x), self._out(out), counts, options)
+        form, sends, rows = self._parts(comm, x, counts)
+        targets = self._targets(sends, out, gathered=rows)
+        rest = (rows[0].elements,)
+        return self._give(comm.all_gather, sends, targets, rest, options, form, out)
 
     @overload
     def all_gather_(
@@ -317,22 +326,25 @@ class Functions(Generic[Mode]):
     ) -> Outcome: ...
     @overload
     def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Begin]
+        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Work]
     ) -> Work: ...
     @overload
     def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Either]
+        self, comm: Group, x: Any, counts: Counts = None, **_: Unpack[Move.Bool]
     ) -> Outcome | Work: ...
     @documented(MoveOptions)
-    def all_gather_(
-        self, comm: Group, x: Any, counts: Counts = None, **options: Unpack[Move.Either]
-    ) -> Any:
+    def all_gather_(self, comm: Group, x: Any, counts: Counts = None, **options: Any) -> Any:
         """Fills `x` with the rows of all members, of which its own are there; returns the outcome.
 
         `x` has n * k rows, or with `counts` sum(counts), on every peer. With a codec all rows are
         rounded, so that all members have equal bytes. Otherwise as `all_gather`.
         """
-        return self._frontend.all_gather_(comm, self._form(x), counts, options)
+        form, (whole,) = self._places(x)
+        (rows,) = self._wholes(comm, form, [whole], counts)
+        packed = self._frontend.packed
+        part, recv = packed(self._frontend.rows(whole, rows.first, rows.end)), packed(whole)
+        given = part, recv, rows.elements
+        return self._run(comm.all_gather, given, options, form, [whole], [recv])
 
     @overload
     def scatter(
@@ -362,7 +374,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **options: Unpack[Move.Any],
+        **options: Any,
     ) -> Any:
         """This rank's rows of `x` of `root`: in a new array there, or in `out`; elsewhere in `out`.
 
@@ -371,9 +383,24 @@ class Functions(Generic[Mode]):
         nobody there knows its shape: that of `out` says it. A lost root ends the operation with
         Aborted on all. Dtypes are those of `broadcast`.
         """
-        return self._frontend.scatter(
-            comm, self._dealt(comm, x, root), self._out(out), root, counts, options
-        )
+        sends = None
+        if _is_root(comm, root):
+            if x is None:
+                raise InvalidArgument("the root of a scatter needs x, with the rows of all ranks")
+            form, sends = self._sources(x)
+            rows = self._wholes(comm, form, sends, counts)
+            targets = self._targets(sends, out, dealt=rows)
+        else:
+            if out is None:
+                raise InvalidArgument(
+                    "out is needed except on the root: only the root knows the shape of x"
+                )
+            form = self._form(out)
+            targets = form.each(lambda each: self._frontend.target(each, adds=False))
+            rows = self._rows_of(comm, form, targets, counts, "out")
+        self._frontend.check_apart(targets, form.names)
+        rest = (root, rows[0].elements)
+        return self._give(comm.scatter, sends, targets, rest, options, form, out)
 
     @overload
     def gather(
@@ -413,7 +440,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **_: Unpack[Move.Begin],
+        **_: Unpack[Move.Work],
     ) -> Work[T | None]: ...
     @overload
     def gather(
@@ -433,14 +460,18 @@ class Functions(Generic[Mode]):
         out: Any = None,
         root: Root = 0,
         counts: Counts = None,
-        **options: Unpack[Move.Any],
+        **options: Any,
     ) -> Any:
         """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
 
         Elements of a lost member that the root has not got are zeros; the outcome names no
         contributor for them. A lost root ends the operation with Aborted on all.
         """
-        return self._frontend.gather(comm, self._form(x), self._out(out), root, counts, options)
+        form, sends, rows = self._parts(comm, x, counts)
+        self._check_no_root(out)
+        targets = self._targets(sends, out, gathered=rows) if _is_root(comm, root) else None
+        rest = (root, rows[0].elements)
+        return self._give(comm.gather, sends, targets, rest, options, form, out)
 
     @overload
     def all_to_all(
@@ -480,7 +511,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **_: Unpack[Move.Begin],
+        **_: Unpack[Move.Work],
     ) -> Work[T]: ...
     @overload
     def all_to_all(
@@ -500,7 +531,7 @@ class Functions(Generic[Mode]):
         out: Any = None,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        **options: Unpack[Move.Any],
+        **options: Any,
     ) -> Any:
         """This rank's rows of `x` of each member, in rank order; a new array, or `out`.
 
@@ -511,41 +542,149 @@ class Functions(Generic[Mode]):
         it. Dtypes are those of `broadcast`. Elements of a lost member for this one that have not
         come are zeros; the outcome names no contributor for them.
         """
-        return self._frontend.all_to_all(
-            comm, self._form(x), self._out(out), send_counts, recv_counts, options
-        )
+        form, sends = self._sources(x)
+        shape, sent, received = self._frontend.shape(sends[0]), None, None
+        if send_counts is None and recv_counts is None:
+            self._wholes(comm, form, sends, None, takes_counts=False)
+        elif send_counts is None or recv_counts is None:
+            raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
+        else:
+            own = Rows.of_whole(comm, shape, send_counts, name="send_counts")
+            theirs = Rows.of_counts(comm, own.tail, recv_counts, "recv_counts")
+            shape, sent, received = (theirs.whole, *own.tail), own.elements, theirs.elements
+        targets = self._targets(sends, out, exchanged=shape)
+        return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
     @overload
     def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Begin]) -> Work: ...
+    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Work]) -> Work: ...
     @overload
-    def send(
-        self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Either]
-    ) -> Outcome | Work: ...
+    def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
     @documented(MessageOptions)
-    def send(self, comm: Group, x: Any, dst: Root, **options: Unpack[Message.Either]) -> Any:
+    def send(self, comm: Group, x: Any, dst: Root, **options: Any) -> Any:
         """Sends `x` to `dst`, another rank or the id of a member, which calls `recv` or `recv_`.
 
         `x`: any layout; dtypes are those of `broadcast`. Returns the outcome when `dst` has all of
         it: so two that both send first wait for each other, unless with `async_op`. Errors are
         those of `pccl_py.Communicator.send`.
         """
-        return self._frontend.send(comm, x, dst, options)
+        source = self._frontend.packed(self._frontend.array(x, adds=False))
+        return self._run(comm.send, (source, dst), options, one(x))
 
     @overload
     def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
-    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Begin]) -> Work: ...
+    def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Work]) -> Work: ...
     @overload
     def recv_(
-        self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Either]
+        self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Bool]
     ) -> Outcome | Work: ...
     @documented(MessageOptions)
-    def recv_(self, comm: Group, x: Any, src: Root, **options: Unpack[Message.Either]) -> Any:
+    def recv_(self, comm: Group, x: Any, src: Root, **options: Any) -> Any:
         """Overwrites `x`, of any layout, with what `src` sends, and returns the outcome.
 
         Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or
         both get `Mismatch`. On any other error `x` may hold anything.
         """
-        return self._frontend.recv_(comm, x, src, options)
+        targets = [self._frontend.target(x, adds=False)]
+        recvs = self._frontend.recvs(targets)
+        return self._run(comm.recv, (recvs[0], src), options, one(x), targets, recvs)
+
+    # ---- what they are made of
+
+    def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
+        """Receives from `src` in the packed array that was made for it, which is returned."""
+        form = one(made)
+        return self._run(comm.recv, (made, src), options, form, [made], [made], form.rebuild)
+
+    def _sources(self, x: Any, adds: bool = False) -> tuple[Form, list[Any]]:
+        form, frontend = self._form(x), self._frontend
+        return form, form.each(lambda each: frontend.packed(frontend.array(each, adds)))
+
+    def _places(
+        self, x: Any, adds: bool = False, only_read: bool = False
+    ) -> tuple[Form, list[Any]]:
+        """The arrays of a call in place: here they are written, unless they are only read."""
+        form = self._form(x)
+        targets = form.each(lambda each: self._frontend.target(each, adds, only_read))
+        if not only_read:
+            self._frontend.check_apart(targets, form.names)
+        return form, targets
+
+    def _check_no_root(self, out: Any) -> None:
+        for each in () if out is None else self._form(out).arrays:
+            check_no_root(each)
+
+    def _targets(self, sends: list[Any], out: Any, **how: Any) -> list[Any]:
+        return self._frontend.targets(sends, None if out is None else self._form(out), **how)
+
+    def _wholes(
+        self, comm: Group, form: Form, arrays: list[Any], counts: Counts, **how: Any
+    ) -> list[Rows]:
+        shape = self._frontend.shape
+        return form.each(lambda _, each: Rows.of_whole(comm, shape(each), counts, **how), arrays)
+
+    def _rows_of(
+        self, comm: Group, form: Form, parts: list[Any], counts: Counts, *name: str
+    ) -> list[Rows]:
+        shape = self._frontend.shape
+        return form.each(lambda _, each: Rows.of_part(comm, shape(each), counts, *name), parts)
+
+    def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
+        """This rank's rows of something; an array of no dimension is a row of one element."""
+        (form, parts), frontend = self._sources(x), self._frontend
+        parts = [each if frontend.shape(each) else frontend.reshape(each, (1,)) for each in parts]
+        return form, parts, self._rows_of(comm, form, parts, counts)
+
+    def _give(
+        self,
+        collective: Callable[..., Any],
+        sends: list[Any] | None,
+        targets: list[Any] | None,
+        rest: tuple[Any, ...],
+        options: Any,
+        form: Form,
+        out: Any,
+    ) -> Any:
+        """Returns `out`, or what `form` makes of the targets; None where this rank has none."""
+        recvs = None if targets is None else self._frontend.recvs(targets)
+
+        def answer(made: Sequence[Any]) -> Any:
+            return form.rebuild(made) if out is None else out
+
+        given = _plain(sends), _plain(recvs), *rest
+        if targets is None or recvs is None:
+            return self._run(collective, given, options, form, answer=lambda _: None)
+        return self._run(collective, given, options, form, targets, recvs, answer)
+
+    def _run(
+        self,
+        collective: Callable[..., Any],
+        given: tuple[Any, ...],
+        options: Any,
+        form: Form,
+        targets: Sequence[Any] = (),
+        recvs: Sequence[Any] = (),
+        answer: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Any:
+        """Begins the operation; it returns the outcome, or the `answer`, which may go with it."""
+        told = answer is not None and options.pop("return_outcome", False)
+        check(collective.__name__, options)
+
+        def finish(outcome: Outcome) -> Any:
+            self._frontend.write_back(targets, recvs)
+            if answer is None:
+                return outcome
+            return (answer(targets), outcome) if told else answer(targets)
+
+        return collective(*given, **options, _finish=finish, _reword=form.reworded)
+
+
+def _is_root(comm: Group, root: Root) -> bool:
+    return comm._rank_of(root) == comm.rank
+
+
+def _plain(arrays: list[Any] | None) -> Any:
+    """One array as itself: it may have counts, and an error about it has no number."""
+    return arrays[0] if arrays is not None and len(arrays) == 1 else arrays

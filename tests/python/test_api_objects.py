@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import asyncio
+import gc
 import pickle
+import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -80,3 +84,104 @@ def test_a_lost_member_has_none_in_the_list() -> None:
 def test_a_communicator_that_is_pickled_says_what_to_do_instead(world: pccl.LocalWorld) -> None:
     with pytest.raises(TypeError, match=r"connection of this process.*connect\("):
         pickle.dumps(world.comms[0])
+
+
+# ---- async_op
+
+
+def test_works_have_the_objects(world: pccl.LocalWorld) -> None:
+    """Waited for in other orders on each rank: none needs the wait of another to go on."""
+
+    def program(comm: pccl.Communicator) -> list[Any]:
+        works = [
+            comm.broadcast_object(value(comm.rank), 1, tag=0, async_op=True),
+            comm.all_gather_object(comm.rank, tag=1, async_op=True),
+            comm.broadcast_object(comm.rank, 2, tag=2, async_op=True),
+        ]
+        got = {turn: works[turn].wait() for turn in ((comm.rank + k) % 3 for k in range(3))}
+        assert all(work.done() and work.exception() is None for work in works)
+        assert got[0] is works[0].wait() is works[0].resolve()
+        assert works[1].outcome.tag == 1
+        return [got[turn] for turn in range(3)]
+
+    for received in world.run(program):
+        assert same(received[0], value(1))
+        assert received[1:] == [[0, 1, 2], 2]
+
+
+def test_a_work_begins_at_once_and_says_when_it_is_done() -> None:
+    """Nobody waits for rank 0's: its second operation begins by itself, so rank 1 gets its own."""
+    with pccl.LocalWorld(2, deadline=30) as two:
+        one, other = two.comms
+        work = one.all_gather_object("a", async_op=True)
+        assert not work.done()
+        with pytest.raises(TimeoutError):
+            work.wait(0.01)
+        with pytest.raises(pccl.InvalidUsage, match="not done"):
+            assert work.outcome
+        assert not select.select([work], [], [], 0)[0]
+        assert other.all_gather_object("b") == ["a", "b"]
+        assert select.select([work], [], [], 60)[0] == [work]
+        assert work.done() and work.wait(0) == ["a", "b"]
+
+
+def test_a_dropped_work_goes_on(world: pccl.LocalWorld) -> None:
+    def program(comm: pccl.Communicator) -> Any:
+        if comm.rank == 0:
+            comm.all_gather_object(comm.rank, async_op=True)
+            gc.collect()
+            return [0, 1, 2]
+        return comm.all_gather_object(comm.rank)
+
+    assert world.run(program) == [[0, 1, 2]] * 3
+
+
+def test_works_are_awaited_and_too_large_is_the_same_error_each_time() -> None:
+    async def both(comms: list[pccl.Communicator]) -> list[Any]:
+        works = [comm.broadcast_object(comm.rank, 1, async_op=True) for comm in comms]
+        return list(await asyncio.gather(*works))
+
+    async def one(work: pccl.Work[Any]) -> Any:
+        return await work
+
+    with pccl.LocalWorld(2, deadline=30) as two:
+        assert asyncio.run(both(two.comms)) == [1, 1]
+        works = [
+            comm.all_gather_object("x" * 100, size_max=50, async_op=True) for comm in two.comms
+        ]
+        for work in works:
+            for ask in (work.wait, work.wait, work.resolve, lambda work=work: work.outcome):
+                with pytest.raises(pccl.InvalidArgument, match="size_max is 50"):
+                    ask()
+            with pytest.raises(pccl.InvalidArgument, match="size_max is 50"):
+                asyncio.run(one(work))
+            assert work.done() and isinstance(work.exception(), pccl.InvalidArgument)
+        assert two.run(lambda comm: comm.broadcast_object(comm.rank)) == [0, 0]
+
+
+def test_a_work_is_withdrawn_in_either_of_its_operations() -> None:
+    """Rank 1 receives. The root has not called; or it has, and only for the first operation."""
+    with pccl.LocalWorld(2, deadline=30) as two:
+        work = two.comms[1].broadcast_object(async_op=True)
+        work.cancel()
+        for _ in range(2):
+            with pytest.raises(pccl.Cancelled):
+                work.wait()
+        assert work.done() and isinstance(work.exception(), pccl.Cancelled)
+        assert two.comms[0].broadcast_object("a") == "a"
+    with pccl.LocalWorld(2, deadline=30) as two:
+        work = two.comms[1].broadcast_object(async_op=True)
+        two.comms[0].broadcast(array.array("Q", [100]))
+        assert not work.done()
+        work.cancel()
+        with pytest.raises((pccl.Cancelled, pccl.InDoubt)) as caught:
+            work.wait()
+        if isinstance(caught.value, pccl.InDoubt):  # of the first, after this peer's vote
+            assert caught.value.work is work
+
+
+def test_an_option_that_they_do_not_have_is_a_type_error(world: pccl.LocalWorld) -> None:
+    with pytest.raises(TypeError, match=r"broadcast_object\(\) has no option 'op'; it has tag"):
+        world.comms[0].broadcast_object(1, op="sum")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"all_gather_object\(\) has no option 'plan'"):
+        world.comms[0].all_gather_object(1, plan="ring")  # type: ignore[call-overload]

@@ -164,9 +164,12 @@ def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
 def test_help_names_every_command() -> None:
     answer = pccl_command("--help")
     assert answer.returncode == 0
-    for command in ("coordinator", "token", "run", "status"):
+    for command in ("coordinator", "token", "run", "status", "doctor", "bench", "flags"):
         assert command in answer.stdout
-        assert pccl_command(command, "--help").returncode == 0
+        usage = pccl_command(command, "--help", COLUMNS="200")
+        assert usage.returncode == 0
+        assert "[]" not in usage.stdout, "an argument without a name"
+    assert "run [OPTIONS] -- COMMAND..." in pccl_command("run", "--help", COLUMNS="200").stdout
 
 
 # ---- status ----------------------------------------------------------------------------------
@@ -268,7 +271,7 @@ def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.render(example))
     text = console.export_text()
-    assert str(blind["tag"]) not in text and "it has not called sync (number 12)" in text
+    assert str(blind["tag"]) not in text and "it has not called sync (sequence 12)" in text
     (line,) = (line for line in text.splitlines() if " sync " in line and "called" not in line)
     assert re.fullmatch(r"\s*12\s+sync\s+\d+ of \d+\s+\d+ of \d+\s*", line), line
     (line,) = (line for line in text.splitlines() if " all_gather " in line)
@@ -283,6 +286,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         {"peer_id": "77" * 16, "label": "new:1", "address": "10.0.0.7:1", "prepared": True}
     ]
     dialed = {"peer_id": "77" * 16, "other": "0b" * 16, "address": "10.0.0.8:1", "why": "refused"}
+    dialed["from"] = "10.0.0.7"
     lost = {"peer_id": "77" * 16, "other": "0c" * 16, "address": "", "why": "nowhere"}
     example["groups"][0]["unreached"] = [dialed, lost]
     assert keys_of(example) <= documented_keys()
@@ -296,9 +300,10 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "cannot dial 0b0b0b0b at 10.0.0.8:1: refused", "cannot dial 0c0c0c0c: nowhere",
+        "cannot dial 0b0b0b0b at 10.0.0.8:1 from 10.0.0.7: refused",
+        "cannot dial 0c0c0c0c: nowhere",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
-        "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "9d3c2b1a): it has not called all_reduce (tag 0, sequence 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
@@ -314,7 +319,7 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     (group,) = example["groups"]
-    group |= {"here": 2, "needed": 3, "emptied": True}
+    group |= {"here": 2, "needed": 3, "emptied": True, "awaited": ["77" * 16]}
     (operation,) = group["epochs"][0]["operations"]
     operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
     there = {"rank": 1, "kind": "barrier", "tag": 5, "sequence": 0, "waits_for": [0]}
@@ -326,6 +331,7 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     console.print(status_view.render(example))
     text = console.export_text()
     for word in (
+        "newcomers wait for 77777777 to call admit",
         "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
         "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
         "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "
@@ -418,7 +424,7 @@ def test_a_coordinator_says_what_its_queues_may_hold() -> None:
         status = pccl.run_status(coordinator.token)
         assert status["memory"] == 64 << 20
         assert 0 < status["queue_bytes"] < 1 << 20
-    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024, which is less than 16"):
+    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024; it must be at least 16"):
         pccl.Coordinator(memory=1024)
 
 

@@ -174,6 +174,7 @@ def test_the_page_of_the_package_is_the_readme_without_dead_links(sdist: tarfile
     assert "Description-Content-Type: text/markdown" in text and "all_reduce" in text
     assert "docs/PROMISE.md" in text
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
+    assert "Project-URL: Paper, https://arxiv.org/abs/2505.14065" in text
 
 
 def test_links_lead_to_the_source_once_it_has_an_address() -> None:

@@ -1,7 +1,7 @@
 """Rows: how the rows of an array, along axis 0, are shared among ranks, in rank order.
 
-It knows shapes and counts, and no arrays. Errors are InvalidArgument, or TypeError for a count that
-is no integer.
+It knows shapes and counts, and no arrays; to collectives.py each element is a row. Errors are
+InvalidArgument, or TypeError for a count that is no integer.
 """
 
 from __future__ import annotations
@@ -9,12 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from pccl_py.collectives import Collectives
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import index
+from pccl_py.words import unsigned
 
-Shape = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
+Counts: TypeAlias = Sequence[int] | None
+
+
+class World(Protocol):
+    """A group, of which sizes alone matter here."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -36,9 +47,9 @@ class Rows:
     @classmethod
     def of_whole(
         cls,
-        comm: Collectives,
+        comm: World,
         shape: Shape,
-        counts: Sequence[int] | None,
+        counts: Counts,
         *,
         takes_counts: bool = True,
         name: str = "counts",
@@ -50,7 +61,7 @@ class Rows:
         if counts is not None:
             rows = cls.of_counts(comm, tail, counts, name)
             if rows.whole != whole:
-                raise InvalidArgument(f"{name} are {rows.whole} rows together, x has {whole}")
+                raise InvalidArgument(f"{name} are {rows.whole} rows together, but x has {whole}")
             return rows
         if whole % world:
             advice = "pass counts" if takes_counts else "all need as many"
@@ -60,7 +71,7 @@ class Rows:
 
     @classmethod
     def of_part(
-        cls, comm: Collectives, shape: Shape, counts: Sequence[int] | None, name: str = "x"
+        cls, comm: World, shape: Shape, counts: Counts, name: str = "x", unit: str = "rows"
     ) -> Rows:
         """The rows of an array that has those of this rank; the caller calls it `name`."""
         if not shape:
@@ -71,23 +82,21 @@ class Rows:
         rows = cls.of_counts(comm, tail, counts)
         if rows.own != own:
             raise InvalidArgument(
-                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} rows"
+                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} {unit}"
             )
         return rows
 
     @classmethod
     def of_counts(
-        cls, comm: Collectives, tail: Sequence[int], counts: Sequence[int], name: str = "counts"
+        cls, comm: World, tail: Sequence[int], counts: Sequence[int], name: str = "counts"
     ) -> Rows:
         """The rows of this rank where `counts` has those of each."""
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
             raise InvalidArgument(
-                f"{name} has {len(counts)} entries: one for each of {world} ranks"
+                f"{name} has {len(counts)} entries, but must have one for each of {world} ranks"
             )
-        listed = [index(count, f"each of {name}") for count in counts]
-        if min(listed) < 0:
-            raise InvalidArgument(f"{name} has {min(listed)}: a rank has no less than 0 rows")
+        listed = [unsigned(count, f"each of {name}", 64) for count in counts]
         each = math.prod(tail)
         elements = [count * each for count in listed]
         return cls(sum(listed[:rank]), listed[rank], sum(listed), tuple(tail), elements)

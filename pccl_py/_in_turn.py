@@ -1,0 +1,154 @@
+"""InTurn: two operations as one Work, of which the second begins when the first is done.
+
+The watcher's thread begins it, or whoever waits sooner; so it needs no caller, and a Work that is
+dropped goes on. Which operations these are is the caller's (objects.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
+from pccl_py.outcome import Outcome, Rosters
+from pccl_py.work import Work
+
+if TYPE_CHECKING:
+    import asyncio
+
+# Those that are not done stay, whether or not their users keep them.
+_under_way: set[InTurn] = set()
+
+
+class InTurn(Work[Any]):
+    """Result and outcome are those of the second operation; an error of the first is one of both.
+
+    `begin` makes the first, and `then` the second, or raises instead.
+    """
+
+    __slots__ = ("_begin_lock", "_cancelled", "_error", "_first", "_pipe", "_second", "_then")
+
+    def __init__(self, begin: Callable[[], Work], then: Callable[[], Work[Any]]) -> None:
+        super().__init__(None, None, Rosters())  # the outcome is that of one of the two
+        self._begin_lock = threading.RLock()
+        self._cancelled = False
+        self._error: Exception | None = None
+        self._pipe: tuple[int, int] | None = None  # its second end is closed once all is done
+        self._second: Work[Any] | None = None
+        self._then = then
+        self._first = begin()
+        _under_way.add(self)
+        self._first._when_done(self._go_on)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        left = _left(timeout)
+        try:
+            self._first.wait(timeout)
+            return self._begun().wait(left())
+        except InDoubt as error:
+            error.work = self
+            raise
+
+    def done(self) -> bool:
+        if not self._first.done():
+            return False
+        last = self._last()
+        return last is None or last.done()
+
+    def fileno(self) -> int:
+        with self._begin_lock:
+            if self._pipe is None:
+                try:
+                    self._pipe = os.pipe()
+                except OSError as error:
+                    raise SystemRefused(str(error)) from error
+                weakref.finalize(self, os.close, self._pipe[0])
+                if self not in _under_way:
+                    os.close(self._pipe[1])
+            return self._pipe[0]
+
+    def cancel(self) -> None:
+        with self._begin_lock:
+            self._cancelled = True
+            (self._second or self._first).cancel()
+
+    def resolve(self, timeout: float | None = None, *, copy: bool = True) -> Any:
+        left = _left(timeout)
+        self._first.resolve(timeout)
+        second = self._begun()
+        second.exception(left())  # after a doubt about the first it has begun only now
+        return second.resolve(left(), copy=copy)
+
+    def exception(self, timeout: float | None = None) -> PcclError | None:
+        try:
+            left = _left(timeout)
+            self._first._wait(timeout)
+            self._begun()._wait(left())
+        except PcclError as error:
+            if isinstance(error, InDoubt):
+                error.work = self
+            return error
+        return None
+
+    @property
+    def outcome(self) -> Outcome:
+        if not self.done():
+            raise InvalidUsage("the operation is not done; wait() for it, or await it")
+        last = self._last()
+        return (self._begun() if last is None else last).outcome
+
+    def __await__(self) -> Generator[asyncio.Future[None], None, Any]:
+        try:
+            yield from self._first.__await__()
+            return (yield from self._begun().__await__())
+        except InDoubt as error:
+            error.work = self
+            raise
+
+    def _begun(self) -> Work[Any]:
+        """The second operation, which begins here unless it has. Raises what `then` raises."""
+        with self._begin_lock:
+            if self._second is None and self._error is None:
+                try:
+                    self._second = self._then()
+                    if self._cancelled:
+                        self._second.cancel()
+                except (PcclError, MemoryError) as error:
+                    self._error = error
+            if self._second is None:
+                assert self._error is not None
+                raise self._error
+            return self._second
+
+    def _last(self) -> Work[Any] | None:
+        """The operation whose end is that of both, if the first is done; None if none began."""
+        if self._first.exception(0) is not None:
+            return self._first
+        try:
+            return self._begun()
+        except (PcclError, MemoryError):  # kept for those who ask
+            return None
+
+    def _go_on(self) -> None:
+        """On the watcher's thread."""
+        last = self._last()
+        if last is None or last is self._first:
+            self._end()
+        else:
+            last._when_done(self._end)
+
+    def _end(self) -> None:
+        with self._begin_lock:
+            _under_way.discard(self)
+            if self._pipe is not None:
+                os.close(self._pipe[1])
+
+
+def _left(timeout: float | None) -> Callable[[], float | None]:
+    """The seconds that are left of a time limit."""
+    until = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if until is None else max(0.0, until - time.monotonic())
