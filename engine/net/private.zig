@@ -322,8 +322,8 @@ test "each way in which something is not private is told with its path, owner, m
 test "nobody is told to change a directory that is there for many, or for another user" {
     const own = c.geteuid();
     for ([_]struct { path: []const u8, owner: u32, mode: u32, cure: []const u8 }{
-        .{ .path = "/tmp", .owner = own, .mode = 0o1777, .cure = ": mkdir -m 700 /tmp/run" },
-        .{ .path = "/tmp/", .owner = own +% 1, .mode = 0o1777, .cure = ": mkdir -m 700 /tmp/run" },
+        .{ .path = "/all", .owner = own, .mode = 0o1777, .cure = ": mkdir -m 700 /all/run" },
+        .{ .path = "/all/", .owner = own +% 1, .mode = 0o1777, .cure = ": mkdir -m 700 /all/run" },
         .{ .path = "/opt", .owner = own +% 1, .mode = 0o755, .cure = "user's own, of mode 0700" },
     }) |case| {
         const told = judge(.directory, "", .{
