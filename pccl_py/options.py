@@ -221,6 +221,9 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
 
         _KINDS[prepare.__name__] = kind
         method: Any = documented(kind)(functools.wraps(prepare)(run))
+        method.__signature__ = inspect.signature(prepare).replace(
+            return_annotation="Outcome | Work"
+        )
         made: Callable[Parameters, Any] = method
         return made
 
