@@ -3,7 +3,7 @@
 #
 #   make demo                 train one model on four peers, lose one, gain one (demo_out/)
 #   make test                 everything that must pass: style, unit tests, simulator, Python tests
-#   make test-long            what is long and rarely broken: emulators, the demo, a minute of soak
+#   make test-long            what is long and rarely broken: emulators, demo, soak, docs, a wheel
 #   make build                the editable install in .venv; about a second when nothing changed
 #   make check                format, lint, types
 #   make sim SEEDS=5000       simulate so many seeds;  make sim SEED=123  replays one
@@ -73,12 +73,14 @@ simulator: $(VENV)/.with-test
 python-test: build $(VENV)/.with-test
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
 
-test-long: build $(VENV)/.with-test
+test-long: build $(VENV)/.with-test $(VENV)/.with-release
 	$(MAKE) test-aarch64
 	$(MAKE) test-windows
 	$(ZIG) sim
 	zig-out/bin/pccl-sim endurance
 	$(MAKE) soak MINUTES=1
+	$(MAKE) docs
+	$(RUN) release/try_readme.py
 	$(RUN) -m pytest -m long
 
 # ThreadSanitizer on what has threads; how long: STRESS=100.

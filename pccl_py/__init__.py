@@ -52,7 +52,7 @@ from pccl_py.errors import (
     VersionMismatch,
 )
 from pccl_py.local_world import LocalWorld
-from pccl_py.outcome import Admission, Outcome, Range, SyncOutcome
+from pccl_py.outcome import Admission, Outcome, Range, Roster, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
@@ -106,6 +106,7 @@ __all__ = [
     "Recovery",
     "RecoveryName",
     "ReduceOp",
+    "Roster",
     "Rounding",
     "RoundingName",
     "SharedState",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError, SystemRefused
-from pccl_py.outcome import Outcome
+from pccl_py.outcome import Outcome, Rosters
 from pccl_py.work import Work
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class InTurn(Work[Any]):
     __slots__ = ("_begin_lock", "_cancelled", "_error", "_first", "_pipe", "_second", "_then")
 
     def __init__(self, begin: Callable[[], Work], then: Callable[[], Work[Any]]) -> None:
-        super().__init__()
+        super().__init__(None, None, Rosters())  # it asks its two for their outcomes
         self._begin_lock = threading.RLock()
         self._cancelled = False
         self._error: Exception | None = None

@@ -11,6 +11,8 @@ import atexit
 import os
 import signal
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -37,9 +39,22 @@ class Handle(Protocol):
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
 
-def register(handle: Handle) -> None:
-    """Remembers an open handle (weakly) and makes sure that the watcher runs."""
+@contextmanager
+def opening() -> Iterator[None]:
+    """Around the making of a native handle: its log is passed on meanwhile, and before its error.
+
+    Raises SystemRefused.
+    """
     _watcher.watcher.start()
+    try:
+        yield
+    except BaseException:
+        _watcher.watcher.drain_log()
+        raise
+
+
+def register(handle: Handle) -> None:
+    """Remembers an open handle (weakly)."""
     _handles.add(handle)
 
 

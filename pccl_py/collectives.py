@@ -30,7 +30,7 @@ from pccl_py.options import (
     ReduceOptions,
     operation,
 )
-from pccl_py.outcome import Outcome
+from pccl_py.outcome import Outcome, Rosters
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import PeerId, index, unsigned
 from pccl_py.work import Call, Work
@@ -46,6 +46,7 @@ class Collectives(Closing):
 
     def __init__(self) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
+        self._rosters = Rosters()
 
     @property
     def rank(self) -> int:
@@ -373,7 +374,7 @@ class Collectives(Closing):
     @operation(MessageOptions)
     def barrier(self, **options: Any) -> Call:
         """Returns once every member has called it."""
-        return Call(_pccl.barrier, self._open(), *Asked("barrier", options).timed)
+        return Call(self._rosters, _pccl.barrier, self._open(), *Asked("barrier", options).timed)
 
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
@@ -423,9 +424,11 @@ class Collectives(Closing):
             carried = _Carried(feedback, given, kept)
         listed = [array.native() for array in arrays]
         rest = root, asked.native(residuals), (arrays, carried)
-        if counts is None:
-            return Call(_pccl.coalesced, self._open(), kind, listed, *rest, carried=carried)
-        return Call(_pccl.uneven, self._open(), kind, listed[0], counts, *rest, carried=carried)
+        begin: Callable[..., None] = _pccl.coalesced
+        what: tuple[Any, ...] = kind, listed
+        if counts is not None:
+            begin, what = _pccl.uneven, (kind, listed[0], counts)
+        return Call(self._rosters, begin, self._open(), *what, *rest, carried=carried)
 
     def _exchange(
         self,
@@ -451,7 +454,7 @@ class Collectives(Closing):
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
         arguments = self._open(), array.native(), *listed, asked.native(), array
-        return Call(_pccl.all_to_all_v, *arguments)
+        return Call(self._rosters, _pccl.all_to_all_v, *arguments)
 
     def _shared(
         self, array: object, out: object, counts: Counts, *, dealt: bool = False

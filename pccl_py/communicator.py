@@ -8,17 +8,17 @@ says how they wait for the world.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
 from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.objects import Objects
-from pccl_py.outcome import Admission
+from pccl_py.outcome import Admission, Roster
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
@@ -114,7 +114,7 @@ class Group(Objects):
         It is known of members, and of those that joined, left or are about to enter; of any other
         this is the beginning of its id.
         """
-        return self._open().label(bytes(peer)) or peer.short
+        return _label_of(self._open(), peer)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -149,15 +149,28 @@ class Group(Objects):
         native = self._open()
         answer = native.admit(nanoseconds(deadline, "deadline"))
         epoch, rank, world_size, changed, joined, left = answer
+        came, went = (tuple(PeerId(peer) for peer in peers) for peers in (joined, left))
         self._admission = Admission(
             epoch=epoch,
             rank=rank,
             world_size=world_size,
-            joined=tuple(PeerId(peer) for peer in joined),
-            left=tuple(PeerId(peer) for peer in left),
+            joined=came,
+            left=went,
             changed=changed,
+            joined_labels=tuple(_label_of(native, peer) for peer in came),
+            left_labels=tuple(_label_of(native, peer) for peer in went),
         )
+        if changed:
+            self._remember(native, epoch)
         return self._admission
+
+    def _remember(self, native: _pccl.Comm, epoch: int) -> None:
+        """Keeps the names of an epoch, for the outcomes of its operations."""
+        members = tuple(PeerId(peer) for peer in native.members())
+        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
+        # Else another thread has entered the next one meanwhile, and remembers that.
+        if native.info()[0] == epoch:
+            self._rosters.add(roster)
 
     # ---- shared state ------------------------------------------------------------------------
 
@@ -279,6 +292,10 @@ class Communicator(Group):
         super().close()
 
 
+def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
+    return native.label(bytes(peer)) or peer.short
+
+
 def connect(
     token: str | None = None,
     *,
@@ -312,58 +329,31 @@ def connect(
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
-    token = _given(token, "PCCL_TOKEN")
+    read = Arguments("PCCL_")
+    token = read.text(token, "PCCL_TOKEN")
     if token is None:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
-    name = _given(group, "PCCL_GROUP")
-    name = "default" if name is None else text(name, "group")
-    bind = _given(bind, "PCCL_BIND")
-    advertise = _given(advertise, "PCCL_ADVERTISE")
-    ports = _given(ports, "PCCL_PORTS")
-    peer_id = _given(peer_id, "PCCL_PEER_ID")
-    native = _pccl.Comm.connect(
-        text(token, "token").strip(),
+    name = read.text(group, "PCCL_GROUP")
+    name = "default" if name is None else name
+    peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
+    arguments = (
+        token.strip(),
         name,
-        None if bind is None else text(bind, "bind"),
-        None if advertise is None else text(advertise, "advertise"),
-        None if ports is None else text(ports, "ports"),
-        at_least_one(
-            _number(initial_world_size, "PCCL_INITIAL_WORLD_SIZE", int, "peers"),
-            "initial_world_size",
-        ),
-        nanoseconds(_number(deadline, "PCCL_DEADLINE", float, "seconds"), "deadline"),
-        nanoseconds(
-            _number(connect_timeout, "PCCL_CONNECT_TIMEOUT", float, "seconds"), "connect_timeout"
-        ),
+        read.text(bind, "PCCL_BIND"),
+        read.text(advertise, "PCCL_ADVERTISE"),
+        read.text(ports, "PCCL_PORTS"),
+        read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
+        read.nanoseconds(deadline, "PCCL_DEADLINE"),
+        read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
-        _label(label),
+        _label(read, label),
     )
+    with _lifecycle.opening():
+        native = _pccl.Comm.connect(*arguments)
     return Communicator(native, name)
 
 
-_Value = TypeVar("_Value")
-_Number = TypeVar("_Number", int, float)
-
-
-def _given(value: _Value | None, variable: str) -> _Value | str | None:
-    """An argument, or else what the environment says, if it says anything."""
-    return value if value is not None else os.environ.get(variable) or None
-
-
-def _label(value: str | None) -> str | None:
+def _label(read: Arguments, value: str | None) -> str | None:
     """The label that was given, or else that of the environment, whose places are filled in."""
-    if value is not None:
-        return text(value, "label")
-    said = os.environ.get("PCCL_LABEL")
-    return _log_output.filled_in(said) if said else None
-
-
-def _number(value: _Number | None, variable: str, kind: type[_Number], of: str) -> _Number | None:
-    """The same for a number of something."""
-    said = os.environ.get(variable)
-    if value is not None or not said:
-        return value
-    try:
-        return kind(said)
-    except ValueError:
-        raise InvalidArgument(f"{variable} is a number of {of}, not {said!r}") from None
+    label = read.text(value, "PCCL_LABEL")
+    return label if value is not None or label is None else _log_output.filled_in(label)

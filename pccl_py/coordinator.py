@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pccl_py import _lifecycle, _log_output, _pccl
+from pccl_py._environment import Arguments
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, VersionMismatch
-from pccl_py.words import PeerId, at_least_one, nanoseconds, text
+from pccl_py.words import PeerId, nanoseconds, text
 
 
 class Coordinator(Closing):
     """Decides membership and outcomes of a run. Runs until `close`.
+
+    Arguments that are not given come from the environment: PCCL_COORDINATOR_BIND and so on
+    (docs/ENVIRONMENT.md); defaults are in parentheses.
 
     `bind`: "host:port" to listen on; default: a free port on 127.0.0.1. `advertise`: address that
     goes into the token, "host" or "host:port"; default: the bound one. `run_id`: 16 bytes, default
@@ -66,23 +70,32 @@ class Coordinator(Closing):
         memory: int | None = None,
     ) -> None:
         _log_output.configure()
-        self._native = _pccl.Coordinator(
-            bind=None if bind is None else text(bind, "bind"),
-            advertise=None if advertise is None else text(advertise, "advertise"),
-            run_id=_checked_run_id(run_id),
-            min_world_size=at_least_one(min_world_size, "min_world_size"),
-            initial_world_size=at_least_one(initial_world_size, "initial_world_size"),
-            lanes_per_link=at_least_one(lanes_per_link, "lanes_per_link"),
-            chunk_bytes=at_least_one(chunk_bytes, "chunk_bytes"),
-            window_bytes=at_least_one(window_bytes, "window_bytes", bits=64),
-            heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
-            silence_ns=nanoseconds(silence, "silence"),
-            prepare_ns=nanoseconds(prepare, "prepare"),
-            stall_warning_ns=nanoseconds(stall_warning, "stall_warning"),
-            stall_ns=nanoseconds(stall, "stall"),
-            state_dir=None if state is None else text(os.fspath(state), "state"),
-            memory_bytes=at_least_one(memory, "memory", bits=64),
-        )
+        read = Arguments("PCCL_COORDINATOR_")
+        options: dict[str, Any] = {
+            "bind": read.text(bind, "PCCL_COORDINATOR_BIND"),
+            "advertise": read.text(advertise, "PCCL_COORDINATOR_ADVERTISE"),
+            "run_id": _run_id(read, run_id),
+            "min_world_size": read.at_least_one(min_world_size, "PCCL_COORDINATOR_MIN_WORLD_SIZE"),
+            "initial_world_size": read.at_least_one(
+                initial_world_size, "PCCL_COORDINATOR_INITIAL_WORLD_SIZE"
+            ),
+            "lanes_per_link": read.at_least_one(lanes_per_link, "PCCL_COORDINATOR_LANES_PER_LINK"),
+            "chunk_bytes": read.at_least_one(chunk_bytes, "PCCL_COORDINATOR_CHUNK_BYTES"),
+            "window_bytes": read.at_least_one(
+                window_bytes, "PCCL_COORDINATOR_WINDOW_BYTES", bits=64
+            ),
+            "heartbeat_ns": read.nanoseconds(heartbeat, "PCCL_COORDINATOR_HEARTBEAT"),
+            "silence_ns": read.nanoseconds(silence, "PCCL_COORDINATOR_SILENCE"),
+            "prepare_ns": read.nanoseconds(prepare, "PCCL_COORDINATOR_PREPARE"),
+            "stall_warning_ns": read.nanoseconds(stall_warning, "PCCL_COORDINATOR_STALL_WARNING"),
+            "stall_ns": read.nanoseconds(stall, "PCCL_COORDINATOR_STALL"),
+            "state_dir": read.text(
+                None if state is None else os.fspath(state), "PCCL_COORDINATOR_STATE"
+            ),
+            "memory_bytes": read.at_least_one(memory, "PCCL_COORDINATOR_MEMORY", bits=64),
+        }
+        with _lifecycle.opening():
+            self._native = _pccl.Coordinator(**options)
         self._forked = False
         _lifecycle.register(self)
 
@@ -155,6 +168,17 @@ def run_status(
     if not isinstance(status, dict):
         raise VersionMismatch("what the coordinator answered is no status: use the same release")
     return status
+
+
+def _run_id(read: Arguments, run_id: bytes | None) -> bytes | None:
+    """The run id that was given, or else that of the environment, in hexadecimal digits."""
+    found, called = read.given(run_id, "PCCL_COORDINATOR_RUN_ID")
+    if not isinstance(found, str) or called == "run_id":
+        return _checked_run_id(run_id)
+    try:
+        return _checked_run_id(bytes.fromhex(found))
+    except (ValueError, InvalidArgument):  # the text is secret
+        raise InvalidArgument(f"{called} must be 32 hexadecimal digits") from None
 
 
 def _checked_run_id(run_id: bytes | None) -> bytes | None:

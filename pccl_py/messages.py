@@ -66,4 +66,6 @@ class Messages(Collectives):
     ) -> Call:
         unsigned(tag, "the tag of a message", TAG_BITS)
         place = (buffer.address, buffer.count, buffer.dtype)
-        return Call(begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner)
+        return Call(
+            self._rosters, begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner
+        )

@@ -1,23 +1,77 @@
-"""Answers of operations and safe points: plain frozen values, without behaviour of their own.
+"""Answers of operations and safe points: frozen values, and names for people in them.
 
-They are filled in work.py and communicator.py from what the native library reports. The promises
-of an outcome are in docs/PROMISE.md (P1, P4).
+They are filled from what the native library reports: in work.py, shared_state.py and
+communicator.py. The promises of an outcome are in docs/PROMISE.md (P1, P4).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from pccl_py.errors import InvalidUsage
 from pccl_py.words import PeerId
 
 
 @dataclass(frozen=True, slots=True)
+class Roster:
+    """The members of one epoch in rank order, and their labels."""
+
+    epoch: int
+    members: tuple[PeerId, ...]
+    labels: tuple[str, ...]
+
+    def label(self, peer: PeerId) -> str:
+        """The label of a member; the beginning of the id of any other peer."""
+        return self.labels[self.members.index(peer)] if peer in self.members else peer.short
+
+    def named(self, peer: PeerId) -> str:
+        """A member as errors name it: "rank 1 (node7:4242, 7f3a01c2)"."""
+        if peer not in self.members:
+            return f"peer {peer.short}"
+        rank = self.members.index(peer)
+        return f"rank {rank} ({self.labels[rank]}, {peer.short})"
+
+
+NOBODY = Roster(0, (), ())
+# Epochs of a group of which an outcome that is asked for late still has names.
+ROSTERS_KEPT = 16
+
+
+class Rosters:
+    """The last epochs of a group. Any thread may ask; one at a time, in `admit`, adds."""
+
+    def __init__(self) -> None:
+        self._by_epoch: dict[int, Roster] = {}
+
+    def add(self, roster: Roster) -> None:
+        """The members of a new epoch; the oldest one gives way."""
+        kept = [*self._by_epoch.values()][1 - ROSTERS_KEPT :]
+        self._by_epoch = {one.epoch: one for one in (*kept, roster)}
+
+    def of(self, epoch: int) -> Roster:
+        """The members of an epoch; nobody, if it is not known."""
+        return self._by_epoch.get(epoch, NOBODY)
+
+
+def _listed(roster: Roster, peers: Iterable[PeerId]) -> str:
+    return ", ".join(roster.named(peer) for peer in peers) or "nobody"
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
-    """Elements [begin, end) of a result and who contributed to them, each exactly once."""
+    """Elements [begin, end) of a result and who contributed to them, each exactly once.
+
+    str() names them with ranks and labels.
+    """
 
     begin: int
     end: int
     contributors: tuple[PeerId, ...]
+    roster: Roster = field(default=NOBODY, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"[{self.begin}, {self.end}): {_listed(self.roster, self.contributors)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +87,9 @@ class Outcome:
     all_to_all), and none for an empty result. Nobody contributed to what was lost with its only
     source; shards that adjoin and were lost are in one range, so find a rank's shard by its place
     (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent
-    and received; `duration` is seconds from the call to the commit.
+    and received; `duration` is seconds from the call to the commit. `roster` has the members of the
+    epoch, from which `ranks`, `labels` and str() take the names of the contributors: as they were
+    in that epoch, whatever has become of the group since.
     """
 
     epoch: int
@@ -45,6 +101,30 @@ class Outcome:
     bytes_sent: int
     bytes_received: int
     duration: float
+    roster: Roster = field(default=NOBODY, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        ranges = "; ".join(map(str, self.ranges)) or "nothing"
+        name = f"tag {self.tag} sequence {self.sequence} of epoch {self.epoch}"
+        again = f" in attempt {self.attempts}" if self.attempts > 1 else ""
+        return f"{name} committed{again}: {ranges}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of `contributors`, in their order, as they were in the epoch.
+
+        Raises InvalidUsage if the epoch's members are not known, as of an outcome that was first
+        asked for many epochs later.
+        """
+        members = self.roster.members
+        if not members:
+            raise InvalidUsage(f"the members of epoch {self.epoch} are not known any more")
+        return tuple(members.index(peer) for peer in self.contributors)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of `contributors`, in their order, as they were in the epoch."""
+        return tuple(self.roster.label(peer) for peer in self.contributors)
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
@@ -87,7 +167,8 @@ class SyncOutcome:
 class Admission:
     """The decision of a safe point; the same on every member but for `rank`.
 
-    `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled.
+    `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled,
+    and the labels of both, in the same order.
     """
 
     epoch: int
@@ -96,3 +177,16 @@ class Admission:
     joined: tuple[PeerId, ...]
     left: tuple[PeerId, ...]
     changed: bool
+    joined_labels: tuple[str, ...] = ()
+    left_labels: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        says = f"rank {self.rank} of {self.world_size} in epoch {self.epoch}"
+        for verb, peers, labels in (
+            ("joined", self.joined, self.joined_labels),
+            ("left", self.left, self.left_labels),
+        ):
+            if peers:
+                named = zip(peers, labels, strict=True)
+                says += f"; {verb}: " + ", ".join(f"{label} ({p.short})" for p, label in named)
+        return says

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overloa
 
 from pccl_py import _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError
-from pccl_py.outcome import Outcome, Range
+from pccl_py.outcome import Outcome, Range, Rosters
 from pccl_py.words import PeerId, wait_nanoseconds
 
 if TYPE_CHECKING:
@@ -53,15 +53,18 @@ class Work(Generic[ResultType]):
         "_outcome",
         "_result",
         "_reword",
+        "_rosters",
         "_waiters",
     )
 
     def __init__(
         self,
-        finish: Callable[[Outcome], ResultType] | None = None,
-        reword: Callable[[str], str] | None = None,
+        finish: Callable[[Outcome], ResultType] | None,
+        reword: Callable[[str], str] | None,
+        rosters: Rosters,
     ) -> None:
         self._native = _pccl.Work()
+        self._rosters = rosters
         self._finish = finish
         # Says what a sentence of the library says in the words of a frontend.
         self._reword = reword
@@ -198,14 +201,14 @@ class Work(Generic[ResultType]):
     def _read_outcome(self) -> Outcome:
         with self._lock:
             if self._outcome is None:
-                self._outcome = _outcome(self._native)
+                self._outcome = _outcome(self._native, self._rosters)
             return self._outcome
 
     def _read_result(self) -> ResultType:
         with self._lock:
             if self._result is _NOTHING:
                 if self._outcome is None:
-                    self._outcome = _outcome(self._native)
+                    self._outcome = _outcome(self._native, self._rosters)
                 # Where an exception ends it, the next call does it again.
                 finish = self._finish
                 self._result = self._outcome if finish is None else finish(self._outcome)
@@ -239,11 +242,16 @@ class Carried(Protocol):
 class Call:
     """A call whose arguments were checked, and of which nothing was sent."""
 
-    __slots__ = ("_arguments", "_begin", "_carried")
+    __slots__ = ("_arguments", "_begin", "_carried", "_rosters")
 
     def __init__(
-        self, begin: Callable[..., None], *arguments: object, carried: Carried | None = None
+        self,
+        rosters: Rosters,
+        begin: Callable[..., None],
+        *arguments: object,
+        carried: Carried | None = None,
     ) -> None:
+        self._rosters = rosters
         self._begin = begin
         self._arguments = arguments
         self._carried = carried
@@ -267,7 +275,7 @@ class Call:
         made first, and all happens inside of `try`, so that no exception of a signal handler loses
         it.
         """
-        work = _Dropped(finish, reword) if async_op else Work(finish, reword)
+        work = (_Dropped if async_op else Work)(finish, reword, self._rosters)
         carried = self._carried
         try:
             # The Work that carries losses on is known before anybody waits for it.
@@ -300,8 +308,9 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _outcome(native: _pccl.Work) -> Outcome:
+def _outcome(native: _pccl.Work, rosters: Rosters) -> Outcome:
     epoch, tag, sequence, attempts, digest, sent, received, duration_ns, ranges = native.outcome()
+    roster = rosters.of(epoch)
     return Outcome(
         epoch=epoch,
         tag=tag,
@@ -309,10 +318,11 @@ def _outcome(native: _pccl.Work) -> Outcome:
         attempts=attempts,
         digest=digest.hex(),
         ranges=tuple(
-            Range(begin, end, tuple(PeerId(peer) for peer in contributors))
+            Range(begin, end, tuple(PeerId(peer) for peer in contributors), roster)
             for begin, end, contributors in ranges
         ),
         bytes_sent=sent,
         bytes_received=received,
         duration=duration_ns / 1e9,
+        roster=roster,
     )

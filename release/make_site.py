@@ -3,7 +3,7 @@
 mkdocs-material shows docs/, the README as its first page, the Python reference from docstrings
 (mkdocstrings), the C reference from the header (c_reference.py) and that of the commands. Sources
 are put together in build/site-sources, with links to files that the site does not have as plain
-text; a link to nowhere is an error. The picture of the demo is there if `make demo` has drawn it.
+text; a link to nowhere is an error. The picture of the demo is docs/loss.png, drawn by `make demo`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NAVIGATION: dict[str, list[str]] = {
 
 
 def main() -> None:
-    """Ends with the status of mkdocs."""
+    """Ends with status 1 and the words of mkdocs where it has found something wrong."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     (SOURCES / "reference").mkdir(parents=True)
     write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
@@ -63,13 +63,19 @@ def main() -> None:
     context = typer.Context(command, info_name="pccl")
     page = get_docs_for_click(obj=command, ctx=context, name="pccl")
     write("reference/cli.md", page)
-    add_picture(ROOT / "demo_out" / "loss.png")
+    add_picture(ROOT / "docs" / "loss.png")
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    # Not --quiet, which hides the warnings from --strict too.
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement of mkdocs-material for its successor
-    sys.exit(
-        subprocess.run([*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")], check=False).returncode
+    done = subprocess.run(
+        [*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    if done.returncode != 0:
+        sys.exit(done.stdout + done.stderr)
 
 
 def write(name: str, text: str) -> None:
@@ -101,12 +107,11 @@ def python_page(module: str, title: str) -> str:
 
 
 def add_picture(picture: Path) -> None:
-    """On the first page, if there is one: the demo takes minutes, which the site does not need."""
-    if not picture.exists():
-        return
+    """On the first page. It is in the repository: the demo takes minutes, and the site does not."""
     shutil.copy(picture, SOURCES / "loss.png")
     text = (SOURCES / "index.md").read_text("utf-8")
     head, mark, rest = text.partition("## Twenty lines")
+    assert mark, "the README has no such heading any more"
     write("index.md", f"{head}![Loss of the peers of the demo](loss.png)\n\n{mark}{rest}")
 
 

@@ -50,8 +50,22 @@ pub const interval_ns_max = 7 * std.time.ns_per_day;
 /// A shorter heartbeat keeps a peer busy with nothing else. Enforced by the coordinator's options,
 /// and by peers, whose coordinator may lie.
 pub const heartbeat_ns_min = std.time.ns_per_ms;
-/// A member says that it has called an operation when this part of `stall_warning_ns` has passed.
-pub const stall_tells = 10;
+/// Callers hear whom they wait for after this time, or after half of `stall_warning_ns` if that is
+/// shorter; those who are waited for are asked after half of it. Nobody is blamed for it.
+pub const wait_told_ns_max = 5 * std.time.ns_per_s;
+
+pub fn wait_told_ns(stall_warning_ns: u64) u64 {
+    return @min(wait_told_ns_max, stall_warning_ns / 2);
+}
+
+/// Peers whose `admit` others wait for: so many are named to them.
+pub const awaited_told_max = 4;
+/// A member says that it has called an operation when this part of `wait_told_ns` has passed.
+pub const called_part = 5;
+/// A dial without an answer is given up after this time.
+pub const dial_ns_max = 5 * std.time.ns_per_s;
+/// The same for the coordinator, which looks where a peer is while that one waits.
+pub const find_dial_ns_max = 2 * std.time.ns_per_s;
 /// How far a new epoch lies ahead of the last safe point that a second member, or a committed
 /// operation, vouches for: one member that claims to be further has the others wait for nobody.
 /// Also how often an honest program may pass a safe point while an operation is in flight.

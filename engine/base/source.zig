@@ -29,6 +29,13 @@ pub fn write(source: Source, port: u16, text: *[text_bytes_max]u8) []const u8 {
     return writer.buffered();
 }
 
+/// The same without the port: "10.1.2.3", "[2001:db8:0:0:0:0:0:7]"; nothing where it is unknown.
+pub fn write_host(source: Source, text: *[text_bytes_max]u8) []const u8 {
+    if (is_unknown(source)) return "";
+    const whole = write(source, 0, text);
+    return whole[0 .. whole.len - ":0".len];
+}
+
 fn put(source: Source, port: u16, writer: *std.Io.Writer) std.Io.Writer.Error!void {
     if (std.mem.startsWith(u8, &source, &mapped_prefix)) {
         const v4 = source[12..];
@@ -49,6 +56,10 @@ test "a source is written as it is read" {
         try std.testing.expectEqual(endpoint.source(), again.source());
         try std.testing.expectEqual(endpoint.port, again.port);
     }
+    var host: [text_bytes_max]u8 = undefined;
+    const v4 = (try Endpoint.parse("10.1.2.3:80")).source().?;
+    try std.testing.expectEqualStrings("10.1.2.3", write_host(v4, &host));
+    try std.testing.expectEqualStrings("", write_host(@splat(0), &host));
     var longest: [text_bytes_max]u8 = undefined;
     try std.testing.expectEqual(longest.len - 1, write(@splat(0xff), 65535, &longest).len);
 }

@@ -32,8 +32,6 @@ pub const Carrier = struct {
 
     pub const State = enum { resolving, connecting, open };
 
-    const attempt_ns_max = 5 * std.time.ns_per_s;
-
     pub const Step = enum { pending, failed };
 
     /// Begins to connect. `failed`: there is no way.
@@ -97,10 +95,12 @@ pub const Carrier = struct {
                 carrier.why = why_of(err);
                 continue;
             };
+            if (carrier.lane) |lane| if (socket.local_address(fd)) |from|
+                session.Session.lane_dials_from(lane, from.source());
             carrier.why = .no_sockets;
             carrier.link = links.add(fd, @intFromPtr(carrier)) catch return .failed;
             carrier.state = .connecting;
-            carrier.deadline = now + attempt_ns_max;
+            carrier.deadline = now + base.limits.dial_ns_max;
             return .pending;
         }
         return .failed;

@@ -77,7 +77,7 @@ pub const Finder = struct {
             if (!done and (search.is_late or now < search.deadline)) continue;
             const was_late = search.is_late;
             const number = search.number;
-            var answer: Answer = .{ .not_found = .no_answer };
+            var answer: Answer = .{ .not_found = .no_answer_soon };
             if (done) {
                 answer = .{ .not_found = search.why };
                 if (search.found) |*at| {
@@ -117,7 +117,6 @@ const Search = struct {
 
     /// From the question to the answer, and for one connection.
     const answer_ns_max = 5 * std.time.ns_per_s;
-    const dial_ns_max = 2 * std.time.ns_per_s;
 
     fn start(run_id: base.RunId, question: *const Question, wake_fd: socket.Fd) !*Search {
         const search = try secret.allocator.create(Search);
@@ -196,8 +195,8 @@ const Search = struct {
     fn answers(search: *Search, at: *const Address) bool {
         const fd = socket.connect_start(at) catch |err| return search.refused(err);
         defer socket.close(fd);
-        const deadline = @min(search.deadline, clock.after(dial_ns_max));
-        search.why = .no_answer;
+        const deadline = @min(search.deadline, clock.after(base.limits.find_dial_ns_max));
+        search.why = .no_answer_soon;
         const connected = reach.wait_socket(fd, .write, deadline, .{}) catch return false;
         if (!connected) return false;
         socket.connect_finish(fd) catch |err| return search.refused(err);

@@ -245,12 +245,15 @@ pub const Membership = struct {
         return membership.group.why_removed();
     }
 
-    /// Dials between this peer and others that came to nothing lately: half a sentence, or nothing.
+    /// Dials between this peer and others that came to nothing lately, or else those who have not
+    /// called `admit`: half a sentence, or nothing.
     pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
         const engine = membership.engine;
         engine.lock.lock();
         defer engine.lock.unlock();
-        return engine.session.unreached.text(clock.now(), room);
+        const now = clock.now();
+        const dials = engine.session.unreached.text(now, room);
+        return if (dials.len > 0) dials else membership.group.awaited.text(now, room);
     }
 
     pub const Info = struct {

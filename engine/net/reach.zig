@@ -8,6 +8,7 @@ const base = @import("base");
 const address = @import("address.zig");
 const clock = @import("clock.zig");
 const lock = @import("lock.zig");
+const log = @import("log.zig");
 const resolver = @import("resolver.zig");
 const socket = @import("socket.zig");
 const HeldPort = @import("held_port.zig").HeldPort;
@@ -60,15 +61,15 @@ pub const Options = struct {
 
 const pause_ns_first = 20 * ms;
 const pause_ns_max = 400 * ms;
-/// One address may take this long before the next one is tried.
-const attempt_ns_max = 5 * std.time.ns_per_s;
 
 /// A connected socket. A name that is unknown fails at once; a host that refuses or does not
-/// answer is tried again until the deadline, and then gives the last failure.
+/// answer is tried again until the deadline, which the log says once, and then gives the last
+/// failure.
 pub fn connect(endpoint: address.Endpoint, options: Options) Error!socket.Fd {
     const addresses = address.numeric(endpoint) orelse try look_up(endpoint, options);
     var prng = base.Prng.init(options.seed);
     var pause_ns: u64 = pause_ns_first;
+    var is_told = false;
     while (true) {
         var failure: Error = error.Unreachable;
         for (addresses.slice()) |*to| {
@@ -76,11 +77,23 @@ pub fn connect(endpoint: address.Endpoint, options: Options) Error!socket.Fd {
             if (failure != error.Refused and failure != error.Unreachable) return failure;
         }
         if (clock.now() >= options.deadline) return failure;
+        if (!is_told) tell(endpoint, failure);
+        is_told = true;
         const until = clock.after(prng.between(pause_ns / 2, pause_ns));
         var nobody: lock.Signal = .{};
         _ = try options.interrupt.wait(&nobody, @min(until, options.deadline));
         pause_ns = @min(pause_ns * 2, pause_ns_max);
     }
+}
+
+fn tell(endpoint: address.Endpoint, failure: Error) void {
+    log.print(.info, "the coordinator at {f} is not reached: {s}; trying again", .{
+        endpoint,
+        switch (failure) {
+            error.Refused => "the connection was refused",
+            else => "no answer, or no route",
+        },
+    });
 }
 
 fn look_up(endpoint: address.Endpoint, options: Options) Error!address.AddressList {
@@ -93,7 +106,7 @@ fn look_up(endpoint: address.Endpoint, options: Options) Error!address.AddressLi
 fn connect_once(to: *const address.Address, options: Options) Error!socket.Fd {
     const fd = try socket.connect_start(to);
     errdefer socket.close(fd);
-    const deadline = @min(options.deadline, clock.after(attempt_ns_max));
+    const deadline = @min(options.deadline, clock.after(base.limits.dial_ns_max));
     if (!try wait_socket(fd, .write, deadline, options.interrupt)) return error.Unreachable;
     try socket.connect_finish(fd);
     return fd;

@@ -1106,6 +1106,7 @@ pub const Coordinator = struct {
             .stalled,
             .labels,
             .waiting,
+            .awaited,
             .dial_back,
             => return error.Unexpected,
         }

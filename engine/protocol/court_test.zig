@@ -86,6 +86,8 @@ pub const Court = struct {
     /// Lines of the log; a full one shows in a test as a line that is missing.
     said: [4096]u8 = undefined,
     said_bytes: usize = 0,
+    /// The address that failed dials came from.
+    dialed_from: base.Source = @splat(0),
 
     pub fn init(court: *Court, allocator: std.mem.Allocator) !void {
         const host: Coordinator.Host = .{
@@ -216,7 +218,11 @@ pub const Court = struct {
         dialed: wire.Dialed,
     ) !void {
         var missing: [places_max]control.Missing = undefined;
-        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{ .peer = id, .dialed = dialed };
+        for (ids, missing[0..ids.len]) |id, *entry| entry.* = .{
+            .peer = id,
+            .dialed = dialed,
+            .source = court.dialed_from,
+        };
         try court.say(index, .{ .prepared = .{
             .group = 0,
             .round = court.round,

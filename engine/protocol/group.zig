@@ -16,6 +16,7 @@ const wire = @import("wire");
 const addresses = @import("addresses.zig");
 const attempts = @import("attempts.zig");
 const attendance = @import("attendance.zig");
+const awaited_file = @import("awaited.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
 const misfit = @import("misfit.zig");
@@ -44,6 +45,9 @@ pub const Newcomer = struct {
     prepared: bool = false,
     /// Its user waits to enter.
     entering: bool = false,
+    /// The same over all rounds, and that it had its lanes in one of them (awaited.zig).
+    wants: bool = false,
+    was_ready: bool = false,
     /// Others would not wait for it any more: it is left out until its user comes, or it is alone.
     dawdles: bool = false,
     /// The next round is for those who could go on when this one ended.
@@ -116,6 +120,8 @@ pub const Group = struct {
     removals: Removals = .{},
     /// Dials among its peers that came to nothing.
     unreached: unreached_file.Unreached = .{},
+    /// Whose `admit` newcomers wait for.
+    awaited: awaited_file.Awaited = .{},
     /// How many the log says are there (attendance.zig); 0: nothing of it.
     here_said: u32 = 0,
     /// It has had an epoch.
@@ -488,9 +494,11 @@ pub const Group = struct {
         body: *const control.Prepared,
     ) void {
         const newcomer = group.newcomer_of(peer);
-        if (newcomer) |item| if (body.entering) {
-            item.dawdles = false;
-        };
+        if (newcomer) |item| {
+            if (body.entering) item.dawdles = false;
+            item.wants = body.entering;
+            item.was_ready = item.was_ready or body.missing.count == 0;
+        }
         if (body.round != group.round or group.phase != .prepare) return;
         group.roster.hear(peer.id, &body.missing);
         unreached_file.prepared(group, now, peer, &body.missing);
@@ -1068,6 +1076,7 @@ pub const Group = struct {
         }
         group.advance(now);
         attendance.review(group);
+        awaited_file.review(group, now, late);
     }
 
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {

@@ -23,6 +23,8 @@ test {
     _ = @import("attempts.zig");
     _ = @import("attendance.zig");
     _ = @import("attendance_test.zig");
+    _ = @import("awaited.zig");
+    _ = @import("awaited_test.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");

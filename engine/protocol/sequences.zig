@@ -15,7 +15,7 @@ pub const Sequences = struct {
     /// The tags from `first` to `last`; each was called `next` times.
     const Run = struct { first: u64, last: u64, next: u64 };
 
-    /// What takes the place of `runs[from..to]` when a tag is called once more.
+    /// These take the place of `runs[from..to]` when a tag is called once more.
     const Change = struct {
         from: usize,
         to: usize,

@@ -60,10 +60,6 @@ pub const Stall = struct {
     }
 };
 
-/// Callers hear whom they wait for, however few they are, when so large a part of the warning time
-/// has passed: 5 s. Nobody is blamed for it.
-pub const told_part = 2;
-
 /// That those who are missing wait in something else than before is told no more often, in parts of
 /// the warning time: they may change that as often as they like.
 const again_part = 2;
@@ -91,6 +87,7 @@ pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) Proto
 /// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
 pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = group.coordinator.options.stall_warning_ns;
+    const told_ns = base.limits.wait_told_ns(warning_ns);
     var waited_for: Mask = .empty;
     const elsewhere: Elsewhere = .of(epoch, now, warning_ns);
     for (epoch.records.items) |known| {
@@ -103,9 +100,9 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
         const is_due = now -| stall.since >= warning_ns;
         stall.note_wait(&needed, &missing, now, late);
         if (epoch.running) {
-            const is_asked = stall.since != base.never or stall.has_waited(now, warning_ns / 4);
+            const is_asked = stall.since != base.never or stall.has_waited(now, told_ns / 2);
             if (is_asked) ask(epoch, known, &missing);
-            const is_told = is_due or stall.has_waited(now, warning_ns / told_part);
+            const is_told = is_due or stall.has_waited(now, told_ns);
             tell(epoch, known, if (is_told) &missing else &.empty, &elsewhere, now, warning_ns);
         }
         if (!is_due) continue;

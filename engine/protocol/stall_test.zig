@@ -124,6 +124,24 @@ test "what a single one of three waits for is nobody's fault, but it hears for w
     try expectEqual(0b111, court.members_alive());
 }
 
+test "callers hear it after five seconds, however late the warning is" {
+    var court: Court = undefined;
+    try form(&court, 0);
+    defer court.c.destroy();
+    court.c.options.stall_warning_ns = 60 * second;
+    for (0..2) |index| try court.called(index, tag);
+    try court.pass(4 * second);
+    try court.listen();
+    try expectEqual(0, named_to(&court, 0));
+    try court.pass(1500 * ms);
+    try court.listen();
+    for (0..2) |index| try expectEqual(0b100, named_to(&court, index));
+    try court.pass(50 * second);
+    try expectEqual(0, waited_for(&court));
+    try court.pass(10 * second);
+    try expectEqual(0b100, waited_for(&court));
+}
+
 test "the status says who has not called, however few have, and for how long" {
     var court: Court = undefined;
     try form(&court, 0);

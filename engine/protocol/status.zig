@@ -13,6 +13,7 @@ const Elsewhere = @import("elsewhere.zig").Elsewhere;
 const Record = @import("epoch.zig").Record;
 const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
+const awaited = @import("awaited.zig");
 const stall = @import("stall.zig");
 const limits = base.limits;
 
@@ -139,11 +140,20 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     };
     try json.endArray();
     try write_unreached(page, group);
+    try write_awaited(page, group);
     try json.objectField("epochs");
     try json.beginArray();
     for (group.epochs.items) |epoch| if (page.has_room()) try write_epoch(page, epoch, now);
     try json.endArray();
     try json.endObject();
+}
+
+fn write_awaited(page: *Page, group: *const Group) !void {
+    var peers: awaited.Peers = .{};
+    try page.json.objectField("awaited");
+    try page.json.beginArray();
+    for (awaited.of(group, &peers)) |peer| if (page.has_room()) try page.json.write(&peer.id.hex());
+    try page.json.endArray();
 }
 
 fn write_unreached(page: *Page, group: *Group) !void {
@@ -159,6 +169,8 @@ fn write_unreached(page: *Page, group: *Group) !void {
         try field(json, "peer_id", &claim.from.hex());
         try field(json, "other", &claim.to.hex());
         try field(json, "address", addresses.told_to(from, to, &room));
+        var host: [base.source.text_bytes_max]u8 = undefined;
+        try field(json, "from", base.source.write_host(claim.source, &host));
         try field(json, "why", claim.dialed.why());
         try json.endObject();
     };
@@ -286,7 +298,7 @@ fn write_stall(
     try field(&page.json, "waits_for", ranks.slice());
     if (is_named) try field(&page.json, "stalled_ns", stalled_ns);
     // However few have called: those who have not were asked before that.
-    const is_told = record.stall.has_waited(now, page.stall_warning_ns / stall.told_part);
+    const is_told = record.stall.has_waited(now, base.limits.wait_told_ns(page.stall_warning_ns));
     const silent: base.Order = .of(if (is_told) &stall.missing_of(epoch, record) else &.empty);
     try field(&page.json, "not_called", silent.slice());
     if (!is_told) return;

@@ -27,6 +27,7 @@ pub const Unreached = struct {
         to: PeerId,
         /// `pending` once it can, or need not any more.
         dialed: Dialed,
+        source: base.Source,
         told_at: Instant,
     };
 
@@ -76,46 +77,57 @@ pub fn prepared(
     var it = missing.iterator();
     while (it.next()) |entry| {
         if (entry.dialed != .pending and group.roster.lacks(from.id, entry.peer))
-            say(group, now, from, entry.peer, entry.dialed);
+            say(group, now, from, entry);
     }
 }
 
 /// A peer has said how a link of its is; both are of the group.
 pub fn link_told(group: *Group, now: Instant, from: *Peer, body: *const control.LinkTold) void {
     if (body.health == .down and body.dialed != .pending)
-        return say(group, now, from, body.other, body.dialed);
+        return say(group, now, from, .{
+            .peer = body.other,
+            .dialed = body.dialed,
+            .source = body.source,
+        });
     if (body.health != .up) return;
     if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
 }
 
-fn say(group: *Group, now: Instant, from: *Peer, to: PeerId, dialed: Dialed) void {
+fn say(group: *Group, now: Instant, from: *Peer, missing: control.Missing) void {
     const c = group.coordinator;
-    const other = c.peer_of(to) orelse return;
-    const known = group.unreached.find(from.id, to);
+    const other = c.peer_of(missing.peer) orelse return;
+    const known = group.unreached.find(from.id, other.id);
     const is_due = if (known) |claim| now -| claim.told_at >= tell_ns else true;
     const is_new = is_due and group.unreached.told_by(from.id, now) < tells_max;
     if (known) |claim| {
-        claim.dialed = dialed;
+        claim.dialed = missing.dialed;
+        claim.source = missing.source;
         if (is_new) claim.told_at = now;
     } else group.unreached.claims.append(group.gpa, .{
         .from = from.id,
-        .to = to,
-        .dialed = dialed,
+        .to = other.id,
+        .dialed = missing.dialed,
+        .source = missing.source,
         .told_at = if (is_new) now else 0,
     }) catch return; // it is said again
     if (!is_new) return;
     var room: addresses.Room = undefined;
     const address = addresses.told_to(from, other, &room);
-    c.log(.warning, "peer {f} cannot dial peer {f} at {s}: {s}; " ++ wire.dialed.remedy, .{
+    var host: [base.source.text_bytes_max]u8 = undefined;
+    const source = base.source.write_host(missing.source, &host);
+    c.log(.warning, "peer {f} cannot dial peer {f} at {s}{s}{s}: {s}; " ++ wire.dialed.remedy, .{
         from.named(),
         other.named(),
         if (address.len > 0) address else "no address",
-        dialed.why(),
+        if (source.len > 0) " from " else "",
+        source,
+        missing.dialed.why(),
     });
     other.send(group.id, .{ .unreached = .{
         .group = group.id,
         .peer = from.id,
-        .dialed = dialed,
+        .dialed = missing.dialed,
+        .source = missing.source,
         .address = .of(address),
     } });
 }

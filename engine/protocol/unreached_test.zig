@@ -47,10 +47,14 @@ test "a peer hears who could not dial it, and the log says so, until it can" {
     try expectEqual(null, claim_of(&court));
     for ([_]usize{ 3, 4 }, [_][]const u8{ "n3", "n4" }) |index, label|
         court.peers[index].?.peer.?.label = .shown(label);
+    court.dialed_from = (try base.Endpoint.parse("10.0.0.7:1")).source().?;
     try court.lack_dialed(4, &.{id_of(3)}, .refused);
     try expect(try hears(&court, 3));
     try expect(!try hears(&court, 4));
-    try court.expect_said("warning peer 05000000 (n4) cannot dial peer 04000000 (n3) at a:1: " ++
+    const told = try court.c.status.get(gpa, court.c, court.now);
+    try expect(std.mem.indexOf(u8, told, "\"address\":\"a:1\",\"from\":\"10.0.0.7\"") != null);
+    try court.expect_said("warning peer 05000000 (n4) cannot dial peer 04000000 (n3) at a:1 " ++
+        "from 10.0.0.7: " ++
         "the connection was refused; " ++ wire.dialed.remedy);
     // It may say so as often as it likes: the others hear it now and then.
     court.said_bytes = 0;

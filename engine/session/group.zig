@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const protocol = @import("protocol");
 const wire = @import("wire");
+const Awaited = @import("waits.zig").Awaited;
 const Session = @import("session.zig").Session;
 const SharedState = @import("state.zig").State;
 const PeerId = base.PeerId;
@@ -32,6 +33,8 @@ pub const Group = struct {
     ready_told: bool = false,
     /// The last that the coordinator has said of a group that waits for more peers to begin.
     attendance: ?Attendance = null,
+    /// Peers whose `admit` this peer waits for, as the coordinator has said last.
+    awaited: Awaited = .{},
     /// When the log last said for whom a call waits.
     wait_said_at: base.Instant = 0,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).

@@ -34,6 +34,8 @@ pub const Link = struct {
     expires_at: base.Instant,
     /// The end of the last dial; `pending` again once there is a lane.
     dialed: wire.Dialed = .pending,
+    /// The address of this machine that it came from; zeros before there was one.
+    dialed_from: base.Source = @splat(0),
     retry_at: base.Instant = 0,
     retries: u6 = 0,
     /// When the coordinator was last asked where the peer is dialed.

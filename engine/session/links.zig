@@ -379,7 +379,8 @@ pub fn fail(s: *Session, lane: *Lane, why: []const u8) void {
 /// For the user: this one could not be dialed, and it has not dialed this peer.
 pub fn note_unreached(s: *Session, link: *const Link) void {
     const address = s.addresses.get(link.peer.bytes) orelse "";
-    say_unreached(s, .of(labels.named(s, link.peer), false, link.dialed, address));
+    const peer = labels.named(s, link.peer);
+    say_unreached(s, .of(peer, false, link.dialed, link.dialed_from, address));
 }
 
 pub fn say_unreached(s: *Session, entry: Unreached.Entry) void {
@@ -491,6 +492,7 @@ fn say(s: *Session, group: *const Group, link: *const Link) void {
         .group = group.id.?,
         .health = link.told,
         .dialed = link.dialed,
+        .source = link.dialed_from,
     } });
 }
 

@@ -92,7 +92,7 @@ fn tell_missing(group: *Group) bool {
     for (group.round_peers.items) |id| {
         if (is_open(s, id)) continue;
         const told = &group.missing_told;
-        const missing: control.Missing = .{ .peer = id, .dialed = dialed(s, id) };
+        const missing: control.Missing = dialed(s, id);
         if (count == told.items.len)
             told.appendAssumeCapacity(.{ .peer = .none, .dialed = .pending });
         differs = differs or !std.meta.eql(told.items[count], missing);
@@ -105,12 +105,13 @@ fn tell_missing(group: *Group) bool {
 }
 
 /// Why there are no lanes to this peer, once the other side, too, has had the time to make them.
-fn dialed(s: *Session, id: PeerId) wire.Dialed {
-    const link = links.find(s, id) orelse return .pending;
+fn dialed(s: *Session, id: PeerId) control.Missing {
+    const unknown: control.Missing = .{ .peer = id, .dialed = .pending };
+    const link = links.find(s, id) orelse return unknown;
     const patience_ns = s.settings.silence_ns / 10 * 3;
-    if (s.now -| link.down_since < patience_ns or link.dialed == .pending) return .pending;
+    if (s.now -| link.down_since < patience_ns or link.dialed == .pending) return unknown;
     links.note_unreached(s, link);
-    return link.dialed;
+    return .{ .peer = id, .dialed = link.dialed, .source = link.dialed_from };
 }
 
 fn report_due(group: *const Group) base.Instant {

@@ -503,9 +503,10 @@ pub const Session = struct {
             },
             .stalled => |*body| try waits.on_stalled(s, body),
             .waiting => |*body| waits.on_waiting(s, body),
+            .awaited => |*body| try waits.on_awaited(s, body),
             .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
                 s,
-                .of(labels.named(s, body.peer), true, body.dialed, body.address.data),
+                .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
             ),
             .dial_back => |*body| try dial_back.begin(s, body),
             // Messages that only a peer sends.
@@ -1414,6 +1415,11 @@ pub const Session = struct {
         s.run_deferred();
     }
 
+    /// A lane is being dialed from this address of the machine; one of nobody has no link.
+    pub fn lane_dials_from(lane: *Lane, source: base.Source) void {
+        if (lane.link) |link| link.dialed_from = source;
+    }
+
     /// A lane that could not be dialed. It is invalid afterwards.
     pub fn lane_failed(s: *Session, now: Instant, lane: *Lane, why: wire.Dialed) void {
         links.note_dialed(s, lane, why);
@@ -1478,7 +1484,7 @@ pub const Session = struct {
             s.admit_withdraw(group);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
-        const long_ns = s.settings.stall_warning_ns / limits.stall_tells;
+        const long_ns = limits.wait_told_ns(s.settings.stall_warning_ns) / limits.called_part;
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];

@@ -25,6 +25,8 @@ pub const Unreached = struct {
         /// That one has dialed this peer.
         is_theirs: bool,
         dialed: wire.Dialed,
+        /// The address that it was dialed from; zeros if that is not known.
+        source: base.Source,
         at: Instant,
         address_bytes: [limits.address_bytes_max]u8 = undefined,
         address_length: usize = 0,
@@ -33,6 +35,7 @@ pub const Unreached = struct {
             peer: base.Named,
             is_theirs: bool,
             dialed: wire.Dialed,
+            source: base.Source,
             address: []const u8,
         ) Entry {
             var entry: Entry = .{
@@ -40,6 +43,7 @@ pub const Unreached = struct {
                 .label = peer.label,
                 .is_theirs = is_theirs,
                 .dialed = dialed,
+                .source = source,
                 .at = 0,
             };
             entry.address_length = @min(address.len, entry.address_bytes.len);
@@ -60,6 +64,9 @@ pub const Unreached = struct {
                 " could not be dialed");
             const address = entry.address_bytes[0..entry.address_length];
             if (address.len > 0) try writer.print(" at {s}", .{address});
+            var room: [base.source.text_bytes_max]u8 = undefined;
+            const from = base.source.write_host(entry.source, &room);
+            if (from.len > 0) try writer.print(" from {s}", .{from});
             try writer.print(": {s}", .{entry.dialed.why()});
         }
     };
@@ -123,21 +130,23 @@ test "what could not be dialed is told once, until it is another reason or long 
     try std.testing.expectEqualStrings("", u.text(0, &buffer));
     const first: base.Named = .{ .id = .from_int(1 << 120), .label = .shown("node7:42") };
     const coordinator: base.Named = .{ .id = .none, .label = .{} };
-    try expect(u.note(5, .of(first, false, .refused, "192.0.2.1:80")));
-    try expect(!u.note(6, .of(first, false, .refused, "192.0.2.1:80")));
-    try expect(u.note(7, .of(first, false, .no_answer, "192.0.2.1:80")));
-    try expect(u.note(7, .of(first, true, .refused, "")));
-    try expect(u.note(7, .of(coordinator, true, .refused, "10.0.0.1:7")));
+    const nowhere: base.Source = @splat(0);
+    const here = (try base.Endpoint.parse("10.0.0.7:1")).source().?;
+    try expect(u.note(5, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
+    try expect(!u.note(6, .of(first, false, .refused, nowhere, "192.0.2.1:80")));
+    try expect(u.note(7, .of(first, false, .no_answer, here, "192.0.2.1:80")));
+    try expect(u.note(7, .of(first, true, .refused, here, "")));
+    try expect(u.note(7, .of(coordinator, true, .refused, nowhere, "10.0.0.1:7")));
     try std.testing.expectEqualStrings("peer 01000000 (node7:42) could not be dialed at " ++
-        "192.0.2.1:80: no answer (a firewall or NAT?); peer 01000000 (node7:42) could not dial " ++
-        "this peer: the connection was refused; the coordinator could not dial this " ++
-        "peer at 10.0.0.1:7: the connection was refused; " ++ wire.dialed.remedy, //
-        u.text(8, &buffer));
+        "192.0.2.1:80 from 10.0.0.7: no answer in 5 s (a firewall or NAT?); peer 01000000 " ++
+        "(node7:42) could not dial this peer from 10.0.0.7: the connection was refused; the " ++
+        "coordinator could not dial this peer at 10.0.0.1:7: the connection was refused; " ++
+        wire.dialed.remedy, u.text(8, &buffer));
     u.forget(first.id);
     try std.testing.expectEqual(1, u.count);
     for (0..20) |index| {
         const other: base.Named = .{ .id = .from_int(index), .label = .{} };
-        _ = u.note(9 + index, .of(other, false, .silent, "a:1"));
+        _ = u.note(9 + index, .of(other, false, .silent, nowhere, "a:1"));
     }
     try std.testing.expectEqual(8, u.count);
     try expect(std.mem.indexOf(u8, u.text(40, &buffer), "; and 5 more; one of") != null);

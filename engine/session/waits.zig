@@ -1,5 +1,6 @@
-//! waits: for whom this peer waits, as the coordinator says it: a line in the log while it lasts.
-//! A call that fails says it too (abi/failure.zig); who is missing: protocol/stall.zig.
+//! waits: for whom this peer waits, in an operation or to enter, as the coordinator says it: a line
+//! in the log while it lasts. A call that fails says it too (abi/failure.zig); who is missing:
+//! protocol/stall.zig, protocol/awaited.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,6 +10,7 @@ const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const labels = @import("labels.zig");
 const control = wire.control;
+const limits = base.limits;
 
 /// Many calls may wait for one member: one line in such a time.
 const said_ns = 5 * std.time.ns_per_s;
@@ -54,6 +56,57 @@ const Missing = struct {
         if (mask.count() > most) try writer.print(" and {d} more", .{mask.count() - most});
     }
 };
+
+/// Peers that have not called `admit`, for which this one waits.
+pub const Awaited = struct {
+    count: u32 = 0,
+    named: [limits.awaited_told_max]Named = undefined,
+    named_count: usize = 0,
+    at: base.Instant = 0,
+
+    const Named = struct { id: base.PeerId, label: base.Label };
+
+    fn eql(a: *const Awaited, b: *const Awaited) bool {
+        if (a.count != b.count or a.named_count != b.named_count) return false;
+        for (a.named[0..a.named_count], b.named[0..a.named_count]) |*one, *other|
+            if (!one.id.eql(other.id)) return false;
+        return true;
+    }
+
+    /// For an error; nothing where it was long ago: it is said again and again while it lasts.
+    pub fn text(awaited: *const Awaited, now: base.Instant, buffer: []u8) []const u8 {
+        const is_old = now -| awaited.at >= 3 * limits.wait_told_ns_max;
+        if (awaited.count == 0 or is_old) return "";
+        var writer: std.Io.Writer = .fixed(buffer);
+        writer.print("{f}", .{awaited}) catch {}; // cut
+        return writer.buffered();
+    }
+
+    pub fn format(awaited: *const Awaited, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        for (awaited.named[0..awaited.named_count], 0..) |*peer, index| {
+            if (index > 0) try writer.writeAll(" and ");
+            try writer.print("peer {s}{f}", .{ peer.id.short(), &peer.label });
+        }
+        const more = awaited.count -| awaited.named_count;
+        if (more > 0) try writer.print(" and {d} more", .{more});
+        try writer.writeAll(" must call admit first: every peer must call it equally often");
+    }
+};
+
+pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!void {
+    const group = s.group_of(body.group) orelse return;
+    var awaited: Awaited = .{ .count = body.count, .at = s.now };
+    var peers = body.peers.iterator();
+    while (peers.next()) |entry| {
+        const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
+        awaited.named[awaited.named_count] = .{ .id = entry.id, .label = label };
+        awaited.named_count += 1;
+    }
+    if (awaited.named_count == 0 or awaited.named_count > body.count) return error.Unexpected;
+    const is_news = !awaited.eql(&group.awaited);
+    group.awaited = awaited;
+    if (is_news) s.log(.warning, "{f}; group {s}", .{ &awaited, group.name });
+}
 
 /// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, number 0 of epoch 1) for rank 0
 /// (this peer)"

@@ -66,6 +66,31 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     for (w.nodes[1..3], others) |*node, other| node.s.release(other);
 }
 
+test "an admit that waits for five seconds is in the log with those who have not called it" {
+    var w: World = .{ .gpa = gpa };
+    try w.init(2, 2);
+    defer w.deinit();
+    try w.settle();
+    const first = &w.nodes[0];
+    try first.s.admit(w.now, first.group, w.now + 60 * second);
+    try w.pass(4 * second);
+    var room: [200]u8 = undefined;
+    try expectEqualStrings("", first.group.awaited.text(w.now, &room));
+    try w.pass(2 * second);
+    const wanted = "peer 00000000 (n1) must call admit first: " ++
+        "every peer must call it equally often";
+    try expectEqualStrings(wanted, first.group.awaited.text(w.now, &room));
+    try expectEqualStrings(wanted ++ "; group g", w.said[0..w.said_bytes]);
+    const lines = w.log_lines;
+    try w.pass(3 * second);
+    try expectEqual(0, w.log_lines - lines);
+    try w.nodes[1].s.admit(w.now, w.nodes[1].group, w.now + 60 * second);
+    try w.settle();
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.admitted);
+    try w.pass(20 * second);
+    try expectEqualStrings("", first.group.awaited.text(w.now, &room));
+}
+
 test "the log says what a member that is waited for waits in itself" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);

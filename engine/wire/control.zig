@@ -363,6 +363,8 @@ pub const Missing = struct {
     peer: PeerId,
     /// The end of the last dial, told once lanes have been missing for a while.
     dialed: Dialed,
+    /// The address of this machine that it came from; zeros if none is known.
+    source: base.Source = @splat(0),
 };
 pub const SafePoints = struct {
     group: u16,
@@ -480,8 +482,9 @@ pub const LinkTold = struct {
     other: PeerId,
     group: u16,
     health: LinkHealth,
-    /// The end of the last dial.
+    /// The end of the last dial, and the address of this machine that it came from.
     dialed: Dialed = .pending,
+    source: base.Source = @splat(0),
 
     pub const bounds = .{ .group = group_last };
 };
@@ -855,6 +858,8 @@ pub const Unreached = struct {
     group: u16,
     peer: PeerId,
     dialed: Dialed,
+    /// Where from; zeros if that is not known.
+    source: base.Source = @splat(0),
     /// Where it was dialed.
     address: Bytes,
 
@@ -872,6 +877,20 @@ pub const Waiting = struct {
         .group = group_last,
         .here = limits.peers_max,
         .needed = limits.peers_max,
+    };
+};
+/// To newcomers: these have not called `admit`, and the group begins, or lets in, when they do.
+pub const Awaited = struct {
+    group: u16,
+    /// All of them.
+    count: u32,
+    /// The first.
+    peers: List(LabelEntry),
+
+    pub const bounds = .{
+        .group = group_last,
+        .count = limits.peers_max,
+        .peers = limits.awaited_told_max,
     };
 };
 pub const StatusReply = struct {
@@ -931,6 +950,7 @@ pub const Message = union(enum(u16)) {
     traffic: Traffic,
     dial_back: DialBack,
     dialed_back: DialedBack,
+    awaited: Awaited,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

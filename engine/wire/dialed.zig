@@ -1,6 +1,9 @@
 //! Dialed: how it went when one peer dialed another, as a byte of a message and in words. It is for
 //! people alone: no decision depends on it.
 
+const std = @import("std");
+const limits = @import("base").limits;
+
 pub const Dialed = enum(u8) {
     /// No dial has failed, as far as is known.
     pending = 0,
@@ -16,6 +19,8 @@ pub const Dialed = enum(u8) {
     silent = 7,
     /// This machine gives the process no more sockets.
     no_sockets = 8,
+    /// The coordinator, which looked for the peer, has no answer; it waits less long.
+    no_answer_soon = 9,
 
     /// The rest of a sentence: "it could not be dialed at ...: ".
     pub fn why(dialed: Dialed) []const u8 {
@@ -23,13 +28,19 @@ pub const Dialed = enum(u8) {
             .pending => "no dial has failed yet",
             .no_address => "its address is not known",
             .refused => "the connection was refused",
-            .no_answer => "no answer (a firewall or NAT?)",
+            .no_answer => no_answer_in(limits.dial_ns_max),
+            .no_answer_soon => no_answer_in(limits.find_dial_ns_max),
             .unreachable_host => "no route leads there",
             .name_unknown => "the name is not known",
             .other_answers => "something else answers there",
             .silent => "the connection is taken, and nothing answers",
             .no_sockets => "this machine gives no more sockets",
         };
+    }
+
+    fn no_answer_in(comptime ns: u64) []const u8 {
+        const seconds = ns / std.time.ns_per_s;
+        return std.fmt.comptimePrint("no answer in {d} s (a firewall or NAT?)", .{seconds});
     }
 };
 

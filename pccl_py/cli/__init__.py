@@ -8,6 +8,7 @@ secrets is secret.py. Whatever a command does, a program can do through pccl_py.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -78,7 +79,15 @@ State = Annotated[
         "address, goes on with the run; options left out are those of the run.",
     ),
 ]
-MinWorldSize = Annotated[int, typer.Option(min=1, help="A group that falls below fails.")]
+Advertise = Annotated[
+    str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
+]
+MinWorldSize = Annotated[
+    int,
+    typer.Option(
+        min=1, envvar="PCCL_COORDINATOR_MIN_WORLD_SIZE", help="A group that falls below fails."
+    ),
+]
 Lanes = Annotated[
     int | None,
     typer.Option(min=1, max=64, help="TCP connections between two peers. " + _default("2")),
@@ -106,6 +115,10 @@ Heartbeat = Annotated[
 ]
 Silence = Annotated[
     float | None, typer.Option(help="Seconds until a silent peer is lost. " + _default("5"))
+]
+Prepare = Annotated[
+    float | None,
+    typer.Option(help="Seconds that a newcomer has to open its connections. " + _default("10")),
 ]
 StallWarning = Annotated[
     float | None,
@@ -144,9 +157,7 @@ def root(
 @app.command()
 def coordinator(
     bind: Bind = None,
-    advertise: Annotated[
-        str | None, typer.Option(help="Address that goes into the token: HOST or HOST:PORT.")
-    ] = None,
+    advertise: Advertise = None,
     token_file: TokenFile = None,
     state: State = None,
     run_id_file: RunIdFile = None,
@@ -164,6 +175,7 @@ def coordinator(
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    prepare: Prepare = None,
     stall_warning: StallWarning = None,
     stall: Stall = None,
     memory: Memory = None,
@@ -189,6 +201,7 @@ def coordinator(
         window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        prepare=prepare,
         stall_warning=stall_warning,
         stall=stall,
         memory=memory,
@@ -253,15 +266,19 @@ def run_command(
         ),
     ] = None,
     bind: Bind = None,
+    advertise: Advertise = None,
     token_file: TokenFile = None,
     state: State = None,
     min_world_size: MinWorldSize = 1,
     lanes: Lanes = None,
     chunk_bytes: ChunkBytes = None,
+    window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
     silence: Silence = None,
+    prepare: Prepare = None,
     stall_warning: StallWarning = None,
     stall: Stall = None,
+    memory: Memory = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a coordinator and N processes of COMMAND on this machine: docs/RUN.md.
@@ -278,6 +295,7 @@ of the first that failed.
     """
     if min_world_size > n:
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
+    run.refuse_what_one_process_can_have(n, os.environ)
     command = run.command_of(command)
     if verbose:
         log.to_stderr(logging.DEBUG)
@@ -285,15 +303,19 @@ of the first that failed.
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(
         bind=bind,
+        advertise=advertise,
         min_world_size=min_world_size,
         initial_world_size=n,
         lanes_per_link=lanes,
         chunk_bytes=chunk_bytes,
+        window_bytes=window_bytes,
         heartbeat=heartbeat,
         silence=silence,
+        prepare=prepare,
         stall_warning=stall_warning,
         stall=stall,
         state=state,
+        memory=memory,
     ) as running:
         if token_file is not None:
             secret.write(token_file, running.token)

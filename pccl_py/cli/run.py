@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -34,6 +35,9 @@ LINE_BYTES_MAX = 64 * 1024
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 
+# An address with a port that is not 0.
+FIXED_PORT = re.compile(r"(\[[^]]*\]|[^:]*):0*[1-9][0-9]*")
+
 COLOURS = ("36", "33", "35", "32", "34", "31", "96", "93")
 
 
@@ -48,6 +52,22 @@ def command_of(words: Sequence[str]) -> list[str]:
     if not Path(first).is_file():
         raise InvalidArgument(f"there is no file {first}")
     return [sys.executable, *words]
+
+
+def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> None:
+    """Raises InvalidArgument if processes would inherit a port or an id that only one can have."""
+    if n == 1:
+        return
+    for name in ("PCCL_BIND", "PCCL_ADVERTISE"):
+        if (address := environment.get(name, "")) and FIXED_PORT.fullmatch(address):
+            raise InvalidArgument(
+                f"{name} is {address!r}, and only one of {n} processes on a machine can have that "
+                "port: leave it out, and give them a range in PCCL_PORTS (29400-29500)"
+            )
+    if environment.get("PCCL_PEER_ID"):
+        raise InvalidArgument(
+            f"PCCL_PEER_ID is set, and only one of {n} processes can have an id: unset it"
+        )
 
 
 def backoff_seconds(restarts: int) -> float:
@@ -157,8 +177,14 @@ class Processes:
     def _environment(self, index: int) -> dict[str, str]:
         # A new group waits for nobody that is not started again.
         given_up = sum(1 for other in self._codes if other not in self._due)
+        # Those of the coordinator are for ours: another one could have neither port nor state.
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PCCL_COORDINATOR_")
+        }
         return {
-            **os.environ,
+            **inherited,
             "PCCL_TOKEN": self._token,
             "PCCL_INITIAL_WORLD_SIZE": str(self._n - given_up),
             "PCCL_RESTARTS": str(self._restarts[index]),

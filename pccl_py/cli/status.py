@@ -156,6 +156,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         # A coordinator of an earlier release does not say.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
         parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
+        parts += [_awaited(peer, names) for peer in group.get("awaited", [])]
         parts += _attendance(group)
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
@@ -201,7 +202,13 @@ def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
 def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
     one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
     at = pair["address"] or "an address that nobody knows"
-    says = f"{one} cannot dial {other} at {at}: {pair['why']}"
+    source = f" from {pair['from']}" if pair.get("from") else ""
+    says = f"{one} cannot dial {other} at {at}{source}: {pair['why']}"
+    return Text(shown(says), style="yellow")
+
+
+def _awaited(peer: str, names: dict[str, str]) -> Text:
+    says = f"newcomers wait for {names.get(peer, peer[:8])} to call admit"
     return Text(shown(says), style="yellow")
 
 

@@ -6,8 +6,10 @@ users.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 
+import namespaces
 import networks
 import pytest
 from linked import await_condition
@@ -28,6 +30,20 @@ def expect_sums(*said: tuple[str, str]) -> None:
         assert out == "sum 2\n", (out, errors)
 
 
+@pytest.mark.parametrize("missing", ["ip", "nft"])
+def test_a_missing_command_is_a_failure_in_the_gate_and_a_skip_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
+    monkeypatch.setattr(namespaces, "missing", lambda: "no ip" if missing == "ip" else "")
+    monkeypatch.setenv("PCCL_GATE", "1")
+    with pytest.raises(pytest.fail.Exception, match=missing):
+        networks.require()
+    monkeypatch.delenv("PCCL_GATE")
+    with pytest.raises(pytest.skip.Exception, match=missing):
+        networks.require()
+
+
 @pytest.mark.parametrize("numbers", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("kind", ["behind_nat", "firewalled"])
 def test_a_peer_that_nobody_can_dial_joins_whichever_of_the_two_leads(
@@ -40,14 +56,19 @@ def test_a_peer_that_nobody_can_dial_joins_whichever_of_the_two_leads(
         expect_sums(*ends(first, second))
 
 
-@pytest.mark.long
-def test_two_that_cannot_dial_each_other_say_so_and_why(internet: Internet) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("behind_nat", "its address is not known"), ("firewalled", "no answer in 5 s")],
+)
+def test_two_that_cannot_dial_each_other_say_so_and_why(
+    internet: Internet, kind: str, why: str
+) -> None:
     """The errors of both, their logs, and the status; nobody is blamed for not calling admit."""
     home = internet.public()
     with internet.coordinator(home) as coordinator:
-        machines = [internet.firewalled(), internet.firewalled()]
+        machines: list[Machine] = [getattr(internet, kind)() for _ in range(2)]
         peers = [
-            machine.peer(coordinator.token, number, PCCL_DEADLINE="9")
+            machine.peer(coordinator.token, number, PCCL_DEADLINE="15")
             for number, machine in enumerate(machines, 1)
         ]
 
@@ -57,17 +78,32 @@ def test_two_that_cannot_dial_each_other_say_so_and_why(internet: Internet) -> N
 
         await_condition(lambda: len(unreached()) == 2, "the coordinator to hear of both dials")
         for pair in unreached():
-            dialed = machines[int(pair["other"][:2], 16) - 1]
-            assert pair["address"].startswith(f"{dialed.address}:")
-            assert pair["why"].startswith("no answer") and pair["peer_id"] != pair["other"]
+            dials, dialed = (machines[int(pair[key][:2], 16) - 1] for key in ("peer_id", "other"))
+            assert dials is not dialed
+            if kind == "firewalled":
+                assert pair["address"].startswith(f"{dialed.address}:")
+                assert pair["from"] == dials.address
+            assert pair["why"].startswith(why)
+        page = home.start(
+            "-m", "pccl_py.cli", "status", PCCL_TOKEN=coordinator.token, COLUMNS="300"
+        )
+        ((shown, errors),) = ends(page)
+        assert page.returncode == 0, errors
         said = ends(*peers)
     for number, (out, errors) in enumerate(said, 1):
         other = 3 - number
-        at = re.escape(machines[other - 1].address)
-        wanted = rf"peer {other:02x}{other:02x}\w+ could not be dialed at {at}:\d+: no answer"
+        at, source = (machines[one - 1].address for one in (other, number))
+        where = rf" at {re.escape(at)}:\d+ from {re.escape(source)}" if kind == "firewalled" else ""
+        wanted = rf"peer {other:02x}{other:02x}\w+ \([^)]*\) could not be dialed{where}: {why}"
         assert out.startswith("DeadlineExceeded"), out
         assert re.search(wanted, out) and re.search(wanted, errors), (out, errors)
-        assert f"peer {other:02x}{other:02x}{other:02x}{other:02x} could not dial this peer" in out
+        in_page = where or " at an address that nobody knows"
+        names = [rf"\S+, {one:02x}{one:02x}\w+" for one in (number, other)]
+        assert re.search(rf"{names[0]} cannot dial {names[1]}{in_page}: {why}", shown), shown
+        if kind == "behind_nat":
+            tried = rf"the coordinator could not dial this peer at {re.escape(source)}:\d+: "
+            assert re.search(rf"{tried}no route leads there", out), out
+        assert re.search(rf"peer {f'{other:02x}' * 4} \([^)]*\) could not dial this peer", out), out
         assert "PCCL_PORTS" in out and "equally often" not in out
 
 
@@ -110,7 +146,8 @@ def test_the_doctor_dials_a_member_and_is_dialed_by_it(
     at = re.escape(here.address)
     back = {
         "public": rf"it has dialed this machine at {at}:295\d\d",
-        "firewalled": rf"it has not reached this machine at {at}:295\d\d: no answer \(a firewall",
+        "firewalled": rf"it has not reached this machine at {at}:295\d\d: "
+        r"no answer in 5 s \(a firewall",
         "behind_nat": "it has not reached this machine at an address that nobody knows: its "
         "address is not known",
     }[patient]

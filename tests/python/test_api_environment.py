@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
-from pccl_py import _log_output
+from pccl_py import _log_output, _pccl
 
 LOOPBACK = "127.0.0.1:0"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ENVIRONMENT.md"
@@ -66,6 +67,71 @@ def test_every_argument_of_connect_has_a_variable(
             assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", member["address"])
         with pytest.raises(pccl.DeadlineExceeded):
             comm.all_reduce(np.ones(3))  # nobody else calls it
+
+
+COORDINATOR = {
+    "bind": (LOOPBACK, LOOPBACK),
+    "advertise": ("localhost", "localhost"),
+    "run_id": (b"\xab" * 16, "ab" * 16),
+    "min_world_size": (2, "2"),
+    "initial_world_size": (3, "3"),
+    "lanes_per_link": (5, "5"),
+    "chunk_bytes": (4096, "4096"),
+    "window_bytes": (1 << 20, str(1 << 20)),
+    "heartbeat": (0.1, "0.1"),
+    "silence": (1.5, "1.5"),
+    "prepare": (7.0, "7"),
+    "stall_warning": (3.0, "3"),
+    "stall": (9.0, "9"),
+    "memory": (1 << 25, str(1 << 25)),
+}
+
+
+def test_every_argument_of_the_coordinator_has_a_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Goal: a variable does what its argument does. Method: two coordinators, one after the other,
+    are made with arguments and with variables; the library must be given the same."""
+    values = {**COORDINATOR, "state": (str(tmp_path / "run"), str(tmp_path / "run"))}
+    assert set(inspect.signature(pccl.Coordinator).parameters) == set(values)
+    made, native = [], _pccl.Coordinator
+
+    def recorded(**options: Any) -> Any:
+        made.append(options)
+        return native(**options)
+
+    monkeypatch.setattr(_pccl, "Coordinator", recorded)
+    arguments: dict[str, Any] = {name: argument for name, (argument, _) in values.items()}
+    with pccl.Coordinator(**arguments):
+        pass
+    for name, (_, said) in values.items():
+        monkeypatch.setenv(f"PCCL_COORDINATOR_{name.upper()}", said)
+    with pccl.Coordinator() as coordinator:
+        assert pccl.token_parse(coordinator.token).run_id == b"\xab" * 16
+        assert pccl.run_status(coordinator.token)["min_world_size"] == 2
+    assert made[0] == made[1] and all(value for value in made[0].values())
+    with pccl.Coordinator(bind="127.0.0.1:0", min_world_size=2, state=tmp_path / "b") as other:
+        assert other.port != 0 and made[2]["state_dir"] == str(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("variable", "said", "words"),
+    [
+        ("BIND", "nowhere", "nowhere"),
+        ("RUN_ID", "abc", "PCCL_COORDINATOR_RUN_ID must be 32 hexadecimal digits"),
+        ("LANES_PER_LINK", "many", "PCCL_COORDINATOR_LANES_PER_LINK.*'many'"),
+        ("MEMORY", "0", "PCCL_COORDINATOR_MEMORY"),
+        ("SILENCE", "-1", "PCCL_COORDINATOR_SILENCE"),
+        ("STALL", "soon", "PCCL_COORDINATOR_STALL.*'soon'"),
+    ],
+)
+def test_a_variable_of_the_coordinator_that_makes_no_sense_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, said: str, words: str
+) -> None:
+    monkeypatch.setenv(f"PCCL_COORDINATOR_{variable}", said)
+    with pytest.raises(pccl.InvalidArgument, match=words) as raised:
+        pccl.Coordinator()
+    assert "abc" not in str(raised.value)  # a run id is secret
 
 
 @pytest.mark.parametrize(
@@ -121,6 +187,40 @@ def test_the_log_goes_to_stderr_where_it_is_asked_for(start: Any) -> None:
     assert re.search(r"^\S+ \S+ \d+ pccl INFO: epoch 1 begins", program.errors, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("connecting", "line"),
+    [
+        ("pccl.connect(TOKEN)", r"pccl INFO: 1 of 3 peers are here"),
+        (
+            "pccl.connect(NOWHERE, connect_timeout=0.5)",
+            r"pccl INFO: .* 127\.0\.0\.1:\d+ is not reached: .*refused",
+        ),
+    ],
+)
+def test_the_log_of_the_first_connect_is_there_before_its_error(
+    start: Any, connecting: str, line: str
+) -> None:
+    """Goal: nothing that `connect` says is lost, though no handle was ever open in the process.
+
+    Method: a process of its own, whose only connect fails, by its deadline or since nothing listens
+    at the token's address; its stderr must have the line above the traceback.
+    """
+    with (
+        pccl.Coordinator(bind=LOOPBACK, initial_world_size=3) as coordinator,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        nowhere = pccl.token_create(f"127.0.0.1:{taken.getsockname()[1]}")
+        taken.close()
+        source = (
+            f"import pccl_py as pccl\nTOKEN, NOWHERE = {coordinator.token!r}, {nowhere!r}\n"
+            f"{connecting}"
+        )
+        program = start(source, PCCL_LOG="debug", PCCL_DEADLINE="1.5")
+        assert program.end() == 1
+    before, traceback, _ = program.errors.partition("Traceback")
+    assert traceback and re.search(line, before), program.errors
+
+
 def test_the_log_goes_to_a_file_of_each_process(start: Any, tmp_path: Path) -> None:
     program = start(JOIN, PCCL_LOG="debug", PCCL_LOG_FILE=str(tmp_path / "a%%b-%h-%p.log"))
     program.expect("end")
@@ -168,6 +268,9 @@ def test_the_page_has_every_variable_that_the_package_reads() -> None:
         for name in re.findall(r"\bPCCL_[A-Z_]+\b", file.read_text())
         if not name.endswith("_INIT")
     }
+    for function, prefix in ((pccl.connect, "PCCL_"), (pccl.Coordinator, "PCCL_COORDINATOR_")):
+        read |= {prefix + name.upper() for name in inspect.signature(function).parameters}
+    read.discard("PCCL_COORDINATOR_")
     page = DOCUMENT.read_text()
     assert {name for name in read if f"`{name}`" not in page} == set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from pccl_py import outcome as outcome_file
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -256,3 +258,83 @@ def test_a_peer_that_comes_alone_is_told_how_many_are_missing(
         with pytest.raises(pccl.DeadlineExceeded, match="all that were in it before are gone"):
             second.admit(deadline=2)
         second.close()
+
+
+def test_an_admit_that_waits_says_whose_admit_it_waits_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In its error, its log and the status, after half of a short stall warning."""
+    caplog.set_level("WARNING", logger="pccl")
+    options: dict[str, Any] = {"heartbeat": 0.1, "stall_warning": 1.0}
+    with pccl.Coordinator(initial_world_size=2, **options) as coordinator:
+        with ThreadPoolExecutor(2) as pool:
+            first, slow = pool.map(lambda label: join(coordinator, label=label), ("a", "slow"))
+            waiting = pool.submit(first.admit, deadline=4)
+            while not (awaited := pccl.run_status(coordinator.token)["groups"][0]["awaited"]):
+                continue
+            assert awaited == [str(slow.peer_id)]
+            says = rf"peer {slow.peer_id.short} \(slow\) must call admit first"
+            with pytest.raises(pccl.DeadlineExceeded, match=says):
+                waiting.result()
+            assert re.search(says, caplog.text)
+            assert [one.changed for one in pool.map(lambda c: c.admit(), (first, slow))] == [
+                True
+            ] * 2
+        first.close()
+        slow.close()
+
+
+def test_outcomes_and_admissions_name_peers_as_they_were() -> None:
+    """Goal: names of the epoch in which a call was committed, though it is asked after the next.
+
+    Method: three with labels sum; the first of them leaves, so that ranks move up.
+    """
+    with pccl.Coordinator(initial_world_size=3) as coordinator, ThreadPoolExecutor(3) as pool:
+        labels = ("a", "b", "c")
+        comms = list(pool.map(lambda label: join(coordinator, label=label), labels))
+        first = list(pool.map(lambda comm: comm.admit(), comms))
+        comms.sort(key=lambda comm: comm.rank)
+        names = comms[0].labels
+        assert [*names] != [""] * 3 and sorted(names) == ["a", "b", "c"]
+        for admission in first:
+            assert sorted(admission.joined_labels) == ["a", "b", "c"]
+            for peer, label in zip(admission.joined, admission.joined_labels, strict=True):
+                assert label == comms[0].label(peer) and f"{label} ({peer.short})" in str(admission)
+        works = [comm.all_reduce(np.ones(4), async_op=True) for comm in comms]
+        for work in works:
+            work.wait()
+        gone = comms.pop(0)
+        gone.close()
+        outcomes = [work.outcome for work in works[1:]]
+        late = list(pool.map(lambda comm: comm.all_reduce(np.ones(4)), comms))
+        second = list(pool.map(lambda comm: comm.admit(), comms))
+        for outcome in outcomes:
+            assert (outcome.labels, outcome.ranks) == (names, (0, 1, 2))
+            assert f"rank 0 ({names[0]}, {gone.peer_id.short})" in str(outcome)
+        for outcome in late:  # without the one that has left, whose epoch it still is
+            assert (outcome.labels, outcome.ranks) == (names[1:], (1, 2))
+            assert f"[0, 4): rank 1 ({names[1]}, " in str(outcome.ranges[0])
+        for admission in second:
+            assert (admission.left, admission.left_labels) == ((gone.peer_id,), (names[0],))
+            assert f"left: {names[0]} ({gone.peer_id.short})" in str(admission)
+        after = list(pool.map(lambda comm: comm.all_reduce(np.ones(4)), comms))
+        assert all((one.labels, one.ranks) == (names[1:], (0, 1)) for one in after)
+        for comm in comms:
+            comm.close()
+
+
+def test_an_outcome_without_its_epoch_names_peers_by_their_ids() -> None:
+    rosters = outcome_file.Rosters()
+    peers = tuple(pccl.PeerId(bytes([n]) * 16) for n in (1, 2))
+    for epoch in range(1, 40):
+        rosters.add(pccl.Roster(epoch, peers, ("a", "b")))
+    assert rosters.of(39).labels == ("a", "b")
+    assert rosters.of(24).epoch == 24 and rosters.of(23).members == ()
+    parts = (pccl.Range(0, 4, peers, rosters.of(1)),)
+    outcome = pccl.Outcome(1, 0, 7, 2, "00" * 16, parts, 0, 0, 0.0, rosters.of(1))
+    assert outcome.labels == ("01010101", "02020202")
+    assert str(outcome) == (
+        "tag 0 sequence 7 of epoch 1 committed in attempt 2: [0, 4): peer 01010101, peer 02020202"
+    )
+    with pytest.raises(pccl.InvalidUsage, match="epoch 1 are not known"):
+        _ = outcome.ranks

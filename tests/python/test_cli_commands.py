@@ -249,6 +249,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         {"peer_id": "77" * 16, "label": "new:1", "address": "10.0.0.7:1", "prepared": True}
     ]
     dialed = {"peer_id": "77" * 16, "other": "0b" * 16, "address": "10.0.0.8:1", "why": "refused"}
+    dialed["from"] = "10.0.0.7"
     example["groups"][0]["unreached"] = [dialed]
     assert keys_of(example) <= documented_keys()
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
@@ -261,7 +262,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     text = console.export_text()
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
-        "cannot dial 0b0b0b0b at 10.0.0.8:1: refused",
+        "cannot dial 0b0b0b0b at 10.0.0.8:1 from 10.0.0.7: refused",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
         "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
@@ -279,7 +280,7 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
     (group,) = example["groups"]
-    group |= {"here": 2, "needed": 3, "emptied": True}
+    group |= {"here": 2, "needed": 3, "emptied": True, "awaited": ["77" * 16]}
     (operation,) = group["epochs"][0]["operations"]
     operation |= {"not_called": [0, 1], "waited_ns": 6 * 10**9}
     there = {"rank": 1, "kind": "barrier", "tag": 5, "sequence": 0, "waits_for": [0]}
@@ -291,6 +292,7 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     console.print(status_view.render(example))
     text = console.export_text()
     for word in (
+        "newcomers wait for 77777777 to call admit",
         "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
         "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
         "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "

@@ -215,6 +215,46 @@ def test_bad_usage_is_said_and_nothing_is_run(start: Any, arguments: list[str], 
     assert "Traceback" not in program.errors
 
 
+@pytest.mark.parametrize(
+    ("variable", "said", "words"),
+    [
+        ("PCCL_BIND", "127.0.0.1:29555", "only one of 2 processes.*PCCL_PORTS"),
+        ("PCCL_BIND", "[::1]:29555", "only one of 2 processes.*PCCL_PORTS"),
+        ("PCCL_ADVERTISE", "localhost:29555", "only one of 2 processes.*PCCL_PORTS"),
+        ("PCCL_PEER_ID", "ab" * 16, "only one of 2 processes"),
+    ],
+)
+def test_what_only_one_process_can_have_is_refused_for_more(
+    start: Any, variable: str, said: str, words: str
+) -> None:
+    program = start("run", "-n", "2", "--", "true", module=CLI, **{variable: said})
+    assert program.end() == 2
+    assert re.search(f"{variable} .*{words}", program.errors), program.errors
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:0", "localhost", "[::1]:0", "::1", ":0"])
+def test_addresses_without_a_port_are_for_all_processes(address: str) -> None:
+    run.refuse_what_one_process_can_have(2, {"PCCL_BIND": address, "PCCL_ADVERTISE": address})
+    run.refuse_what_one_process_can_have(1, {"PCCL_BIND": "127.0.0.1:29555"})
+
+
+def test_options_of_run_reach_the_coordinator_and_its_variables_no_process(start: Any) -> None:
+    source = (
+        "import os, pccl_py as pccl\n"
+        "assert not [name for name in os.environ if name.startswith('PCCL_COORDINATOR_')]\n"
+        "status = pccl.run_status(os.environ['PCCL_TOKEN'])\n"
+        "print(pccl.token_parse(os.environ['PCCL_TOKEN']).address.partition(':')[0],"
+        " status['min_world_size'], status['memory'] >> 20)\n"
+    )
+    program = start(
+        "run", "-n", "2", "--advertise", "localhost", "--window-bytes", "1048576",
+        "--memory", str(32 << 20), "--prepare", "5", "--", *PYTHON, source,
+        module=CLI, PCCL_COORDINATOR_MIN_WORLD_SIZE="2", PCCL_COORDINATOR_MEMORY="1",
+    )  # fmt: skip
+    assert program.end() == 0, program.errors
+    assert sorted(program.rest().splitlines()) == [f"[{n}] localhost 2 32" for n in range(2)]
+
+
 def test_nohup_keeps_a_run_alive_that_loses_its_terminal(start: Any) -> None:
     """SIGHUP is ignored by whoever started us, so it is neither obeyed nor passed on."""
     source = (

@@ -21,6 +21,14 @@ ENVIRONMENT = {
 }
 
 
+def test_the_first_program_of_the_readme_is_the_example() -> None:
+    """But for the docstring of the file, word for word."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = readme.partition("```python\n")[2].partition("```")[0]
+    _, _, program = (ROOT / "examples" / "quickstart.py").read_text("utf-8").split('"""', 2)
+    assert shown == program.lstrip("\n")
+
+
 def last_step(lines: list[str]) -> str:
     (line,) = {line for line in lines if line.startswith("step 20:")}
     return line

@@ -27,6 +27,18 @@ def test_every_document_has_a_place_in_the_navigation() -> None:
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= set(listed)
 
 
+def test_the_first_page_has_the_picture_of_the_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    picture = ROOT / "docs" / "loss.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000
+    monkeypatch.setattr(make_site, "SOURCES", tmp_path)
+    make_site.write("index.md", (ROOT / "README.md").read_text("utf-8"))
+    make_site.add_picture(picture)
+    assert "](loss.png)" in (tmp_path / "index.md").read_text("utf-8")
+    assert (tmp_path / "loss.png").exists()
+
+
 def test_links_lead_to_pages_and_to_nothing_that_is_no_page() -> None:
     text = (
         "[a](docs/RUN.md#signals) [`h`](include/pccl.h) [e](examples/c_embed) "
@@ -55,6 +67,29 @@ def test_the_c_reference_has_all_that_the_header_declares() -> None:
     heads = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
     assert opaque & set(re.findall(r"\w+", header)) <= heads | set(functions)
     assert "/*" not in re.sub(r"```c\n.*?```", "", page, flags=re.DOTALL)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")).strip().lower()
+    return re.sub(r"[^\w -]", "", text).replace(" ", "-")
+
+
+def anchors(document: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_every_anchor_of_a_link_is_a_heading_of_its_page() -> None:
+    documents = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    checked = 0
+    for document in documents:
+        text = document.read_text("utf-8")
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", text):
+            page = document.parent / target if target else document
+            assert anchor in anchors(page), f"{document.name}: {target}#{anchor}"
+            checked += 1
+    assert checked > 10
 
 
 # ---- coming from another library
@@ -103,17 +138,17 @@ def test_the_tables_of_other_libraries_name_what_is_there() -> None:
 # ---- the tutorial
 
 
-@pytest.fixture
-def tutorial(tmp_path: Path) -> Path:
+@pytest.fixture(params=["by hand", "with pccl.steps"])
+def tutorial(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     text = (ROOT / "docs" / "TUTORIAL.md").read_text("utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    by_hand, with_steps = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "pccl.steps" in with_steps and "pccl.steps" not in by_hand
     file = tmp_path / "train.py"
-    file.write_text(found[1])
+    file.write_text(by_hand if request.param == "by hand" else with_steps)
     return file
 
 
-def test_the_program_of_the_tutorial_trains(start: Any, tutorial: Path) -> None:
+def test_the_programs_of_the_tutorial_train(start: Any, tutorial: Path) -> None:
     program = start("run", "-n", "2", "--", sys.executable, str(tutorial), "50", module=CLI)
     assert program.end() == 0, program.errors
     lines = {line[4:] for line in program.rest().splitlines()}

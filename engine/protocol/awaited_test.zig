@@ -1,0 +1,101 @@
+//! Whose `admit` others wait for: who hears it, and when (awaited.zig). The harness:
+//! court_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const wire = @import("wire");
+const court_file = @import("court_test.zig");
+const Court = court_file.Court;
+const control = wire.control;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const ms = court_file.ms;
+const second = 1000 * ms;
+const id_of = court_file.id_of;
+
+const Told = struct { count: u32 = 0, first: base.PeerId = .none, label: base.Label = .{} };
+
+/// The last that a peer was told since it was asked last.
+fn told(court: *Court, index: usize) !Told {
+    const bytes = try court.told(index);
+    defer gpa.free(bytes);
+    var last: Told = .{};
+    var rest: []const u8 = bytes;
+    while (try Court.next_of(&rest)) |message| {
+        court.hear(index, message);
+        if (message != .awaited) continue;
+        var peers = message.awaited.peers.iterator();
+        const first = peers.next().?;
+        last = .{
+            .count = message.awaited.count,
+            .first = first.id,
+            .label = base.Label.read(first.label.data).?,
+        };
+    }
+    return last;
+}
+
+fn in_status(court: *Court, peers: []const u8) !bool {
+    var wanted: [100]u8 = undefined;
+    const text = try court.c.status.get(gpa, court.c, court.now);
+    const field = try std.fmt.bufPrint(&wanted, "\"awaited\":[{s}]", .{peers});
+    return std.mem.indexOf(u8, text, field) != null;
+}
+
+test "a group that begins names those who have not called admit, to those who have" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..3) |index| try court.connect(index);
+    court.c.peer_of(id_of(2)).?.label = base.Label.read("node7:42").?;
+    try court.listen();
+    // That its lanes are missing is another reason, with words of its own.
+    try court.prepare(0, court.round, true);
+    try court.lack(1, &.{id_of(2)});
+    try court.pass(20 * second);
+    try expectEqual(0, (try told(&court, 0)).count);
+    try court.listen();
+    for (0..2) |index| try court.prepare(index, court.round, true);
+    try court.prepare(2, court.round, false);
+    try court.pass(4 * second);
+    for (0..3) |index| try expectEqual(0, (try told(&court, index)).count);
+    try court.pass(2 * second);
+    for (0..2) |index| {
+        const it = try told(&court, index);
+        try expectEqual(1, it.count);
+        try expect(it.first.eql(id_of(2)));
+        try std.testing.expectEqualStrings("node7:42", it.label.slice());
+    }
+    try expectEqual(0, (try told(&court, 2)).count);
+    try expect(try in_status(&court, "\"" ++ id_of(2).hex() ++ "\""));
+    try court.pass(20 * second);
+    try court.expect_said("warning newcomers have waited 10 s for peer 03000000 (node7:42) to " ++
+        "call admit; group g");
+    const lines = std.mem.count(u8, court.said[0..court.said_bytes], "to call admit");
+    try expectEqual(1, lines);
+    try court.listen();
+    try court.prepare(2, court.round, true);
+    try expect(try in_status(&court, ""));
+}
+
+test "newcomers hear which member has not come to the safe point of an epoch that has begun" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    for (0..3) |index| try court.connect(index);
+    try court.listen();
+    for (0..3) |index| try court.prepare(index, court.round, true);
+    try court.listen();
+    for (0..2) |index| try court.enter(index);
+    try court.connect(3);
+    try court.pass(6 * second);
+    for (0..3) |index| try expectEqual(0, (try told(&court, index)).count);
+    const it = try told(&court, 3);
+    try expectEqual(1, it.count);
+    try expect(it.first.eql(id_of(2)));
+    try court.enter(2);
+    try court.pass(20 * second);
+    try expectEqual(0, (try told(&court, 3)).count);
+    try expect(try in_status(&court, ""));
+}
