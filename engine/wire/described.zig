@@ -63,7 +63,7 @@ pub fn Described(comptime Names: type) type {
             }
             if (descriptor.arrays > 0) {
                 try writer.print(", {d} arrays", .{descriptor.arrays});
-            } else if (descriptor.counts != 0 and !descriptor.uneven)
+            } else if (descriptor.outline.dtypes != 0)
                 try writer.writeAll(", shards of different sizes");
             if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
                 if (descriptor.kind != .barrier) try writer.writeAll(", ");
