@@ -6,7 +6,9 @@
  * Rules that hold for every function:
  *   - A function that can fail returns pccl_status_t. On any status but PCCL_OK, pccl_last_error() gives one
  *     sentence for a person: which peer, what was expected, what to do. It is per thread, and valid until
- *     the next failing call of that thread.
+ *     the next failing call of that thread. Three functions return a count instead: pccl_comm_members,
+ *     pccl_comm_joined and pccl_comm_left. They return 0 once the communicator is closed; for a NULL handle, or one
+ *     of the parent in a forked child, they return 0 and set pccl_last_error().
  *   - Handles are opaque and thread-safe: any thread may call any function on a handle, except that a handle must
  *     not be used during or after its destroy.
  *   - Options structs begin with their size; initialise them with the _INIT macro (or zero them and set size).
@@ -39,7 +41,7 @@ extern "C" {
 
 typedef enum pccl_status {
   PCCL_OK = 0,
-  PCCL_TIMEOUT = 1,                 /* of functions that wait: not finished, or nothing there, in time */
+  PCCL_TIMEOUT = 1,                 /* a wait timed out: not finished, or nothing there, in time */
   PCCL_INVALID_ARGUMENT = 2,        /* a bad argument; nothing was sent and no sequence number was used */
   PCCL_INVALID_USAGE = 3,           /* called in a wrong state: after close, in a forked child, a tag already in use */
   PCCL_OUT_OF_MEMORY = 4,           /* memory for the operation could not be had; nothing was sent */
@@ -54,7 +56,7 @@ typedef enum pccl_status {
   PCCL_COORDINATOR_UNREACHABLE = 11,/* no connection to the coordinator could be made, or it was lost */
   PCCL_AUTHENTICATION_FAILED = 12,  /* the token belongs to another run */
   PCCL_VERSION_MISMATCH = 13,       /* the other side speaks another wire version, or is not PCCL at all */
-  PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: nobody holds the shared state any more */
+  PCCL_STATE_UNAVAILABLE = 14,      /* pccl_state_sync: no member holds the shared state any more */
   PCCL_CANCELLED = 15,              /* the caller withdrew the operation, or closed the communicator */
   PCCL_SYSTEM_ERROR = 16            /* the operating system refused: port in use, too many open files; or the journal
                                        of a coordinator is in use or damaged */
@@ -112,20 +114,20 @@ typedef enum pccl_recovery {
   PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
   PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result; of what is gathered, shards whole or zeros */
-  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; not for
-                                who was lost or left before the call, which is one of those that are left */
+  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; it
+                                does not apply to peers lost before the call: such a call runs among the others */
 } pccl_recovery_t;
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
 typedef enum pccl_plan {
   PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
   PCCL_PLAN_RING = 1,  /* from each member to the next */
-  PCCL_PLAN_DIRECT = 2 /* from everybody to the owner of each part, from there to everybody */
+  PCCL_PLAN_DIRECT = 2 /* from all members to the owner of each part, from there to all members */
 } pccl_plan_t;
 
-/* How floats travel (docs/KERNELS.md). A result that all members have is decoded by all of them, its owner or source
- * included; one that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time, and its own
- * shard of what is exchanged is not encoded at all. */
+/* How floats travel (docs/KERNELS.md). All members decode a result that all of them have, its owner or source too. A
+ * result that a single peer has, of a reduce or a reduce_scatter, is not encoded a second time. In an exchange a peer's
+ * own shard is not encoded at all. */
 typedef enum pccl_codec {
   PCCL_CODEC_NONE = 0,
   PCCL_CODEC_BF16 = 1,
@@ -153,8 +155,8 @@ typedef enum pccl_rounding {
 
 #define PCCL_PEER_ID_BYTES 16
 #define PCCL_TOKEN_BYTES_MAX 512 /* including the terminating zero */
-#define PCCL_RUN_STATUS_BYTES_MAX 2097153 /* the longest status and the terminating zero: asked again, a coordinator
-                                             answers again */
+#define PCCL_RUN_STATUS_BYTES_MAX 2097153 /* the longest status and the terminating zero: always enough, though the next
+                                             answer may be longer than this one */
 #define PCCL_NAME_BYTES_MAX 256  /* group names in UTF-8, without the terminating zero */
 
 #define PCCL_LABEL_BYTES_MAX 80  /* labels of peers, the same */
@@ -178,7 +180,7 @@ typedef struct pccl_token_info {
 /* Makes a token: "pccl1-" and base64url. address is "host:port", "1.2.3.4:port" or "[v6]:port".
  * run_id is 16 bytes, or NULL for random ones. token receives at most capacity bytes with the terminating zero. */
 PCCL_API pccl_status_t pccl_token_create(const char *address, const uint8_t *run_id, char *token, size_t capacity);
-/* Reads a token. PCCL_INVALID_ARGUMENT if it is none (truncated, mistyped: a token carries a checksum). */
+/* Reads a token. PCCL_INVALID_ARGUMENT if it is truncated or mistyped (a token carries a checksum). */
 PCCL_API pccl_status_t pccl_token_parse(const char *token, pccl_token_info_t *info);
 
 /* ---- Coordinator ----------------------------------------------------------------------------------------- */
@@ -191,7 +193,7 @@ typedef struct pccl_coordinator_options {
   const char *advertise;       /* address that goes into the token; NULL: the bound one ("host" or "host:port") */
   const uint8_t *run_id;       /* 16 bytes; NULL: random */
   uint32_t min_world_size;     /* a group that falls below fails with PCCL_TOO_FEW_PEERS; 0: 1 */
-  uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they say; 0: 1 */
+  uint32_t initial_world_size; /* peers the first epoch of a group waits for, unless they set it; 0: 1 */
   uint32_t lanes_per_link;     /* TCP connections between two peers, 1..64; 0: 2 */
   uint32_t chunk_bytes;        /* largest chunk, 1 KiB..256 KiB, a power of two; 0: 256 KiB */
   uint64_t window_bytes;       /* partial sums in flight per operation and link; 0: 16 MiB */
@@ -200,11 +202,11 @@ typedef struct pccl_coordinator_options {
   uint64_t prepare_ns;         /* time a newcomer has to open its lanes; 0: 10 s */
   const char *state_dir;       /* directory of the journal, made if its parent exists; NULL: the run ends with the
                                   coordinator. See below */
-  uint64_t stall_warning_ns;   /* a member that has not called what over half have called is named in the log, the
+  uint64_t stall_warning_ns;   /* a member that has not made a call which over half have made is named in the log, the
                                   status and PCCL_DEADLINE_EXCEEDED after this time; 0: 10 s. At least a heartbeat */
   uint64_t stall_ns;           /* and is removed from the group after this time; 0: never. At least stall_warning_ns */
-  uint64_t memory_bytes;       /* what all its queues may hold, 16 MiB or more; beyond, the peer with the longest
-                                  queue is let go; 0: 512 MiB */
+  uint64_t memory_bytes;       /* limit of all its queues together, 16 MiB or more; beyond it, the peer with the
+                                  longest queue is removed; 0: 512 MiB */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
   { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0 }
@@ -212,7 +214,7 @@ typedef struct pccl_coordinator_options {
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * With a state_dir that holds a run, it goes on with that run: run id, port and every option that is not given come
  * from there, and the token is the same. PCCL_INVALID_ARGUMENT if an option differs, or if the address in the token
- * would. PCCL_SYSTEM_ERROR if another coordinator uses the directory, or if its journal is damaged;
+ * would differ. PCCL_SYSTEM_ERROR if another coordinator uses the directory, or if its journal is damaged;
  * PCCL_VERSION_MISMATCH if another version wrote it. */
 PCCL_API pccl_status_t pccl_coordinator_create(const pccl_coordinator_options_t *options,
                                                pccl_coordinator_t **coordinator);
@@ -226,7 +228,8 @@ PCCL_API void pccl_coordinator_destroy(pccl_coordinator_t *coordinator);
 /* Asks the coordinator of a token how the run is: JSON, schema in docs/STATUS.md. Writes at most capacity bytes with
  * the terminating zero; *length is the full length without it. PCCL_INVALID_ARGUMENT if capacity is too small: ask
  * again with *length + 1, or at once with PCCL_RUN_STATUS_BYTES_MAX, which is always enough. A host gets few large
- * answers a second: over that this waits a second, asks once more, and fails with PCCL_COORDINATOR_UNREACHABLE.
+ * answers a second: beyond that this call waits a second, asks once more, and then fails with
+ * PCCL_COORDINATOR_UNREACHABLE.
  * Blocks for timeout_ns at most (0: 5 s). */
 PCCL_API pccl_status_t pccl_run_status(const char *token, uint64_t timeout_ns, char *json, size_t capacity,
                                        size_t *length);
@@ -254,14 +257,14 @@ typedef struct pccl_comm_options {
   const pccl_peer_id_t *peer_id; /* NULL: random. Two live peers with one id: the second is refused */
   /* Asked about every 50 ms by a thread that blocks in create, join, admit or sync of this communicator; non-zero
    * withdraws that call, which ends with PCCL_CANCELLED (an admit withdrawn so has not passed the safe point; call
-   * it again). For Ctrl-C. From this library it may call pccl_comm_close and nothing else. It runs on the blocked
+   * it again). It is meant for Ctrl-C. It may call pccl_comm_close, and no other function here. It runs on the blocked
    * thread. NULL: never asked. */
   int (*interrupted)(void *context);
   void *interrupted_context;
-  const char *ports;           /* ports of which the first free one is listened on, "29400-29500" or "29400", where
-                                  bind names no port (or port 0); NULL: any */
+  const char *ports;           /* ports to listen on, "29400-29500" or "29400"; the first free one is taken if bind
+                                  names no port (or port 0); NULL: any */
   const char *label;           /* name of this peer for people, up to 80 bytes of UTF-8, shown beside its id in errors,
-                                  logs and the status; nothing is decided by it. NULL or "": "host:pid" */
+                                  logs and the status; it decides nothing. NULL or "": "host:pid" */
 } pccl_comm_options_t;
 #define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
 
@@ -276,7 +279,7 @@ PCCL_API pccl_status_t pccl_comm_join(pccl_comm_t *comm, const pccl_comm_options
  * PCCL_CANCELLED. The last communicator of a peer also closes its connections. Idempotent; every later
  * call answers PCCL_INVALID_USAGE. */
 PCCL_API pccl_status_t pccl_comm_close(pccl_comm_t *comm);
-/* Closes if needed and frees. Works of it must be destroyed first. NULL is allowed. */
+/* Closes if needed and frees. Its works must be destroyed first. NULL is allowed. */
 PCCL_API void pccl_comm_destroy(pccl_comm_t *comm);
 
 typedef struct pccl_admission {
@@ -290,8 +293,8 @@ typedef struct pccl_admission {
 } pccl_admission_t;
 #define PCCL_ADMISSION_INIT { sizeof(pccl_admission_t), 0, 0, 0, 0, 0, 0 }
 
-/* The safe point: the only place where new peers enter, and where rank and world_size change. Every member calls it
- * equally often. Returns without a network round trip if nothing is pending. deadline_ns 0: the default. */
+/* The safe point: the only place where new peers enter, and where rank and world_size change. Every member must call
+ * it equally often. Returns without a network round trip if nothing is pending. deadline_ns 0: the default. */
 PCCL_API pccl_status_t pccl_comm_admit(pccl_comm_t *comm, uint64_t deadline_ns, pccl_admission_t *admission);
 /* The peers that joined, and left, with the epoch of the last admit; the same lists on every member. Writes at most
  * capacity ids and returns how many there are. */
@@ -305,7 +308,7 @@ typedef struct pccl_comm_info {
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */
   uint32_t alive;        /* members of the epoch that are still there */
-  uint32_t pending;      /* newcomers that wait for the next safe point of this peer, as far as known here */
+  uint32_t pending;      /* newcomers that wait for the next safe point, as far as this peer knows */
   uint32_t operations_in_flight;
   pccl_peer_id_t peer_id;
   uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */
@@ -335,16 +338,16 @@ typedef struct pccl_collective_options {
   pccl_reduce_op_t op;   /* all_reduce, reduce, reduce_scatter */
   pccl_recovery_t recovery;
   pccl_plan_t plan;
-  pccl_codec_t codec;       /* of floats, in everything but broadcast and barrier, which have none; what reduces does it
-                               with sum or avg; all members the same, with the same options */
+  pccl_codec_t codec;       /* for floats, in all collectives but broadcast and barrier; a reduction must be sum or avg;
+                               all members must give the same codec with the same options */
   uint32_t codec_block;     /* elements that share a scale: 32, 64, 128 or 256; 0: 128 */
   pccl_rotate_t codec_rotate;
   pccl_rounding_t codec_rounding;
   uint32_t reserved;        /* 0 */
-  /* Error feedback, of all_reduce, reduce and reduce_scatter: as many f32 each as send_buffer has elements, or both
-   * NULL. residual_in is added to send_buffer; residual_out receives what the encodings of this peer lost: of its
-   * contribution, of sums it passes on, of results it owns. It counts only once the operation has succeeded: give it
-   * as residual_in of the next call then, and keep the old one on a failure. They lie apart. */
+  /* Error feedback, for all_reduce, reduce and reduce_scatter: as many f32 each as send_buffer has elements, or both
+   * NULL. residual_in is added to send_buffer; residual_out receives the losses of this peer's encodings: of its
+   * contribution, of sums it passes on, of results it owns. It counts only once the operation has succeeded: pass it
+   * as residual_in of the next call then, and keep the old one on a failure. They must not overlap. */
   const float *residual_in;
   float *residual_out;
   uint64_t form; /* 0, or a hash of what the arrays are to the caller, of their names for example: all members must
@@ -355,9 +358,9 @@ typedef struct pccl_collective_options {
     PCCL_ROTATE_DEFAULT, PCCL_ROUNDING_NEAREST, 0, NULL, NULL, 0 }
 
 /* recv_buffer := reduction over all members of send_buffer, count elements of dtype each; equal bytes on every peer.
- * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. count 0 takes part.
- * On any status but PCCL_OK send_buffer is as it was, in place too; a recv_buffer apart from it may hold anything. So
- * it is with all collectives; a broadcast is in place. Blocks until committed or failed. options may be NULL.
+ * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. A call with count 0 takes part.
+ * On any status but PCCL_OK send_buffer is as it was, in place too; a separate recv_buffer may hold anything. The same
+ * holds for all collectives; a broadcast is in place. Blocks until committed or failed. options may be NULL.
  * work (optional, may be NULL) receives a finished work whose outcome can be read; destroy it. It is set on PCCL_OK
  * and on PCCL_IN_DOUBT. */
 PCCL_API pccl_status_t pccl_all_reduce(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
@@ -374,8 +377,8 @@ PCCL_API pccl_status_t pccl_reduce(pccl_comm_t *comm, const void *send_buffer, v
                                    pccl_work_t **work);
 /* recv_buffer := this rank's shard of the reduction over all members of send_buffer, which has world_size shards of
  * count elements each, in rank order. In place: recv_buffer is this rank's shard of send_buffer. _v: shards of
- * counts[rank] elements, the same on every member; ranks is the number of counts, which is world_size. A shard whose
- * rank is lost is given to nobody. */
+ * counts[rank] elements, the same on every member; ranks is the number of counts and must be world_size. No peer
+ * receives the shard of a lost rank. */
 PCCL_API pccl_status_t pccl_reduce_scatter(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                            uint64_t count, pccl_dtype_t dtype,
                                            const pccl_collective_options_t *options, pccl_work_t **work);
@@ -384,8 +387,8 @@ PCCL_API pccl_status_t pccl_reduce_scatter_v(pccl_comm_t *comm, const void *send
                                              const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer := the shards of all ranks, in rank order: each member sends count elements (_v: counts[its rank]) and
  * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer.
- * Elements of a lost member that no survivor got are zeros in recv_buffer, on all alike, and the outcome names no
- * contributor for them; unless recovery is resume, a shard comes whole or not at all. */
+ * Elements of a lost member that no survivor got are zeros in recv_buffer, equally on all members, and the outcome
+ * names no contributor for them; unless recovery is resume, a shard comes whole or not at all. */
 PCCL_API pccl_status_t pccl_all_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
@@ -411,14 +414,14 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
                                      const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                      const pccl_collective_options_t *options, pccl_work_t **work);
 /* Shard r of recv_buffer := this rank's shard of send_buffer of rank r. Both have world_size shards of count elements
- * each, in rank order, and lie apart. Elements of a lost member for this rank that are not here are zeros. */
+ * each, in rank order, and must not overlap. Elements of a lost member that did not arrive are zeros. */
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
 /* The same with shards that differ: send_counts[rank] elements for each rank, recv_counts[rank] from each; ranks is
- * the number of either, which is world_size. No rank knows what others exchange, but every two must agree about what
- * they do, else PCCL_MISMATCH, which names them. At most 32 ranks; straight from each to each, whatever the plan, so a
- * link that stays broken ends the call with PCCL_ABORTED. */
+ * the number of either and must be world_size. No rank knows the counts between others, but every two must agree about
+ * theirs, else PCCL_MISMATCH, which names them. At most 32 ranks. Data goes straight from each to each, whatever the
+ * plan, so a link that stays broken ends the call with PCCL_ABORTED. */
 PCCL_API pccl_status_t pccl_all_to_all_v(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                          const uint64_t *send_counts, const uint64_t *recv_counts, uint32_t ranks,
                                          pccl_dtype_t dtype, const pccl_collective_options_t *options,
@@ -435,7 +438,7 @@ typedef enum pccl_collective {
   PCCL_ALL_TO_ALL = 9
 } pccl_collective_t;
 
-/* One array of a coalesced call; what each field is for a collective is told there. broadcast uses recv_buffer alone,
+/* One array of a coalesced call; see each collective for its fields. broadcast uses recv_buffer alone,
  * which is only read at the root. Zero the struct first; `reserved` stays zero. */
 typedef struct pccl_array {
   const void *send_buffer;
@@ -446,8 +449,8 @@ typedef struct pccl_array {
 } pccl_array_t;
 
 /* One operation on several arrays, at most 16384 over all ranks, of any dtypes, without a copy: all of them succeed
- * or none does, with one tag and one outcome. Every member gives as many, of the same counts and dtypes, in the same
- * order. The list is copied, the buffers stay the caller's. root matters to collectives that have one. Error
+ * or none does, with one tag and one outcome. Every member must give as many, of the same counts and dtypes, in the
+ * same order. The list is copied, the buffers stay the caller's. Only collectives with a root use root. Error
  * feedback has as many f32 as the send_buffers have elements together (of a reduce_scatter world_size times count
  * for each array), those of one array behind those of the one before. Ranges of the outcome count the elements of
  * all arrays: for each rank's shard in turn, those of one array after the other. */
@@ -455,7 +458,7 @@ PCCL_API pccl_status_t pccl_coalesced(pccl_comm_t *comm, pccl_collective_t colle
                                       uint64_t array_count, uint32_t root, const pccl_collective_options_t *options,
                                       pccl_work_t **work);
 /* One message: count elements of dtype go from buffer of rank src, which calls pccl_send, to that of rank dst, which
- * calls pccl_recv. Nobody else has a part in it. Both must name each other, the tag, dtype and count
+ * calls pccl_recv. No other peer takes part. Both must name each other, the tag, dtype and count
  * (PCCL_MISMATCH otherwise), and have passed the same safe points. Messages of one tag from one rank to another arrive
  * in the order of their calls; each direction of each two has its own, so a send and a recv of one tag may be in flight
  * with one rank, and with others. tag is below 1 << 38; of the other options only deadline_ns counts.
@@ -526,7 +529,8 @@ PCCL_API pccl_status_t pccl_barrier_async(pccl_comm_t *comm, const pccl_collecti
 /* ---- Work ------------------------------------------------------------------------------------------------ */
 
 /* Waits until the work is finished, at most timeout_ns (0: just looks; UINT64_MAX: until it is finished).
- * PCCL_TIMEOUT: not finished, it goes on. Otherwise the status of the operation; the buffer is ready on PCCL_OK. */
+ * PCCL_TIMEOUT: the operation is not finished and continues. Otherwise the status of the operation; the buffer is ready
+ * on PCCL_OK. */
 PCCL_API pccl_status_t pccl_work_wait(pccl_work_t *work, uint64_t timeout_ns);
 /* *finished := 1 if pccl_work_wait would not block. Never blocks. */
 PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
@@ -535,23 +539,23 @@ PCCL_API pccl_status_t pccl_work_poll(pccl_work_t *work, int *finished);
  * second call replaces a callback that has not run. Once pccl_work_destroy has returned it never runs. */
 PCCL_API pccl_status_t pccl_work_notify(pccl_work_t *work, void (*finished)(void *context), void *context);
 /* *fd := a descriptor for the caller's own poll, select, epoll or kqueue: readable once pccl_work_wait would not block,
- * and from then on (level-triggered; nothing is to be read from it). It is the work's: the first call makes it, every
+ * and from then on (level-triggered; do not read from it). It is the work's: the first call makes it, every
  * call answers the same one, and pccl_work_destroy closes it, so take it out of an epoll or kqueue set before that.
- * Exec closes it, and so does a fork in the child. It says nothing of a doubt that is resolved. Each work that is asked
- * costs a descriptor; to have one for all, write to your own in pccl_work_notify.
+ * Exec closes it, and fork closes it in the child. It does not signal that a doubt was resolved. Each work that is
+ * asked costs a descriptor; to have one for all, write to your own in pccl_work_notify.
  * PCCL_SYSTEM_ERROR: too many open files; the work goes on. */
 PCCL_API pccl_status_t pccl_work_fd(pccl_work_t *work, int *fd);
 /* Withdraws an operation, and this peer from the group: the others go on without it, as after its death, with this
- * operation too. Here it ends with PCCL_CANCELLED, the input is as it was, other operations of the group end so as
- * well, and later calls in the group answer PCCL_EXPELLED: close the communicator and make a new one. After this
- * peer's vote nobody needs it any more: the operation ends with PCCL_IN_DOUBT, and the peer stays (a barrier votes as
- * it calls, and so may the root of a broadcast; a peer that only sends to a reduce, once that has left). A message,
- * which two alone exchange, is withdrawn by itself; the other side gets PCCL_ABORTED.
+ * operation too. Here it ends with PCCL_CANCELLED and the input is as it was. Other operations of the group end in the
+ * same way, and later calls in the group answer PCCL_EXPELLED: close the communicator and make a new one. After this
+ * peer's vote the others no longer need it: the operation ends with PCCL_IN_DOUBT, and the peer stays. (A peer votes in
+ * a barrier, and perhaps as the root of a broadcast, when it calls; one that only sends to a reduce votes once its data
+ * has left.) A message, which concerns two peers only, is withdrawn alone; the other side gets PCCL_ABORTED.
  * Returns PCCL_OK also if it had finished before. */
 PCCL_API pccl_status_t pccl_work_cancel(pccl_work_t *work);
 /* After PCCL_IN_DOUBT: waits for the coordinator's decision, at most timeout_ns. PCCL_OK: it was committed, and the
  * result is now in recv_buffer, which must still be valid; pass copy 0 to leave the buffer alone.
- * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. PCCL_COORDINATOR_UNREACHABLE: it will never be known here. */
+ * PCCL_ABORTED: it was not. PCCL_TIMEOUT: still unknown. PCCL_COORDINATOR_UNREACHABLE: this peer will never know. */
 PCCL_API pccl_status_t pccl_work_resolve(pccl_work_t *work, uint64_t timeout_ns, int copy);
 /* Frees a work. One that is not finished is withdrawn first, as by pccl_work_cancel, so this peer leaves the group; its
  * buffers are released before this returns. NULL is allowed. */
@@ -563,9 +567,9 @@ typedef struct pccl_outcome {
   uint64_t tag;
   uint64_t sequence;      /* of this tag in this epoch, from 0 */
   uint32_t attempts;      /* 1 without a loss or a broken lane */
-  uint32_t range_count;   /* ranges of this peer's result, each as long as its contributors are the same; 1 without a
-                             loss, all_gather, gather, all_to_all: one for each shard that has elements, but shards
-                             that adjoin and were lost are in one. 0 for an empty result */
+  uint32_t range_count;   /* ranges of this peer's result; a range ends where the contributors change. 1 without a loss;
+                             for all_gather, gather and all_to_all one for each shard that has elements, but one for
+                             adjoining shards that were lost. 0 for an empty result */
   uint8_t digest[16];     /* of the result; equal on every peer. Zeros where each has a result of its own */
   uint64_t bytes_sent;    /* payload of this operation that this peer sent and received */
   uint64_t bytes_received;
@@ -626,9 +630,9 @@ typedef struct pccl_state_options {
 PCCL_API pccl_status_t pccl_state_create(pccl_comm_t *comm, const pccl_state_options_t *options, pccl_state_t **state);
 
 typedef enum pccl_strategy {
-  PCCL_POPULAR = 0,      /* the elected content wins: the highest revision, then what members of the epoch before hold,
-                            then what most hold, then that of the smallest peer id */
-  PCCL_SEND_ONLY = 1,    /* everybody gets the content of this peer. Two of different contents: PCCL_MISMATCH */
+  PCCL_POPULAR = 0,      /* the elected content wins: that of the highest revision, then that of members of the epoch
+                            before, then that of most members, then that of the smallest peer id */
+  PCCL_SEND_ONLY = 1,    /* all members get the content of this peer. Two with different contents: PCCL_MISMATCH */
   PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */
 } pccl_strategy_t;
 
@@ -656,12 +660,12 @@ typedef struct pccl_sync_outcome {
 } pccl_sync_outcome_t;
 #define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Makes the state equal on all members, who call it equally often. Blocks until committed or failed. On any status but
- * PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and must not be
- * read before it returns. One call per state at a time. options and outcome may be NULL.
+/* Makes the state equal on all members, which must call it equally often. Blocks until committed or failed. On any
+ * status but PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and
+ * must not be read before it returns. One call per state at a time. options and outcome may be NULL.
  * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
- * Where only a newcomer differs, it alone gets that, and is no member then; the others succeed.
- * PCCL_STATE_UNAVAILABLE: nobody holds content that may be taken. After PCCL_IN_DOUBT, sync again.
+ * If only a newcomer differs, it alone gets that, and is not a member then; the others succeed.
+ * PCCL_STATE_UNAVAILABLE: no member holds content that may be taken. After PCCL_IN_DOUBT, sync again.
  * `interrupted` of the communicator withdraws it. */
 PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,
                                        pccl_sync_outcome_t *outcome);
@@ -688,13 +692,13 @@ PCCL_API pccl_status_t pccl_log_next(pccl_log_level_t *level, char *message, siz
 /* ---- Measuring the kernels (docs/KERNELS.md) ---------------------------------------------------------------- */
 
 typedef enum pccl_kernel_what {
-  PCCL_KERNEL_PREPARE = 0, /* fills the memory with what the kernel expects there; once, before the others */
+  PCCL_KERNEL_PREPARE = 0, /* fills the memory with input for the kernel; once, before the others */
   PCCL_KERNEL_RUN = 1,
   PCCL_KERNEL_SKELETON = 2 /* a loop with the same loads and stores and no arithmetic */
 } pccl_kernel_what_t;
-/* The names of what can be measured, e.g. "encode/int8_rotated", by number; NULL past the last. Static storage. */
+/* The names of the kernels, e.g. "encode/int8_rotated", by number; NULL past the last. Static storage. */
 PCCL_API const char *pccl_kernel_name(size_t index);
-/* Bytes that measuring with so many f32 needs: a multiple of 4096, else it is 0. */
+/* Bytes needed to measure with count f32; 0 unless count is a multiple of 4096. */
 PCCL_API size_t pccl_kernel_memory(size_t count);
 /* Runs it so many times on this thread, on pccl_kernel_memory(count) bytes at memory. *duration_ns becomes the
  * processor time that it took. */

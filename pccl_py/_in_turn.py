@@ -33,7 +33,7 @@ class InTurn(Work[Any]):
     __slots__ = ("_begin_lock", "_cancelled", "_error", "_first", "_pipe", "_second", "_then")
 
     def __init__(self, begin: Callable[[], Work], then: Callable[[], Work[Any]]) -> None:
-        super().__init__(None, None, Rosters())  # it asks its two for their outcomes
+        super().__init__(None, None, Rosters())  # the outcome is that of one of the two
         self._begin_lock = threading.RLock()
         self._cancelled = False
         self._error: Exception | None = None

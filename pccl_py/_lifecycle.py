@@ -81,11 +81,11 @@ def _at_exit() -> None:
 def exit_on_sigterm() -> None:
     """From now on SIGTERM ends this process as sys.exit does, so that it leaves its groups.
 
-    It leaves at once, as with `close`, and the others finish what is in flight without it; were it
-    withdrawn, as by Ctrl-C, it would be aborted for all. Then SystemExit(143) is raised in the
-    main thread, within a twentieth of a second also inside a call of PCCL. Without this SIGTERM
-    kills a Python process, and the others see a loss. Call it from the main thread, before
-    `connect` say; nothing is installed unless you do.
+    The process leaves at once, as with `close`, and the other members finish without it what is in
+    flight; Ctrl-C in a call does the same. Then SystemExit(143) is raised in the main thread,
+    within a twentieth of a second also inside a call of PCCL. Without this function, SIGTERM kills
+    a Python process, and the others see a loss. Call it from the main thread, for example before
+    `connect`; no signal handler is installed unless you do.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
 

@@ -123,7 +123,7 @@ def writable(array: object) -> Buffer:
 def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
-    They are the same memory or do not touch, and agree in dtype (else TypeError) and count (else
+    They must be the same memory or not overlap, and agree in dtype (else TypeError) and count (else
     InvalidArgument). An error in one of two gives the name of the argument.
     """
     if out is None or out is array:
@@ -178,7 +178,7 @@ def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array)
     raise TypeError(
-        f"{_name(array)} is no array: it offers neither the buffer protocol nor DLPack nor "
+        f"{_name(array)} is not an array: it offers neither the buffer protocol nor DLPack nor "
         f"__array_interface__ ({refusal})"
     )
 

@@ -1,7 +1,7 @@
 """How floats travel: the codecs and their options, and error feedback.
 
 docs/KERNELS.md says what a codec makes of an array; the native library checks arguments. Used by
-communicator.py.
+collectives.py and options.py.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Codec:
     """A codec with its options; the same on all members of an operation.
 
     `block`: elements that share a scale, 32, 64, 128 or 256 (default 128). `rotate`: each block
-    goes through random signs and a Hadamard matrix first, which spreads what sticks out (default:
-    on, for the kinds that have blocks). Raises InvalidArgument for a name that is unknown; what
-    does not go together is refused by the operation.
+    goes through random signs and a Hadamard matrix first, which spreads outliers (default: on, for
+    the kinds that have blocks). Raises InvalidArgument for a name that is unknown; the operation
+    refuses options that do not go together.
     """
 
     kind: CodecKind | CodecName = CodecKind.NONE
@@ -113,8 +113,8 @@ class ErrorFeedback:
     """The codec's losses from this peer's contributions under one tag, to be added to the next.
 
     From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of that tag
-    with a codec adds the residual to what this peer contributes, and keeps what this peer's
-    encodings lose: of its contribution, of the sums that it adds to in a ring, and of the results
+    with a codec adds the residual to this peer's contribution, and keeps the losses of this peer's
+    encodings: of its contribution, of the sums that it adds to in a ring, and of the results
     that it owns for others too (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; both ways
     as in Tang et al., arXiv 1905.05957). Other calls of that tag cannot have a codec. If all
     members do it, nothing is lost for good. The residual changes only when an operation commits,
@@ -158,12 +158,12 @@ class ErrorFeedback:
         self._settle()
         given = buffers.readable(residual)
         if given.dtype not in (DType.F32, DType.U8):
-            raise TypeError(f"a residual is f32, or bytes of it, not {given.dtype.name.lower()}")
+            raise TypeError(f"a residual must be f32, or its bytes, not {given.dtype.name.lower()}")
         import ctypes  # only those who load a residual need it
 
         data = ctypes.string_at(given.address, given.count * given.dtype.size)
         if len(data) % _FLOAT_BYTES:
-            raise InvalidArgument(f"a residual is f32; {len(data)} bytes are none")
+            raise InvalidArgument(f"a residual must be whole f32, not {len(data)} bytes")
         count = len(data) // _FLOAT_BYTES
         if self._count and count != self._count:
             raise InvalidArgument(

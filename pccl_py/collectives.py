@@ -65,7 +65,7 @@ class Collectives(Closing):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, those too that were lost since it began."""
+        """The members of the epoch in rank order, with those that were lost since it began."""
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
@@ -87,13 +87,13 @@ class Collectives(Closing):
         `array`: any shape, C-contiguous, of a dtype in `DType`, or a list of such arrays, which go
         as one operation, `out` being a list as well; the same counts and dtypes on every peer.
         `out`: as many elements, the same dtype, no partial overlap. On any error `array` is as it
-        was, in place too, and an `out` apart from it may hold anything.
+        was, in place too, and a separate `out` may hold anything.
         """
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         return self._call(_Kind.ALL_REDUCE, arrays, options)
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
-        """From now on what codecs lose of this peer's contributions with `tag` is given back.
+        """From now on, codec losses of this peer's contributions with `tag` go into its next call.
 
         The same object for the same tag, until it is closed; a new one starts from zero. Members
         need not agree about it.
@@ -121,8 +121,8 @@ class Collectives(Closing):
         library, or a list of such arrays, which go as one operation; the same counts and dtypes on
         every peer. `root`: a rank of the current epoch, or the id of a member; there `array` is
         only read, and may be read-only. On any error `array` is as it was, on every member. A lost
-        root ends the operation with Aborted on all, unless those who are left have all of its data
-        together.
+        root ends the operation with Aborted on all, unless the survivors together have all of its
+        data.
         """
         rank = self._rank_of(root)
         take = buffers.readable if rank == self.rank else buffers.writable
@@ -177,9 +177,9 @@ class Collectives(Closing):
         """Reduces `array` over all members; `out` of each receives the shard of its rank.
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
-        `out`, or with `counts` as many as counts[rank] says for each, the same list on every peer.
-        `out` may be this rank's shard of `array`; else they do not touch. A shard whose rank is
-        lost is given to nobody; the others arrive. With a codec the sums are not encoded again.
+        `out`, or with `counts` counts[rank] elements for each, the same list on every peer.
+        `out` may be this rank's shard of `array`; else they must not overlap. No peer receives the
+        shard of a lost rank; the others arrive. With a codec the sums are not encoded again.
         Otherwise as `all_reduce`.
         """
         arrays, listed = self._shared(array, out, counts, dealt=True)
@@ -204,12 +204,11 @@ class Collectives(Closing):
         `array`: any shape, C-contiguous, of a dtype in `DType`, bool, or an eight-bit float of a
         library, or a list of such arrays, which go as one operation, `out` being a list as well.
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
-        the same list on every peer. `array` may be this rank's shard of `out`; else they do not
-        touch. Elements of a lost member that no survivor got are zeros in `out`, on all alike, and
-        the outcome names no contributor for them; unless recovery is "resume" a shard comes whole
-        or not at all. With a codec each shard is rounded once, and this rank's own in `out` as
-        well, so that all have equal bytes. On any error `array` is as it was, and where it is in
-        `out`, all of that.
+        the same list on every peer. `array` may be this rank's shard of `out`; else they must not
+        overlap. Elements of a lost member that no survivor got are zeros in `out`, equally on all,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
+        so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
         arrays, listed = self._shared(array, out, counts)
         return self._call(_Kind.ALL_GATHER, arrays, options, counts=listed)
@@ -234,7 +233,7 @@ class Collectives(Closing):
 
         On the root `array` has `world_size` times the elements of `out`, in rank order, or with
         `counts` those of each rank, the same list on every peer; there `out` may be its shard of
-        `array`. Elsewhere `array` is not looked at, and may be None. With a codec what moves is
+        `array`. Elsewhere `array` is ignored, and may be None. With a codec the data that moves is
         rounded, and the root's own shard is not. A lost root ends the operation with Aborted on
         all. Otherwise as `all_gather`.
         """
@@ -283,10 +282,10 @@ class Collectives(Closing):
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is not looked at. Elements of a lost member that the root has not got are zeros in
-        `out`, and the outcome names no contributor for them; unless recovery is "resume" a shard
-        comes whole or not at all. With a codec what moves is rounded, and the root's own shard is
-        not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `out` is ignored. Elements of a lost member that the root has not got are zeros in `out`,
+        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
+        whole or not at all. With a codec the data that moves is rounded, and the root's own shard
+        is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
         """
         rank = self._rank_of(root)
         check_no_root(out)
@@ -338,19 +337,19 @@ class Collectives(Closing):
     ) -> Call:
         """Gives each member its shard of `array`; `out` receives a shard from each, in rank order.
 
-        Both have `world_size` equal shards, the same on every peer, and do not touch. With
-        `send_counts` and `recv_counts`, the elements for each rank and from each, every two agree
-        about what they exchange (else Mismatch) and nobody knows what others do; then at most 32
-        ranks, and straight from each to each: a link that stays broken ends the call with Aborted.
-        Elements of a lost member for this peer that have not come are zeros in `out`, and the
-        outcome names no contributor for them. With a codec what moves is rounded, and one's own
-        shard is not. Otherwise as `all_gather`.
+        Both have `world_size` equal shards, the same on every peer, and must not overlap. With
+        `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
+        must agree about theirs (else Mismatch), and need not know those of others. There may then
+        be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
+        the call with Aborted. Elements of a lost member that did not arrive are zeros in `out`, and
+        the outcome names no contributor for them. With a codec the data that moves is rounded, and
+        one's own shard is not. Otherwise as `all_gather`.
         """
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
         for send, recv in pairs:
             if recv.address < send.end and send.address < recv.end:
-                raise InvalidArgument("array and out overlap: an all_to_all is not done in place")
+                raise InvalidArgument("array and out must not overlap in an all_to_all")
         if counts is not None:
             return self._exchange(*pairs[0], send_counts, recv_counts, options)
         world = self.world_size
@@ -380,11 +379,11 @@ class Collectives(Closing):
         if isinstance(member, PeerId):
             members = self.members
             if member not in members:
-                raise InvalidArgument(f"{name} {member} is no member of epoch {self.epoch}")
+                raise InvalidArgument(f"{name} {member} is not a member of epoch {self.epoch}")
             return members.index(member)
         rank = index(member, name)
         if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"{name} is a rank from 0 to {self.world_size - 1}, not {rank}")
+            raise InvalidArgument(f"{name} must be a rank below {self.world_size}, not {rank}")
         return rank
 
     def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
@@ -414,8 +413,8 @@ class Collectives(Closing):
         opaque = [array.any.opaque for array in arrays if array.any.opaque]
         if kind in _ADDING and opaque:
             raise TypeError(
-                f"{opaque[0]} is not added up, and goes where nothing is: convert it first; of "
-                "bool as uint8, min is and, max is or"
+                f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
+                "which min is AND and max is OR)"
             )
         carried, residuals = None, (0, 0)
         if feedback is not None:
@@ -542,7 +541,7 @@ def _each(
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "no list"
+        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
         raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
     return list(zip(array, out, strict=True))
 
@@ -567,12 +566,12 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
 def check_no_root(out: object) -> None:
     """On every rank, also where `out` is not used, so that no rank waits for one that raised."""
     if isinstance(out, (int, PeerId)):
-        raise TypeError(f"out is {out!r}, which is no array: a root is named as root={out!r}")
+        raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
 
 def _each_apart(array: object, out: object, counts: object | None) -> list[tuple[object, object]]:
     if out is None:
-        raise InvalidArgument("this collective is not done in place without out: pass out")
+        raise InvalidArgument("this collective needs `out`")
     return [(one, other) for one, other in _each(array, out, counts)]
 
 

@@ -53,9 +53,9 @@ class Group(Objects):
 
     Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
     for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
-    members call the same operations in the same order per tag, and `admit` equally often. After
-    `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage; the
-    other properties still say what was known last.
+    members must call the same operations in the same order per tag, and `admit` equally often.
+    After `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage;
+    the other properties keep their last values.
     """
 
     _exit_order = 0
@@ -102,17 +102,17 @@ class Group(Objects):
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """The members of the epoch in rank order, those too that were lost since it began.
+        """The members of the epoch in rank order, with those that were lost since it began.
 
-        How many are still there: `info().alive`; who is not, the next `admit().left`.
+        `info().alive` counts those that are still there; the next `admit().left` names the others.
         """
         return tuple(PeerId(peer) for peer in self._open().members())
 
     def label(self, peer: PeerId) -> str:
         """The name of a peer for people, "host:pid" unless `connect` was given another.
 
-        It is known of members, and of those that joined, left or are about to enter; of any other
-        this is the beginning of its id.
+        It is known for members, and for peers that joined, left or are about to enter; for any
+        other peer this returns the beginning of its id.
         """
         return _label_of(self._open(), peer)
 
@@ -141,7 +141,7 @@ class Group(Objects):
     def admit(self, deadline: float | None = None) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
-        Every member calls it equally often. A new epoch begins where newcomers are ready, and
+        Every member must call it equally often. A new epoch begins if newcomers are ready, and
         after peers were lost or left; all members enter it in the same call. With nothing pending
         it costs no network round trip. Raises DeadlineExceeded after `deadline` seconds (default:
         the communicator's).
@@ -186,12 +186,12 @@ class Group(Objects):
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
         `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
-        closed; names, shapes and dtypes must be the same on every peer, their order need not.
+        closed; names, shapes and dtypes must be the same on every peer, their order may differ.
         `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
-        read the arrays at any time, while this peer trains, so that at their first sync only what
-        has changed since moves; a newcomer that makes its state between `connect` and its first
-        `admit` fetches it from the members that set this, and enters when it has.
+        read the arrays at any time, while this peer trains, so that at their first sync only later
+        changes move; a newcomer that makes its state between `connect` and its first `admit`
+        fetches it from the members that set this, and then enters.
         """
         return SharedState(self._open(), tensors, name, revision, may_differ, prefetch)
 

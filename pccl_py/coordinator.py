@@ -32,16 +32,16 @@ class Coordinator(Closing):
     1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: partial sums in flight per operation
     and link (16 MiB). `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
     silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its
-    lanes (10). `stall_warning`: after so many seconds a member that has not called what over half
-    of the members have called is named in the log, the status and DeadlineExceeded (10; at least a
-    heartbeat). `stall`: after so many it is removed from the group (default: never; at least
-    `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
-    run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
-    that all its queues may hold, 16 MiB or more; beyond, the peer with the longest queue is let go
-    (512 MiB).
+    lanes (10). `stall_warning`: seconds after which a member that has not made a call which over
+    half of the members have made is named in the log, the status and DeadlineExceeded (10; at least
+    a heartbeat). `stall`: seconds after which it is removed from the group (default: never; at
+    least `stall_warning`). Each time is at most seven days. `state`: directory for the journal of
+    the run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes
+    that all its queues may hold, 16 MiB or more; beyond that, the peer with the longest queue is
+    removed (512 MiB).
 
-    With a `state` that holds a run, it goes on with that run: run id, port and whatever is None
-    come from there, and the token is the same as before.
+    With a `state` that holds a run, it goes on with that run: run id, port and all options that are
+    None come from there, and the token is the same as before.
 
     Raises InvalidArgument, also if an option differs from that of the run in `state`. Raises
     SystemRefused if the port or `state` is in use, or the journal in it is damaged, and
@@ -126,7 +126,7 @@ class Coordinator(Closing):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token's content: where the coordinator is ("host:port"), and which run it is (16 bytes)."""
+    """A token's content: the coordinator's address ("host:port"), and the run id (16 bytes)."""
 
     address: str
     # Whoever knows it can join, so it is not shown by accident.
@@ -142,7 +142,7 @@ def token_create(address: str, run_id: bytes | None = None) -> str:
 
 
 def token_parse(token: str) -> Token:
-    """Reads a token. Raises InvalidArgument if it is none: truncated, mistyped."""
+    """Reads a token. Raises InvalidArgument if it is truncated or mistyped."""
     address, run_id = _pccl.token_parse(text(token, "token").strip())
     return Token(address, run_id)
 
@@ -150,7 +150,7 @@ def token_parse(token: str) -> Token:
 def run_status(
     token: str, timeout: float | None = None, *, dial_back: PeerId | bytes | str | None = None
 ) -> dict[str, Any]:
-    """How a run is, from its coordinator: see docs/STATUS.md.
+    """The status of a run, from its coordinator: see docs/STATUS.md.
 
     `dial_back`: members are asked to dial this peer, which must be connected from this machine.
     `dial_back` of the status says how far that has come; ask again until it is `over`.
@@ -166,7 +166,7 @@ def run_status(
     except (RecursionError, ValueError):  # JSON it is, but of a depth or a number without end
         status = None
     if not isinstance(status, dict):
-        raise VersionMismatch("what the coordinator answered is no status: use the same release")
+        raise VersionMismatch("the coordinator's answer is not a status: use the same release")
     return status
 
 
@@ -183,5 +183,5 @@ def _run_id(read: Arguments, run_id: bytes | None) -> bytes | None:
 
 def _checked_run_id(run_id: bytes | None) -> bytes | None:
     if run_id is not None and len(run_id) != 16:
-        raise InvalidArgument(f"a run id is 16 bytes, not {len(run_id)}")
+        raise InvalidArgument(f"a run id must be 16 bytes, not {len(run_id)}")
     return run_id

@@ -1,7 +1,7 @@
-"""steps: the loop of a training program that goes on whatever happens to its run.
+"""steps: the loop of a training program that goes on after failures of its run.
 
-It owns what each program would otherwise write around its step: connect, the safe point, the sync,
-and what to do after each error. docs/ERRORS.md has the errors as a table. Groups are in
+It owns the code that each program would otherwise write around its step: connect, the safe point,
+the sync, and the handling of each error. docs/ERRORS.md has the errors as a table. Groups are in
 communicator.py, shared states in shared_state.py.
 """
 
@@ -57,14 +57,14 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class Step:
-    """One turn of `steps`, and the `with` block around what may have to be made again.
+    """One turn of `steps`, and the `with` block around work that may have to be repeated.
 
     `with step as comm` gives the communicator, which is also `step.comm`. If the block ends with an
-    error after which the run goes on, the tensors are again as they were at its beginning, the
-    error is logged (logger `pccl`, warning) and goes no further: the next turn is the same step
-    again. After any other exception this peer has left the run, the tensors are as they were too,
-    and the exception goes on. `admission` and `synced` are the answers of the safe point and of the
-    sync before this turn.
+    error after which the run continues, the tensors are restored to their contents at its
+    beginning, and the error is logged (logger `pccl`, warning) and suppressed: the next turn
+    repeats the step. After any other exception this peer has left the run, the tensors are restored
+    too, and the exception propagates. `admission` and `synced` are the answers of the safe point
+    and of the sync before this turn.
     """
 
     def __init__(
@@ -116,19 +116,19 @@ def steps(
 
     Each turn passes the safe point and syncs the tensors, so that they are equal on all members
     when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable`, which all members
-    get, this peer stays and makes the step again; after `Expelled`, `InDoubt`, `TooFewPeers` and
+    get, this peer stays and repeats the step; after `Expelled`, `InDoubt`, `TooFewPeers` and
     `CoordinatorUnreachable`, or with another operation still in flight, it leaves, connects again,
-    and takes what the others hold. Every other error is raised.
+    and takes the state of the others. Every other error is raised.
 
     `tensors`, `name`, `revision`, `may_differ`, `prefetch`: as for `Group.shared_state`;
     `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after
     which an error is raised instead. `keep`: copy the tensors at the beginning of each block, to
-    give them back if it fails; without it the block must write them after its last collective only.
+    restore them if it fails; without it the block must write them after its last collective only.
     `options`: those of `connect`. Groups and error feedback belong to a communicator, which changes
     when this peer connects again: ask for them in each block.
 
-    One thread iterates it. To leave the loop is to leave the run. Raises what `connect`,
-    `Group.admit` and `SharedState.sync` raise, and InvalidArgument for a bad argument.
+    Iterate it on one thread. Leaving the loop leaves the run. Raises the errors of `connect`,
+    `Group.admit` and `SharedState.sync`, and InvalidArgument for a bad argument.
     """
     if not patience > 0:
         raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
@@ -231,7 +231,7 @@ class _Run:
         if not (goes_on and isinstance(error, SHARED) and self._idle()):
             self.leave()
         if goes_on:
-            again = "making the step again" if self._entered else "connecting again"
+            again = "repeating the step" if self._entered else "connecting again"
             _log.warning("%s: %s; %s", type(error).__name__, error, again)
         return goes_on
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class PcclError(Exception):
     """Base of every error of PCCL.
 
-    `work` is the operation that has failed, where a call had begun one.
+    `work` is the operation that has failed, if the call had begun one.
     """
 
     work: Work[Any] | None = None
@@ -27,8 +27,8 @@ class PcclError(Exception):
 class InvalidArgument(PcclError, ValueError):
     """A bad argument. Nothing was sent, and no sequence number was used.
 
-    Where only this peer was wrong, the others wait for this very call: repeat it with valid
-    arguments, and do not go on to the next, which they would take for it.
+    If only this peer was wrong, the others wait for this very call: repeat it with valid arguments.
+    Do not go on to the next call, which the others would take for this one.
     """
 
 
@@ -46,7 +46,7 @@ class Mismatch(PcclError):
     In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
     two peers insist on different contents.
     A newcomer whose first call, or state, is not that of the members gets this alone: the others go
-    on without it. It is no member then; connecting again helps only once its program is mended.
+    on without it. It is not a member then, and must correct its program before it connects again.
     """
 
 
@@ -66,8 +66,8 @@ class InDoubt(PcclError):
     """This call ended after this peer had voted, without an answer: neither success nor failure.
 
     Its deadline passed, it was cancelled, or the coordinator was lost. The data sent is as it was.
-    `work` keeps the result: `work.resolve()` settles it once the coordinator answers, returns what
-    the call would have returned, and raises CoordinatorUnreachable if it never will.
+    `work` keeps the result. `work.resolve()` settles it once the coordinator answers: it returns
+    the result of the call, and raises CoordinatorUnreachable if no answer can come any more.
     """
 
 
@@ -92,7 +92,7 @@ class VersionMismatch(PcclError):
 
 
 class StateUnavailable(PcclError):
-    """Nobody holds the shared state any more. The tensors of a sync are as they were."""
+    """No member holds the shared state any more. The tensors of a sync are as they were."""
 
 
 class Cancelled(PcclError):
@@ -129,7 +129,7 @@ CLASS_OF_STATUS: dict[int, type[Exception]] = {
 def make(status: int, message: str) -> Exception:
     """The exception of a status; an unknown one (a newer library) is a plain PcclError."""
     if status == 1 and not message:
-        message = "not finished yet; the operation goes on"
+        message = "not finished yet; the operation continues"
     cls = CLASS_OF_STATUS.get(status, PcclError)
     return cls(message or _pccl.status_name(status))
 

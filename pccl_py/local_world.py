@@ -27,7 +27,7 @@ class LocalWorld(Closing):
             outcomes = world.run(lambda comm: comm.all_reduce(arrays[comm.rank]))
 
     `deadline`: default deadline of operations in seconds. Further options are those of
-    `Coordinator`. Raises what `Coordinator` and `connect` raise.
+    `Coordinator`. Raises the errors of `Coordinator` and `connect`.
     """
 
     def __init__(
@@ -64,11 +64,10 @@ class LocalWorld(Closing):
         self.comms = sorted(entered, key=lambda comm: comm.rank)
 
     def run(self, fn: Callable[[Communicator], ResultType]) -> list[ResultType]:
-        """Calls `fn(comm)` for every communicator, each in a thread, and returns what they return.
+        """Calls `fn(comm)` for every communicator, each in a thread, and returns the results.
 
-        If some raise, the error of the one that raised first is raised here, once all are done,
-        with a note that says which rank it was. A peer whose `fn` raised leaves the group, so that
-        the others do not wait for it.
+        If some raise, the first error is raised here, once all are done, with a note that names the
+        rank. A peer whose `fn` raised leaves the group, so that the others do not wait for it.
         """
         jobs = [_bind(fn, comm, rank) for rank, comm in enumerate(self.comms)]
         return _run_in_threads(jobs, lambda index: self.comms[index].close())

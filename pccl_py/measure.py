@@ -50,7 +50,7 @@ class Measurement:
         needed = _pccl.kernel_memory(self.count) if size % 4 == 0 else 0
         if needed == 0:
             raise errors.InvalidArgument(
-                f"kernels are measured on multiples of 16 KiB of f32, up to 4 GiB, not {size} bytes"
+                f"the size must be a multiple of 16 KiB, up to 4 GiB, not {size} bytes"
             )
         self._memory = mmap.mmap(-1, needed)
         if hasattr(mmap, "MADV_HUGEPAGE"):

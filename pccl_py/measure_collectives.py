@@ -363,7 +363,7 @@ def size_of(text: str) -> int:
         units |= dict.fromkeys((letter, f"{letter}iB"), 1 << (10 * power))
     unit = units.get(text[len(digits) :])
     if not digits.isdecimal() or not digits.isascii() or unit is None or int(digits) == 0:
-        raise InvalidArgument(f"{text!r} is no size: say 4096, 4KiB, 64MiB or 1GiB")
+        raise InvalidArgument(f"{text!r} is not a size: say 4096, 4KiB, 64MiB or 1GiB")
     return int(digits) * unit
 
 
@@ -372,7 +372,7 @@ def sizes(least: int, most: int, factor: int) -> list[int]:
     if most < least:
         raise InvalidArgument(f"the largest size, {most} bytes, is below the least, {least}")
     if factor < 2:
-        raise InvalidArgument(f"a factor is 2 or more, not {factor}")
+        raise InvalidArgument(f"a factor must be 2 or more, not {factor}")
     made = [least]
     while made[-1] * factor <= most:
         made.append(made[-1] * factor)

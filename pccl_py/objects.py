@@ -53,15 +53,15 @@ class Objects(Messages):
         size_max: int = SIZE_MAX,
         **options: Any,
     ) -> Any:
-        """The object that `root` passes, on every member; there it is `value` itself.
+        """Returns the object that `root` passes, on every member; there it is `value` itself.
 
-        `value`: anything that pickle takes; what others pass is not looked at. `root`: a rank of
+        `value`: anything that pickle takes; on other ranks it is ignored. `root`: a rank of
         the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
         if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
         that of the whole. A Work unpickles where it is waited for, or awaited.
 
-        A pickle is code: who can send one to this process can run anything in it. So call this
-        only where every member of the group, and whoever has the run's token, may do that.
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
         """
         asked = _Asked("broadcast_object", options, size_max)
         is_root = self._rank_of(root) == self.rank
@@ -102,8 +102,8 @@ class Objects(Messages):
         alike. `size_max`: bytes that all pickles together may have, 64 MiB if not given, the same
         on every peer; more are InvalidArgument on all. Otherwise as `broadcast_object`.
 
-        A pickle is code: who can send one to this process can run anything in it. So call this
-        only where every member of the group, and whoever has the run's token, may do that.
+        A pickle is code: any peer that can send one to this process can run anything in it. So call
+        this only where every member of the group, and every holder of the token, may do that.
         """
         asked = _Asked("all_gather_object", options, size_max)
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)

@@ -155,7 +155,7 @@ _MEANINGS = {
     "op": '"sum" (the default), "avg", "prod", "min" or "max", or a `ReduceOp`; the same on every '
     "peer, as are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
-    "options; where something is added up, with sum and avg only.",
+    "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
     "recovery": 'what the death of a peer does, "resume", "restart" or "raise": see `Recovery`.',
     "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
@@ -167,8 +167,8 @@ _MEANINGS = {
 
 _ERRORS = """\
 Raises InvalidArgument (a ValueError) for a bad argument or layout and TypeError for a dtype, before
-anything is sent, and the errors of `PcclError`. An exception of a signal handler, as Ctrl-C is one,
-withdraws the call, unless the operation was done by then: its `work` tells (see `Work`)."""
+anything is sent, and the errors of `PcclError`. An exception raised by a signal handler (Ctrl-C)
+withdraws the call unless the operation had already finished; see its `work` (class `Work`)."""
 
 
 class Asked:

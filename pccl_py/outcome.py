@@ -82,10 +82,10 @@ class Outcome:
     `tag`, `sequence` and `epoch` name the operation in its group; `attempts` is 1 without a loss,
     and counts those that this peer took part in.
     `digest` is the digest of the result, 32 hexadecimal digits, zeros where each peer has a result
-    of its own. `ranges` lists who contributed to what. A range ends where the contributors change:
+    of its own. `ranges` lists the contributors. A range ends where the contributors change:
     without a loss there is one range, or one for each shard that has elements (all_gather, gather,
-    all_to_all), and none for an empty result. Nobody contributed to what was lost with its only
-    source; shards that adjoin and were lost are in one range, so find a rank's shard by its place
+    all_to_all), and none for an empty result. Elements lost with their only source have no
+    contributor; adjoining shards that were lost share a range, so find a rank's shard by its place
     (`begin`, `end`) and not by the number of the range. Sizes are payload bytes that this peer sent
     and received; `duration` is seconds from the call to the commit. `roster` has the members of the
     epoch, from which `ranks`, `labels` and str() take the names of the contributors: as they were
@@ -128,11 +128,11 @@ class Outcome:
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
-        """Everybody who contributed to any range, in the order in which the ranges name them.
+        """The contributors to any range, in the order in which the ranges name them.
 
-        Where something is reduced and all ranges agree, as without a loss or with recovery
-        "restart", this is the contributor set of the whole result, in rank order. For a gather or
-        an exchange it has everybody whose shard is there.
+        For a reduction whose ranges all agree, as without a loss or with recovery "restart", this
+        is the contributor set of the whole result, in rank order. For a gather or an exchange it
+        has all peers whose shards are there.
         """
         return tuple(dict.fromkeys(peer for part in self.ranges for peer in part.contributors))
 

@@ -61,7 +61,7 @@ class Rows:
         if counts is not None:
             rows = cls.of_counts(comm, tail, counts, name)
             if rows.whole != whole:
-                raise InvalidArgument(f"{name} are {rows.whole} rows together, x has {whole}")
+                raise InvalidArgument(f"{name} are {rows.whole} rows together, but x has {whole}")
             return rows
         if whole % world:
             advice = "pass counts" if takes_counts else "all need as many"
@@ -94,7 +94,7 @@ class Rows:
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
             raise InvalidArgument(
-                f"{name} has {len(counts)} entries: one for each of {world} ranks"
+                f"{name} has {len(counts)} entries, but must have one for each of {world} ranks"
             )
         listed = [unsigned(count, f"each of {name}", 64) for count in counts]
         each = math.prod(tail)

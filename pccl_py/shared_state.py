@@ -19,8 +19,8 @@ from pccl_py.words import Strategy, StrategyName, nanoseconds, parse_strategy, t
 class SharedState(Closing):
     """Made by `Group.shared_state`. Any thread may call any method; one sync at a time.
 
-    `close`, or leaving the `with` block, lets go of the arrays; so does closing the group, of which
-    it is then of no use any more.
+    `close`, or leaving the `with` block, lets go of the arrays; so does closing the group, after
+    which the state is of no use.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SharedState(Closing):
         prefetch: bool,
     ) -> None:
         if not isinstance(tensors, Mapping):
-            raise TypeError(f"tensors maps names to arrays, and is no {type(tensors).__name__}")
+            raise TypeError(f"tensors must map names to arrays, not be {type(tensors).__name__}")
         own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
         unknown = sorted(own.difference(tensors))
         if unknown:
@@ -69,17 +69,18 @@ class SharedState(Closing):
     def sync(
         self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
     ) -> SyncOutcome:
-        """Makes the arrays equal on all members, who call it equally often. Blocks without the GIL.
+        """Makes the arrays equal on all members, which must call it equally often. Blocks.
 
-        If they differ, one content is elected and the others get it: see `Strategy`. Only what
-        differs moves, from all who hold it. On any error the arrays and the revision are as they
-        were. During the call the arrays must not be written, nor read before it returns.
+        If they differ, one content is elected and the others get it: see `Strategy`. Only differing
+        leaves move, from all members that hold them. On any error the arrays and the revision are
+        as they were. The call runs without the GIL; other threads must not write or read the arrays
+        until it returns.
 
         Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
         insist on different contents (if one of them is new in the group, it raises there alone,
-        and that peer is out of the group); StateUnavailable if nobody holds content that may be
-        taken; InDoubt if the coordinator was lost at the last moment (call it again: it brings this
-        peer to what the others have); and the errors of `Group.all_reduce`. `deadline` is in
+        and that peer is out of the group); StateUnavailable if no member holds content that may be
+        taken; InDoubt if the coordinator was lost at the last moment (call it again: it makes this
+        peer equal to the others); and the errors of `Group.all_reduce`. `deadline` is in
         seconds from now (default: the communicator's).
         """
         answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
@@ -114,5 +115,5 @@ class SharedState(Closing):
 
 def _names(value: Iterable[str]) -> list[str]:
     if isinstance(value, str):
-        raise TypeError("may_differ is a collection of names, not one str")
+        raise TypeError("may_differ must be a collection of names, not one str")
     return list(value)

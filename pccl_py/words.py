@@ -83,12 +83,12 @@ class Recovery(IntEnum):
     """The effect of a peer's death on an operation. Functions also take the lower-case name.
 
     DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
-    contributors may differ per range. RESTART: one contributor set for the whole result; of what is
-    gathered or exchanged, each shard is there whole or is zeros. RAISE: `Aborted` on every
-    survivor, unless all had voted when the loss was noticed.
+    contributors may differ per range. RESTART: one contributor set for the whole result; in
+    gathered or exchanged data each shard is whole or is zeros. RAISE: `Aborted` on every survivor,
+    unless all had voted when the loss was noticed.
 
-    A peer that was lost before a call, or has left, raises nothing: until the next safe point calls
-    are those of the members that are left, whose number is `info().alive`.
+    A peer that was lost before a call, or has left, causes no error: until the next safe point
+    calls run among the `info().alive` members that remain.
     """
 
     DEFAULT = 0
@@ -100,9 +100,9 @@ class Recovery(IntEnum):
 class Strategy(IntEnum):
     """A peer's wish for its content in a sync. Functions also take the lower-case name.
 
-    POPULAR: the elected content wins: the highest revision, then what members of the epoch before
-    hold, then what most hold, then that of the smallest peer id. SEND_ONLY: everybody gets the
-    content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
+    POPULAR: the elected content wins: that of the highest revision, then that of members of the
+    epoch before, then that of most members, then that of the smallest peer id. SEND_ONLY: all
+    members get the content of this peer. RECEIVE_ONLY: the content of this peer is never taken.
     """
 
     POPULAR = 0
@@ -114,8 +114,8 @@ class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name.
 
     AUTO: direct with a codec, and for scatter, gather and all_to_all; else the ring. RING: from
-    each member to the next. DIRECT: from everybody to the owner of each part, and from there to
-    everybody. Broken links, and groups of more than 32 members, may leave no choice.
+    each member to the next. DIRECT: from all members to the owner of each part, and from there to
+    all. Broken links, and groups of more than 32 members, may leave no choice.
     """
 
     AUTO = 0
@@ -140,10 +140,10 @@ class PeerId(bytes):
                 value = bytes.fromhex(value)
             except ValueError:
                 raise InvalidArgument(
-                    f"a peer id is 32 hexadecimal digits, not {value!r}"
+                    f"a peer id must be 32 hexadecimal digits, not {value!r}"
                 ) from None
         if len(value) != 16:
-            raise InvalidArgument(f"a peer id is 16 bytes, not {len(value)}")
+            raise InvalidArgument(f"a peer id must be 16 bytes, not {len(value)}")
         return super().__new__(cls, value)
 
     @property
@@ -201,42 +201,42 @@ def parse(words: type[WordType], value: object, name: str) -> WordType:
             if value == word.value:
                 return word
     known = ", ".join(repr(word.name.lower()) for word in words)
-    raise InvalidArgument(f"unknown {name} {value!r}; known are {known}")
+    raise InvalidArgument(f"unknown {name} {value!r}; expected one of {known}")
 
 
 def nanoseconds(seconds: float | None, name: str) -> int:
     """Seconds as nanoseconds; None is 0, which the native library reads as its default.
 
-    Raises InvalidArgument unless `seconds` is positive and finite, TypeError if it is no number.
+    Raises InvalidArgument unless `seconds` is positive and finite, TypeError if it is not a number.
     """
     if seconds is None:
         return 0
     value = _number(seconds, name)
     if not (math.isfinite(value) and value > 0.0):
-        raise InvalidArgument(f"{name} is a positive, finite number of seconds, not {seconds!r}")
+        raise InvalidArgument(f"{name} must be positive, finite seconds, not {seconds!r}")
     return max(1, round(min(value, SECONDS_MAX) * 1e9))
 
 
 def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
     """A timeout of a wait: None waits for ever, 0 and less only looks.
 
-    Raises InvalidArgument if it is NaN, TypeError if it is no number.
+    Raises InvalidArgument if it is NaN, TypeError if it is not a number.
     """
     if timeout is None:
         return forever_ns
     value = _number(timeout, "timeout")
     if math.isnan(value):
-        raise InvalidArgument("timeout is a number of seconds, not nan")
+        raise InvalidArgument("timeout must be a number of seconds, not nan")
     return round(max(0.0, min(value, SECONDS_MAX)) * 1e9)
 
 
 def _number(value: float, name: str) -> float:
     if isinstance(value, (str, bytes, bytearray)):  # float() would read them
-        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     try:
         return float(value)
     except TypeError:
-        raise TypeError(f"{name} is a number of seconds, not {type(value).__name__}") from None
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}") from None
 
 
 def index(value: SupportsIndex, name: str) -> int:
@@ -244,14 +244,14 @@ def index(value: SupportsIndex, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is an integer, not {type(value).__name__}") from None
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
 
 
 def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
-    """An integer in [0, 2**bits). Raises InvalidArgument, or TypeError if it is no integer."""
+    """An integer in [0, 2**bits). Raises InvalidArgument, or TypeError if it is not an integer."""
     number = index(value, name)
     if not 0 <= number < 1 << bits:
-        raise InvalidArgument(f"{name} is between 0 and 2**{bits} - 1, not {number}")
+        raise InvalidArgument(f"{name} must be between 0 and 2**{bits} - 1, not {number}")
     return number
 
 
@@ -260,22 +260,22 @@ def at_least_one(value: SupportsIndex | None, name: str, bits: int = 32) -> int:
     if value is None:
         return 0
     if index(value, name) < 1:
-        raise InvalidArgument(f"{name} is at least 1, not {value}")
+        raise InvalidArgument(f"{name} must be at least 1, not {value}")
     return unsigned(value, name, bits)
 
 
 def text(value: str, name: str) -> str:
-    """A string that C can take. Raises InvalidArgument if it holds a NUL or is no UTF-8.
+    """A string that C can take. Raises InvalidArgument if it holds a NUL or is not UTF-8.
 
-    A str that is no UTF-8 holds lone surrogates: it was made from bytes that were none. Raises
-    TypeError if `value` is no str.
+    A str that is not UTF-8 holds lone surrogates: it was made from bytes that were not UTF-8.
+    Raises TypeError if `value` is not a str.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{name} is a str, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     if "\0" in value:
         raise InvalidArgument(f"{name} must not contain a NUL character")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{name} is not UTF-8: {value!a}") from None
+        raise InvalidArgument(f"{name} must be UTF-8: {value!a}") from None
     return value

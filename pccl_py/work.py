@@ -39,10 +39,10 @@ class Work(Generic[ResultType]):
     One that is dropped before it is done goes on, and its buffers are kept until then; if it fails,
     the log says so (logger `pccl`).
 
-    An InDoubt carries one, and so does every other exception that leaves a call that was begun:
-    KeyboardInterrupt too, and whatever else a signal handler raises. Such an exception withdraws
-    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` says which
-    it was, and `error.work.outcome` what became of it. Without `work`, nothing had been begun.
+    An InDoubt carries one, and so does every other exception that leaves a call after it began:
+    KeyboardInterrupt too, and any other exception of a signal handler. Such an exception withdraws
+    the operation, as `cancel` does, unless it was done by then: `error.work.exception()` and
+    `error.work.outcome` tell how it ended. An exception without `work` came before the operation.
     """
 
     __slots__ = (
@@ -76,8 +76,8 @@ class Work(Generic[ResultType]):
     def wait(self, timeout: float | None = None) -> ResultType:
         """Waits until the operation is done, and returns its result.
 
-        After `timeout` seconds it raises TimeoutError, and the operation goes on: this is not
-        giving up (`cancel` is). Raises the error of the operation, as often as it is called.
+        After `timeout` seconds it raises TimeoutError, and the operation continues; use `cancel` to
+        give it up. Raises the error of the operation, as often as it is called.
         """
         if self._result is _NOTHING:
             self._wait(timeout)
@@ -90,8 +90,8 @@ class Work(Generic[ResultType]):
     def fileno(self) -> int:
         """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
 
-        Readable once `wait` would not block, and from then on; nothing is to be read from it. It is
-        closed with the Work: take it out of a selector first. Each Work that is asked has its own.
+        It is readable once `wait` would not block, and from then on; do not read from it. It is
+        closed with the Work: take it out of a selector first. Each Work has its own.
         Raises SystemRefused if there are too many open files.
         """
         return self._native.fileno()
@@ -99,12 +99,12 @@ class Work(Generic[ResultType]):
     def cancel(self) -> None:
         """Withdraws the operation, and this peer from the group; does nothing if it is done.
 
-        To the others it is what the death of this peer would be: they go on without it, with this
-        operation too. Here it ends with `Cancelled`, the input is as it was, and later calls in the
-        group raise `Expelled`: connect again to go on. After this peer's vote nobody needs it any
-        more for this operation: it ends with `InDoubt`, and the peer stays. A message, which two
-        alone exchange, is withdrawn by itself, and ends with `Aborted` on the other side. Returns
-        at once: `wait` tells.
+        To the others it is like the death of this peer: they go on without it, with this operation
+        too. Here it ends with `Cancelled`, the input is as it was, and later calls in the group
+        raise `Expelled`: connect again to go on. After this peer's vote the others no longer need
+        it for this operation: it ends with `InDoubt`, and the peer stays. A message, which concerns
+        two peers only, is withdrawn alone, and ends with `Aborted` on the other side. Returns at
+        once; `wait` tells how the operation ended.
         """
         self._native.cancel()
 
@@ -117,9 +117,9 @@ class Work(Generic[ResultType]):
     def resolve(self, timeout: float | None = None, *, copy: bool = True) -> ResultType | Outcome:
         """After `InDoubt`: waits for the coordinator's decision.
 
-        Returns the result if the operation was committed, and the output is filled then; unless
-        `copy` is false, which leaves the output alone and returns the outcome. Raises `Aborted` if
-        it was not committed, and TimeoutError if that is still unknown after `timeout` seconds.
+        If the operation was committed, it fills the output and returns the result; with `copy`
+        false it leaves the output alone and returns the outcome. Raises `Aborted` if it was not
+        committed, and TimeoutError if that is still unknown after `timeout` seconds.
         Without doubt it answers like `wait`.
         """
         self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
@@ -128,8 +128,8 @@ class Work(Generic[ResultType]):
     def exception(self, timeout: float | None = None) -> PcclError | None:
         """Waits like `wait`, and returns the error of the operation, or None if it committed.
 
-        It unpacks nothing, as `outcome` does not: where a frontend has packed an array, `wait`,
-        `await` and `resolve` fill the caller's.
+        Like `outcome`, it unpacks nothing: if a frontend has packed an array, only `wait`, `await`
+        and `resolve` fill the caller's.
         """
         try:
             self._wait(timeout)

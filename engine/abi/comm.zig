@@ -135,7 +135,7 @@ fn create(
 fn environment() status.Error!void {
     version.choose_cpu_level() catch return status.fail(
         .invalid_argument,
-        "PCCL_CPU_LEVEL is \"{s}\", which is no level of this library or more than this CPU can do",
+        "PCCL_CPU_LEVEL is \"{s}\", which this library does not know or this CPU cannot do",
         .{std.mem.span(std.c.getenv("PCCL_CPU_LEVEL").?)},
     );
     _ = net.fault.Fault.from_environment() catch return status.fail(

@@ -107,19 +107,19 @@ fn protocol_options(
     options.chunk_bytes = try within(given, "chunk_bytes", options.chunk_bytes, chunk_range);
     if (!std.math.isPowerOfTwo(options.chunk_bytes)) return status.fail(
         .invalid_argument,
-        "chunk_bytes is {d}, which is no power of two",
+        "chunk_bytes is {d}; it must be a power of two",
         .{options.chunk_bytes},
     );
     if (given.window_bytes != 0) options.window_bytes = given.window_bytes;
     if (options.window_bytes > limits.window_bytes_max) return status.fail(
         .invalid_argument,
-        "window_bytes is {d}, which is more than {d}",
+        "window_bytes is {d}; it must be at most {d}",
         .{ options.window_bytes, limits.window_bytes_max },
     );
     if (given.memory_bytes != 0) options.memory = given.memory_bytes;
     if (options.memory < limits.queues_bytes_min) return status.fail(
         .invalid_argument,
-        "memory_bytes is {d}, which is less than {d} MiB",
+        "memory_bytes is {d}; it must be at least {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
     try take_times(given, &options);
@@ -146,13 +146,13 @@ fn take_times(
     }) |name| {
         if (@field(options, name) > limits.interval_ns_max) return status.fail(
             .invalid_argument,
-            name ++ " is {d}, which is more than seven days, {d}",
+            name ++ " is {d}; it must be at most seven days, {d}",
             .{ @field(options, name), limits.interval_ns_max },
         );
     }
     if (options.heartbeat_ns < limits.heartbeat_ns_min) return status.fail(
         .invalid_argument,
-        "heartbeat_ns is {d}, which is less than a millisecond, {d}",
+        "heartbeat_ns is {d}; it must be at least a millisecond, {d}",
         .{ options.heartbeat_ns, limits.heartbeat_ns_min },
     );
     if (options.silence_ns / 3 < options.heartbeat_ns) return status.fail(

@@ -351,7 +351,7 @@ fn refused(path: []const u8, trouble: *const net.journal_file.Trouble) Error {
     return switch (trouble.refused.why) {
         error.NotAJournal => fail(
             .system_error,
-            "{s} holds a file named journal that is none of PCCL: give another directory",
+            "{s} holds a file named journal that PCCL did not write: give another directory",
             .{path},
         ),
         error.UnknownVersion => fail(
@@ -811,7 +811,7 @@ pub fn operation(op: *const session.Operation) Error {
             .in_doubt,
             "{s} ended without an answer of the coordinator{f}, so the others may have " ++
                 "committed it. The tensors are as they were; sync again, which brings this peer " ++
-                "to what the others have",
+                "to the state of the others",
             .{ name, Coordinator{ .failure = &op.failure } },
         ) else fail(
             .in_doubt,
@@ -849,7 +849,7 @@ pub fn operation(op: *const session.Operation) Error {
         .state_unavailable => fail(
             .state_unavailable,
             "{s}: nobody holds the shared state: all members that are left only receive, or " ++
-                "what they gave was not what they had offered (do not write to tensors during a " ++
+                "a holder sent other bytes than it offered (do not write to tensors during a " ++
                 "sync). The tensors are as they were",
             .{name},
         ),
@@ -865,7 +865,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
         .{ name, kept(op) },
     ) else fail(
         .cancelled,
-        "{s} was withdrawn here, by a cancellation, a close, or for want of memory. {s}",
+        "{s} was withdrawn here, by a cancellation, a close, or for lack of memory. {s}",
         .{ name, kept(op) },
     );
 }
@@ -1003,8 +1003,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
-            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; called " ++
-                "again, it is one of those who are left. {s}",
+            "{s} was aborted, because {f} was lost and its recovery is \"raise\"; if you " ++
+                "call it again, it runs among the survivors. {s}",
             .{ name, peer, kept(op) },
         ),
         // The reporter may be another member, which called it later.
@@ -1058,7 +1058,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     if (op.failure.reason == null) return fail(
         .mismatch,
         "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{f}{s}. Mend that, then create a new communicator",
+            "{f}{s}. Correct that, then create a new communicator",
         .{ name, op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
@@ -1319,7 +1319,7 @@ test "a call whose deadline passed says what those it waited for waited in thems
     try std.testing.expect(status.code(operation(&op)) != .ok);
     const sentence = std.mem.span(status.pccl_last_error());
     const wanted = "for rank 1 (n, 7f3a0101), which has not called it; rank 1 (n, 7f3a0101) " ++
-        "waits in all_gather (tag 9, number 2 of epoch 4) for rank 0 (this peer) and 1 more)";
+        "waits in all_gather (tag 9, sequence 2 of epoch 4) for rank 0 (this peer) and 1 more)";
     try std.testing.expect(std.mem.indexOf(u8, sentence, wanted) != null);
 }
 

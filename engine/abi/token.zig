@@ -53,7 +53,7 @@ pub fn put(run_id: [16]u8, address: []const u8, to: [*]u8, capacity: usize) stat
 fn bad_address(address: []const u8) status.Error {
     return status.fail(
         .invalid_argument,
-        "\"{s}\" is no address; it must be host:port, 1.2.3.4:port or [v6]:port",
+        "\"{s}\" is not an address; it must be host:port, 1.2.3.4:port or [v6]:port",
         .{address},
     );
 }
@@ -100,8 +100,8 @@ fn mistyped() status.Error {
 }
 
 fn no_token() status.Error {
-    return status.fail(.invalid_argument, "this is no token: one begins with \"{s}\" and comes " ++
-        "from `pccl coordinator`, or from the coordinator of a program", .{wire.token.prefix});
+    return status.fail(.invalid_argument, "this is not a token: one begins with \"{s}\" and " ++
+        "comes from `pccl coordinator`, or from a program's coordinator", .{wire.token.prefix});
 }
 
 test "a token comes back as it was made, and bad ones are refused" {

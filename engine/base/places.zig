@@ -47,7 +47,7 @@ pub const Door = struct {
 pub const guests_max = limits.strangers_max + limits.peers_max;
 
 /// Whoever must go: drawn among those from the network that has most guests, of these a silent one
-/// if there is any. Null: all have come just now. `guest_of` gives null for who is no guest.
+/// if there is any. Null: all have come just now. `guest_of` gives null for other peers.
 pub fn draw(
     comptime T: type,
     items: []const *T,

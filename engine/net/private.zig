@@ -76,7 +76,7 @@ pub const Told = struct {
         try writer.writeAll(" is not private: ");
         switch (exposure.what) {
             .link => try writer.writeAll("it is a symbolic link"),
-            .other_kind => try writer.print("it is no {s}", .{switch (exposure.kind) {
+            .other_kind => try writer.print("it is not a {s}", .{switch (exposure.kind) {
                 .directory => "directory",
                 .file => "regular file",
             }}),
@@ -287,7 +287,7 @@ test "each way in which something is not private is told with its path, owner, m
         .{ .look = foreign, .words = &.{ "not of the user", "chown it and chmod 600 /s/lock" } },
         .{ .look = linked, .words = &.{ "second name", "mode 0600", "chmod 700" } },
         .{ .look = link, .words = &.{ "/s/lock is not private: it is a symbolic link", "owner" } },
-        .{ .look = pipe, .words = &.{ "it is no regular file", "chmod 700" } },
+        .{ .look = pipe, .words = &.{ "it is not a regular file", "chmod 700" } },
     }) |case| {
         var text: [400]u8 = undefined;
         const told = judge(.file, "lock", case.look).?.told("/s");

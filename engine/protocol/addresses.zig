@@ -382,7 +382,8 @@ fn do_without(c: *Coordinator, now: Instant, peer: *Peer, why: wire.Dialed) void
     const is_news = peer.claim.waiting.items.len > 0;
     enter(c, now, peer);
     if (!is_news) return;
-    c.log(.warning, "peer {f} is not found at {s} ({s}): it dials the others, and nobody it", .{
+    c.log(.warning, "peer {f} is not found at {s} ({s}): it can dial the others, but " ++
+        "nobody can dial it", .{
         peer.named(),
         peer.claim.text,
         why.why(),

@@ -622,7 +622,7 @@ test "a journal that could not be written is tried again, and then holds what it
         shelf.full = false;
         try court.pass(court.c.options.journal_retry_ns);
         try expectEqual(.ok, court.c.journal_state);
-        try expectEqual(1, std.mem.count(u8, court.said[0..court.said_bytes], "err the run goes"));
+        try expectEqual(1, std.mem.count(u8, court.said[0..court.said_bytes], "err the run cont"));
         try court.expect_said("warning the journal is written again: from now on the run " ++
             "survives the end of this coordinator");
     }

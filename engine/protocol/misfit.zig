@@ -329,7 +329,8 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         .peer = epoch.members[known.from].id,
         .descriptor = known.descriptor,
     };
-    overdue.say("it called {f} where the members called {f} (tag {d}, number {d} of epoch {d})", .{
+    overdue.say("it called {f} where the members called {f} (tag {d}, sequence {d} of epoch " ++
+        "{d})", .{
         Described{ .descriptor = wrong orelse return, .names = epoch.names() },
         Described{ .descriptor = &known.descriptor, .names = epoch.names() },
         known.id.tag,

@@ -145,7 +145,7 @@ test "whose vote alone is missing is named, and stays" {
     try pass(&court, 2);
     try expect(is_named(&court));
     try court.expect_said("warning peer 03000000 (rank 2) alone has not finished all_reduce " ++
-        "(tag 5, number 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
+        "(tag 5, sequence 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
     try pass(&court, 60);
     try expectEqual(0b111, court.members_alive());
     try court.done(2, tag, 0);

@@ -173,7 +173,7 @@ fn failed(c: *Coordinator, now: base.Instant) void {
     c.journal_retry_at = now +| c.options.journal_retry_ns;
     if (c.journal_state == .failed) return; // it was said
     c.journal_state = .failed;
-    c.log(.err, "the run goes on, and does not survive the end of this coordinator before its " ++
+    c.log(.err, "the run continues, but will end with this coordinator until its " ++
         "journal can be written again, which is tried every {d} s: {s}", .{
         c.options.journal_retry_ns / std.time.ns_per_s,
         c.options.journal.?.why(),

@@ -193,7 +193,7 @@ fn warn(
     }
 }
 
-/// "has not called all_reduce (tag 0, number 12 of epoch 3), for which 2 of 3 have waited 10 s"
+/// "has not called all_reduce (tag 0, sequence 12 of epoch 3), for which 2 of 3 have waited 10 s"
 pub const Waits = struct {
     epoch: *const Epoch,
     known: *const Record,
@@ -219,7 +219,7 @@ pub const Waits = struct {
         // That of a sync says nothing to a person.
         if (known.descriptor.kind != .sync)
             try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});
-        try writer.print("number {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{
+        try writer.print("sequence {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{
             known.id.sequence,
             waits.epoch.number,
             needed - missing.count(),

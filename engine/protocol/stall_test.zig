@@ -77,7 +77,7 @@ test "a member that has not called what most have is named after the warning tim
     try expectEqual(0b100, waited_for(&court));
     for (0..2) |index| try expectEqual(0b100, named_to(&court, index));
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
+        "sequence 0 of epoch 1), for which 2 of 3 have waited 10 s; group g");
     const lines = std.mem.count(u8, court.said[before..court.said_bytes], "\n");
     try expectEqual(1, lines);
     try expectEqual(0b111, court.members_alive());
@@ -172,8 +172,8 @@ test "of a message only the two count: the one is named, and is not let go on th
     try expectEqual(0b010, named_to(&court, 0));
     try expectEqual(null, court.stalled[2]);
     try court.expect_said("warning peer 02000000 (rank 1) has not called its part of a message " ++
-        "from rank 0 (01000000) to rank 1 (02000000) (tag 7, number 0 of epoch 1), for which 1 " ++
-        "of 2 have waited 10 s; group g");
+        "from rank 0 (01000000) to rank 1 (02000000) (tag 7, sequence 0 of epoch 1), for which " ++
+        "1 of 2 have waited 10 s; group g");
     try expectEqual(0b111, court.members_alive());
     try called_message(&court, 1);
     try court.pass(second);
@@ -281,8 +281,8 @@ test "members that wait for each other on different tags are told of it, and nob
     try court.listen();
     for (0..peers_max) |index| try expectEqual(null, court.stalled[index]); // nothing is new
     try court.expect_said("warning peer 03000000 (rank 2) has not called all_reduce (tag 5, " ++
-        "number 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
-        "6, number 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
+        "sequence 0 of epoch 1), for which 2 of 3 have waited 10 s; it waits in all_reduce (tag " ++
+        "6, sequence 0 of epoch 1) for rank 0 (01000000) and 1 more; group g");
     try expectEqual(0b111, court.members_alive());
 }
 
@@ -343,7 +343,7 @@ test "who does not call is let go with the true reason, and the others' operatio
     try expectEqual(0b111, court.members_alive());
     try court.pass(second);
     try expectEqual(0b011, court.members_alive());
-    const why = "it has not called all_reduce (tag 5, number 0 of epoch 1), for which 2 of 3 " ++
+    const why = "it has not called all_reduce (tag 5, sequence 0 of epoch 1), for which 2 of 3 " ++
         "have waited 20 s";
     try court.expect_said("warning peer 03000000 must leave group g: " ++ why);
     try court.expect_said("info peer 03000000 is out of epoch 1: " ++ why ++

@@ -143,7 +143,7 @@ pub const Operation = struct {
         failure.other_descriptor = operation.op.descriptor;
     }
 
-    /// "all_reduce (tag 5, number 7 of epoch 2)", "send to rank 1 (tag 0, number 3 of epoch 2)"
+    /// "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1 (tag 0, sequence 3 of epoch 2)"
     pub fn named(operation: *const Operation) Named {
         return .{ .operation = operation };
     }

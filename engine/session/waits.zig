@@ -26,10 +26,10 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
     const names: labels.Names = .of_missing(s, operation);
-    s.log(.warning, "{f} waits for {f} since {d} s{f}; group {s}", .{
+    s.log(.warning, "{f} has been waiting {d} s for {f}{f}; group {s}", .{
         operation.named(),
-        Missing{ .names = &names, .operation = operation },
         (s.now -| operation.started_at) / std.time.ns_per_s,
+        Missing{ .names = &names, .operation = operation },
         Elsewhere{
             .names = &names,
             .operation = operation,
@@ -108,7 +108,7 @@ pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!v
     if (is_news) s.log(.warning, "{f}; group {s}", .{ &awaited, group.name });
 }
 
-/// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, number 0 of epoch 1) for rank 0
+/// "; rank 1 (node7:4242, 7f3a01c2) waits in all_reduce (tag 5, sequence 0 of epoch 1) for rank 0
 /// (this peer)"
 pub const Elsewhere = struct {
     names: *const labels.Names,

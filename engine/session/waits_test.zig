@@ -53,8 +53,8 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     try w.pass(4 * second);
     try expectEqual(0, w.said_bytes);
     try w.pass(3 * second);
-    try expectEqualStrings("all_reduce (tag 0, number 0 of epoch 1) waits for rank 1 (n1, " ++
-        "00000000) and rank 2 (n2, 00000000) since 6 s; group g", w.said[0..w.said_bytes]);
+    try expectEqualStrings("all_reduce (tag 0, sequence 0 of epoch 1) has been waiting 6 s for " ++
+        "rank 1 (n1, 00000000) and rank 2 (n2, 00000000); group g", w.said[0..w.said_bytes]);
     const lines = w.log_lines;
     try w.pass(30 * second);
     try expectEqual(0, w.log_lines - lines);
@@ -109,9 +109,9 @@ test "the log says what a member that is waited for waits in itself" {
     const lines = w.log_lines;
     try w.pass(7 * second);
     try expectEqual(2, w.log_lines - lines);
-    try expectEqualStrings("all_reduce (tag 5, number 0 of epoch 1) waits for rank 0 (n0, " ++
-        "00000000) since 6 s; rank 0 (n0, 00000000) waits in all_reduce (tag 0, number 0 of " ++
-        "epoch 1) for rank 1 (this peer); group g", w.said[0..w.said_bytes]);
+    try expectEqualStrings("all_reduce (tag 5, sequence 0 of epoch 1) has been waiting 6 s for " ++
+        "rank 0 (n0, 00000000); rank 0 (n0, 00000000) waits in all_reduce (tag 0, sequence 0 " ++
+        "of epoch 1) for rank 1 (this peer); group g", w.said[0..w.said_bytes]);
     try w.pass(7 * second);
     try expectEqual(.deadline_exceeded, there.status);
     const told = there.failure.elsewhere.slice();

@@ -626,8 +626,9 @@ pub const Prepare = struct {
         .links = limits.peers_max,
     };
 };
-/// The names of peers of a round, for people: to a newcomer those of all; to a member those of who
-/// is new. Behind `prepare`, which says that these are of the round.
+
+/// The names of peers of a round, for people: to a newcomer those of all, to a member the new ones.
+/// They come behind `prepare`, which lists the peers of the round.
 pub const Labels = struct {
     group: u16,
     peers: List(LabelEntry),

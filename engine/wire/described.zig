@@ -77,7 +77,7 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
-/// "all_reduce (tag 5, number 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
+/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
 pub const NamedCall = struct {
     kind: control.OpKind,
     op: control.OpId,
@@ -95,6 +95,6 @@ pub const NamedCall = struct {
         try writer.writeAll(" (");
         // That of a sync says nothing to a person.
         if (it.kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
-        try writer.print("number {d} of epoch {d})", .{ it.op.sequence, it.epoch });
+        try writer.print("sequence {d} of epoch {d})", .{ it.op.sequence, it.epoch });
     }
 };

@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
 
   /* Join the run. The first epoch begins when as many peers are there as pccl run has started. */
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
-  options.bind = getenv("PCCL_BIND"); /* NULL: all interfaces */
+  options.bind = getenv("PCCL_BIND"); /* NULL: chosen */
   options.initial_world_size = number_in("PCCL_INITIAL_WORLD_SIZE", 2);
   pccl_comm_t *comm = NULL;
   check(pccl_comm_create(token, &options, &comm), "connect");

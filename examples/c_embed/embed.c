@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
-  options.bind = getenv("PCCL_BIND"); /* NULL: all interfaces */
+  options.bind = getenv("PCCL_BIND"); /* NULL: chosen */
   options.initial_world_size = peers ? (uint32_t)strtoul(peers, NULL, 10) : 2;
   pccl_comm_t *comm = NULL;
   check(pccl_comm_create(token, &options, &comm), "connect");

@@ -14,7 +14,7 @@
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
-take arrays of any layout: what is not contiguous, or not in native byte order, is packed and
+take arrays of any layout: those not contiguous, or not in native byte order, are packed and
 unpacked here. With `async_op=True` each returns a Work, whose `wait` has the result; those that
 return arrays also take `return_outcome=True`. Everything else is pccl_py's: errors, deadlines,
 recovery.

@@ -85,7 +85,7 @@ NUMPY = NumPy()
 
 
 def check_dtype(x: Array, *, adds: bool) -> None:
-    """Raises TypeError for what has no collectives, or none that add elements up."""
+    """Raises TypeError for a dtype without collectives, or without any that add elements up."""
     # By name, as ml_dtypes has more types that call themselves floats.
     moves = x.dtype == np.bool_ or (x.dtype.itemsize == 1 and x.dtype.name.startswith("float8"))
     if x.dtype.name in _SUPPORTED or (moves and not adds):

@@ -4,7 +4,7 @@ Types, docstrings and all that they do are the kit's (pccl_py.kit). Where a coll
 array, it may be array_like. A packed array is a contiguous copy in native byte order; the result is
 copied back only when the operation has committed, by whoever waits for it. On an error every input
 is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold anything. After an
-InDoubt `work.resolve()` returns what the call would have returned.
+InDoubt `work.resolve()` returns the result of the call.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arrays that are contiguous and in native byte order are shared as they are. Others are packed before
 each sync and written back when it has committed, so that on an error every array is as it was.
-Everything else is pccl_py's: who wins, what moves, errors.
+Everything else is pccl_py's: election, transfer, errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pccl_py.closing import Closing
 class SharedState(Closing):
     """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
-    Raises TypeError for what is no numpy.ndarray or has a dtype that is not in `pccl_py.DType`,
+    Raises TypeError for anything but numpy.ndarray, or for a dtype that is not in `pccl_py.DType`,
     ValueError for a read-only array that is not among `may_differ`, and the errors of
     `Group.shared_state`. With `prefetch`, newcomers get a packed array as it was at the last sync.
     """

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.text import Text
 
@@ -39,6 +40,15 @@ errors = Console(stderr=True, highlight=False)
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose usage line has arguments by the names given here, and no hidden ones."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.params if isinstance(one, typer.core.TyperArgument)]
+        shown = [one.metavar or "" for one in arguments if not one.hidden]
+        return [self.options_metavar or "", *shown]
 
 
 class OnFailure(str, Enum):
@@ -67,7 +77,7 @@ TokenFrom = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="File with the token, which only you can read; - is standard input. "
+        help="File that holds the token, readable only by you; - is standard input. "
         + _default("PCCL_TOKEN"),
     ),
 ]
@@ -76,7 +86,7 @@ State = Annotated[
     typer.Option(
         metavar="DIR",
         help="Keep the run in this directory. A coordinator started again with it, on the same "
-        "address, goes on with the run; options left out are those of the run.",
+        "address, continues the run; options left out are those of the run.",
     ),
 ]
 Advertise = Annotated[
@@ -106,8 +116,8 @@ Memory = Annotated[
     int | None,
     typer.Option(
         min=16 << 20,
-        help="Bytes that all queues of the coordinator may hold; beyond, the peer with the longest "
-        "is let go. " + _default("512 MiB"),
+        help="Bytes that all queues of the coordinator may hold; beyond that, the peer with the "
+        "longest is removed. " + _default("512 MiB"),
     ),
 ]
 Heartbeat = Annotated[
@@ -123,19 +133,19 @@ Prepare = Annotated[
 StallWarning = Annotated[
     float | None,
     typer.Option(
-        help="Seconds until a member that has not called what over half have called is named. "
+        help="Seconds until a member is named that lacks a call which over half have made. "
         + _default("10")
     ),
 ]
 Stall = Annotated[
     float | None,
-    typer.Option(help="Seconds until it is removed from its group. " + _default("never")),
+    typer.Option(help="Seconds until such a member is removed. " + _default("never")),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Events of the run on stderr.")]
 RunIdFile = Annotated[
     Path | None,
     typer.Option(
-        help="File with 32 hexadecimal digits, which only you can read; - is standard input. "
+        help="File with 32 hexadecimal digits, readable only by you; - is standard input. "
         + _default("random")
     ),
 ]
@@ -245,6 +255,7 @@ def token(
 
 @app.command(
     name="run",
+    cls=Command,
     context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
 )
 def run_command(
@@ -255,7 +266,7 @@ def run_command(
     ] = OnFailure.CONTINUE,
     restarts: Annotated[
         int,
-        typer.Option(min=0, help="Start a process that fails again, so many times at most."),
+        typer.Option(min=0, help="Restart a failed process at most this many times."),
     ] = 0,
     log_dir: Annotated[
         str | None,
@@ -285,8 +296,8 @@ def run_command(
 
     COMMAND is a program, or a Python file: pccl run -n 4 train.py --steps 10. Each process gets \
 PCCL_TOKEN, PCCL_INITIAL_WORLD_SIZE, PCCL_RESTARTS, RANK and WORLD_SIZE in its \
-environment; ranks are for orientation, the run gives its own. Lines of output carry the number \
-of their process.
+environment. RANK is only for file names and seeds: the run assigns its own ranks. Each line of \
+output begins with the number of its process.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; after 10 s, or at the second signal, what \
 still runs is killed. The exit status is then 128 plus the signal. Otherwise it is 0 if at least \
@@ -325,7 +336,7 @@ of the first that failed.
     raise typer.Exit(code)
 
 
-@app.command(name="status")
+@app.command(name="status", cls=Command)
 def status_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
@@ -351,7 +362,7 @@ def status_command(
         status.show(token, timeout=timeout)
 
 
-@app.command(name="doctor")
+@app.command(name="doctor", cls=Command)
 def doctor_command(
     refused: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     token_file: TokenFrom = None,
@@ -362,8 +373,7 @@ def doctor_command(
         typer.Option(help="Ports that peers have here, as 29400-29500." + _default("PCCL_PORTS")),
     ] = None,
 ) -> None:
-    """Look at what a peer on this machine needs: the ways to coordinator and members and back, \
-clocks, limits.
+    """Check this machine for a peer: routes to coordinator and members and back, clocks, limits.
 
     One line each: ok, or wrong and what to do. For a moment a peer joins a group of its own, and \
 members dial it. The exit status is 1 if anything is wrong.

@@ -68,7 +68,7 @@ class Folder:
                 raise SystemRefused(f"--log-dir: {path}: {error.strerror}") from error
 
     def write(self, index: int, line: bytes, say: Callable[[str], None]) -> None:
-        """Adds a line of a process. If the disk refuses it, this is said, and no more is written.
+        """Adds a line of a process. After an error of the disk it reports that and stops.
 
         The process must not wait, or die of a pipe that nobody reads, because a disk is full.
         """

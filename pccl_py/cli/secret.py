@@ -116,7 +116,7 @@ def _check(path: Path, status: os.stat_result) -> None:
     if status.st_uid == 0:
         for_others &= ~0o040
     if not stat.S_ISREG(status.st_mode):
-        raise pccl_py.InvalidArgument(f"{path} is no regular file; - is standard input")
+        raise pccl_py.InvalidArgument(f"{path} is not a regular file; - is standard input")
     if status.st_uid not in (0, os.geteuid()):
         raise pccl_py.InvalidArgument(
             f"{path} belongs to the user {status.st_uid}, who can change it: copy it to a file of "

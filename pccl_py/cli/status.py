@@ -96,7 +96,7 @@ def page(status: dict[str, Any]) -> RenderableType:
         return render(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise pccl_py.PcclError(
-            "the coordinator answered something that is no status: use its release, or --json"
+            "the coordinator's answer is not a status: use its release, or --json"
         ) from error
 
 
@@ -218,7 +218,7 @@ def _attendance(group: dict[str, Any]) -> list[Text]:
         return []
     says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
     if group["emptied"]:
-        says += ", as at first: all that were in it are gone"
+        says = f"all earlier members are gone; {says}"
     return [Text(shown(says), style="yellow")]
 
 
@@ -247,7 +247,7 @@ def _members(epoch: dict[str, Any]) -> Table:
 
 
 def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
-    """The speeds of each member, in all and on its links, as it tells them; and who is late.
+    """The speeds of each member, in all and on its links, as it reports them; and how late it is.
 
     A coordinator of an earlier release does not say.
     """
@@ -296,7 +296,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             peer, tag = _name(epoch["members"][rank]), operation["tag"]
             says = (
                 f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} (tag "
-                f"{tag}, number {operation['sequence']}) for {duration(operation['stalled_ns'])}"
+                f"{tag}, sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)
@@ -339,8 +339,8 @@ def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
     if len(operation["not_called"]) > 4:
         whom += f" and {len(operation['not_called']) - 4} more"
     says = (
-        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} waits for "
-        f"{whom} since {duration(operation['waited_ns'])}"
+        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} has been "
+        f"waiting {duration(operation['waited_ns'])} for {whom}"
     )
     return [Text(shown(says), style="yellow")]
 

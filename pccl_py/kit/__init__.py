@@ -1,4 +1,4 @@
-"""The kit of frontends: each says of its arrays what Frontend asks, and has all collectives.
+"""The kit of frontends: each describes its arrays to Frontend, and gets all collectives.
 
     class NumPy(Frontend[NDArray[Any]]): ...        # shapes, packing, dtypes
     arrays: Functions[Single] = Functions(NumPy(), one)

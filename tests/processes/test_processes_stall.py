@@ -86,7 +86,7 @@ def test_a_member_that_never_calls_is_named_in_status_log_and_errors(
         )
         for peer in (hasty, patient):
             check_untouched(peer)
-        said = wait_until_said(caplog, "has not called all_reduce (tag 0, number 0 of epoch 1)")
+        said = wait_until_said(caplog, "has not called all_reduce (tag 0, sequence 0 of epoch 1)")
         assert re.match(rf"peer {absent.name} \({LABEL}, rank 2\) ", said) and "2 of 3" in said
         assert absent.name in wait_until_said(caplog, "is not waited for any more")
         # All are still members.
@@ -113,7 +113,7 @@ def test_a_member_that_never_calls_is_let_go_and_the_others_commit(
             oracle.check(outcome, peer.read("x"), SALT)
         absent.send("run", kind="all_reduce", array="x")
         raised = absent.failure()
-        why = "it has not called all_reduce (tag 0, number 0 of epoch 1), for which 2 of 3 have"
+        why = "it has not called all_reduce (tag 0, sequence 0 of epoch 1), for which 2 of 3 have"
         assert raised.kind == "Expelled" and why in raised.message, raised
         check_untouched(absent)
         assert absent.name in wait_until_said(caplog, "must leave group")

@@ -1,7 +1,9 @@
 """How sentences of comments, docstrings and documents begin; test_tidy.py has the rule.
 
 A sentence has a subject: none begins with a relative "Who" or "What" ("What is lost is found"), and
-no comment is a fragment that begins with "Of". Questions pass; of headings those with "What" do.
+no comment is a fragment that begins with "Of". A cell of a table is a sentence, also in lower case.
+Questions pass, and headings with "What" and heads of tables do. No noun is left out before a "who"
+either ("sent again by" it). An error says what an argument must be, not what it "is".
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ ZIG = re.compile(rf"\\\\[^\n]*|{STRINGS}|//[^\n]*")
 C = re.compile(rf"{STRINGS}|//[^\n]*|/\*.*?\*/", re.DOTALL)
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 BEGINS = re.compile(r"(?:^[-=\W]*|[.:;!?][\"')\]*_`]*\s+[\"'(\[*_]*)(Who|What|Of)\s[^.!?]*(.?)")
+
+LEFT_OUT = re.compile(r"\b(?:[Oo]f|[Bb]y|[Ff]or)\s+(who)\b")
+CELL = re.compile(r"(?:who|what|of)\s")
+IS_FOR_MUST = re.compile(r"\b(?:is|are) (?!not\b)[^.;:]*, not\b")
 
 
 def comments(pattern: re.Pattern[str], text: str) -> Iterator[Row]:
@@ -64,7 +70,8 @@ def hashes(text: str) -> Iterator[Row]:
 def markdown(text: str) -> Iterator[Row]:
     """Paragraphs, items, headings and the cells of tables; no blocks of code."""
     fenced = False
-    for n, line in enumerate(text.splitlines(), start=1):
+    lines = text.splitlines()
+    for n, line in enumerate(lines, start=1):
         fence = line.lstrip().startswith("```")
         fenced ^= fence
         if fence or fenced:
@@ -74,9 +81,12 @@ def markdown(text: str) -> Iterator[Row]:
             yield n, "" if line.startswith("What ", line.find(" ") + 1) else line
             yield n, None
         elif line.startswith("|"):
+            is_head = lines[n : n + 1] and lines[n].startswith("|--")
             for cell in line.strip("|").split("|"):
                 yield n, None
-                yield n, cell.strip()
+                words = cell.strip()
+                begins = CELL.match(words) and not is_head
+                yield n, words[:1].upper() + words[1:] if begins else words
             yield n, None
         else:
             yield n, line.strip("> ")
@@ -118,4 +128,24 @@ def without_subject(path: Path, text: str) -> list[tuple[int, str]]:
             at = match.end(1)
             if match[2] != "?":
                 found.append((paragraph[whole.count("\n", 0, match.start(1))][0], match[1]))
+        for match in LEFT_OUT.finditer(whole):
+            found.append((paragraph[whole.count("\n", 0, match.start(1))][0], match[0]))
+    return found
+
+
+def is_for_must(path: Path, text: str) -> list[tuple[int, str]]:
+    """Lines that raise an error of Python which says what a wrong argument "is"."""
+    found = []
+    for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+        for part in ast.walk(node) if isinstance(node, ast.Raise) else ():
+            if isinstance(part, ast.JoinedStr):
+                words = "".join(
+                    str(one.value) if isinstance(one, ast.Constant) else "{}" for one in part.values
+                )
+            elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                words = part.value
+            else:
+                continue
+            if match := IS_FOR_MUST.search(words):
+                found.append((part.lineno, match[0]))
     return found

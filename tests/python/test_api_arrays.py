@@ -197,7 +197,7 @@ def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
         cases: list[tuple[Callable[[], object], str]] = [
             (lambda: comm.all_reduce([]), "empty"),
             (lambda: comm.all_reduce([one, other], [one]), "list of 2 arrays"),
-            (lambda: comm.all_reduce([one, other], one), "no list"),
+            (lambda: comm.all_reduce([one, other], one), "not a list"),
             (lambda: comm.all_reduce(one, [one]), "array is not"),
             (lambda: comm.all_reduce([one, one]), "lie apart"),
             (lambda: comm.all_gather([one], [other], [4]), "one array"),

@@ -283,7 +283,7 @@ def test_a_residual_is_saved_and_loaded_and_survives_a_failure(world: Any) -> No
         assert feedback.save() == saved
         with pytest.raises(pccl.InvalidArgument, match="residual has 2 elements"):
             feedback.load(np.ones(2, np.float32))
-        with pytest.raises(TypeError, match="f32, or bytes of it, not f64"):
+        with pytest.raises(TypeError, match="f32, or its bytes, not f64"):
             feedback.load(np.ones(COUNT // 2))
         with pytest.raises(pccl.InvalidArgument, match="not C-contiguous"):
             feedback.load(np.ones(2 * COUNT, np.float32)[::2])

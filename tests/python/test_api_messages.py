@@ -132,17 +132,17 @@ def test_a_wrong_partner_tag_or_array_is_named_before_anything_is_sent(
     fixed.flags.writeable = False
     calls: list[tuple[Callable[..., Any], str]] = [(comm.send, "dst"), (comm.recv, "src")]
     for call, name in calls:
-        with pytest.raises(pccl.InvalidArgument, match=f"{name} is a rank from 0 to 2, not 3"):
+        with pytest.raises(pccl.InvalidArgument, match=f"{name} must be a rank below 3, not 3"):
             call(array, 3)
-        with pytest.raises(pccl.InvalidArgument, match=f"{name} is a rank from 0 to 2, not -1"):
+        with pytest.raises(pccl.InvalidArgument, match=f"{name} must be a rank below 3, not -1"):
             call(array, -1)
         with pytest.raises(pccl.InvalidArgument, match="rank 1 is this peer itself"):
             call(array, 1)
-        with pytest.raises(pccl.InvalidArgument, match="is no member"):
+        with pytest.raises(pccl.InvalidArgument, match="is not a member"):
             call(array, pccl.PeerId("ab" * 16))
-        with pytest.raises(TypeError, match=f"{name} is an integer"):
+        with pytest.raises(TypeError, match=f"{name} must be an integer"):
             call(array, 1.5)
-        with pytest.raises(pccl.InvalidArgument, match="tag of a message is between 0 and"):
+        with pytest.raises(pccl.InvalidArgument, match="tag of a message must be between 0 and"):
             call(array, 0, tag=2**38)
     with pytest.raises(ValueError, match="read-only"):
         comm.recv(fixed, 0)

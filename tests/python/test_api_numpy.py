@@ -360,9 +360,9 @@ def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
             scatter(comm, five)
         with pytest.raises(ValueError, match="no rows to share"):
             scatter(comm, np.zeros(()))
-        with pytest.raises(ValueError, match="counts are 5 rows together, x has 6"):
+        with pytest.raises(ValueError, match="counts are 5 rows together, but x has 6"):
             scatter(comm, six, counts=[2, 3])
-        with pytest.raises(ValueError, match="counts has 3 entries: one for each of 2 ranks"):
+        with pytest.raises(ValueError, match="has 3 entries, but must have one for each of 2"):
             scatter(comm, six, counts=[2, 2, 2])
         with pytest.raises(ValueError, match="each of counts is between 0 and"):
             scatter(comm, six, counts=[7, -1])

@@ -510,11 +510,11 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
     locked.flags.writeable = False
     whole = ones(8)
     return {
-        "reduce: root": (lambda c: c.reduce(ones(3), None, 2), invalid, "root is a rank"),
+        "reduce: root": (lambda c: c.reduce(ones(3), None, 2), invalid, "root must be a rank"),
         "reduce: stranger": (
             lambda c: c.reduce(ones(3), None, pccl.PeerId(bytes(16))),
             invalid,
-            "no member of epoch",
+            "not a member of epoch",
         ),
         "reduce: out": (lambda c: c.reduce(ones(3), ones(4)), invalid, "out has 4 .* array has 3"),
         "reduce: dtype": (
@@ -538,7 +538,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "scatter: entries": (
             lambda c: c.reduce_scatter(ones(4), ones(2), [2, 1, 1]),
             invalid,
-            "counts has 3 entries: one for each of 2 ranks",
+            "counts has 3 entries, but must have one for each of 2 ranks",
         ),
         "gather: entries": (
             lambda c: c.all_gather(ones(2), ones(4), []),
@@ -548,12 +548,12 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "scatter: sum": (
             lambda c: c.reduce_scatter(ones(4), ones(2), [2, 3]),
             invalid,
-            "counts are 5 together, array has 4",
+            "counts add up to 5, array has 4",
         ),
         "gather: sum": (
             lambda c: c.all_gather(ones(2), ones(4), [2, 3]),
             invalid,
-            "counts are 5 together, out has 4",
+            "counts add up to 5, out has 4",
         ),
         "scatter: own": (
             lambda c: c.reduce_scatter(ones(4), ones(2), [3, 1]),
@@ -598,7 +598,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         ),
         "scatter: tag": (lambda c: c.reduce_scatter(whole, ones(4), tag=-1), invalid, "tag"),
         "gather: plan": (lambda c: c.all_gather(ones(4), whole, plan="star"), invalid, "plan"),
-        "dealt: root": (lambda c: c.scatter(whole, ones(4), 2), invalid, "root is a rank"),
+        "dealt: root": (lambda c: c.scatter(whole, ones(4), 2), invalid, "root must be a rank"),
         "dealt: nothing": (
             lambda c: c.scatter(None, ones(4)),
             invalid,
@@ -612,12 +612,12 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "dealt: sum": (
             lambda c: c.scatter(ones(4), ones(2), 0, [2, 3]),
             invalid,
-            "counts are 5 together, array has 4",
+            "counts add up to 5, array has 4",
         ),
         "dealt: entries, not root": (
             lambda c: c.scatter(None, ones(2), 1, [2]),
             invalid,
-            "counts has 1 entries: one for each of 2 ranks",
+            "counts has 1 entries, but must have one for each of 2 ranks",
         ),
         "dealt: own, not root": (
             lambda c: c.scatter(None, ones(2), 1, [3, 1]),
@@ -638,7 +638,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "collected: stranger": (
             lambda c: c.gather(ones(4), whole, pccl.PeerId(bytes(16))),
             invalid,
-            "no member of epoch",
+            "not a member of epoch",
         ),
         "collected: nothing": (
             lambda c: c.gather(ones(4)),
@@ -676,7 +676,11 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
             invalid,
             "a multiple of world_size, which is 2",
         ),
-        "exchange: in place": (lambda c: c.all_to_all(whole, whole), invalid, "not done in place"),
+        "exchange: in place": (
+            lambda c: c.all_to_all(whole, whole),
+            invalid,
+            "must not overlap in",
+        ),
         "exchange: overlap": (lambda c: c.all_to_all(whole[:6], whole[2:]), invalid, "overlap"),
         "exchange: dtype": (
             lambda c: c.all_to_all(ones(4), ones(4, np.int64)),

@@ -95,12 +95,12 @@ def test_a_deadline_is_positive_and_finite(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", ["3", b"3", [3], object()])
 def test_a_deadline_that_is_no_number_is_named(seconds: object) -> None:
-    with pytest.raises(TypeError, match="deadline is a number of seconds"):
+    with pytest.raises(TypeError, match="deadline must be a number of seconds"):
         words.nanoseconds(seconds, "deadline")  # type: ignore[arg-type]
 
 
 def test_an_integer_that_is_none_is_named() -> None:
-    with pytest.raises(TypeError, match="tag is an integer, not float"):
+    with pytest.raises(TypeError, match="tag must be an integer, not float"):
         words.unsigned(1.0, "tag", 64)  # type: ignore[arg-type]
 
 
@@ -148,11 +148,11 @@ def test_a_mistyped_token_is_refused_wherever_the_mistake_is() -> None:
     token = pccl.token_create("127.0.0.1:4000", bytes(16))
     for index, letter in enumerate(token):
         other = "A" if letter != "A" else "B"
-        reason = "this is no token" if index < len("pccl1-") else "mistyped or cut"
+        reason = "this is not a token" if index < len("pccl1-") else "mistyped or cut"
         with pytest.raises(pccl.InvalidArgument, match=reason):
             pccl.token_parse(token[:index] + other + token[index + 1 :])
     for length in range(len(token)):
-        reason = "this is no token" if length < len("pccl1-") else "mistyped or cut"
+        reason = "this is not a token" if length < len("pccl1-") else "mistyped or cut"
         with pytest.raises(pccl.InvalidArgument, match=reason):
             pccl.token_parse(token[:length])
 

@@ -206,7 +206,7 @@ def test_a_foreign_byte_order_is_a_type_error(wrap: Any, code: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 3, 1.5, "text", [1.0, 2.0], {}, object()])
 def test_what_is_no_array_is_a_type_error(value: object) -> None:
-    with pytest.raises(TypeError, match="is no array"):
+    with pytest.raises(TypeError, match="is not an array"):
         buffers.readable(value)
 
 
@@ -287,7 +287,7 @@ def test_what_is_wrong_with_one_of_two_is_said_with_its_name() -> None:
             take(complex_, good)
         with pytest.raises(TypeError, match="^out: the ndarray has dtype complex64"):
             take(good, complex_)
-        with pytest.raises(TypeError, match="^out: list is no array"):
+        with pytest.raises(TypeError, match="^out: list is not an array"):
             take(good, [0.0] * 5)
         with pytest.raises(pccl.InvalidArgument, match="^array: the ndarray is not C-contiguous"):
             take(np.ones(10)[::2], good)

@@ -218,8 +218,8 @@ def test_a_lost_peer_ends_the_measurement(start: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["all_reduce", "--min", "4KB"], "'4KB' is no size"),
-        (["all_reduce", "--min", "0"], "'0' is no size"),
+        (["all_reduce", "--min", "4KB"], "'4KB' is not a size"),
+        (["all_reduce", "--min", "0"], "'0' is not a size"),
         (["all_reduce", "--min", "2MiB", "--max", "1MiB"], "is below the least"),
         (["all_reduce", "--codec", "zip"], "unknown codec 'zip'"),
         (["all_reduce", "--dtype", "f8"], "unknown dtype 'f8'"),
@@ -240,7 +240,7 @@ def test_sizes_are_read_as_people_and_nccl_write_them() -> None:
     assert sizes == [1, 8, 4096, 4096, 2 << 20, 1 << 30]
     assert measure_collectives.sizes(4, 100, 4) == [4, 16, 64]
     for text in ("", "K", "4KB", "4 K", "-4", "4KiBB", "4BB", "٤"):
-        with pytest.raises(pccl.InvalidArgument, match="is no size"):
+        with pytest.raises(pccl.InvalidArgument, match="is not a size"):
             measure_collectives.size_of(text)
 
 

@@ -163,9 +163,12 @@ def test_help_shows_the_defaults_that_the_library_fills_in() -> None:
 def test_help_names_every_command() -> None:
     answer = pccl_command("--help")
     assert answer.returncode == 0
-    for command in ("coordinator", "token", "run", "status"):
+    for command in ("coordinator", "token", "run", "status", "doctor", "bench", "flags"):
         assert command in answer.stdout
-        assert pccl_command(command, "--help").returncode == 0
+        usage = pccl_command(command, "--help", COLUMNS="200")
+        assert usage.returncode == 0
+        assert "[]" not in usage.stdout, "an argument without a name"
+    assert "run [OPTIONS] -- COMMAND..." in pccl_command("run", "--help", COLUMNS="200").stdout
 
 
 # ---- status ----------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
         "cannot dial 0b0b0b0b at 10.0.0.8:1 from 10.0.0.7: refused",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
-        "9d3c2b1a): it has not called all_reduce (tag 0, number 12) for 1 min 05 s",
+        "9d3c2b1a): it has not called all_reduce (tag 0, sequence 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",
     ):  # fmt: skip
         assert word in text, text
@@ -385,7 +388,7 @@ def test_a_coordinator_says_what_its_queues_may_hold() -> None:
         status = pccl.run_status(coordinator.token)
         assert status["memory"] == 64 << 20
         assert 0 < status["queue_bytes"] < 1 << 20
-    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024, which is less than 16"):
+    with pytest.raises(pccl.InvalidArgument, match="memory_bytes is 1024; it must be at least 16"):
         pccl.Coordinator(memory=1024)
 
 

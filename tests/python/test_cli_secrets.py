@@ -199,7 +199,7 @@ def test_a_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_and_what_holds_no_secret_is_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)  # without a writer: reading it would wait for ever
     for file, code, why in (
-        (tmp_path / "pipe", 2, "is no regular file"),
+        (tmp_path / "pipe", 2, "is not a regular file"),
         (tmp_path / "none", 1, "No such file or directory"),
         (secret_file(tmp_path, "\n"), 2, "is empty"),
     ):

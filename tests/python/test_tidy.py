@@ -127,18 +127,25 @@ def machine_path(path: Path, text: str) -> list[str]:
     ]
 
 
-# Still to be rewritten; nothing is added here.
 def sentence_without_subject(path: Path, text: str) -> list[str]:
     return [
-        f"{path}:{n}: a sentence begins with {word}: give it a subject"
+        f"{path}:{n}: a noun is missing at {word!r}: give the sentence a subject"
         for n, word in sentences.without_subject(path, text)
+    ]
+
+
+def is_for_must(path: Path, text: str) -> list[str]:
+    library = path.parts[0] in ("pccl_py", "frontends")
+    return [
+        f"{path}:{n}: {words!r}: an error says what it must be"
+        for n, words in (sentences.is_for_must(path, text) if library else ())
     ]
 
 
 Rule = Callable[[Path, str], list[str]]
 RULES: list[Rule] = [
     *(head_missing, line_too_long, whitespace, banned_call, machine_path),
-    sentence_without_subject,
+    *(sentence_without_subject, is_for_must),
 ]
 
 BREACHES: list[tuple[Rule, str, str]] = [
@@ -163,6 +170,11 @@ BREACHES: list[tuple[Rule, str, str]] = [
     (sentence_without_subject, "docs/X.md", "It ends\nthere. **What is left** is kept.\n"),
     (sentence_without_subject, "docs/X.md", "- it does\n- Who calls gets it\n"),
     (sentence_without_subject, "docs/X.md", "| x | What it is. |\n"),
+    (sentence_without_subject, "docs/X.md", "| a | b |\n|---|---|\n| x | what it is |\n"),
+    (sentence_without_subject, "docs/X.md", "| a | b |\n|---|---|\n| x | of a chunk: it |\n"),
+    (sentence_without_subject, "engine/x.zig", "/// Keeps the input of\n/// who doubts.\n"),
+    (is_for_must, "pccl_py/x.py", 'raise ValueError(f"{n} is at least 1, not {v}")\n'),
+    (is_for_must, "pccl_py/x.py", 'raise TypeError("names are a list, not a str") from None\n'),
     (sentence_without_subject, "docs/X.md", "## Who may try what\n"),
     (sentence_without_subject, "tests/sim/x.txt", "# It dies.\n# What is left stays.\n"),
 ]
@@ -174,6 +186,8 @@ SENTENCES_RIGHT = [
     ("engine/x.zig", 'const x = "// What is lost. Who calls.";\nconst y =\n    \\\\// What\n;\n'),
     ("tests/x.c", 'puts("What is it"); /* it says\n * What */\n'),
     ("pccl_py/x.py", 'x = "What is lost"\ny = """Of it."""\n# It says\n# What\n'),
+    ("docs/X.md", "| what it is |\n|---|\n| a peer; what is lost of whom |\n"),
+    ("pccl_py/x.py", 'raise ValueError(f"{x} is not a list, {y} must be 1, not {v}")\n'),
     ("docs/X.md", "## What it promises\n\n```\nWhat is this\n```\n\nSay so. What is it?\n"),
 ]
 
@@ -195,6 +209,7 @@ def test_the_rule_sees_a_breach(rule: Rule, name: str, text: str) -> None:
 @pytest.mark.parametrize(("name", "text"), SENTENCES_RIGHT)
 def test_sentences_that_are_right_pass(name: str, text: str) -> None:
     assert not sentence_without_subject(Path(name), text)
+    assert not is_for_must(Path(name), text)
 
 
 def test_no_zig_file_is_dead() -> None:

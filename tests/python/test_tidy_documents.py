@@ -80,6 +80,28 @@ def test_names_of_what_is_there_pass() -> None:
     assert len(DOCUMENTS) > 10, "the list of documents is wrong"
 
 
+def test_the_table_of_canaries_is_that_of_the_mutations_which_the_gate_catches() -> None:
+    lists = [path for path in THERE.files if re.fullmatch(r"tests/mutants/\w+\.txt", path)]
+    mutants = "\n".join(map(THERE.text, sorted(lists))).split("\nmutant ")[1:]
+    pattern = re.compile(r"^by (?:checker|transcript) (\w+)$", re.M)
+    caught = {one.split()[0]: set(pattern.findall(one)) for one in mutants}
+    canaries = re.findall(r"^mutant (\w+)$", THERE.text("tests/mutants/canaries.txt"), re.M)
+    section = THERE.text("docs/SIMULATOR.md").split("\n## Canaries\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z_, ]+) \| ([a-z0-9_, ]+)(?::.*)? \|$", section, re.M)[1:]
+    told = {name: set(by.split(", ")) for names, by in rows for name in names.split(", ")}
+    assert set(canaries) <= set(told)
+    assert told == {name: caught.get(name) for name in told}
+    assert len(told) > 20
+
+
+def test_the_table_of_errors_has_each_class_of_them() -> None:
+    classes = re.findall(r"^class (\w+)\(", THERE.text("pccl_py/errors.py"), re.M)
+    rows = re.findall(r"^\| (?!---)(.*?) \|", THERE.text("docs/ERRORS.md"), re.M)
+    named = set(re.findall(r"`(\w+)`", "\n".join(rows)))
+    assert set(classes) - named == {"PcclError"}
+    assert len(classes) > 10
+
+
 # ---- long functions
 
 LINES_MAX = 70
