@@ -46,11 +46,11 @@ pccl_collective_options_t make_options(uint64_t tag, uint64_t deadline_ns, int r
 // or zeros.
 using Codec = std::tuple<int, uint32_t, int, int, uintptr_t, uintptr_t>;
 
-// Options of all calls but a barrier: op, tag, deadline_ns, recovery, plan, codec.
-using Options = std::tuple<int, uint64_t, uint64_t, int, int, Codec>;
+// Options of all calls but a barrier: op, tag, deadline_ns, recovery, plan, codec, form.
+using Options = std::tuple<int, uint64_t, uint64_t, int, int, Codec, uint64_t>;
 
 pccl_collective_options_t make_options(const Options &from) {
-  const auto &[op, tag, deadline_ns, recovery, plan, codec] = from;
+  const auto &[op, tag, deadline_ns, recovery, plan, codec, form] = from;
   pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
   options.op = static_cast<pccl_reduce_op_t>(op);
   options.plan = static_cast<pccl_plan_t>(plan);
@@ -60,6 +60,7 @@ pccl_collective_options_t make_options(const Options &from) {
   options.codec_rounding = static_cast<pccl_rounding_t>(std::get<3>(codec));
   options.residual_in = reinterpret_cast<const float *>(std::get<4>(codec));
   options.residual_out = reinterpret_cast<float *>(std::get<5>(codec));
+  options.form = form;
   return options;
 }
 

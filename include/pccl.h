@@ -350,10 +350,12 @@ typedef struct pccl_collective_options {
    * as residual_in of the next call then, and keep the old one on a failure. They must not overlap. */
   const float *residual_in;
   float *residual_out;
+  uint64_t form; /* 0, or a hash of what the arrays are to the caller, of their names for example: all members must
+                    give the same one, else PCCL_MISMATCH. Ignored by messages, barriers and all_to_all_v */
 } pccl_collective_options_t;
 #define PCCL_COLLECTIVE_OPTIONS_INIT \
   { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT, PCCL_PLAN_AUTO, PCCL_CODEC_NONE, 0, \
-    PCCL_ROTATE_DEFAULT, PCCL_ROUNDING_NEAREST, 0, NULL, NULL }
+    PCCL_ROTATE_DEFAULT, PCCL_ROUNDING_NEAREST, 0, NULL, NULL, 0 }
 
 /* recv_buffer := reduction over all members of send_buffer, count elements of dtype each; equal bytes on every peer.
  * send_buffer == recv_buffer is in place; other overlap is PCCL_INVALID_ARGUMENT. A call with count 0 takes part.

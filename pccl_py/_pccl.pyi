@@ -168,7 +168,7 @@ def coalesced(
     collective: int,
     arrays: Sequence[tuple[int, int, int, int]],
     root: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
 ) -> None: ...
@@ -179,7 +179,7 @@ def uneven(
     array: tuple[int, int, int, int],
     counts: Sequence[int],
     root: int,
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
 ) -> None: ...
@@ -189,7 +189,7 @@ def all_to_all_v(
     array: tuple[int, int, int, int],
     send_counts: Sequence[int],
     recv_counts: Sequence[int],
-    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]],
+    options: tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int],
     buffers: object | None,
     block: bool,
 ) -> None: ...

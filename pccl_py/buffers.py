@@ -103,11 +103,20 @@ def readable(array: object) -> Buffer:
     """The buffer of an input. Raises TypeError or InvalidArgument (see the head of this file)."""
     if isinstance(array, Buffer):
         return array
+    check_unmasked(array)
     try:
         view = memoryview(array)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as refusal:
         return _without_buffer_protocol(array, refusal)
     return _from_memoryview(view, array)
+
+
+def check_unmasked(array: object) -> None:
+    """Raises TypeError for an array with a mask, which would be dropped in silence."""
+    if hasattr(array, "mask") and hasattr(array, "filled"):
+        raise TypeError(
+            f"the {_name(array)} has a mask, which does not travel: pass x.filled(value), or x.data"
+        )
 
 
 def writable(array: object) -> Buffer:
@@ -177,9 +186,14 @@ def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
         return _from_array_interface(array)
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array)
+    remedy = ""
+    if isinstance(array, (dict, list, tuple)):
+        remedy = "; pccl_numpy.tree takes dicts and lists of arrays"
+    elif isinstance(array, (int, float)):
+        remedy = f"; numpy.array({array}) is one"
     raise TypeError(
         f"{_name(array)} is not an array: it offers neither the buffer protocol nor DLPack nor "
-        f"__array_interface__ ({refusal})"
+        f"__array_interface__ ({refusal}){remedy}"
     )
 
 

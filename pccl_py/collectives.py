@@ -425,20 +425,11 @@ class Collectives(Closing):
             carried = _Carried(feedback, given, kept)
         listed = [array.native() for array in arrays]
         rest = root, asked.native(residuals), (arrays, carried)
-        if counts is None:
-            return Call(
-                self._rosters, _pccl.coalesced, self._open(), kind, listed, *rest, carried=carried
-            )
-        return Call(
-            self._rosters,
-            _pccl.uneven,
-            self._open(),
-            kind,
-            listed[0],
-            counts,
-            *rest,
-            carried=carried,
-        )
+        begin: Callable[..., None] = _pccl.coalesced
+        what: tuple[Any, ...] = kind, listed
+        if counts is not None:
+            begin, what = _pccl.uneven, (kind, listed[0], counts)
+        return Call(self._rosters, begin, self._open(), *what, *rest, carried=carried)
 
     def _exchange(
         self,

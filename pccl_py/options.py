@@ -31,7 +31,7 @@ from pccl_py.words import (
 if TYPE_CHECKING:
     from pccl_py.work import Call
 
-Native: TypeAlias = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int]]
+Native: TypeAlias = tuple[int, int, int, int, int, tuple[int, int, int, int, int, int], int]
 FunctionType = TypeVar("FunctionType", bound=Callable[..., Any])
 Parameters = ParamSpec("Parameters")
 
@@ -145,6 +145,9 @@ _KNOWN: dict[type, frozenset[str]] = {
     for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions)
 }
 
+# `_form` comes from frontends: 0, or a hash of what the arrays are, the same on every peer.
+_ALWAYS = ("async_op", "_form")
+
 # By the names of the operations.
 _KINDS: dict[str, type] = {}
 
@@ -171,7 +174,7 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 class Asked:
     """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
-    __slots__ = ("_deadline", "_op", "_plan", "_recovery", "codec", "tag")
+    __slots__ = ("_deadline", "_form", "_op", "_plan", "_recovery", "codec", "tag")
 
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
@@ -182,11 +185,12 @@ class Asked:
         self._plan = parse_plan(get("plan", Plan.AUTO))
         self._recovery = parse_recovery(get("recovery"))
         self._deadline = nanoseconds(get("deadline"), "deadline")
+        self._form = get("_form", 0)
 
     def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
         """As bindings/init_collective.cpp takes them."""
         codec = (*self.codec.native(), *residuals)
-        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec)
+        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec, self._form)
 
     @property
     def timed(self) -> tuple[int, int]:
@@ -197,7 +201,7 @@ class Asked:
 def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
     """Raises TypeError for an option that the operation of this name does not have."""
     known = _KNOWN[kind or _KINDS[operation]]
-    unknown = [name for name in options if name not in known and name != "async_op"]
+    unknown = [name for name in options if name not in known and name not in _ALWAYS]
     if unknown:
         names = ", ".join(name for name in _MEANINGS if name in known)
         raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")
@@ -206,7 +210,7 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
 def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
-    Frontends pass `_finish` and `_reword` as well, of `Call.run`.
+    Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`.
     """
 
     def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:

@@ -49,7 +49,9 @@ class SharedState(Closing):
                 raise type(refusal)(f"tensor {key!r}: {refusal}") from None
             shape = (buffer.count,) if buffer.shape is None else buffer.shape
             flags = _pccl.TENSOR_MAY_DIFFER if key in own else 0
-            given.append((text(key, "name"), buffer.address, shape, buffer.dtype, flags))
+            given.append(
+                (text(key, "the name of a tensor"), buffer.address, shape, buffer.dtype, flags)
+            )
             owners.append(buffer.owner)
         self._name = text(name, "name")
         self._native = _pccl.State.create(

@@ -33,6 +33,7 @@ pub const CollectiveOptions = extern struct {
     reserved: u32,
     residual_in: ?[*]const u8,
     residual_out: ?[*]u8,
+    form: u64,
 };
 
 pub const ArrayOfCaller = extern struct {
@@ -828,9 +829,11 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
         ),
         .codec = codec,
         .residual = try residual_of(&options, &arguments, codec),
+        .form = options.form,
         .tag = options.tag,
         .deadline = comm.deadline(options.deadline_ns),
     };
+    if (call.exchanged != null or call.kind == .send_recv or call.kind == .barrier) call.form = 0;
     // A message has no choice of these.
     if (call.kind == .send_recv) {
         call.op = .sum;

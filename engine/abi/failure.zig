@@ -1121,7 +1121,9 @@ const Arrays = struct {
         // Any other difference is seen in their descriptions.
         const alike = first.kind == second.kind and first.arrays == second.arrays;
         if (!alike or first.counts == second.counts or first.uneven) return;
-        if (first.counts == 0 or second.counts == 0) return;
+        if (session.outline.differ_in_form(&first, &second))
+            return writer.writeAll("The arrays of these two differ in name or structure. ");
+        if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;
         const what = if (first.arrays > 0) "arrays" else "counts";
         const found = session.outline.find(op) orelse
             return writer.print("More than one of the {s} differ. ", .{what});

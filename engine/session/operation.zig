@@ -62,6 +62,8 @@ pub const Operation = struct {
     /// that a message needs is down.
     withdraws: ?wire.control.AbortReason = null,
 
+    /// Call.form: says what the arrays are to the caller.
+    form: u64,
     /// Members of the epoch in rank order.
     ids: []base.PeerId,
     /// Members of the attempts this operation took part in, with room for all from the start.

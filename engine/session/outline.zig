@@ -2,7 +2,9 @@
 //! other shards. A descriptor has a hash of all counts and dtypes; beside it a few sums over them,
 //! from which, with this peer's own list, the one that differs is found, like a wrong digit from
 //! check digits. The hash then shows that it is this one and no other. More that differ are not
-//! told apart, save two in each other's place.
+//! told apart, save two in each other's place. The hash covers the form as well, which says what
+//! the arrays are to the caller, as by the names of a tree's leaves: where sums are equal and
+//! hashes are not, forms differ.
 
 const std = @import("std");
 const base = @import("base");
@@ -31,8 +33,10 @@ fn code_of(dtype: base.DType) u32 {
     return @as(u32, @intFromEnum(dtype)) + 1;
 }
 
-pub fn hash(items: anytype, changes: []const Change) u64 {
+/// `form`: 0, or a hash of what the arrays are to the caller.
+pub fn hash(items: anytype, form: u64, changes: []const Change) u64 {
     var state: std.hash.Wyhash = .init(items.len());
+    if (form != 0) state.update(std.mem.asBytes(&std.mem.nativeToLittle(u64, form)));
     for (0..items.len()) |index| {
         var item: Item = items.at(index);
         for (changes) |*change| if (change.index == index) {
@@ -42,6 +46,24 @@ pub fn hash(items: anytype, changes: []const Change) u64 {
         state.update(&.{@intFromEnum(item.dtype)});
     }
     return state.final() | 1;
+}
+
+/// Whether it stands for several arrays, or for shards that differ.
+pub fn has_list(descriptor: *const Descriptor) bool {
+    return descriptor.outline.dtypes != 0;
+}
+
+/// For one array, or shards that are alike: they have no sums.
+pub fn hash_alone(form: u64) u64 {
+    return if (form == 0) 0 else form | 1;
+}
+
+/// Whether the arrays of two calls that differ are alike, and only what they are to their callers
+/// is not.
+pub fn differ_in_form(one: *const Descriptor, other: *const Descriptor) bool {
+    if (one.kind != other.kind or one.uneven or one.arrays != other.arrays) return false;
+    if (one.count != other.count or one.counts == other.counts) return false;
+    return std.meta.eql(one.outline, other.outline);
 }
 
 /// The other one has this instead.
@@ -61,12 +83,13 @@ pub fn find(operation: *const Operation) ?Difference {
     const failure = &operation.failure;
     const first = if (failure.descriptor) |*it| it else return null;
     const second = if (failure.other_descriptor) |*it| it else return null;
-    if (first.kind != second.kind or first.counts == 0 or second.counts == 0) return null;
-    if (first.arrays != second.arrays) return null;
     const own = &operation.op.descriptor;
+    if (first.kind != second.kind or first.arrays != second.arrays) return null;
+    for ([_]*const Descriptor{ first, second, own }) |it| if (!has_list(it)) return null;
     const is_peer = own.counts == first.counts;
     if (!is_peer and own.counts != second.counts) return null;
-    return find_in(Own{ .operation = operation }, is_peer, own, if (is_peer) second else first);
+    const other = if (is_peer) second else first;
+    return find_in(Own{ .operation = operation }, operation.form, is_peer, own, other);
 }
 
 /// The arrays, or shards, of this peer's call.
@@ -93,12 +116,13 @@ const swaps_searched_max = 1024;
 
 fn find_in(
     items: anytype,
+    form: u64,
     is_peer: bool,
     own: *const Descriptor,
     other: *const Descriptor,
 ) ?Difference {
     const sums = difference_of(items, own, other) orelse return null;
-    if (sums.is_order()) return find_swap(items, is_peer, &sums, other.counts);
+    if (sums.is_order()) return find_swap(items, form, is_peer, &sums, other.counts);
     var changed: ?Change = null;
     if (sums.count != 0) {
         const index = place_of(sums.counts_at, sums.count, items.len()) orelse return null;
@@ -118,7 +142,7 @@ fn find_in(
         changed = change;
     }
     const change = changed orelse return null;
-    if (hash(items, &.{change}) != other.counts) return null;
+    if (hash(items, form, &.{change}) != other.counts) return null;
     return .{ .is_peer = is_peer, .own = items.at(change.index), .change = change };
 }
 
@@ -157,7 +181,13 @@ fn place_of(at: i64, by: i64, count: usize) ?usize {
     return @intCast(number - 1);
 }
 
-fn find_swap(items: anytype, is_peer: bool, delta: *const Delta, counts: u64) ?Difference {
+fn find_swap(
+    items: anytype,
+    form: u64,
+    is_peer: bool,
+    delta: *const Delta,
+    counts: u64,
+) ?Difference {
     if (items.len() > swaps_searched_max) return null;
     for (0..items.len()) |a| for (a + 1..items.len()) |b| {
         const one, const two = .{ items.at(a), items.at(b) };
@@ -167,7 +197,7 @@ fn find_swap(items: anytype, is_peer: bool, delta: *const Delta, counts: u64) ?D
         const turned = apart * (@as(i64, code_of(one.dtype)) - code_of(two.dtype));
         if (moved != delta.counts_at or turned != delta.dtypes_at) continue;
         const changes = [_]Change{ .{ .index = a, .item = two }, .{ .index = b, .item = one } };
-        if (hash(items, &changes) != counts) continue;
+        if (hash(items, form, &changes) != counts) continue;
         return .{ .is_peer = is_peer, .own = one, .change = changes[0], .swapped = b };
     };
     return null;
@@ -186,6 +216,8 @@ const Listed = struct {
     }
 };
 
+const test_form = 7;
+
 fn described(items: []const Item, parts: u64) Descriptor {
     var sums: Sums = .{};
     var total: u64 = 0;
@@ -199,7 +231,7 @@ fn described(items: []const Item, parts: u64) Descriptor {
         .op = .sum,
         .recovery = .restart,
         .count = total * parts,
-        .counts = hash(Listed{ .items = items }, &.{}),
+        .counts = hash(Listed{ .items = items }, test_form, &.{}),
         .arrays = @intCast(items.len),
         .outline = sums.outline,
         .safe_points = 1,
@@ -208,7 +240,7 @@ fn described(items: []const Item, parts: u64) Descriptor {
 
 fn search(mine: []const Item, theirs: []const Item, parts: u64) ?Difference {
     const own = described(mine, parts);
-    return find_in(Listed{ .items = mine }, true, &own, &described(theirs, parts));
+    return find_in(Listed{ .items = mine }, test_form, true, &own, &described(theirs, parts));
 }
 
 test "the one array that differs is found wherever it is, in its count, its dtype or both" {
@@ -249,4 +281,31 @@ test "two arrays in each other's place are found, and several that differ are no
     try std.testing.expectEqual(null, search(&.{ a, a, a }, &.{ more, a, more }, 1));
     try std.testing.expectEqual(null, search(&.{ a, b, c }, &.{ b, c, a }, 1));
     try std.testing.expectEqual(null, search(&.{ a, b }, &.{ b, c }, 1));
+}
+
+test "calls whose arrays are alike and called otherwise differ in form, and in nothing else" {
+    const items: Listed = .{ .items = &.{
+        .{ .count = 10, .dtype = .f32 },
+        .{ .count = 20, .dtype = .i64 },
+    } };
+    const named = described(items.items, 1);
+    var renamed = named;
+    for ([_]u64{ 0, test_form + 1 }) |form| {
+        renamed.counts = hash(items, form, &.{});
+        try std.testing.expect(differ_in_form(&named, &renamed));
+        try std.testing.expectEqual(null, find_in(items, test_form, true, &named, &renamed));
+    }
+    try std.testing.expect(!differ_in_form(&named, &named));
+    // One array has no sums, and may have a form as well.
+    var one = named;
+    one.arrays = 0;
+    one.outline = .{};
+    one.counts = hash_alone(0);
+    var other = one;
+    other.counts = hash_alone(test_form);
+    try std.testing.expect(differ_in_form(&one, &other));
+    other.outline = named.outline; // shards of different sizes
+    try std.testing.expect(!differ_in_form(&one, &other));
+    other = described(&.{ .{ .count = 11, .dtype = .f32 }, .{ .count = 20, .dtype = .i64 } }, 1);
+    try std.testing.expect(!differ_in_form(&named, &other));
 }

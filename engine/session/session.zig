@@ -795,6 +795,9 @@ pub const Session = struct {
         dtype: base.DType = .u8,
         /// Several arrays, instead of the one.
         arrays: []const Array = &.{},
+        /// 0, or a hash of what the arrays are to the caller, in which all members must agree. A
+        /// message and an exchange of shards that differ have none.
+        form: u64 = 0,
         op: base.ReduceOp = .sum,
         root_rank: u32 = 0,
         /// In a message: which part of it this is, and the rank that has the other.
@@ -1110,7 +1113,10 @@ pub const Session = struct {
             .uneven = call.exchanged != null,
             .count = if (call.exchanged == null) count else 0,
             .arrays = if (arrays.len > 1) @intCast(arrays.len) else 0,
-            .counts = if (listed) |items| outline.hash(items, &.{}) else 0,
+            .counts = if (listed) |items|
+                outline.hash(items, call.form, &.{})
+            else
+                outline.hash_alone(call.form),
             .outline = if (listed) |items| items.sums().outline else .{},
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
@@ -1162,6 +1168,7 @@ pub const Session = struct {
             .deadline = call.deadline,
             .started_at = s.now,
             .fingerprint = descriptor.fingerprint(),
+            .form = call.form,
             .ids = ids,
             .history = history,
         };

@@ -123,8 +123,9 @@ pub const Descriptor = struct {
     /// In all shards together. In the open of an uneven all_to_all: what its sender has for its
     /// receiver.
     count: u64,
-    /// A hash of the shards' elements, where they differ, or of several arrays; else 0. In the open
-    /// of an uneven all_to_all: what its sender wants of its receiver.
+    /// A hash of the shards' elements, where they differ, or of several arrays, and of their form
+    /// (pccl.h); else 0. In the open of an uneven all_to_all: what its sender wants of its
+    /// receiver.
     counts: u64 = 0,
     /// Beside a hash: says which of them differs, if one does (session/outline.zig).
     outline: Outline = .{},

@@ -66,7 +66,7 @@ pub fn Described(comptime Names: type) type {
             }
             if (descriptor.arrays > 0) {
                 try writer.print(", {d} arrays", .{descriptor.arrays});
-            } else if (descriptor.counts != 0 and !descriptor.uneven)
+            } else if (descriptor.outline.dtypes != 0)
                 try writer.writeAll(", shards of different sizes");
             // Nothing stands before their options.
             const is_bare = descriptor.kind == .barrier or descriptor.kind == .sync;

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl_py import InvalidArgument
+from pccl_py.buffers import check_unmasked
 from pccl_py.kit import Frontend
 
 Array = NDArray[Any]
@@ -27,6 +28,7 @@ class NumPy(Frontend[Array]):
     """Arrays of any strides and byte order, and what is like an array where it is only read."""
 
     def array(self, x: object, adds: bool) -> Array:
+        check_unmasked(x)
         array: Array = np.asarray(x)
         check_dtype(array, adds=adds)
         return array
@@ -34,6 +36,7 @@ class NumPy(Frontend[Array]):
     def target(self, x: object, adds: bool, only_read: bool = False) -> Array:
         if not isinstance(x, np.ndarray):
             raise TypeError(f"an operation in place needs a numpy.ndarray, not {type(x).__name__}")
+        check_unmasked(x)
         check_dtype(x, adds=adds)
         if not only_read and not x.flags.writeable:
             raise InvalidArgument("the array is read-only, but receives the result")
@@ -90,9 +93,15 @@ def check_dtype(x: Array, *, adds: bool) -> None:
     moves = x.dtype == np.bool_ or (x.dtype.itemsize == 1 and x.dtype.name.startswith("float8"))
     if x.dtype.name in _SUPPORTED or (moves and not adds):
         return
+    name = x.dtype.name
+    if moves:
+        raise TypeError(
+            f"dtype {name} is not added up, and goes where nothing is: convert it first; of bool "
+            "as uint8, min is and, max is or"
+        )
+    trees = "; trees, for pccl_numpy.tree, are of dicts, lists, tuples, named tuples and arrays"
     raise TypeError(
-        f"dtype {x.dtype.name} is not supported; supported are float16, float32, float64, "
-        "bfloat16 (ml_dtypes) and the integers of 8 to 64 bits; and bool and the float8 types of "
-        "ml_dtypes where nothing is added up; nested dicts and lists of arrays go with "
-        "pccl_numpy.tree"
+        f"dtype {name} is not supported; supported are float16, float32, float64, bfloat16 "
+        "(ml_dtypes) and the integers of 8 to 64 bits; and where nothing is added up, bool and the "
+        f"float8 types of ml_dtypes{trees if name == 'object' else ''}"
     )

@@ -8,6 +8,7 @@ are in functions.py.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,6 +19,10 @@ from pccl_py.rows import Rows, Shape
 
 ArrayType = TypeVar("ArrayType")
 _Taken = TypeVar("_Taken")
+_PLACE = re.compile(r" at 0x[0-9a-fA-F]+")
+_TOLD_MAX = 8
+# As engine/abi/failure.zig says it.
+_OTHERWISE = "The arrays of these two differ in name or structure"
 # Not inside of a name that has been put there.
 _NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
@@ -43,10 +48,23 @@ class Form(NamedTuple):
         return made
 
     def reworded(self, sentence: str) -> str:
-        """A sentence of the library, which knows leaves by their numbers alone."""
+        """A sentence of the library, which knows leaves by their numbers alone; or one of these."""
         if not self.names:
             return sentence
+        some = ", ".join(self.names[:_TOLD_MAX]) + ", ..." * (len(self.names) > _TOLD_MAX)
+        sentence = sentence.replace(f"{_OTHERWISE}. ", f"{_OTHERWISE}; this peer's are {some}. ")
         return _NUMBERED.sub(lambda found: f"leaf {self.names[int(found[1])]}", sentence)
+
+    @property
+    def number(self) -> int:
+        """A hash of the names, which all members must have alike; 0 for an array, or a plain list.
+
+        It leaves out where an object is in memory, which the repr of a key may tell.
+        """
+        if all(name == f"[{index}]" for index, name in enumerate(self.names)):
+            return 0
+        told = _PLACE.sub("", "\n".join(self.names)).encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") or 1
 
 
 def one(x: object) -> Form:

@@ -678,7 +678,8 @@ class Functions(Generic[Mode]):
                 return outcome
             return (answer(targets), outcome) if told else answer(targets)
 
-        return collective(*given, **options, _finish=finish, _reword=form.reworded)
+        options |= {"_finish": finish, "_reword": form.reworded, "_form": form.number}
+        return collective(*given, **options)
 
 
 def _is_root(comm: Group, root: Root) -> bool:

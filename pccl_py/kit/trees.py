@@ -3,8 +3,9 @@
 A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
 their keys. All of its arrays are one operation: one tag, one outcome, and either all of them have
 their result or none has. They need not have one dtype, and are not copied where they are contiguous
-and in native byte order. Every member passes a tree of the same structure, shapes and dtypes; that
-is compared by the arrays alone, in their order.
+and in native byte order. Every member passes a tree of the same structure, shapes and dtypes, and
+leaves of another name are a Mismatch, so that nobody adds a "bias" to a "weight"; a tree that is a
+list of arrays goes with a plain list of them, too.
 
 Ranges of an outcome count the elements of all arrays: for each rank's rows in turn, those of one
 array after the other.

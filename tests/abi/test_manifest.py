@@ -92,19 +92,20 @@ CHANGES = {
         [(True, "constant PCCL_TOKEN_BYTES_MAX was 512, and is 600")],
     ),
     "a field at the end of options": (
-        "  float *residual_out;\n",
-        "  float *residual_out; uint64_t more;\n",
+        "  uint64_t form; /*",
+        "  uint64_t form; uint64_t more; /*",
         [
-            (False, "struct pccl_collective_options_t was 72 bytes, aligned to 8, and is 80"),
-            (False, "field pccl_collective_options_t.more is new: 8 bytes at 72, uint64_t"),
+            (False, "struct pccl_collective_options_t was 80 bytes, aligned to 8, and is 88"),
+            (False, "field pccl_collective_options_t.more is new: 8 bytes at 80, uint64_t"),
         ],
     ),
     "a field in the middle of options": (
         "  float *residual_out;\n",
         "  float *more; float *residual_out;\n",
         [
-            (False, "struct pccl_collective_options_t was 72 bytes"),
+            (False, "struct pccl_collective_options_t was 80 bytes"),
             (True, "field pccl_collective_options_t.residual_out was 8 bytes at 64"),
+            (True, "field pccl_collective_options_t.form was 8 bytes at 72"),
             (True, "field pccl_collective_options_t.more is new: 8 bytes at 64"),
         ],
     ),

@@ -415,7 +415,7 @@ def test_an_unsupported_dtype_is_a_type_error(alone: pccl.Communicator, dtype: A
         names += ["broadcast", "all_gather"]
     for name in names:
         for call in (getattr(pnp, name), getattr(pnp, name + "_")):
-            with pytest.raises(TypeError, match="not supported"):
+            with pytest.raises(TypeError, match="is not (supported|added up)"):
                 call(alone, array)
 
 
@@ -502,3 +502,33 @@ def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="'x'.*read-only"):
         pnp.shared_state(comm, {"x": frozen})
+
+
+def test_what_is_no_array_of_numbers_is_refused_with_what_to_do() -> None:
+    """Goal: the message has the cure, and no advice that was followed already."""
+    masked = np.ma.MaskedArray([1.0, 2.0], mask=[True, False])
+    sums = r"is not added up, .*min is and, max is or$"
+    with pccl.LocalWorld(1) as world:
+        comm: Any = world.comms[0]
+        refused: list[tuple[str, Any]] = [
+            (f"^dtype bool {sums}", lambda: pnp.all_reduce(comm, np.ones(2, bool))),
+            (r"float8 types of ml_dtypes$", lambda: pnp.all_reduce(comm, np.ones(2, "c8"))),
+            ("object is not supported.*pccl_numpy.tree", lambda: pnp.all_reduce(comm, {"a": 1})),
+            (
+                r"^leaf \['a'\]: dtype str96.*ml_dtypes$",
+                lambda: pnp.tree.reduce(comm, {"a": "str"}),
+            ),
+            ("dict is not an array: .*; pccl_numpy.tree", lambda: comm.all_reduce({"a": 1})),
+            ("float is not an array: .*numpy.array", lambda: comm.shared_state({"lr": 0.5})),
+            (
+                "^the name of a tensor must be a str, not int",
+                lambda: comm.shared_state({1: np.ones(2)}),
+            ),
+            ("has a mask", lambda: comm.all_reduce(masked)),
+            ("has a mask", lambda: pnp.all_reduce(comm, masked)),
+            ("has a mask", lambda: pnp.all_reduce_(comm, masked)),
+            ("has a mask", lambda: pnp.shared_state(comm, {"a": masked})),
+        ]
+        for words, call in refused:
+            with pytest.raises(TypeError, match=words):
+                call()

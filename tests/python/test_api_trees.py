@@ -14,6 +14,7 @@ import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
+from pccl_py.kit.trees import flatten
 
 
 class Layer(NamedTuple):
@@ -136,7 +137,7 @@ def test_what_only_moves_may_be_of_bytes_that_no_kernel_knows() -> None:
             else:
                 assert pnp.recv_(comm, mine, 0) and mine.tobytes() == theirs.tobytes()
             for call in (pnp.all_reduce, pnp.reduce_scatter, pnp.tree.all_reduce):
-                with pytest.raises(TypeError, match="nothing is added up"):
+                with pytest.raises(TypeError, match="is not added up"):
                     call(comm, mine)
 
     with pccl.LocalWorld(2, deadline=30) as world:
@@ -252,6 +253,71 @@ def test_a_mismatch_of_trees_names_the_leaf(async_op: bool) -> None:
         swapped = [np.ones(5, "f4"), np.ones(6, "f4")]
         with pytest.raises(pccl.Mismatch, match=r"leaf \[0\] and leaf \[1\] of one are in each"):
             pnp.tree.all_reduce(comm, swapped[::-1] if odd else swapped, tag=1)
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        world.run(program)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"weight": 2}, {"bias": 2}),
+        ({"weight": 2}, 2),
+        ({"a": 2, "b": 2}, {"a": 2, "c": 2}),
+        ({"a": [2, 2], "b": [2]}, {"a": [2], "b": [2, 2]}),
+        ({"a": 2, "b": 2}, [2, 2]),
+        (Layer(np.array(2), 2), {"bias": 2, "weights": 2}),
+    ],
+)
+def test_trees_whose_leaves_have_other_names_are_not_added_up(mine: Any, theirs: Any) -> None:
+    """Goal: a renamed layer of equal shape is a Mismatch on all, with this peer's names."""
+
+    def filled(tree: Any, value: float) -> Any:
+        form = flatten(tree)
+        return form.rebuild([np.full(size, value) for size in form.arrays])
+
+    def program(comm: pccl.Communicator) -> None:
+        tree = filled((mine, theirs)[comm.rank], 1.0 + comm.rank)
+        with pytest.raises(pccl.Mismatch) as caught:
+            pnp.tree.all_reduce_(comm, tree)
+        said, form = str(caught.value), flatten(tree)
+        own = ", ".join(form.names)
+        words = "The arrays of these two differ in name or structure"
+        assert words + (f"; this peer's are {own}. " if own else ". ") in said
+        assert all((leaf == 1 + comm.rank).all() for leaf in form.arrays)
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        world.run(program)
+
+
+def test_plain_lists_and_trees_that_are_lists_are_one() -> None:
+    """Goal: names that say no more than the order are none. So it is with places in memory."""
+
+    class Key:
+        def __lt__(self, other: Key) -> bool:
+            return id(self) < id(other)
+
+    def program(comm: pccl.Communicator) -> None:
+        arrays = [np.ones(2), np.ones(3)]
+        if comm.rank == 0:
+            comm.all_reduce(arrays)
+        else:
+            pnp.tree.all_reduce_(comm, tuple(arrays))
+        pnp.tree.all_reduce_(comm, {Key(): arrays[0]})
+        (pnp.tree.all_reduce_ if comm.rank == 0 else pnp.all_reduce_)(comm, arrays[1])
+        assert [array.tolist() for array in arrays] == [[4, 4], [4, 4, 4]]
+
+    with pccl.LocalWorld(2, deadline=30) as world:
+        world.run(program)
+
+
+def test_names_that_differ_are_told_with_the_first_of_many() -> None:
+    def program(comm: pccl.Communicator) -> None:
+        name = "ab"[comm.rank]
+        with pytest.raises(pccl.Mismatch) as caught:
+            pnp.tree.broadcast(comm, {f"{name}{number}": np.ones(1) for number in range(9)})
+        told = ", ".join(f"['{name}{number}']" for number in range(8))
+        assert f"structure; this peer's are {told}, .... All" in str(caught.value)
 
     with pccl.LocalWorld(2, deadline=30) as world:
         world.run(program)
