@@ -383,7 +383,9 @@ class Collectives(Closing):
             return members.index(member)
         rank = index(member, name)
         if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"{name} must be a rank below {self.world_size}, not {rank}")
+            raise InvalidArgument(
+                f"{name} must be a rank from 0 to {self.world_size - 1}, not {rank}"
+            )
         return rank
 
     def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
@@ -448,7 +450,7 @@ class Collectives(Closing):
             rows = Rows.of_counts(self, (), counts, name)
             if rows.whole != buffer.count:
                 raise InvalidArgument(
-                    f"{name} are {rows.whole} together, {of} has {buffer.count} elements"
+                    f"{name} add up to {rows.whole}, {of} has {buffer.count} elements"
                 )
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
@@ -468,9 +470,7 @@ class Collectives(Closing):
             whole, shard = (send, recv) if dealt else (recv, send)
             rows = self._rows(shard.count, counts, one_of)
             if counts is not None and rows.whole != whole.count:
-                raise InvalidArgument(
-                    f"counts are {rows.whole} together, {all_of} has {whole.count}"
-                )
+                raise InvalidArgument(f"counts add up to {rows.whole}, {all_of} has {whole.count}")
             if rows.whole != whole.count:
                 raise InvalidArgument(
                     f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "

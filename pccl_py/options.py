@@ -11,7 +11,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.words import (
@@ -225,6 +225,9 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
 
         _KINDS[prepare.__name__] = kind
         method: Any = documented(kind)(functools.wraps(prepare)(run))
+        method.__signature__ = inspect.signature(prepare).replace(
+            return_annotation="Outcome | Work"
+        )
         made: Callable[Parameters, Any] = method
         return made
 
@@ -245,6 +248,7 @@ def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType
     def document(function: FunctionType) -> FunctionType:
         if function.__doc__:  # not under python -OO
             function.__doc__ = f"{inspect.cleandoc(function.__doc__)}\n\n{part}\n"
+        function.__annotations__["options"] = Unpack[kind]  # for help() and other tools
         return function
 
     return document

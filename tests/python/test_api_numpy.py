@@ -364,7 +364,7 @@ def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
             scatter(comm, six, counts=[2, 3])
         with pytest.raises(ValueError, match="has 3 entries, but must have one for each of 2"):
             scatter(comm, six, counts=[2, 2, 2])
-        with pytest.raises(ValueError, match="each of counts is between 0 and"):
+        with pytest.raises(ValueError, match="each of counts must be between 0 and"):
             scatter(comm, six, counts=[7, -1])
         with pytest.raises(TypeError):
             scatter(comm, six, counts=[3.0, 3.0])  # type: ignore[list-item]

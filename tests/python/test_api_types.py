@@ -71,7 +71,7 @@ def test_words_that_do_not_exist_are_refused(comm: pccl.Communicator) -> None:
         comm.all_reduce(array, op="total")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="no option"):
         comm.broadcast(array, codec="int8")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="no array"):
+    with pytest.raises(TypeError, match="not an array"):
         comm.all_reduce({"x": 1})  # type: ignore[call-overload]
 
 

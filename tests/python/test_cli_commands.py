@@ -296,9 +296,9 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
     text = console.export_text()
     for word in (
         "newcomers wait for 77777777 to call admit",
-        "2 of 3 peers are here; the group begins when all are, as at first: all that were in it "
-        "are gone", "all_reduce tag 0 sequence 12 waits for rank 0 (node7:4242 #0, 0b0f5e0e) and "
-        "rank 1 (node8:77 #1, 9d3c2b1a) since 6.0 s", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "
+        "all earlier members are gone; 2 of 3 peers are here; the group begins when all are",
+        "all_reduce tag 0 sequence 12 has been waiting 6.0 s for rank 0 (node7:4242 #0, 0b0f5e0e) "
+        "and rank 1 (node8:77 #1, 9d3c2b1a)", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "
         "barrier tag 5 sequence 0 for rank 0 (node7:4242 #0, 0b0f5e0e)",
         "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
     ):  # fmt: skip

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import c_reference
 import make_site
@@ -112,10 +112,10 @@ def right_column() -> list[str]:
 
 
 def keywords(function: Any) -> set[str]:
-    """Its parameters, and the keys of its options, which are a TypedDict."""
+    """Its parameters, and the keys of its options, which are a TypedDict in each overload."""
     found = set(inspect.signature(function).parameters)
-    if "options" in found:
-        (options,) = get_args(get_type_hints(function)["options"])
+    for typed in get_overloads(function):
+        (options,) = get_args(get_type_hints(typed)["_"])
         found |= options.__required_keys__ | options.__optional_keys__
     return found
 
