@@ -323,21 +323,21 @@ def connect(
     default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
     until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
-    logs and the status; PCCL_LABEL, in which %h is the host and %p the process id, or "host:pid".
+    logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
     """
     _log_output.configure()
     read = Arguments("PCCL_")
-    token = read.text(token, "PCCL_TOKEN")
-    if token is None:
+    token = (read.text(token, "PCCL_TOKEN") or "").strip()
+    if not token:
         raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
     arguments = (
-        token.strip(),
+        token,
         name,
         read.text(bind, "PCCL_BIND"),
         read.text(advertise, "PCCL_ADVERTISE"),
@@ -354,6 +354,6 @@ def connect(
 
 
 def _label(read: Arguments, value: str | None) -> str | None:
-    """The label that was given, or else that of the environment, whose places are filled in."""
+    """The label that was given, or else that of the environment; its places are filled in."""
     label = read.text(value, "PCCL_LABEL")
-    return label if value is not None or label is None else _log_output.filled_in(label)
+    return None if label is None else _log_output.filled_in(label)

@@ -202,8 +202,8 @@ fn greet(err: GreetError, at: []const u8) Error {
         ),
         error.WrongRun => fail(
             .authentication_failed,
-            "the coordinator at {s} belongs to another run: get a fresh token from it{s}",
-            .{ at, note_of(at) },
+            "the coordinator at {s} belongs to another run: get a fresh token from it",
+            .{at},
         ),
     };
 }
@@ -483,7 +483,7 @@ pub fn admit(err: net.Membership.AdmitError) Error {
 }
 
 pub fn closed() Error {
-    return fail(.invalid_usage, "this communicator is closed: create a new one", .{});
+    return fail(.invalid_usage, "this communicator is closed: connect again", .{});
 }
 
 pub fn forked() Error {
@@ -501,7 +501,7 @@ const removed = "this peer is no longer a member of the group: ";
 /// A coordinator with its state is the one that was there; any other begins another run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
     "--state DIR` goes on with the run) and call again; for another run, close this " ++
-    "communicator and create a new one";
+    "communicator and connect again";
 
 /// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator,
 /// if it has removed this peer.
@@ -514,7 +514,7 @@ pub fn membership(why: session.Status, said: []const u8) Error {
         ),
         .expelled => fail(
             .expelled,
-            removed ++ "{s}. Close this communicator and create a new one",
+            removed ++ "{s}. Close this communicator and connect again",
             .{said},
         ),
         .deadline_exceeded => if (said.len > 0) fail(
@@ -804,7 +804,7 @@ pub fn operation(op: *const session.Operation) Error {
         .aborted => aborted(op, name),
         .expelled => fail(
             .expelled,
-            "{s}: " ++ removed ++ "{s}. {s}. Close this communicator and create a new one",
+            "{s}: " ++ removed ++ "{s}. {s}. Close this communicator and connect again",
             .{ name, op.group.why_removed(), kept(op) },
         ),
         .in_doubt => if (op.sync != null) fail(
@@ -861,7 +861,7 @@ fn withdrawn(op: *const session.Operation, name: []const u8) Error {
     return if (op.group.why_removed().len > 0) fail(
         .cancelled,
         "{s} was withdrawn here, and the others go on without this peer. {s}. Close this " ++
-            "communicator and create a new one",
+            "communicator and connect again",
         .{ name, kept(op) },
     ) else fail(
         .cancelled,
@@ -1054,12 +1054,12 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     var second: [description_bytes_max]u8 = undefined;
     const peer = op.names.who(op.failure.peer);
     const other = op.names.who(op.failure.other);
-    // Decisions have a reason: this peer alone was told.
+    // Decisions have a reason: this peer alone was told. Which call it was stands in the words.
     if (op.failure.reason == null) return fail(
         .mismatch,
         "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{f}{s}. Correct that, then create a new communicator",
-        .{ name, op.group.why_removed(), Arrays{ .op = op }, kept(op) },
+            "{f}{s}. Correct that, then connect again",
+        .{ @tagName(op.op.descriptor.kind), op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
         .mismatch,
@@ -1087,9 +1087,9 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .{
             name,
             peer,
-            describe(op.failure.descriptor, &op.names, &first),
+            describe(op.failure.descriptor, op.failure.other_descriptor, &op.names, &first),
             other,
-            describe(op.failure.other_descriptor, &op.names, &second),
+            describe(op.failure.other_descriptor, op.failure.descriptor, &op.names, &second),
             kept(op),
         },
     );
@@ -1100,9 +1100,9 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .{
             name,
             peer,
-            describe(op.failure.descriptor, &op.names, &first),
+            describe(op.failure.descriptor, op.failure.other_descriptor, &op.names, &first),
             other,
-            describe(op.failure.other_descriptor, &op.names, &second),
+            describe(op.failure.other_descriptor, op.failure.descriptor, &op.names, &second),
             Arrays{ .op = op },
             kept(op),
         },
@@ -1151,9 +1151,10 @@ const Arrays = struct {
 /// More than the longest takes.
 const description_bytes_max = 320;
 
-/// "all_reduce(sum, 1000 f32, recovery restart, codec int8, plan ring, after 3 safe points)"
+/// "all_reduce(sum, 1000 f32, codec int8)", beside one without a codec (engine/wire/described.zig).
 fn describe(
     maybe: ?Descriptor,
+    other: ?Descriptor,
     names: *const session.labels.Names,
     text: *[description_bytes_max]u8,
 ) []const u8 {
@@ -1161,6 +1162,7 @@ fn describe(
     var writer: std.Io.Writer = .fixed(text);
     writer.print("{f}", .{wire.Described(*const session.labels.Names){
         .descriptor = &descriptor,
+        .other = if (other) |*it| it else null,
         .names = names,
     }}) catch {}; // cut
     return writer.buffered();
@@ -1422,7 +1424,7 @@ test "a mismatch shows every option in which calls can differ, the longest whole
         .kind = .all_reduce,
         .dtype = .bf16,
         .op = .prod,
-        .recovery = .restart,
+        .recovery = .resume_chunks,
         .codec = .{ .kind = .fp8_e4m3, .block = .b256, .rounding = .stochastic },
         .plan = .direct,
         .count = base.limits.elements_max,
@@ -1430,25 +1432,66 @@ test "a mismatch shows every option in which calls can differ, the longest whole
         .safe_points = std.math.maxInt(u64),
     };
     var text: [description_bytes_max]u8 = undefined;
-    const whole = "all_reduce(prod, 1099511627776 bf16, recovery restart, codec fp8_e4m3 block " ++
+    const whole = "all_reduce(prod, 1099511627776 bf16, recovery resume, codec fp8_e4m3 block " ++
         "256 not rotated stochastic, plan direct, after 18446744073709551615 safe points)";
-    try std.testing.expectEqualStrings(whole, describe(full, &.{}, &text));
+    try std.testing.expectEqualStrings(whole, describe(full, null, &.{}, &text));
     var other: [description_bytes_max]u8 = undefined;
-    inline for (.{ "codec", "codec", "plan" }, .{
+    inline for (.{ "recovery", "recovery", "codec", "codec", "plan", "safe_points" }, .{
+        wire.control.Recovery.restart,
+        wire.control.Recovery.raise,
         base.Codec.of(.int8),
         base.Codec.of(.fp8_e4m3),
         base.Plan.ring,
+        0,
     }) |field, value| {
         var differs = full;
         @field(differs, field) = value;
-        const one = describe(full, &.{}, &text);
-        try std.testing.expect(!std.mem.eql(u8, one, describe(differs, &.{}, &other)));
+        const one = describe(full, differs, &.{}, &text);
+        try std.testing.expect(!std.mem.eql(u8, one, describe(differs, full, &.{}, &other)));
     }
     for (std.enums.values(wire.control.OpKind)) |kind| {
         if (kind == full.kind) continue;
         var differs = full;
         differs.kind = kind;
-        const one = describe(differs, &.{}, &text);
+        const one = describe(differs, null, &.{}, &text);
         try std.testing.expect(std.mem.endsWith(u8, one, "safe points)"));
+    }
+}
+
+test "a mismatch names only the options that its caller has chosen and in which the calls differ" {
+    const Case = struct { own: Descriptor, other: Descriptor, words: []const u8 };
+    const plain: Descriptor = .{
+        .kind = .all_reduce,
+        .dtype = .f64,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 1000,
+        .safe_points = 25,
+    };
+    var mean = plain;
+    mean.op = .avg;
+    mean.recovery = .resume_chunks;
+    var careful = plain;
+    careful.recovery = .raise;
+    var ahead = careful;
+    ahead.safe_points = 26;
+    var meeting = careful;
+    meeting.kind = .barrier;
+    var text: [description_bytes_max]u8 = undefined;
+    for ([_]Case{
+        .{ .own = plain, .other = mean, .words = "all_reduce(sum, 1000 f64)" },
+        .{ .own = mean, .other = plain, .words = "all_reduce(avg, 1000 f64)" },
+        .{ .own = plain, .other = careful, .words = "all_reduce(sum, 1000 f64)" },
+        .{ .own = careful, .other = plain, .words = "all_reduce(sum, 1000 f64, recovery raise)" },
+        .{
+            .own = ahead,
+            .other = careful,
+            .words = "all_reduce(sum, 1000 f64, after 26 safe points)",
+        },
+        .{ .own = meeting, .other = plain, .words = "barrier(recovery raise)" },
+        .{ .own = meeting, .other = careful, .words = "barrier()" },
+    }) |case| {
+        const said = describe(case.own, case.other, &.{}, &text);
+        try std.testing.expectEqualStrings(case.words, said);
     }
 }

@@ -153,6 +153,7 @@ pub const PeerEngine = struct {
         const text = std.fmt.bufPrint(room, "{f}", .{options.coordinator}) catch
             return error.BadAddress;
         engine.coordinator_length = text.len;
+        engine.session.coordinator_at = text;
         try engine.greet_patiently(options);
         engine.thread = try thread.spawn("pccl-peer", engine, run);
         return engine;

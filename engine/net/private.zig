@@ -65,6 +65,9 @@ pub const Exposure = struct {
     }
 };
 
+/// In such a directory many users have files, and each can remove only its own.
+const sticky = 0o1000;
+
 pub const Told = struct {
     exposure: Exposure,
     directory: []const u8,
@@ -88,6 +91,13 @@ pub const Told = struct {
         }
         const look = exposure.look;
         try writer.print(" (owner {d}, mode {o:0>4}): ", .{ look.owner, look.mode });
+        if (exposure.kind == .directory and look.kind == .directory) {
+            // Such as /tmp: whoever closes it to others harms them.
+            if (look.mode & sticky != 0) return told.below(writer);
+            if (exposure.what == .foreign) return writer.writeAll(
+                "run this as its owner, or take a directory of this user's own, of mode 0700",
+            );
+        }
         switch (exposure.what) {
             .link, .other_kind, .linked => try writer.writeAll(
                 "look who has put it there, and take another directory, of the mode of chmod 700",
@@ -103,6 +113,11 @@ pub const Told = struct {
     fn path(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.writeAll(told.directory);
         if (told.exposure.name.len > 0) try writer.print("/{s}", .{told.exposure.name});
+    }
+
+    fn below(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const directory = std.mem.trimEnd(u8, told.directory, "/");
+        try writer.print("many use it, so make one below it: mkdir -m 700 {s}/run", .{directory});
     }
 
     fn cure(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -295,11 +310,34 @@ test "each way in which something is not private is told with its path, owner, m
         for (case.words) |word|
             try testing.expect(std.mem.indexOf(u8, sentence, word) != null);
     }
-    for ([_]u32{ 0o701, 0o702, 0o704, 0o710, 0o720, 0o740, 0o1777 }) |mode| {
+    for ([_]u32{ 0o701, 0o702, 0o704, 0o710, 0o720, 0o740 }) |mode| {
         directory.mode = mode;
         var text: [400]u8 = undefined;
         const told = judge(.directory, "", directory).?.told("/s");
         const sentence = try std.fmt.bufPrint(&text, "{f}", .{told});
         try testing.expect(std.mem.endsWith(u8, sentence, ": chmod 700 /s"));
+    }
+}
+
+test "nobody is told to change a directory that is there for many, or for another user" {
+    const own = c.geteuid();
+    for ([_]struct { path: []const u8, owner: u32, mode: u32, cure: []const u8 }{
+        .{ .path = "/all", .owner = own, .mode = 0o1777, .cure = ": mkdir -m 700 /all/run" },
+        .{ .path = "/all/", .owner = own +% 1, .mode = 0o1777, .cure = ": mkdir -m 700 /all/run" },
+        .{ .path = "/opt", .owner = own +% 1, .mode = 0o755, .cure = "user's own, of mode 0700" },
+    }) |case| {
+        const told = judge(.directory, "", .{
+            .kind = .directory,
+            .owner = case.owner,
+            .mode = case.mode,
+            .links = 7,
+            .device = 1,
+            .inode = 1,
+        }).?.told(case.path);
+        var text: [400]u8 = undefined;
+        const sentence = try std.fmt.bufPrint(&text, "{f}", .{told});
+        try testing.expect(std.mem.endsWith(u8, sentence, case.cure));
+        for ([_][]const u8{ "chmod", "chown" }) |word|
+            try testing.expectEqual(null, std.mem.indexOf(u8, sentence, word));
     }
 }

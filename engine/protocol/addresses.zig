@@ -362,10 +362,15 @@ fn take(c: *Coordinator, now: Instant, peer: *Peer, answer: Answer) Allocator.Er
             claim.state = .unknown;
             if (peer.connection) |connection|
                 c.questions.not_found.add(connection.source, now);
+            const is_told = claim.failed or claim.waiting.items.len > 0;
             if (claim.advertised) refuse(c, peer, dialed) else do_without(c, now, peer, dialed);
             if (c.is_member(peer)) {
                 const why = "peer {f} is not found at {s}: newcomers are not told where it is";
-                if (!claim.failed) c.log(.warning, why, .{ peer.named(), claim.text });
+                // Behind NAT nothing is wrong with it: only what its user has named needs mending.
+                if (!is_told) c.log(if (claim.advertised) .warning else .info, why, .{
+                    peer.named(),
+                    claim.text,
+                });
                 claim.failed = true;
                 queue(c, peer, now +| again_ns);
             }
@@ -382,7 +387,7 @@ fn do_without(c: *Coordinator, now: Instant, peer: *Peer, why: wire.Dialed) void
     const is_news = peer.claim.waiting.items.len > 0;
     enter(c, now, peer);
     if (!is_news) return;
-    c.log(.warning, "peer {f} is not found at {s} ({s}): it can dial the others, but " ++
+    c.log(.info, "peer {f} is not found at {s} ({s}): it can dial the others, but " ++
         "nobody can dial it", .{
         peer.named(),
         peer.claim.text,

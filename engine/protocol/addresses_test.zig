@@ -288,6 +288,55 @@ test "members are looked for again after a restart, and stay whatever comes of i
     try expectEqualStrings("192.0.2.3:80", peer.address);
 }
 
+test "one behind NAT is told about once, with its name, and a warning is for a named address" {
+    for ([_]bool{ false, true }) |advertises| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form();
+        court.advertises = advertises;
+        const peer = court.c.peer_of(id_of(2)).?;
+        gpa.free(peer.address);
+        peer.address = &.{};
+        gpa.free(peer.claim.text);
+        peer.claim.text = &.{};
+        court.hang_up(2);
+        court.reply = .later;
+        try court.come_back(2, court.attempt);
+        peer.label = .shown("node7:42");
+        try court.say(2, .{ .join_end = .{} });
+        court.said_bytes = 0;
+        for (0..2) |_| {
+            court.c.answered(court.now, court.last_question, .{ .not_found = .no_answer });
+            court.now += 10_000 * ms;
+            for (0..3) |index| try court.beat(index);
+            court.c.tick(court.now);
+        }
+        var text: [200]u8 = undefined;
+        try court.expect_said(try std.fmt.bufPrint(&text, "{s} peer 03000000 (node7:42) is not " ++
+            "found at a:1: newcomers are not told where it is", .{
+            if (advertises) "warning" else "info",
+        }));
+        const said = court.said[0..court.said_bytes];
+        try expectEqual(1, std.mem.count(u8, said, "is not found at"));
+    }
+}
+
+test "a newcomer behind NAT is told about once, and warns nobody" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.advertises = false;
+    court.reply = .later;
+    try knock(&court, 0);
+    try join(&court, 0, "192.168.1.7:80");
+    court.c.answered(court.now, court.last_question, .{ .not_found = .no_answer });
+    try court.expect_said("info peer 01000000 is not found at 192.168.1.7:80 (no answer in " ++
+        "5 s (a firewall or NAT?)): it can dial the others, but nobody can dial it");
+    const said = court.said[0..court.said_bytes];
+    try expectEqual(1, std.mem.count(u8, said, "is not found at"));
+}
+
 test "a member that comes back with its address is not looked for again" {
     var court: Court = undefined;
     try court.init(gpa);

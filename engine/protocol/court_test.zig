@@ -158,6 +158,7 @@ pub const Court = struct {
             .name = .of("g"),
             .address = .of("a:1"),
             .address_key = @splat(0),
+            .advertised = court.advertises,
             .initial_world_size = 0,
             .round = 0,
             .stop_round = 0,

@@ -324,6 +324,7 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
         wrong = &said.descriptor;
         overdue.add(peer);
     }
+    const own = wrong orelse return;
     overdue.call = .{
         .op = known.id,
         .peer = epoch.members[known.from].id,
@@ -331,8 +332,8 @@ fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void 
     };
     overdue.say("it called {f} where the members called {f} (tag {d}, sequence {d} of epoch " ++
         "{d})", .{
-        Described{ .descriptor = wrong orelse return, .names = epoch.names() },
-        Described{ .descriptor = &known.descriptor, .names = epoch.names() },
+        Described{ .descriptor = own, .other = &known.descriptor, .names = epoch.names() },
+        Described{ .descriptor = &known.descriptor, .other = own, .names = epoch.names() },
         known.id.tag,
         known.id.sequence,
         epoch.number,

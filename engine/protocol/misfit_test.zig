@@ -110,7 +110,7 @@ test "a newcomer is told with names whose call it should have made, and what tha
     try tick(&court);
     const why = court.why_expelled();
     var line: [60]u8 = undefined;
-    const named = try std.fmt.bufPrint(&line, " to rank 1 (node7:42, {s}),", .{id_of(1).short()});
+    const named = try std.fmt.bufPrint(&line, " to rank 1 (node7:42, {s}))", .{id_of(1).short()});
     try expect(std.mem.indexOf(u8, why, named) != null);
     const told = court.last_expelled;
     try expectEqual(tag, told.op.tag);

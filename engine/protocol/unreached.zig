@@ -115,10 +115,11 @@ fn say(group: *Group, now: Instant, from: *Peer, missing: control.Missing) void 
     const address = addresses.told_to(from, other, &room);
     var host: [base.source.text_bytes_max]u8 = undefined;
     const source = base.source.write_host(missing.source, &host);
-    c.log(.warning, "peer {f} cannot dial peer {f} at {s}{s}{s}: {s}; " ++ wire.dialed.remedy, .{
+    c.log(.warning, "peer {f} cannot dial peer {f}{s}{s}{s}{s}: {s}; " ++ wire.dialed.remedy, .{
         from.named(),
         other.named(),
-        if (address.len > 0) address else "no address",
+        if (address.len > 0) " at " else "",
+        address,
         if (source.len > 0) " from " else "",
         source,
         missing.dialed.why(),

@@ -91,3 +91,16 @@ test "why a link is down is known until it is up, though rounds do not wait for 
     }
     try expectEqual(.pending, claim_of(&court).?);
 }
+
+test "nobody is said to have been dialed at an address that is not known" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const peer = court.peers[3].?.peer.?;
+    gpa.free(peer.address);
+    peer.address = &.{};
+    court.said_bytes = 0;
+    try court.lack_dialed(4, &.{id_of(3)}, .no_address);
+    try court.expect_said("warning peer 05000000 cannot dial peer 04000000: " ++
+        "its address is not known; " ++ wire.dialed.remedy);
+}

@@ -33,6 +33,8 @@ pub const Group = struct {
     ready_told: bool = false,
     /// The last that the coordinator has said of a group that waits for more peers to begin.
     attendance: ?Attendance = null,
+    /// The epoch that the log last said this peer is in.
+    entry_said: u64 = 0,
     /// Peers whose `admit` this peer waits for, as the coordinator has said last.
     awaited: Awaited = .{},
     /// When the log last said for whom a call waits.
@@ -78,6 +80,19 @@ pub const Group = struct {
     pub fn is_fetching(group: *const Group) bool {
         for (group.states.items) |item| if (item.prefetch != null) return true;
         return false;
+    }
+
+    /// To the log, once for each epoch: a peer with which all is well says this and little else.
+    pub fn tell_entry(group: *Group) void {
+        const current = group.member.current orelse return;
+        if (group.entry_said == current.number) return;
+        group.entry_said = current.number;
+        group.session.log(.info, "entered epoch {d} of group {s} as rank {d} of {d}", .{
+            current.number,
+            group.name,
+            current.rank,
+            current.world_size(),
+        });
     }
 
     pub fn epoch(group: *const Group) u64 {

@@ -148,6 +148,8 @@ pub const Session = struct {
     address_key: wire.hello.Key,
     /// Its name for people, and those of others.
     label: base.Label,
+    /// Where the driver dials the coordinator, for people.
+    coordinator_at: []const u8 = "",
     labels: labels.Labels = .{},
     strangers_max: u32,
     /// Why the coordinator is gone, for the calls that fail with it.
@@ -383,7 +385,9 @@ pub const Session = struct {
         if (s.control_state == .lost or s.control_state == .away) return;
         const wanted = s.is_in_groups();
         if (s.control_state == .open) {
-            if (wanted) s.log(.warning, "the coordinator is away: {s}; trying again", .{why});
+            const blank = if (s.coordinator_at.len > 0) " " else "";
+            const text = "the coordinator is away: {s}; trying{s}{s} again";
+            if (wanted) s.log(.warning, text, .{ why, blank, s.coordinator_at });
             for (s.groups.items) |group| group.member.disconnected();
             s.away_since = s.now;
         }
@@ -1099,12 +1103,11 @@ pub const Session = struct {
         count: u64,
     ) Allocator.Error!*Operation {
         const listed = Listed.of(call, arrays);
-        const default: control.Recovery = if (call.op == .avg) .resume_chunks else .restart;
         const descriptor: control.Descriptor = .{
             .kind = call.kind,
             .dtype = arrays[0].dtype,
             .op = call.op,
-            .recovery = call.recovery orelse default,
+            .recovery = call.recovery orelse .default(call.op),
             .codec = call.codec,
             .plan = call.plan,
             .uneven = call.exchanged != null,
@@ -1385,6 +1388,7 @@ pub const Session = struct {
         const group = group_from(ctx);
         const s = group.session;
         group.admit_deadline = base.never;
+        if (failure == null) group.tell_entry();
         const event: GroupEvent = if (failure) |status|
             .{ .admit_failed = status }
         else

@@ -49,6 +49,7 @@ test "a call that waits for five seconds is in the log with those it waits for, 
     var w: World = .{ .gpa = gpa };
     try form(&w, 3);
     defer w.deinit();
+    w.said_bytes = 0;
     const operation = try world.sum(&w.nodes[0], 10, .restart);
     try w.pass(4 * second);
     try expectEqual(0, w.said_bytes);

@@ -97,7 +97,16 @@ pub const OpKind = enum(u8) {
         };
     }
 };
-pub const Recovery = enum(u8) { resume_chunks = 1, restart = 2, raise = 3 };
+pub const Recovery = enum(u8) {
+    resume_chunks = 1,
+    restart = 2,
+    raise = 3,
+
+    /// Where the caller names none.
+    pub fn default(op: base.ReduceOp) Recovery {
+        return if (op == .avg) .resume_chunks else .restart;
+    }
+};
 
 /// The request of a call. All members must ask for the same; a difference is a Mismatch.
 pub const Descriptor = struct {

@@ -6,11 +6,14 @@ const base = @import("base");
 const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
 
-/// The words for a call, with peers named as `Names.who` does:
-/// "all_reduce(sum, 1000 f32, recovery restart, codec int8, plan ring, after 3 safe points)"
+/// The words for a call, with peers named as `Names.who` does: what it moves, and each option in
+/// which it differs from what another called in its place:
+/// "all_reduce(sum, 1000 f32, recovery raise, codec int8, plan ring, after 3 safe points)"
 pub fn Described(comptime Names: type) type {
     return struct {
         descriptor: *const Descriptor,
+        /// Null: nobody knows what that was, and all options are named.
+        other: ?*const Descriptor,
         names: Names,
 
         const It = @This();
@@ -65,14 +68,39 @@ pub fn Described(comptime Names: type) type {
                 try writer.print(", {d} arrays", .{descriptor.arrays});
             } else if (descriptor.outline.dtypes != 0)
                 try writer.writeAll(", shards of different sizes");
-            if (descriptor.kind != .sync and descriptor.kind != .send_recv) {
-                if (descriptor.kind != .barrier) try writer.writeAll(", ");
-                try writer.print("recovery {s}", .{recovery});
+            // Nothing stands before their options.
+            const is_bare = descriptor.kind == .barrier or descriptor.kind == .sync;
+            var comma: []const u8 = if (is_bare) "" else ", ";
+            if (it.differs(.recovery)) {
+                try writer.print("{s}recovery {s}", .{ comma, recovery });
+                comma = ", ";
             }
-            if (descriptor.codec.kind != .none)
-                try writer.print(", codec {f}", .{descriptor.codec});
-            if (descriptor.plan != .auto) try writer.print(", plan {t}", .{descriptor.plan});
-            try writer.print(", after {d} safe points)", .{descriptor.safe_points});
+            if (it.differs(.codec)) {
+                try writer.print("{s}codec {f}", .{ comma, descriptor.codec });
+                comma = ", ";
+            }
+            if (it.differs(.plan)) {
+                try writer.print("{s}plan {t}", .{ comma, descriptor.plan });
+                comma = ", ";
+            }
+            if (it.differs(.safe_points))
+                try writer.print("{s}after {d} safe points", .{ comma, descriptor.safe_points });
+            try writer.writeAll(")");
+        }
+
+        /// Whether the caller has to see an option. One that it has not named is not shown.
+        fn differs(it: It, comptime option: enum { recovery, codec, plan, safe_points }) bool {
+            const own = it.descriptor;
+            const is_named = switch (option) {
+                .recovery => own.kind != .sync and own.kind != .send_recv and
+                    own.recovery != control.Recovery.default(own.op),
+                .codec => own.codec.kind != .none,
+                .plan => own.plan != .auto,
+                .safe_points => true,
+            };
+            const other = it.other orelse return is_named;
+            const name = @tagName(option);
+            return is_named and !std.meta.eql(@field(own, name), @field(other, name));
         }
     };
 }

@@ -45,8 +45,8 @@ def token(file: Path | None) -> str:
     """The token of --token-file, or else of PCCL_TOKEN."""
     if file is not None:
         return read(file)
-    value = os.environ.get("PCCL_TOKEN")
-    if value is None:
+    value = os.environ.get("PCCL_TOKEN", "").strip()
+    if not value:
         raise pccl_py.InvalidArgument(f"no token: {HOW_TO_GIVE_A_TOKEN}")
     return value
 

@@ -23,16 +23,21 @@ from rich.text import Text
 import pccl_py
 
 SCHEMA = 1
+# These name no elements; and these alone have an op.
+EMPTY = ("barrier", "sync")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+# Seconds without a word that a person takes for nothing.
+SILENCE = 1.0
 
 
 def show_json(token: str, *, timeout: float) -> None:
     """Prints the status as one JSON document on stdout."""
-    print(json.dumps(_ask(token, timeout), indent=2))
+    print(json.dumps(_ask(token, timeout, told_after=SILENCE), indent=2))
 
 
 def show(token: str, *, timeout: float) -> None:
     """Prints the status as a page on stdout."""
-    Console().print(page(_ask(token, timeout)))
+    Console().print(page(_ask(token, timeout, told_after=SILENCE)))
 
 
 def stream_json(token: str, *, interval: float, timeout: float) -> None:
@@ -73,8 +78,11 @@ def watch(token: str, *, interval: float, timeout: float) -> None:
         return
 
 
-def _ask(token: str, timeout: float) -> dict[str, Any]:
-    """run_status on a thread of its own, so that Ctrl-C does not wait for the answer."""
+def _ask(token: str, timeout: float, *, told_after: float | None = None) -> dict[str, Any]:
+    """run_status on a thread of its own, so that Ctrl-C does not wait for the answer.
+
+    After `told_after` seconds without one, a line on stderr says who is being waited for.
+    """
     answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -84,7 +92,13 @@ def _ask(token: str, timeout: float) -> dict[str, Any]:
             answers.put(error)
 
     threading.Thread(target=ask, name="pccl-status", daemon=True).start()
-    answer = answers.get()
+    try:
+        answer = answers.get(timeout=told_after)
+    except queue.Empty:
+        address = pccl_py.token_parse(token).address
+        said = f"{shown(address)} does not answer yet: waiting for {timeout:g} s in all"
+        print(said, file=sys.stderr, flush=True)
+        answer = answers.get()
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -201,9 +215,9 @@ def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
 
 def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
     one, other = (names.get(pair[key], pair[key][:8]) for key in ("peer_id", "other"))
-    at = pair["address"] or "an address that nobody knows"
+    at = f" at {pair['address']}" if pair["address"] else ""
     source = f" from {pair['from']}" if pair.get("from") else ""
-    says = f"{one} cannot dial {other} at {at}{source}: {pair['why']}"
+    says = f"{one} cannot dial {other}{at}{source}: {pair['why']}"
     return Text(shown(says), style="yellow")
 
 
@@ -274,14 +288,15 @@ def _operations(epoch: dict[str, Any]) -> Table:
     table = _table("tag", "sequence", "operation", "count", "dtype", "op", "called", "done")
     alive = sum(1 for member in epoch["members"] if member["alive"])
     for operation in epoch["operations"]:
+        kind = operation["kind"]
         _add_row(
             table,
-            operation["tag"],
+            "" if kind == "sync" else operation["tag"],
             operation["sequence"],
-            operation["kind"],
-            operation["count"],
-            operation["dtype"],
-            operation["op"],
+            kind,
+            "" if kind in EMPTY else operation["count"],
+            "" if kind in EMPTY else operation["dtype"],
+            operation["op"] if kind in REDUCING else "",
             f"{operation.get('called', operation['done'])} of {alive}",
             f"{operation['done']} of {alive}",
         )
@@ -293,10 +308,12 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):
-            peer, tag = _name(epoch["members"][rank]), operation["tag"]
+            # That of a sync says nothing to a person.
+            tag = "" if operation["kind"] == "sync" else f"tag {operation['tag']}, "
+            peer = _name(epoch["members"][rank])
             says = (
-                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} (tag "
-                f"{tag}, sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
+                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} ({tag}"
+                f"sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
         lines += _minority(epoch, operation)
@@ -319,12 +336,15 @@ def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
         whom = " and ".join(_ranked(epoch, rank) for rank in waits["waits_for"][:4])
         if len(waits["waits_for"]) > 4:
             whom += f" and {len(waits['waits_for']) - 4} more"
-        says = (
-            f"{_ranked(epoch, waits['rank'])} waits in {waits['kind']} tag {waits['tag']} sequence "
-            f"{waits['sequence']} for {whom}"
-        )
+        says = f"{_ranked(epoch, waits['rank'])} waits in {_call(waits)} for {whom}"
         lines.append(Text(shown(says), style="yellow"))
     return lines
+
+
+def _call(operation: dict[str, Any]) -> str:
+    """Its name in a line. The tag of a sync says nothing to a person."""
+    tag = "" if operation["kind"] == "sync" else f" tag {operation['tag']}"
+    return f"{operation['kind']}{tag} sequence {operation['sequence']}"
 
 
 def _ranked(epoch: dict[str, Any], rank: int) -> str:
@@ -338,10 +358,7 @@ def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
     whom = " and ".join(_ranked(epoch, rank) for rank in operation["not_called"][:4])
     if len(operation["not_called"]) > 4:
         whom += f" and {len(operation['not_called']) - 4} more"
-    says = (
-        f"{operation['kind']} tag {operation['tag']} sequence {operation['sequence']} has been "
-        f"waiting {duration(operation['waited_ns'])} for {whom}"
-    )
+    says = f"{_call(operation)} has been waiting {duration(operation['waited_ns'])} for {whom}"
     return [Text(shown(says), style="yellow")]
 
 

@@ -1099,37 +1099,6 @@ def test_members_with_other_arrays_have_called_another_operation(pair: tuple[Any
         assert "arrays[0] and arrays[1] of one are in each other's place at the other" in said
 
 
-@pytest.mark.parametrize("listed", [0, 1, 3], ids=["one array", "a list of one", "a list"])
-def test_what_the_arrays_are_to_the_callers_must_be_alike(
-    pair: tuple[Any, Any], listed: int
-) -> None:
-    """Goal: `form` tells arrays of equal sizes apart. Method: alike, one without, then two."""
-    data = [ffi.new("float[4]", [rank + 1.0] * 4) for rank in range(2)]
-
-    def program(rank: int, form: int) -> int:
-        chosen, mine = options("collective_options", form=form), data[rank]
-        if listed == 0:
-            return CALLS["all_reduce"](pair[rank], mine, mine, 4, lib.PCCL_F32, chosen)
-        arrays, count = arrays_of(
-            *[(mine + at, mine + at, 1, lib.PCCL_F32) for at in range(listed)]
-        )
-        return lib.pccl_coalesced(pair[rank], 0, arrays, count, 0, chosen, ffi.NULL)
-
-    def refusal(rank: int, forms: tuple[int, int]) -> str:
-        return refused(program(rank, forms[rank]), "PCCL_MISMATCH")
-
-    assert together([functools.partial(program, rank, 2**64 - 1) for rank in range(2)]) == [0, 0]
-    after = [list(each) for each in data]
-    assert after[0][0] == after[1][0] == 3
-    for forms in ((0, 6), (5, 0), (5, 6 << 40)):
-        said = together([functools.partial(refusal, rank, forms) for rank in range(2)])
-        assert all("The arrays of these two differ in name or structure. " in it for it in said)
-        assert [list(each) for each in data] == after
-    chosen = [options("collective_options", form=form) for form in (5, 6)]
-    barriers = [functools.partial(lib.pccl_barrier, pair[rank], chosen[rank]) for rank in range(2)]
-    assert together([functools.partial(each, ffi.NULL) for each in barriers]) == [0, 0]
-
-
 def test_operations_of_every_kind_are_begun_at_once(pair: tuple[Any, Any]) -> None:
     """Goal: the asynchronous forms take what the others do. Method: one tag each, both ranks."""
     data = [[ffi.new("double[4]", [rank + 1.0] * 4) for _ in range(11)] for rank in range(2)]

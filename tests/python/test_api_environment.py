@@ -69,6 +69,15 @@ def test_every_argument_of_connect_has_a_variable(
             comm.all_reduce(np.ones(3))  # nobody else calls it
 
 
+def test_a_label_that_is_passed_has_the_same_places_as_the_variable(
+    coordinator: pccl.Coordinator,
+) -> None:
+    with pccl.connect(coordinator.token, bind=LOOPBACK, label="ck%p on %h, 100%%") as comm:
+        comm.admit()
+        named = f"ck{os.getpid()} on {socket.gethostname()}, 100%"
+        assert comm.label(comm.peer_id) == named
+
+
 COORDINATOR = {
     "bind": (LOOPBACK, LOOPBACK),
     "advertise": ("localhost", "localhost"),
@@ -145,6 +154,14 @@ def test_a_number_that_is_none_names_its_variable(
         pccl.connect(coordinator.token, bind=LOOPBACK)
 
 
+@pytest.mark.parametrize("empty", ["", "\n"])
+def test_an_empty_token_is_none(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", empty)
+    for token in (None, empty):
+        with pytest.raises(pccl.InvalidArgument, match="^no token: pass one, or set PCCL_TOKEN"):
+            pccl.connect(token)
+
+
 @pytest.mark.parametrize("ports", ["29400-", "5-4", "0", "70000", "x" * 50])
 def test_ports_that_are_no_range_are_named(coordinator: pccl.Coordinator, ports: str) -> None:
     with pytest.raises(pccl.InvalidArgument, match=re.escape(ports[:10])):
@@ -185,6 +202,14 @@ def test_the_log_goes_to_stderr_where_it_is_asked_for(start: Any) -> None:
     program.expect("end")
     assert program.end() == 0
     assert re.search(r"^\S+ \S+ \d+ pccl INFO: epoch 1 begins", program.errors, re.MULTILINE)
+
+
+def test_a_peer_tells_the_log_once_which_epoch_it_is_in(start: Any) -> None:
+    program = start(JOIN.replace("comm.admit()", "comm.admit(), comm.admit()"), PCCL_LOG="info")
+    program.expect("end")
+    assert program.end() == 0
+    line = "pccl INFO: entered epoch 1 of group default as rank 0 of 1\n"
+    assert program.errors.count(line) == 1, program.errors
 
 
 @pytest.mark.parametrize(

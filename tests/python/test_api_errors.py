@@ -133,7 +133,7 @@ def test_what_is_no_token_is_refused(token: str) -> None:
 def test_a_token_of_another_run_is_refused(coordinator: pccl.Coordinator) -> None:
     """The right address, the wrong run: a coordinator that was replaced by another one."""
     token = pccl.token_create(pccl.token_parse(coordinator.token).address, b"another run's id")
-    with pytest.raises(pccl.AuthenticationFailed, match="run"):
+    with pytest.raises(pccl.AuthenticationFailed, match="a fresh token from it$"):
         pccl.connect(token, bind=LOOPBACK, connect_timeout=10)
     with pytest.raises(pccl.AuthenticationFailed, match="run"):
         pccl.run_status(token)

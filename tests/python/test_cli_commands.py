@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -244,6 +245,39 @@ def test_the_status_shows_people_the_same(start: Any) -> None:
             assert comm.peer_id.short in answer.stdout
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_person_who_waits_for_an_answer_is_told_of_whom(form: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        token = pccl.token_create(address)
+        answer = pccl_command("status", *form, "--timeout", "1.5", PCCL_TOKEN=token)
+    assert answer.returncode == 1 and answer.stdout == ""
+    told, error = answer.stderr.split("\n", 1)
+    assert told == f"{address} does not answer yet: waiting for 1.5 s in all"
+    assert "CoordinatorUnreachable" in error or address in error
+
+
+def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    example = json.loads(page.split("```json")[1].split("```")[0])
+    (epoch,) = example["groups"][0]["epochs"]
+    (operation,) = epoch["operations"]
+    blind = {"tag": 18413411717256766248, "count": 0, "dtype": "u8", "op": "sum"}
+    sync = {**operation, **blind, "kind": "sync", "waits_for": [1], "stalled_ns": 65 * 10**9}
+    gather = {**operation, **blind, "kind": "all_gather", "tag": 3, "count": 88, "op": "avg"}
+    epoch["operations"] = [operation, sync, gather]
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(status_view.render(example))
+    text = console.export_text()
+    assert str(blind["tag"]) not in text and "it has not called sync (sequence 12)" in text
+    (line,) = (line for line in text.splitlines() if " sync " in line and "called" not in line)
+    assert re.fullmatch(r"\s*12\s+sync\s+\d+ of \d+\s+\d+ of \d+\s*", line), line
+    (line,) = (line for line in text.splitlines() if " all_gather " in line)
+    assert re.fullmatch(r"\s*3\s+12\s+all_gather\s+88\s+u8\s+\d+ of .*", line), line
+
+
 def test_a_page_renders_every_part_of_the_documented_example() -> None:
     page = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
     example = json.loads(page.split("```json")[1].split("```")[0])
@@ -253,7 +287,8 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     ]
     dialed = {"peer_id": "77" * 16, "other": "0b" * 16, "address": "10.0.0.8:1", "why": "refused"}
     dialed["from"] = "10.0.0.7"
-    example["groups"][0]["unreached"] = [dialed]
+    lost = {"peer_id": "77" * 16, "other": "0c" * 16, "address": "", "why": "nowhere"}
+    example["groups"][0]["unreached"] = [dialed, lost]
     assert keys_of(example) <= documented_keys()
     (operation,) = example["groups"][0]["epochs"][0]["operations"]
     operation |= {"waits_for": [1], "stalled_ns": 65 * 10**9}
@@ -266,6 +301,7 @@ def test_a_page_renders_every_part_of_the_documented_example() -> None:
     for word in (
         "2c5d9f0a", "0b0f5e0e", "48.0 MiB", "120 ms", "lost", "all_reduce", "1048576", "1 of 1",
         "cannot dial 0b0b0b0b at 10.0.0.8:1 from 10.0.0.7: refused",
+        "cannot dial 0c0c0c0c: nowhere",
         "new:1, 77777777", "waits for the next safe point", "waiting for rank 1 (node8:77 #1, "
         "9d3c2b1a): it has not called all_reduce (tag 0, sequence 12) for 1 min 05 s",
         "waiting for rank 0 (node7:4242 #0, 0b0f5e0e): it owes the others a vote or a report",

@@ -34,6 +34,15 @@ def secret_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     return file
 
 
+@pytest.mark.parametrize("empty", ["", "\n"])
+def test_an_empty_token_is_none_for_each_command(empty: str) -> None:
+    """The cat of a file that is not there yet leaves nothing in the variable."""
+    for command in (["status"], ["token"], ["doctor"], ["bench", "all_reduce"]):
+        answer = pccl_command(*command, PCCL_TOKEN=empty)
+        assert answer.returncode == 2
+        assert "no token: set PCCL_TOKEN, or pass --token-file FILE" in answer.stderr, command
+
+
 # ---- arguments
 
 
