@@ -202,7 +202,7 @@ def test_lists_that_make_no_sense_are_refused_and_lose_nothing() -> None:
             (lambda: comm.all_reduce([one, one]), "lie apart"),
             (lambda: comm.all_gather([one], [other], [4]), "one array"),
             (lambda: comm.all_to_all(one, other, [4]), "both"),
-            (lambda: comm.all_to_all(one, other, [4], [3]), "recv_counts are 3"),
+            (lambda: comm.all_to_all(one, other, [4], [3]), "recv_counts add up to 3"),
             (lambda: comm.all_to_all(one, other, [4, 0], [4]), "send_counts has 2"),
         ]
         for call, word in cases:

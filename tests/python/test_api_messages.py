@@ -132,9 +132,11 @@ def test_a_wrong_partner_tag_or_array_is_named_before_anything_is_sent(
     fixed.flags.writeable = False
     calls: list[tuple[Callable[..., Any], str]] = [(comm.send, "dst"), (comm.recv, "src")]
     for call, name in calls:
-        with pytest.raises(pccl.InvalidArgument, match=f"{name} must be a rank below 3, not 3"):
+        with pytest.raises(pccl.InvalidArgument, match=f"{name} must be a rank from 0 to 2, not 3"):
             call(array, 3)
-        with pytest.raises(pccl.InvalidArgument, match=f"{name} must be a rank below 3, not -1"):
+        with pytest.raises(
+            pccl.InvalidArgument, match=f"{name} must be a rank from 0 to 2, not -1"
+        ):
             call(array, -1)
         with pytest.raises(pccl.InvalidArgument, match="rank 1 is this peer itself"):
             call(array, 1)
