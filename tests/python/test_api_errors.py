@@ -36,7 +36,7 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
 
     One calls on a tag that nobody else uses, or syncs a state of a name that nobody else has.
     """
-    with pccl.Coordinator(bind=LOOPBACK, stall_warning=2, heartbeat=0.1) as coordinator:
+    with pccl.Coordinator(bind=LOOPBACK, stall_warning=1, heartbeat=0.1) as coordinator:
         with ThreadPoolExecutor(2) as pool:
             comms = list(
                 pool.map(
@@ -55,7 +55,7 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
 
             def wait_elsewhere(call: Callable[[], object], name: str) -> None:
                 """Rank 0 waits on tag 0, rank 1 elsewhere, and for longer."""
-                first = pool.submit(failure, lambda: comms[0].all_reduce(np.ones(4), deadline=2.5))
+                first = pool.submit(failure, lambda: comms[0].all_reduce(np.ones(4), deadline=4))
                 second = pool.submit(failure, call)
                 until = time.monotonic() + 10
                 found: list[dict[str, Any]] = []
@@ -71,9 +71,9 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
                 second.result()
 
             wait_elsewhere(
-                lambda: comms[1].all_reduce(np.ones(4), tag=5, deadline=2.7), "all_reduce (tag 5, "
+                lambda: comms[1].all_reduce(np.ones(4), tag=5, deadline=4.5), "all_reduce (tag 5, "
             )
-            wait_elsewhere(lambda: state.sync(deadline=2.7), "sync (")
+            wait_elsewhere(lambda: state.sync(deadline=4.5), "sync (")
         for comm in comms:
             comm.close()
 
