@@ -77,6 +77,15 @@ pub const Group = struct {
         return false;
     }
 
+    /// Whether it must stay known where this peer is dialed, and what it is called.
+    pub fn needs(group: *const Group, id: PeerId) bool {
+        if (group.knows(id)) return true;
+        for (group.states.items) |item| if (item.prefetch) |fetching| {
+            if (fetching.find(id) != null) return true;
+        };
+        return false;
+    }
+
     pub fn is_fetching(group: *const Group) bool {
         for (group.states.items) |item| if (item.prefetch != null) return true;
         return false;

@@ -1,6 +1,7 @@
 //! labels: the names of other peers for people. The coordinator tells them with a round
 //! (protocol/labels.zig); they are kept while somebody may ask: as long as a peer is in an epoch or
-//! a round of this one, or has left with the last epoch. Nothing is decided by them.
+//! a round of this one, gives of its state, or has left with the last epoch. Nothing is decided by
+//! them.
 
 const std = @import("std");
 const base = @import("base");
@@ -45,7 +46,7 @@ pub fn on_labels(s: *Session, body: *const wire.control.Labels) Error!void {
 }
 
 fn is_kept(group: *const Group, id: PeerId) bool {
-    if (group.knows(id)) return true;
+    if (group.needs(id)) return true;
     for (group.member.epochs) |slot| if (slot) |epoch| {
         for (epoch.left) |other| if (other.eql(id)) return true;
     };

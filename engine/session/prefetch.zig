@@ -105,7 +105,7 @@ pub const Prefetch = struct {
         prefetch.gpa.destroy(prefetch);
     }
 
-    fn find(prefetch: *const Prefetch, peer: PeerId) ?u16 {
+    pub fn find(prefetch: *const Prefetch, peer: PeerId) ?u16 {
         for (prefetch.sources, 0..) |*source, index| {
             if (source.peer.eql(peer)) return @intCast(index);
         }
@@ -158,6 +158,7 @@ pub fn stop(s: *Session, state: *State) void {
     state.prefetch = null;
     detach(s, state);
     prefetch.destroy();
+    s.links_stale = true; // perhaps nothing else wants those to the sources
     entry_may_go_on(state.group);
 }
 

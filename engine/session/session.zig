@@ -623,7 +623,7 @@ pub const Session = struct {
     }
 
     /// Forgets where peers are dialed that are in no epoch and no round of this one any more, and
-    /// their labels.
+    /// from which nothing is fetched; and their labels.
     pub fn prune_addresses(s: *Session) void {
         labels.prune(s);
         var index = s.addresses.count();
@@ -631,7 +631,7 @@ pub const Session = struct {
             index -= 1;
             const id: PeerId = .{ .bytes = s.addresses.keys()[index] };
             const wanted = for (s.groups.items) |group| {
-                if (group.state == .joined and group.knows(id)) break true;
+                if (group.state == .joined and group.needs(id)) break true;
             } else false;
             if (wanted) continue;
             s.gpa.free(s.addresses.values()[index]);

@@ -7,6 +7,7 @@ const wire = @import("wire");
 const session = @import("root.zig");
 const links = @import("links.zig");
 const prefetch = @import("prefetch.zig");
+const rounds = @import("rounds.zig");
 const sync_file = @import("sync.zig");
 const world_test = @import("world_test.zig");
 const hostile_test = @import("hostile_test.zig");
@@ -917,6 +918,20 @@ test "a newcomer whose round goes on without it fetches on" {
     try case.world.settle();
     try expect(!late.node.group.is_fetching());
     for (late.state.staged) |place| try expectEqual(1, place.?[0]);
+}
+
+test "a newcomer whose round is over finds its sources while it fetches, and then wants no links" {
+    var case: Case = undefined;
+    const late = try newcomer_case(&case);
+    defer case.deinit();
+    const s = late.node.s;
+    for (0..8) |_| try expect(try case.world.step());
+    rounds.over(s, late.node.group); // the coordinator has released it
+    try expect(late.node.group.is_fetching());
+    try expectEqual(2, s.addresses.count());
+    for (s.links.items) |link| try expect(link.wanted);
+    while (late.node.group.is_fetching()) try expect(try case.world.step());
+    for (s.links.items) |link| try expect(!link.wanted);
 }
 
 test "a source that dies, closes its state or has not opted in is done without" {

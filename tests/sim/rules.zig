@@ -83,7 +83,12 @@ pub fn check_mismatch(work: *const Work) void {
     const epoch = work.group.member.epoch_of(op.op.epoch) orelse return;
     const elders = epoch.ids.len - epoch.joined;
     if (is_refused) {
-        if (epoch.rank >= elders and elders > 0 and has_deviated(work)) return;
+        // All its calls end with it, those of the other epoch, too.
+        for (work.group.member.epochs) |slot| {
+            const in = slot orelse continue;
+            const before = in.ids.len - in.joined;
+            if (in.rank >= before and before > 0 and has_deviated(work, in.number)) return;
+        }
         const why = "p{d} is refused for {f}, and has called what all others have";
         return world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
     }
@@ -103,11 +108,11 @@ pub fn check_mismatch(work: *const Work) void {
 }
 
 /// In this epoch it has called something else than another, or insisted on its content.
-fn has_deviated(work: *const Work) bool {
+fn has_deviated(work: *const Work, epoch: u64) bool {
     const key = work.step.key;
     const digit = work.node.digit();
     for (work.node.world.checkers.records.values()) |record| {
-        if (record.key.group != key.group or record.key.epoch != key.epoch) continue;
+        if (record.key.group != key.group or record.key.epoch != epoch) continue;
         const mine = &record.calls[digit];
         if (mine.state == .none) continue;
         if (mine.strategy == .send_only) return true;
