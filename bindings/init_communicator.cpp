@@ -92,18 +92,30 @@ nb::list ids(Comm &comm, ListIds list) {
   }
 }
 
-nb::tuple admit(Comm &comm, uint64_t deadline_ns) {
+nb::tuple admit(Comm &comm, uint64_t deadline_ns, bool together) {
   pccl_admission_t admission = PCCL_ADMISSION_INIT;
+  auto function = together ? pccl_comm_admit_together : pccl_comm_admit;
   pccl_status_t status;
   {
     Unlocked unlocked;
-    status = pccl_comm_admit(comm.handle->native, deadline_ns, &admission);
+    status = function(comm.handle->native, deadline_ns, &admission);
   }
   check_interrupted(status);
   bool changed = admission.changed != 0;
   return nb::make_tuple(admission.epoch, admission.rank, admission.world_size, changed,
                         changed ? ids(comm, pccl_comm_joined) : nb::list(),
                         changed ? ids(comm, pccl_comm_left) : nb::list());
+}
+
+uint32_t pending_agreed(Comm &comm, uint64_t deadline_ns) {
+  uint32_t pending = 0;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_pending_agreed(comm.handle->native, deadline_ns, &pending);
+  }
+  check_interrupted(status);
+  return pending;
 }
 
 nb::tuple info(Comm &comm) {
@@ -149,10 +161,13 @@ void init_communicator(nb::module_ &module) {
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
       .def("close", &close)
-      .def("admit", &admit, nb::arg("deadline_ns"),
-           nb::sig("def admit(self, deadline_ns: int) -> "
+      .def("admit", &admit, nb::arg("deadline_ns"), nb::arg("together"),
+           nb::sig("def admit(self, deadline_ns: int, together: bool) -> "
                    "tuple[int, int, int, bool, list[bytes], list[bytes]]"),
            "(epoch, rank, world_size, changed, joined, left)")
+      .def("pending_agreed", &pending_agreed, nb::arg("deadline_ns"))
+      .def("not_entered", [](Comm &comm) { return ids(comm, pccl_comm_not_entered); },
+           nb::sig("def not_entered(self) -> list[bytes]"), "In rank order.")
       .def("info", &info,
            nb::sig("def info(self) -> "
                    "tuple[int, int, int, int, int, int, int, bytes, int, int]"),

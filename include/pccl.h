@@ -294,8 +294,21 @@ typedef struct pccl_admission {
 #define PCCL_ADMISSION_INIT { sizeof(pccl_admission_t), 0, 0, 0, 0, 0, 0 }
 
 /* The safe point: the only place where new peers enter, and where rank and world_size change. Every member must call
- * it equally often. Returns without a network round trip if nothing is pending. deadline_ns 0: the default. */
+ * it equally often. Returns without a network round trip if nothing is pending. Each member enters a new epoch at its
+ * own call, so a newcomer may be there before the members are: pccl_comm_not_entered. deadline_ns 0: the default. */
 PCCL_API pccl_status_t pccl_comm_admit(pccl_comm_t *comm, uint64_t deadline_ns, pccl_admission_t *admission);
+/* The safe point that all members pass together: returns when all have called this, and all enter the same new epoch,
+ * or none does. A newcomer that calls it enters when all members from before have. All must call it at the same safe
+ * points; a member that calls pccl_comm_admit there does not wait, and the others wait for it. It costs an operation of
+ * all members, which fails as one does, and then nobody has passed the safe point: call it again. After a deadline,
+ * too: if the others have passed it meanwhile, the next call does. */
+PCCL_API pccl_status_t pccl_comm_admit_together(pccl_comm_t *comm, uint64_t deadline_ns, pccl_admission_t *admission);
+/* How many newcomers the next pccl_comm_admit_together lets in, the same number on all members, who must all ask. It
+ * passes no safe point. They enter then unless they are lost. */
+PCCL_API pccl_status_t pccl_comm_pending_agreed(pccl_comm_t *comm, uint64_t deadline_ns, uint32_t *pending);
+/* Members that have not come to the safe point at which the current epoch begins, as far as this peer knows: they are
+ * still in the epoch before, and the operations of this one wait for them. Written as below. */
+PCCL_API uint32_t pccl_comm_not_entered(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);
 /* The peers that joined, and left, with the epoch of the last admit; the same lists on every member. Writes at most
  * capacity ids and returns how many there are. */
 PCCL_API uint32_t pccl_comm_joined(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);

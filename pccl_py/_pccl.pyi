@@ -147,8 +147,14 @@ class Comm:
     ) -> Comm: ...
     def join(self, group: str, initial_world_size: int, deadline_ns: int) -> Comm: ...
     def close(self) -> None: ...
-    def admit(self, deadline_ns: int) -> tuple[int, int, int, bool, list[bytes], list[bytes]]:
+    def admit(
+        self, deadline_ns: int, together: bool
+    ) -> tuple[int, int, int, bool, list[bytes], list[bytes]]:
         """(epoch, rank, world_size, changed, joined, left)"""
+
+    def pending_agreed(self, deadline_ns: int) -> int: ...
+    def not_entered(self) -> list[bytes]:
+        """In rank order."""
 
     def info(self) -> tuple[int, int, int, int, int, int, int, bytes, int, int]:
         """

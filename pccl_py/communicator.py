@@ -138,16 +138,25 @@ class Group(Objects):
             bytes_received=received,
         )
 
-    def admit(self, deadline: float | None = None) -> Admission:
+    def admit(self, deadline: float | None = None, *, together: bool = False) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.
 
         Every member must call it equally often. A new epoch begins if newcomers are ready, and
-        after peers were lost or left; all members enter it in the same call. With nothing pending
-        it costs no network round trip. Raises DeadlineExceeded after `deadline` seconds (default:
-        the communicator's).
+        after peers were lost or left; all members enter it in the same call, each when it comes
+        there. So a newcomer returns before members that are at work, and the result's `not_entered`
+        names them; operations wait for them. With nothing pending it costs no network round trip.
+
+        `together`: returns when all members have called it, and all of them enter the same new
+        epoch or none does; a newcomer returns when all members from before have entered. All must
+        pass it at the same safe points. It costs an operation of all members, and its errors are
+        raised: nobody has passed the safe point then, so call it again. A program in several groups
+        must pass those of its groups in the same order on all peers.
+
+        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); the safe
+        point was not passed.
         """
         native = self._open()
-        answer = native.admit(nanoseconds(deadline, "deadline"))
+        answer = native.admit(nanoseconds(deadline, "deadline"), together)
         epoch, rank, world_size, changed, joined, left = answer
         came, went = (tuple(PeerId(peer) for peer in peers) for peers in (joined, left))
         self._admission = Admission(
@@ -159,10 +168,27 @@ class Group(Objects):
             changed=changed,
             joined_labels=tuple(_label_of(native, peer) for peer in came),
             left_labels=tuple(_label_of(native, peer) for peer in went),
+            not_entered=self.not_entered if changed else (),
         )
         if changed:
             self._remember(native, epoch)
         return self._admission
+
+    def pending_agreed(self, deadline: float | None = None) -> int:
+        """How many newcomers the next `admit(together=True)` lets in, the same on all members.
+
+        All members must ask; it passes no safe point. `info().pending` costs nothing and is this
+        peer's own knowledge. Raises the errors of an operation; then ask again.
+        """
+        return self._open().pending_agreed(nanoseconds(deadline, "deadline"))
+
+    @property
+    def not_entered(self) -> tuple[PeerId, ...]:
+        """Members of the epoch that have not come to the safe point at which it begins.
+
+        As far as this peer knows: they are in the epoch before, and operations wait for them.
+        """
+        return tuple(PeerId(peer) for peer in self._open().not_entered())
 
     def _remember(self, native: _pccl.Comm, epoch: int) -> None:
         """Keeps the names of an epoch, for the outcomes of its operations."""

@@ -165,10 +165,11 @@ class SyncOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision of a safe point; the same on every member but for `rank`.
+    """The decision of a safe point; the same on every member but for `rank` and `not_entered`.
 
     `changed` says whether this call entered a new epoch; only then are `joined` and `left` filled,
-    and the labels of both, in the same order.
+    and the labels of both, in the same order; and `not_entered`, the members of which this peer did
+    not know then that they have come to this safe point, too (now: `Group.not_entered`).
     """
 
     epoch: int
@@ -179,6 +180,7 @@ class Admission:
     changed: bool
     joined_labels: tuple[str, ...] = ()
     left_labels: tuple[str, ...] = ()
+    not_entered: tuple[PeerId, ...] = ()
 
     def __str__(self) -> str:
         says = f"rank {self.rank} of {self.world_size} in epoch {self.epoch}"

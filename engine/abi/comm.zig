@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
+const session = @import("session");
 const failure = @import("failure.zig");
 const label = @import("label.zig");
 const sized = @import("sized.zig");
@@ -259,14 +260,28 @@ export fn pccl_comm_destroy(handle: ?*Comm) void {
 // ---- safe points
 
 export fn pccl_comm_admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) Status {
-    return status.code(admit(handle, deadline_ns, admission));
+    return status.code(admit(handle, .alone, deadline_ns, admission));
 }
 
-fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!void {
+export fn pccl_comm_admit_together(
+    handle: ?*Comm,
+    deadline_ns: u64,
+    admission: ?*Admission,
+) Status {
+    return status.code(admit(handle, .together, deadline_ns, admission));
+}
+
+fn admit(
+    handle: ?*Comm,
+    how: session.How,
+    deadline_ns: u64,
+    admission: ?*Admission,
+) status.Error!void {
     const comm = try usable(handle);
     // Before the safe point is passed: afterwards a bad argument could not be repaired.
     if (admission) |to| sized.check(Admission, to) catch return status.bad_size("pccl_admission_t");
-    const result = comm.membership.admit(comm.deadline(deadline_ns), comm.interrupt) catch |err|
+    const deadline = comm.deadline(deadline_ns);
+    const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
         return failure.admit(err);
     const passed = switch (result) {
         .passed => |passed| passed,
@@ -290,6 +305,24 @@ fn admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) status.Error!
         .left_count = passed.left,
         .changed = @intFromBool(passed.changed),
     }) catch unreachable; // it was checked
+}
+
+export fn pccl_comm_pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) Status {
+    return status.code(pending_agreed(handle, deadline_ns, pending));
+}
+
+fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error!void {
+    const comm = try usable(handle);
+    const to = pending orelse return status.is_null("pending");
+    var work: net.Work = undefined;
+    var answer: u32 = 0;
+    work.begin_pending(comm.membership, &answer, comm.deadline(deadline_ns)) catch |err|
+        return failure.pending(err);
+    defer work.deinit();
+    // The session keeps the deadline.
+    _ = comm.interrupt.wait(&work.finished, base.never) catch work.withdraw();
+    if (work.operation.status != .ok) return failure.operation(work.operation);
+    to.* = answer;
 }
 
 // ---- looking
@@ -327,6 +360,10 @@ export fn pccl_comm_joined(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) 
 
 export fn pccl_comm_left(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .left, ids, capacity);
+}
+
+export fn pccl_comm_not_entered(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+    return list(handle, .not_entered, ids, capacity);
 }
 
 export fn pccl_comm_label(

@@ -479,7 +479,24 @@ pub fn admit(err: net.Membership.AdmitError) Error {
             .{},
         ),
         error.Interrupted => interrupted(),
+        else => |other| agreement(other),
     };
+}
+
+pub fn pending(err: session.Session.CallError) Error {
+    return switch (err) {
+        error.TagInUse => fail(
+            .invalid_usage,
+            "another thread is in pending_agreed of this communicator: one call at a time",
+            .{},
+        ),
+        else => agreement(err),
+    };
+}
+
+/// Why members cannot agree on a safe point: the operation for that is one of their operations.
+fn agreement(err: session.Session.CallError) Error {
+    return begin(err, &.{ .kind = .all_reduce, .deadline = 0 });
 }
 
 pub fn closed() Error {

@@ -132,6 +132,11 @@ pub const pair_tags_first = 0xfe << 56;
 pub const pair_user_tags = 1 << 38;
 /// Tags from here on belong to shared states, one to each name. Enforced at the call.
 pub const state_tags_first = 0xff << 56;
+/// The last two are those of safe points that all members pass together, and of the question who
+/// would enter there (session/vote.zig). A state whose name had one of them, one in 2^55, would
+/// differ from those in its kind.
+pub const admit_tag = std.math.maxInt(u64);
+pub const pending_tag = admit_tag - 1;
 /// Tensors of one shared state, and dimensions of one of them. Enforced when it is made.
 pub const state_tensors_max = 65_536;
 pub const state_dimensions_max = 32;

@@ -67,7 +67,7 @@ const Peer = struct {
     }
 
     fn admit(peer: *const Peer) !Membership.Admission {
-        return switch (try peer.membership.admit(clock.after(patience_ns), .{})) {
+        return switch (try peer.membership.admit(.alone, clock.after(patience_ns), .{})) {
             .passed => |admission| admission,
             .failed => error.AdmitFailed,
         };
@@ -665,10 +665,10 @@ test "an admit that waits for another peer can be interrupted, and has not passe
             defer case.b_may_go.set();
             const impatient: net.reach.Interrupt = .{ .function = always };
             for (0..2) |_| {
-                const admitted = peer.membership.admit(clock.after(patience_ns), impatient);
+                const admitted = peer.membership.admit(.alone, clock.after(patience_ns), impatient);
                 try std.testing.expectError(error.Interrupted, admitted);
             }
-            const late = try peer.membership.admit(clock.after(seconds / 20), .{});
+            const late = try peer.membership.admit(.alone, clock.after(seconds / 20), .{});
             try std.testing.expectEqual(session.Status.deadline_exceeded, late.failed);
             try std.testing.expectEqual(2, (try peer.membership.info()).world_size);
         }

@@ -160,7 +160,7 @@ pub const Membership = struct {
 
     pub const AdmitResult = union(enum) { passed: Admission, failed: Status };
 
-    pub const AdmitError = error{
+    pub const AdmitError = session.Session.CallError || error{
         Closed,
         /// Another thread is in admit() of this group.
         Busy,
@@ -170,6 +170,7 @@ pub const Membership = struct {
 
     pub fn admit(
         membership: *Membership,
+        how: session.How,
         deadline: Instant,
         interrupt: Interrupt,
     ) AdmitError!AdmitResult {
@@ -183,12 +184,18 @@ pub const Membership = struct {
             membership.changed.clear();
             membership.admitting = true;
             membership.admit_failure = null;
-            engine.session.admit(clock.now(), membership.group, deadline) catch |err| {
+            const s = engine.session;
+            const now = clock.now();
+            const begun = switch (how) {
+                .alone => s.admit(now, membership.group, deadline),
+                .together => s.admit_together(now, membership.group, deadline),
+            };
+            begun catch |err| {
                 membership.admitting = false;
                 return switch (err) {
-                    error.Busy => error.Busy,
                     // Neither can be while it is joined and not left.
                     error.Left, error.NotReady => error.Closed,
+                    else => |other| other,
                 };
             };
             membership.in_admit = true;
@@ -200,7 +207,7 @@ pub const Membership = struct {
         membership.in_admit = false;
         if (waited) |_| {} else |err| if (membership.admitting) {
             membership.admitting = false;
-            engine.session.admit_withdraw(membership.group);
+            engine.session.admit_withdraw(membership.group, .cancelled);
             return err;
         }
         if (membership.admit_failure) |status| return .{ .failed = status };
@@ -295,7 +302,7 @@ pub const Membership = struct {
         return session.labels.of(engine.session, id);
     }
 
-    pub const List = enum { members, joined, left };
+    pub const List = enum { members, joined, left, not_entered };
 
     /// Writes at most ids.len ids and returns how many there are; none after leaving.
     pub fn list(membership: *Membership, which: List, ids: []PeerId) usize {
@@ -307,10 +314,22 @@ pub const Membership = struct {
             .members => membership.group.members(),
             .joined => membership.group.joined(),
             .left => membership.group.left(),
+            .not_entered => return some(membership.group, ids),
         };
         const count = @min(all.len, ids.len);
         @memcpy(ids[0..count], all[0..count]);
         return all.len;
+    }
+
+    fn some(group: *const session.Group, ids: []PeerId) usize {
+        const missing = group.not_entered();
+        var count: usize = 0;
+        for (group.members(), 0..) |id, rank| {
+            if (!missing.has(rank)) continue;
+            if (count < ids.len) ids[count] = id;
+            count += 1;
+        }
+        return count;
     }
 
     // ---- what the session tells, under the engine's lock

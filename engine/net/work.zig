@@ -62,6 +62,23 @@ pub const Work = struct {
         work.of_operation(engine, try engine.session.begin_sync(clock.now(), call));
     }
 
+    /// The same for the question who would enter at the next safe point; `pending` has the answer.
+    pub fn begin_pending(
+        work: *Work,
+        membership: *Membership,
+        pending: *u32,
+        deadline: Instant,
+    ) session.Session.CallError!void {
+        const engine = membership.engine;
+        const mode = engine.enter();
+        defer engine.leave(mode);
+        if (membership.left) return error.Left;
+        const now = clock.now();
+        const operation =
+            try engine.session.ask_pending(now, membership.group, pending, deadline);
+        work.of_operation(engine, operation);
+    }
+
     fn of_operation(work: *Work, engine: *PeerEngine, operation: *Operation) void {
         work.* = .{ .engine = engine, .operation = operation };
         operation.user = @intFromPtr(work);
@@ -132,6 +149,13 @@ pub const Work = struct {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
         work.engine.session.desert(clock.now(), work.operation);
+    }
+
+    /// The operation alone is over, for all: whoever calls it again stays in step.
+    pub fn withdraw(work: *Work) void {
+        const mode = work.engine.enter();
+        defer work.engine.leave(mode);
+        work.engine.session.cancel(clock.now(), work.operation);
     }
 
     /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.

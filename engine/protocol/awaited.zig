@@ -1,12 +1,13 @@
-//! awaited: peers whose `admit` others wait for. A group without members begins when the users of
-//! its newcomers have called it, and newcomers wait outside while a member has not come to the safe
-//! point of the epoch that has begun. Those who wait hear for whom, and so do the log and the
-//! status. Nothing is decided by it: rounds are group.zig's, missing calls of operations are
-//! stall.zig's.
+//! awaited: peers that newcomers wait for. A group without members begins when the users of its
+//! newcomers have called `admit`. Where it has members, newcomers wait outside while one of them has
+//! not come to the safe point of the epoch that has begun, as after a loss, or has calls of the
+//! epoch before in flight. Those who wait hear for whom, and so do the log and the status. Nothing
+//! is decided by it: rounds are group.zig's, missing calls of operations are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
 const Instant = base.Instant;
@@ -20,47 +21,70 @@ pub const Awaited = struct {
     is_logged: bool = false,
 };
 
-pub const Peers = struct {
-    items: [limits.peers_max]*const Peer = undefined,
+pub const Why = control.Awaited.Why;
+
+pub const Missing = struct {
+    why: Why = .begin,
+    items: [limits.peers_max]Item = undefined,
     count: usize = 0,
 
-    fn add(peers: *Peers, peer: *const Peer) void {
-        peers.items[peers.count] = peer;
-        peers.count += 1;
+    pub const Item = struct {
+        peer: *const Peer,
+        /// Null: it is in no epoch.
+        rank: ?u16 = null,
+
+        /// As a line of the log has it.
+        pub fn format(item: Item, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const peer = item.peer;
+            const rank = item.rank orelse return writer.print("peer {f}", .{peer.named()});
+            const ranked: base.Ranked = .{ .rank = rank, .id = peer.id, .label = peer.label };
+            try ranked.format(writer);
+        }
+    };
+
+    fn add(missing: *Missing, item: Item) void {
+        missing.items[missing.count] = item;
+        missing.count += 1;
     }
 
-    fn slice(peers: *const Peers) []const *const Peer {
-        return peers.items[0..peers.count];
+    fn add_ranks(missing: *Missing, why: Why, epoch: *const Epoch, ranks: *const base.Mask) void {
+        missing.why = why;
+        for (epoch.members, 0..) |*member, rank| if (ranks.has(rank)) {
+            if (member.peer) |peer| missing.add(.{ .peer = peer, .rank = @intCast(rank) });
+        };
+    }
+
+    pub fn slice(missing: *const Missing) []const Item {
+        return missing.items[0..missing.count];
     }
 };
 
-/// Those who have not called it, if anybody waits for that.
-pub fn of(group: *const Group, peers: *Peers) []const *const Peer {
-    peers.count = 0;
-    if (group.newcomers.items.len == 0) return peers.slice();
+/// Fills in for whom newcomers wait, if there are any.
+pub fn find(group: *const Group, missing: *Missing) void {
+    missing.count = 0;
+    if (group.newcomers.items.len == 0) return;
     if (group.current()) |epoch| if (!epoch.alive.is_empty()) {
-        if (group.phase != .activate) return peers.slice();
-        for (epoch.members, 0..) |*member, rank| {
-            const is_missing = epoch.alive.has(rank) and !epoch.activated.has(rank);
-            if (is_missing) if (member.peer) |peer| peers.add(peer);
-        }
-        return peers.slice();
+        if (group.phase == .activate)
+            missing.add_ranks(.safe_point, epoch, &epoch.not_entered())
+        else if (group.epochs.items.len > 1)
+            missing.add_ranks(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside());
+        return;
     };
+    missing.why = .begin;
     var waits = false;
     for (group.newcomers.items) |*newcomer| {
         waits = waits or newcomer.wants;
-        if (newcomer.was_ready and !newcomer.wants) peers.add(newcomer.peer);
+        if (newcomer.was_ready and !newcomer.wants) missing.add(.{ .peer = newcomer.peer });
     }
-    if (!waits) peers.count = 0;
-    return peers.slice();
+    if (!waits) missing.count = 0;
 }
 
 /// At a tick. `late`: the coordinator was frozen, and nobody waited longer for that.
 pub fn review(group: *Group, now: Instant, late: bool) void {
     const it = &group.awaited;
-    var peers: Peers = .{};
-    const missing = of(group, &peers);
-    if (missing.len == 0) {
+    var missing: Missing = .{};
+    find(group, &missing);
+    if (missing.count == 0) {
         it.* = .{};
         return;
     }
@@ -70,29 +94,41 @@ pub fn review(group: *Group, now: Instant, late: bool) void {
     const waited_ns = now -| it.since;
     if (waited_ns < told_ns or now -| it.told_at < told_ns) return;
     it.told_at = now;
-    tell(group, missing);
+    tell(group, &missing);
     if (waited_ns < warning_ns or it.is_logged) return;
     it.is_logged = true;
-    group.coordinator.log(.warning, "newcomers have waited {d} s for peer {f} to call admit" ++
-        "{s}; group {s}", .{
+    group.coordinator.log(.warning, "newcomers have waited {d} s for {f} to {s}{s}; group {s}", .{
         waited_ns / std.time.ns_per_s,
-        missing[0].named(),
-        if (missing.len > 1) ", and for others" else "",
+        missing.items[0],
+        what(missing.why),
+        if (missing.count > 1) ", and for others" else "",
         group.name,
     });
 }
 
+fn what(why: Why) []const u8 {
+    return switch (why) {
+        .begin => "call admit",
+        .safe_point => "pass its next safe point (admit)",
+        .in_flight => "finish its calls of the epoch before",
+    };
+}
+
 /// Newcomers that could enter, or wait for the next round.
-fn tell(group: *Group, missing: []const *const Peer) void {
-    var entries: [limits.awaited_told_max]control.LabelEntry = undefined;
-    const shown = @min(missing.len, entries.len);
-    for (missing[0..shown], entries[0..shown]) |peer, *entry|
-        entry.* = .{ .id = peer.id, .label = .of(peer.label.slice()) };
+fn tell(group: *Group, missing: *const Missing) void {
+    var entries: [limits.awaited_told_max]control.AwaitedEntry = undefined;
+    const shown = @min(missing.count, entries.len);
+    for (missing.items[0..shown], entries[0..shown]) |*item, *entry| entry.* = .{
+        .id = item.peer.id,
+        .label = .of(item.peer.label.slice()),
+        .rank = item.rank orelse limits.peers_max,
+    };
     for (group.newcomers.items) |*newcomer| {
-        if (group.phase != .activate and !newcomer.wants) continue;
+        if (missing.why == .begin and !newcomer.wants) continue;
         newcomer.peer.send(group.id, .{ .awaited = .{
             .group = group.id,
-            .count = @intCast(missing.len),
+            .why = missing.why,
+            .count = @intCast(missing.count),
             .peers = .of(entries[0..shown]),
         } });
     }

@@ -14,7 +14,13 @@ const ms = court_file.ms;
 const second = 1000 * ms;
 const id_of = court_file.id_of;
 
-const Told = struct { count: u32 = 0, first: base.PeerId = .none, label: base.Label = .{} };
+const Told = struct {
+    count: u32 = 0,
+    why: control.Awaited.Why = .begin,
+    first: base.PeerId = .none,
+    label: base.Label = .{},
+    rank: u16 = 0,
+};
 
 /// The last that a peer was told since it was asked last.
 fn told(court: *Court, index: usize) !Told {
@@ -29,6 +35,8 @@ fn told(court: *Court, index: usize) !Told {
         const first = peers.next().?;
         last = .{
             .count = message.awaited.count,
+            .why = message.awaited.why,
+            .rank = first.rank,
             .first = first.id,
             .label = base.Label.read(first.label.data).?,
         };
@@ -36,10 +44,9 @@ fn told(court: *Court, index: usize) !Told {
     return last;
 }
 
-fn in_status(court: *Court, peers: []const u8) !bool {
-    var wanted: [100]u8 = undefined;
+fn in_status(court: *Court, comptime peers: []const u8, comptime why: []const u8) !bool {
     const text = try court.c.status.get(gpa, court.c, court.now);
-    const field = try std.fmt.bufPrint(&wanted, "\"awaited\":[{s}]", .{peers});
+    const field = "\"awaited\":[" ++ peers ++ "]" ++ why;
     return std.mem.indexOf(u8, text, field) != null;
 }
 
@@ -66,9 +73,11 @@ test "a group that begins names those who have not called admit, to those who ha
         try expectEqual(1, it.count);
         try expect(it.first.eql(id_of(2)));
         try std.testing.expectEqualStrings("node7:42", it.label.slice());
+        try expectEqual(.begin, it.why);
+        try expectEqual(base.limits.peers_max, it.rank);
     }
     try expectEqual(0, (try told(&court, 2)).count);
-    try expect(try in_status(&court, "\"" ++ id_of(2).hex() ++ "\""));
+    try expect(try in_status(&court, "\"" ++ id_of(2).hex() ++ "\"", ",\"awaits\":\"begin\""));
     try court.pass(20 * second);
     try court.expect_said("warning newcomers have waited 10 s for peer 03000000 (node7:42) to " ++
         "call admit; group g");
@@ -76,7 +85,7 @@ test "a group that begins names those who have not called admit, to those who ha
     try expectEqual(1, lines);
     try court.listen();
     try court.prepare(2, court.round, true);
-    try expect(try in_status(&court, ""));
+    try expect(try in_status(&court, "", ",\"epochs\""));
 }
 
 test "newcomers hear which member has not come to the safe point of an epoch that has begun" {
@@ -94,8 +103,68 @@ test "newcomers hear which member has not come to the safe point of an epoch tha
     const it = try told(&court, 3);
     try expectEqual(1, it.count);
     try expect(it.first.eql(id_of(2)));
+    try expectEqual(.safe_point, it.why);
+    try expectEqual(2, it.rank);
     try court.enter(2);
     try court.pass(20 * second);
     try expectEqual(0, (try told(&court, 3)).count);
-    try expect(try in_status(&court, ""));
+    try expect(try in_status(&court, "", ",\"epochs\""));
+}
+
+test "a group that has lost somebody says to newcomers who has not passed its next safe point" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.say(0, .{ .leave = .{ .group = 0 } });
+    try court.next_round();
+    for (1..3) |index| try court.prepare(index, court.round, true);
+    for (1..3) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try court.listen();
+    try court.connect(3);
+    try court.enter(1);
+    const wanted = "\"" ++ comptime id_of(2).hex() ++ "\"";
+    try expect(try in_status(&court, wanted, ",\"awaits\":\"safe_point\",\"awaited_ns\":0,"));
+    try court.pass(11 * second);
+    const it = try told(&court, 3);
+    try expectEqual(1, it.count);
+    try expectEqual(.safe_point, it.why);
+    try expectEqual(1, it.rank);
+    try court.expect_said("warning newcomers have waited 10 s for rank 1 (03000000) to pass its " ++
+        "next safe point (admit); group g");
+    try court.enter(2);
+    try court.pass(500 * ms);
+    try expect(!try in_status(&court, wanted, ""));
+}
+
+test "newcomers hear which member has calls of the epoch before in flight" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.connect(3);
+    try court.next_round();
+    for (0..4) |index| try court.prepare(index, court.round, true);
+    for (0..3) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try court.listen();
+    for (0..4) |index| try court.enter(index);
+    for ([_]usize{ 0, 2 }) |index| try court.say(index, .{ .epoch_closed = .{
+        .group = 0,
+        .epoch = court.epoch - 1,
+    } });
+    try court.connect(4);
+    try court.pass(6 * second);
+    const it = try told(&court, 4);
+    try expectEqual(1, it.count);
+    try expectEqual(.in_flight, it.why);
+    try expectEqual(1, it.rank);
+    try expect(it.first.eql(id_of(1)));
 }

@@ -1107,6 +1107,7 @@ pub const Coordinator = struct {
             .labels,
             .waiting,
             .awaited,
+            .entered,
             .dial_back,
             => return error.Unexpected,
         }

@@ -186,6 +186,8 @@ pub const Epoch = struct {
     fitted: Mask = .empty,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,
+    /// Have not, as members were told last (entering.zig); at first they take it that nobody has.
+    missing_told: Mask,
     /// Are in the next epoch, and have nothing in flight here.
     closed: Mask = .empty,
     /// Have reported in the current attempt.
@@ -209,6 +211,7 @@ pub const Epoch = struct {
     /// them it is to be found anew.
     least_seen: u64 = 0,
     least_seen_by: usize = 0,
+    /// Operations of its users.
     committed: u64 = 0,
     /// The last safe point after which something was called that is committed.
     committed_at: u64 = 0,
@@ -271,6 +274,7 @@ pub const Epoch = struct {
             .ranks = ranks,
             .began = began,
             .alive = .full(peers.len),
+            .missing_told = .full(peers.len),
             .paths = .all(&.full(peers.len), peers.len),
         };
         epoch.began.left = left;
@@ -316,6 +320,11 @@ pub const Epoch = struct {
     /// Those who are neither lost nor through with it.
     pub fn inside(epoch: *const Epoch) Mask {
         return epoch.alive.without(&epoch.closed);
+    }
+
+    /// Those who are there and have not passed the safe point at which it begins.
+    pub fn not_entered(epoch: *const Epoch) Mask {
+        return epoch.alive.without(&epoch.activated);
     }
 
     /// The message that begins the epoch; `ids` are its members.
@@ -396,7 +405,9 @@ pub const Epoch = struct {
         }
     };
 
-    pub fn starved(epoch: *const Epoch) bool {
+    /// Too few members are left for this operation; those who agree on a safe point let others in.
+    pub fn is_starved(epoch: *const Epoch, id: OpId) bool {
+        if (id.tag >= base.limits.pending_tag) return false;
         return epoch.alive.count() < epoch.min_world_size;
     }
 
@@ -512,7 +523,8 @@ pub const Epoch = struct {
         const needed = epoch.voters(known.id);
         // Nobody may be left in a message, and then nobody waits for it.
         if (!epoch.running or needed.is_empty() or !known.done.covers(&needed)) return;
-        if (epoch.starved()) return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
+        if (epoch.is_starved(known.id))
+            return epoch.abort(known.id, .{ .reason = .too_few_peers }, null);
         if (known.descriptor.kind.ends_at_root() and !epoch.has_root_voted(known))
             return epoch.abort(known.id, root_lost(known), null);
         if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
@@ -527,7 +539,7 @@ pub const Epoch = struct {
             else if (epoch.find(id)) |index| epoch.records.items[index].descriptor.safe_points //
             else 0;
         try epoch.decide(id, .{ .commit = committed }, null);
-        epoch.committed += 1;
+        if (id.tag < base.limits.pending_tag) epoch.committed += 1;
         epoch.committed_at = @max(epoch.committed_at, called);
     }
 
@@ -1191,7 +1203,7 @@ pub const Epoch = struct {
 
     /// Why an operation cannot go on; null if it can.
     fn verdict_on(epoch: *const Epoch, known: *const Record) ?Verdict {
-        if (epoch.starved()) return .{ .reason = .too_few_peers };
+        if (epoch.is_starved(known.id)) return .{ .reason = .too_few_peers };
         if (Pair.of(known.id.tag)) |pair| return epoch.party_lost(pair);
         if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
             return .{ .reason = .peer_lost, .peer = lost };

@@ -17,6 +17,7 @@ const addresses = @import("addresses.zig");
 const attempts = @import("attempts.zig");
 const attendance = @import("attendance.zig");
 const awaited_file = @import("awaited.zig");
+const entering_file = @import("entering.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
 const misfit = @import("misfit.zig");
@@ -678,6 +679,7 @@ pub const Group = struct {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
         epoch.activated.set(rank);
+        entering_file.entered(epoch, rank);
         group.advance(now);
     }
 
@@ -1030,6 +1032,7 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| {
             const rank = epoch.rank_of(peer) orelse continue;
             if (!epoch.closed.has(rank)) epoch.tell_missed(rank);
+            entering_file.tell(epoch, rank);
         }
     }
 
@@ -1072,6 +1075,7 @@ pub const Group = struct {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
             stall.review(group, epoch, now, late);
+            entering_file.review(epoch);
             try misfit.review(epoch);
         }
         group.advance(now);

@@ -137,6 +137,8 @@ pub const Epoch = struct {
     left: []PeerId,
     safe_point: u64,
     alive: Mask,
+    /// Members that have not passed the safe point at which it begins, as far as is known here.
+    missing: Mask,
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
@@ -181,6 +183,17 @@ pub const Epoch = struct {
     fn partner(epoch: *const Epoch, tag: u64) ?u16 {
         const pair = Pair.of(tag) orelse return null;
         return pair.other(epoch.rank);
+    }
+
+    /// Members that are there and have not entered, as far as is known here.
+    pub fn not_entered(epoch: *const Epoch) Mask {
+        return epoch.alive.without(&epoch.alive.without(&epoch.missing));
+    }
+
+    /// Whether members from before have not entered.
+    fn awaits_incumbents(epoch: *const Epoch) bool {
+        const rest = epoch.not_entered().without(&.full(epoch.ids.len - epoch.joined));
+        return rest.count() < epoch.not_entered().count();
     }
 
     pub fn rank_of(epoch: *const Epoch, id: PeerId) ?u16 {
@@ -279,6 +292,9 @@ pub const Member = struct {
     /// The round that asked this member to stop at its next safe point; 0 if none.
     stop_round: u64 = 0,
     admitting: bool = false,
+    how: How = .alone,
+    /// What all members have agreed on for the safe point under way: whether a new epoch begins.
+    agreed: ?bool = null,
     /// At most two are alive: the one that is left, and the one that is entered.
     epochs: [2]?*Epoch = .{ null, null },
     current: ?*Epoch = null,
@@ -316,6 +332,8 @@ pub const Member = struct {
 
     pub const ActionsTable = Actions.VTable;
     pub const State = enum { joining, ready, active, gone };
+    /// A newcomer that enters together with the members waits until those from before have entered.
+    pub const How = enum { alone, together };
 
     pub fn init(gpa: Allocator, group: u16, self: PeerId, actions: Actions) Member {
         return .{ .gpa = gpa, .group = group, .self = self, .actions = actions };
@@ -491,6 +509,7 @@ pub const Member = struct {
             .left = left,
             .safe_point = message.safe_point,
             .alive = .full(ids.len),
+            .missing = .full(ids.len),
             .paths = .all(&.full(ids.len), ids.len),
         };
         return epoch;
@@ -557,9 +576,21 @@ pub const Member = struct {
         m.admit_continue();
     }
 
+    /// The same for a member, at a safe point for which all have agreed whether `epoch_to_enter`
+    /// begins there. If it does not, none stops there for the round under way: all are at the same
+    /// place afterwards, and enter at a later one.
+    pub fn admit_agreed(m: *Member, enters: bool) void {
+        assert(!m.admitting and m.current != null);
+        assert(!enters or m.epoch_to_enter() != null);
+        m.admitting = true;
+        m.agreed = enters;
+        m.admit_continue();
+    }
+
     /// The user's admit() has run out of time. The safe point was not passed.
     pub fn admit_give_up(m: *Member) void {
         m.admitting = false;
+        m.agreed = null;
         if (m.current == null) m.send_prepared();
     }
 
@@ -569,18 +600,25 @@ pub const Member = struct {
         if (m.current == null) {
             // A newcomer enters where the others do, and takes over their count.
             const epoch = next orelse return;
+            if (m.how == .together and epoch.awaits_incumbents()) return;
             return m.enter(epoch);
         }
+        if (m.agreed) |enters| return if (enters) m.enter(next.?) else m.pass();
         if (next) |epoch| {
             // The others do not come as far as this peer: nothing that it has called is missing.
             if (epoch.safe_point <= m.safe_points + 1) return m.enter(epoch);
         } else if (m.stop_round != 0) return;
+        m.pass();
+    }
+
+    fn pass(m: *Member) void {
         m.safe_points += 1;
         m.admit_end(null);
     }
 
     fn admit_end(m: *Member, failure: ?Status) void {
         m.admitting = false;
+        m.agreed = null;
         m.actions.vtable.admitted(m.actions.ctx, failure);
     }
 
@@ -590,8 +628,25 @@ pub const Member = struct {
         return null;
     }
 
+    /// The coordinator says who has not come to the safe point at which an epoch begins.
+    pub fn on_entered(m: *Member, message: *const control.Entered) EpochError!void {
+        const epoch = m.epoch_of(message.epoch) orelse return;
+        if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
+        epoch.missing = message.missing;
+        if (epoch.entered) epoch.missing.unset(epoch.rank); // it has not heard of that yet
+        m.admit_continue();
+    }
+
+    /// The epoch that a member is in after its next safe point, if that is another one.
+    pub fn epoch_to_enter(m: *const Member) ?*const Epoch {
+        if (m.current == null) return null;
+        const epoch = m.activation() orelse return null;
+        return if (epoch.safe_point <= m.safe_points + 1) epoch else null;
+    }
+
     fn enter(m: *Member, epoch: *Epoch) void {
         epoch.entered = true;
+        epoch.missing.unset(epoch.rank);
         m.safe_points = epoch.safe_point;
         m.current = epoch;
         m.state = .active;

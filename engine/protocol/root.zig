@@ -25,6 +25,8 @@ test {
     _ = @import("attendance_test.zig");
     _ = @import("awaited.zig");
     _ = @import("awaited_test.zig");
+    _ = @import("entering.zig");
+    _ = @import("entering_test.zig");
     _ = @import("coordinator.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");

@@ -275,6 +275,30 @@ test "a group below its least world size commits nothing that all others have vo
     }
 }
 
+test "members who are too few for anything else still agree on safe points" {
+    const tag = limits.admit_tag;
+    for ([_]bool{ false, true }) |voted_before| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        court.c.options.min_world_size = 3;
+        try court.form();
+        if (voted_before) for (0..2) |index| try court.done(index, tag, 0);
+        if (!voted_before) try court.called(0, tag);
+        try court.say(2, .{ .leave = .{ .group = 0 } });
+        try court.listen();
+        if (!voted_before) {
+            for (0..2) |index| try court.report(index, tag, 1);
+            for (0..2) |index| try court.report_end(index);
+            try court.listen();
+            for (0..2) |index| try court.done(index, tag, 0);
+            try court.listen();
+        }
+        try expectEqual(0, court.aborts[0]);
+        try expectEqual(1, court.commits[0]);
+    }
+}
+
 test "votes of an attempt with too few members commit nothing after a restart, if all voted" {
     // Method: after a loss two members vote in the second attempt; the coordinator dies with their
     // votes. Where two are too few, it would not have committed that, and its successor must not.

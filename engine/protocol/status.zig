@@ -140,7 +140,7 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     };
     try json.endArray();
     try write_unreached(page, group);
-    try write_awaited(page, group);
+    try write_awaited(page, group, now);
     try json.objectField("epochs");
     try json.beginArray();
     for (group.epochs.items) |epoch| if (page.has_room()) try write_epoch(page, epoch, now);
@@ -148,12 +148,18 @@ fn write_group(page: *Page, group: *Group, now: base.Instant) !void {
     try json.endObject();
 }
 
-fn write_awaited(page: *Page, group: *const Group) !void {
-    var peers: awaited.Peers = .{};
-    try page.json.objectField("awaited");
-    try page.json.beginArray();
-    for (awaited.of(group, &peers)) |peer| if (page.has_room()) try page.json.write(&peer.id.hex());
-    try page.json.endArray();
+fn write_awaited(page: *Page, group: *const Group, now: base.Instant) !void {
+    const json = &page.json;
+    var missing: awaited.Missing = .{};
+    awaited.find(group, &missing);
+    try json.objectField("awaited");
+    try json.beginArray();
+    for (missing.slice()) |*item| if (page.has_room()) try json.write(&item.peer.id.hex());
+    try json.endArray();
+    if (missing.count == 0) return;
+    try field(json, "awaits", @tagName(missing.why));
+    // It is looked for at ticks.
+    try field(json, "awaited_ns", now -| @min(group.awaited.since, now));
 }
 
 fn write_unreached(page: *Page, group: *Group) !void {
@@ -227,6 +233,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         try field(json, "label", member.label().slice());
         try field(json, "rank", rank);
         try field(json, "alive", member.peer != null);
+        try field(json, "entered", epoch.activated.has(rank));
         try field(json, "waited_for", member.waited_for and member.peer != null);
         if (member.peer) |peer| {
             try field(json, "address", peer.address);
@@ -249,7 +256,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
             try field(json, "dst_rank", pair.dst);
         }
         try field(json, "sequence", record.id.sequence);
-        try field(json, "kind", @tagName(record.descriptor.kind));
+        try field(json, "kind", wire.name_of(record.descriptor.kind, record.id.tag));
         try field(json, "dtype", @tagName(record.descriptor.dtype));
         try field(json, "op", @tagName(record.descriptor.op));
         try field(json, "count", record.descriptor.count);
@@ -315,7 +322,7 @@ fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const bas
     for (told.slice()) |*waits| {
         try json.beginObject();
         try field(json, "rank", waits.rank);
-        try field(json, "kind", @tagName(waits.kind));
+        try field(json, "kind", wire.name_of(waits.kind, waits.op.tag));
         try field(json, "tag", base.Pair.user_tag_of(waits.op.tag));
         try field(json, "sequence", waits.op.sequence);
         const there = elsewhere.by_rank[waits.rank].?;

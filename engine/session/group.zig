@@ -8,6 +8,7 @@ const wire = @import("wire");
 const Awaited = @import("waits.zig").Awaited;
 const Session = @import("session.zig").Session;
 const SharedState = @import("state.zig").State;
+const Vote = @import("vote.zig").Vote;
 const PeerId = base.PeerId;
 
 pub const Group = struct {
@@ -35,12 +36,13 @@ pub const Group = struct {
     attendance: ?Attendance = null,
     /// The epoch that the log last said this peer is in.
     entry_said: u64 = 0,
-    /// Peers whose `admit` this peer waits for, as the coordinator has said last.
+    /// Peers for which this one, a newcomer, waits, as the coordinator has said last.
     awaited: Awaited = .{},
     /// When the log last said for whom a call waits.
     wait_said_at: base.Instant = 0,
     /// The user wants to enter, and waits for what is fetched before (prefetch.zig).
     admit_waits: bool = false,
+    vote: Vote = .{},
     /// Why the coordinator has let this peer go; see `why_removed`.
     removed_storage: [removed_bytes_max]u8 = undefined,
     removed_length: usize = 0,
@@ -84,6 +86,11 @@ pub const Group = struct {
             if (fetching.find(id) != null) return true;
         };
         return false;
+    }
+
+    /// The user waits in an admit.
+    pub fn is_admitting(group: *const Group) bool {
+        return group.member.admitting or group.vote.is_wanted;
     }
 
     pub fn is_fetching(group: *const Group) bool {
@@ -141,6 +148,12 @@ pub const Group = struct {
     /// Peers of the epoch before that are gone.
     pub fn left(group: *const Group) []const PeerId {
         return if (group.member.current) |current| current.left else &.{};
+    }
+
+    /// Members of the current epoch that have not come to its safe point, as far as this peer
+    /// knows.
+    pub fn not_entered(group: *const Group) base.Mask {
+        return if (group.member.current) |current| current.not_entered() else .empty;
     }
 
     /// Newcomers that wait for the next safe point.

@@ -9,6 +9,7 @@ const wire = @import("wire");
 const collective = @import("collective");
 const Link = @import("link.zig").Link;
 const Names = @import("labels.zig").Names;
+const Session = @import("session.zig").Session;
 const Group = @import("group.zig").Group;
 const Sync = @import("sync.zig").Sync;
 const Uses = @import("uses.zig").Uses;
@@ -62,6 +63,7 @@ pub const Operation = struct {
     /// that a message needs is down.
     withdraws: ?wire.control.AbortReason = null,
 
+    purpose: Session.Call.Purpose,
     /// Call.form: says what the arrays are to the caller.
     form: u64,
     /// Members of the epoch in rank order.

@@ -20,6 +20,7 @@ pub const Span = @import("uses.zig").Span;
 pub const State = @import("state.zig").State;
 pub const Tensor = @import("state.zig").Tensor;
 pub const Status = @import("protocol").Status;
+pub const How = @import("protocol").Member.How;
 
 test {
     _ = @import("session.zig");
@@ -35,6 +36,8 @@ test {
     _ = @import("state.zig");
     _ = @import("unreached.zig");
     _ = @import("uses.zig");
+    _ = @import("vote.zig");
+    _ = @import("vote_test.zig");
     _ = @import("waits.zig");
     _ = @import("waits_test.zig");
     _ = @import("sync.zig");

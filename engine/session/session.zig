@@ -33,6 +33,7 @@ const prefetch = @import("prefetch.zig");
 const sync = @import("sync.zig");
 const traffic = @import("traffic.zig");
 const Unreached = @import("unreached.zig").Unreached;
+const vote = @import("vote.zig");
 const waits = @import("waits.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -169,6 +170,8 @@ pub const Session = struct {
     unreached: Unreached = .{},
     /// A dial that the coordinator has asked for is under way.
     dial_back: ?dial_back.DialBack = null,
+    /// What members have agreed on, or have not, is to be looked at (vote.zig).
+    votes_changed: bool = false,
     /// Some lane is `broken`.
     lanes_broken: bool = false,
     /// A place in some link is free again: a hello may have waited for it.
@@ -441,6 +444,7 @@ pub const Session = struct {
     /// Whatever was kept for the group is not wanted any more.
     fn forget_group(s: *Session, group: *Group) void {
         group.admit_waits = false;
+        group.vote.is_wanted = false;
         for (group.states.items) |state| prefetch.stop(s, state);
         if (group.id) |id| for (s.links.items) |link| link.prune_epochs(id, std.math.maxInt(u64));
         s.prune_addresses();
@@ -508,6 +512,9 @@ pub const Session = struct {
             .stalled => |*body| try waits.on_stalled(s, body),
             .waiting => |*body| waits.on_waiting(s, body),
             .awaited => |*body| try waits.on_awaited(s, body),
+            .entered => |*body| if (s.group_of(body.group)) |group| {
+                try group.member.on_entered(body);
+            },
             .unreached => |*body| if (s.group_of(body.group) != null) links.say_unreached(
                 s,
                 .of(labels.named(s, body.peer), true, body.dialed, body.source, body.address.data),
@@ -734,6 +741,7 @@ pub const Session = struct {
             _ = s.groups.orderedRemove(index);
             break;
         };
+        vote.forget(s, group);
         s.group_free(group);
     }
 
@@ -755,19 +763,77 @@ pub const Session = struct {
         s.reach(now);
         if (group.state != .joined) return error.Left;
         if (!group.ready_told) return error.NotReady;
-        if (group.member.admitting) return error.Busy;
+        if (group.is_admitting()) return error.Busy;
         group.admit_deadline = deadline;
-        // A newcomer enters when it has fetched what it can: from then on the others wait for it.
-        if (group.member.current == null and group.is_fetching()) {
-            group.admit_waits = true;
-        } else group.member.admit();
+        if (group.vote.is_open()) {
+            vote.resume_call(s, group);
+        } else s.admit_alone(group, .alone);
         s.run_deferred();
     }
 
+    /// The same together with all members, which must all call this: it is over when all have, and
+    /// all enter a new epoch, or none does. On an error nothing was begun.
+    pub fn admit_together(
+        s: *Session,
+        now: Instant,
+        group: *Group,
+        deadline: Instant,
+    ) (AdmitError || CallError)!void {
+        s.reach(now);
+        if (group.state != .joined) return error.Left;
+        if (!group.ready_told) return error.NotReady;
+        if (group.is_admitting()) return error.Busy;
+        if (group.member.current == null) {
+            group.admit_deadline = deadline;
+            s.admit_alone(group, .together);
+        } else {
+            try vote.begin(s, group, deadline);
+            if (group.is_admitting()) group.admit_deadline = deadline;
+        }
+        s.run_deferred();
+    }
+
+    /// A newcomer enters when it has fetched what it can: from then on the others wait for it.
+    fn admit_alone(_: *Session, group: *Group, how: protocol.Member.How) void {
+        group.member.how = how;
+        if (group.member.current == null and group.is_fetching()) {
+            group.admit_waits = true;
+        } else group.member.admit();
+    }
+
+    /// Asks how many newcomers would enter at the next safe point that all members pass together.
+    /// The answer, in `pending`, is the same for all; they must all ask.
+    pub fn ask_pending(
+        s: *Session,
+        now: Instant,
+        group: *Group,
+        pending: *u32,
+        deadline: Instant,
+    ) CallError!*Operation {
+        const next = group.member.epoch_to_enter();
+        pending.* = if (next) |epoch| epoch.joined else 0;
+        return s.begin(now, group, .{
+            .kind = .all_reduce,
+            .send = @ptrCast(pending),
+            .recv = @ptrCast(pending),
+            .count = 1,
+            .dtype = .u32,
+            .op = .min,
+            .recovery = .resume_chunks,
+            .purpose = .pending,
+            .deadline = deadline,
+        });
+    }
+
     /// The user does not wait for its admit any more; the safe point was not passed.
-    pub fn admit_withdraw(_: *Session, group: *Group) void {
+    pub fn admit_withdraw(
+        _: *Session,
+        group: *Group,
+        reason: control.AbortReason,
+    ) void {
         group.admit_deadline = base.never;
         group.admit_waits = false;
+        vote.withdraw(group, reason);
         group.member.admit_give_up();
     }
 
@@ -808,8 +874,11 @@ pub const Session = struct {
         residual: ?kernels.Residual = null,
         plan: base.Plan = .auto,
         tag: u64 = 0,
+        purpose: Purpose = .data,
         deadline: Instant,
 
+        /// The user's data, or an agreement of the members (vote.zig).
+        pub const Purpose = enum { data, safe_point, pending };
         pub const Part = enum { send, recv };
 
         fn list(call: *const Call, one: *Array) []const Array {
@@ -910,6 +979,11 @@ pub const Session = struct {
 
     /// The tag that the operation is numbered under.
     fn tag_of(group: *const Group, call: *const Call) CallError!u64 {
+        switch (call.purpose) {
+            .data => {},
+            .safe_point => return limits.admit_tag,
+            .pending => return limits.pending_tag,
+        }
         if (call.kind != .send_recv) {
             if (call.tag >= limits.pair_tags_first) return error.TagReserved;
             return call.tag;
@@ -1169,6 +1243,7 @@ pub const Session = struct {
             .started_at = s.now,
             .fingerprint = descriptor.fingerprint(),
             .form = call.form,
+            .purpose = call.purpose,
             .ids = ids,
             .history = history,
         };
@@ -1258,11 +1333,13 @@ pub const Session = struct {
 
     fn resolve(s: *Session, operation: *Operation, committed: ?bool) void {
         operation.committed = committed;
+        if (operation.purpose == .safe_point and !operation.released) return vote.note(operation);
         if (!operation.released) return s.host.vtable.operation_resolved(s.host.ctx, operation);
         s.operation_free(operation);
     }
 
     pub fn fault_point(s: *Session, operation: *Operation, point: FaultPoint) void {
+        if (operation.purpose != .data) return;
         switch (operation.op.descriptor.kind) {
             .broadcast, .barrier, .sync => return,
             .all_reduce,
@@ -1289,6 +1366,10 @@ pub const Session = struct {
 
     /// Does now what could not be done inside a member's action.
     pub fn run_deferred(s: *Session) void {
+        if (s.votes_changed) {
+            s.votes_changed = false;
+            for (s.groups.items) |group| vote.go_on(s, group);
+        }
         while (s.deferred.pop()) |operation| {
             if (operation.op.state == .finished) continue;
             frames.check_complete(s, operation);
@@ -1373,6 +1454,7 @@ pub const Session = struct {
         operation.finished = true;
         operation.finished_at = s.now;
         if (operation.partner()) |id| links.give_back(s, id);
+        if (operation.purpose == .safe_point) return vote.note(operation);
         s.host.vtable.operation_finished(s.host.ctx, operation);
     }
 
@@ -1388,7 +1470,10 @@ pub const Session = struct {
         const group = group_from(ctx);
         const s = group.session;
         group.admit_deadline = base.never;
-        if (failure == null) group.tell_entry();
+        if (failure == null) {
+            vote.passed(group);
+            group.tell_entry();
+        }
         const event: GroupEvent = if (failure) |status|
             .{ .admit_failed = status }
         else
@@ -1492,7 +1577,7 @@ pub const Session = struct {
         }
         for (s.groups.items) |group| {
             if (group.admit_deadline > now) continue;
-            s.admit_withdraw(group);
+            s.admit_withdraw(group, .deadline);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
         const long_ns = limits.wait_told_ns(s.settings.stall_warning_ns) / limits.called_part;

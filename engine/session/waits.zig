@@ -57,16 +57,30 @@ const Missing = struct {
     }
 };
 
-/// Peers that have not called `admit`, for which this one waits.
+/// Peers for which this one, a newcomer, waits.
 pub const Awaited = struct {
+    why: control.Awaited.Why = .begin,
     count: u32 = 0,
     named: [limits.awaited_told_max]Named = undefined,
     named_count: usize = 0,
     at: base.Instant = 0,
 
-    const Named = struct { id: base.PeerId, label: base.Label };
+    const Named = struct {
+        id: base.PeerId,
+        label: base.Label,
+        /// Null: it is in no epoch.
+        rank: ?u16,
+
+        pub fn format(it: *const Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const rank = it.rank orelse
+                return writer.print("peer {s}{f}", .{ it.id.short(), &it.label });
+            const ranked: base.Ranked = .{ .rank = rank, .id = it.id, .label = it.label };
+            try ranked.format(writer);
+        }
+    };
 
     fn eql(a: *const Awaited, b: *const Awaited) bool {
+        if (a.why != b.why) return false;
         if (a.count != b.count or a.named_count != b.named_count) return false;
         for (a.named[0..a.named_count], b.named[0..a.named_count]) |*one, *other|
             if (!one.id.eql(other.id)) return false;
@@ -85,21 +99,30 @@ pub const Awaited = struct {
     pub fn format(awaited: *const Awaited, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         for (awaited.named[0..awaited.named_count], 0..) |*peer, index| {
             if (index > 0) try writer.writeAll(" and ");
-            try writer.print("peer {s}{f}", .{ peer.id.short(), &peer.label });
+            try peer.format(writer);
         }
         const more = awaited.count -| awaited.named_count;
         if (more > 0) try writer.print(" and {d} more", .{more});
-        try writer.writeAll(" must call admit first: every peer must call it equally often");
+        try writer.writeAll(switch (awaited.why) {
+            .begin => " must call admit first: every peer must call it equally often",
+            .safe_point => " must pass the next safe point (call admit) first: newcomers enter " ++
+                "after all members have",
+            .in_flight => " must finish calls of the epoch before first: newcomers enter after that",
+        });
     }
 };
 
 pub fn on_awaited(s: *Session, body: *const control.Awaited) error{Unexpected}!void {
     const group = s.group_of(body.group) orelse return;
-    var awaited: Awaited = .{ .count = body.count, .at = s.now };
+    var awaited: Awaited = .{ .why = body.why, .count = body.count, .at = s.now };
     var peers = body.peers.iterator();
     while (peers.next()) |entry| {
         const label = base.Label.read(entry.label.data) orelse return error.Unexpected;
-        awaited.named[awaited.named_count] = .{ .id = entry.id, .label = label };
+        awaited.named[awaited.named_count] = .{
+            .id = entry.id,
+            .label = label,
+            .rank = if (entry.rank < limits.peers_max) entry.rank else null,
+        };
         awaited.named_count += 1;
     }
     if (awaited.named_count == 0 or awaited.named_count > body.count) return error.Unexpected;

@@ -39,6 +39,7 @@ pub const Node = struct {
     dials_control: bool = false,
     ready: bool = false,
     admitted: u32 = 0,
+    admit_failure: ?session.Status = null,
     finished: u32 = 0,
     alive: bool = true,
 };
@@ -338,7 +339,8 @@ pub const World = struct {
         switch (event) {
             .ready => node.ready = true,
             .admitted => node.admitted += 1,
-            .join_failed, .admit_failed, .gone => {},
+            .admit_failed => |status| node.admit_failure = status,
+            .join_failed, .gone => {},
         }
     }
     fn operation_finished(ctx: *anyopaque, _: *Operation) void {

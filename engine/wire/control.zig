@@ -890,19 +890,45 @@ pub const Waiting = struct {
         .needed = limits.peers_max,
     };
 };
-/// To newcomers: these have not called `admit`, and the group begins, or lets in, when they do.
+/// To newcomers: the group begins, or lets them in, when these have done something.
 pub const Awaited = struct {
     group: u16,
+    why: Why,
     /// All of them.
     count: u32,
     /// The first.
-    peers: List(LabelEntry),
+    peers: List(AwaitedEntry),
 
     pub const bounds = .{
         .group = group_last,
         .count = limits.peers_max,
         .peers = limits.awaited_told_max,
     };
+
+    pub const Why = enum(u8) {
+        /// The group begins when their users have called `admit`.
+        begin = 0,
+        /// An epoch has begun, and they have not come to their next safe point.
+        safe_point = 1,
+        /// They have calls of the epoch before in flight.
+        in_flight = 2,
+    };
+};
+pub const AwaitedEntry = struct {
+    id: PeerId,
+    label: Bytes,
+    /// `limits.peers_max` for one that is in no epoch.
+    rank: u16,
+
+    pub const bounds = .{ .label = limits.label_bytes_max, .rank = limits.peers_max };
+};
+/// To members of an epoch: these have not come to the safe point at which it begins.
+pub const Entered = struct {
+    group: u16,
+    epoch: u64,
+    missing: Mask,
+
+    pub const bounds = .{ .group = group_last, .epoch = .any };
 };
 pub const StatusReply = struct {
     json: Bytes,
@@ -962,6 +988,7 @@ pub const Message = union(enum(u16)) {
     dial_back: DialBack,
     dialed_back: DialedBack,
     awaited: Awaited,
+    entered: Entered,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

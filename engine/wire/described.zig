@@ -5,6 +5,7 @@ const std = @import("std");
 const base = @import("base");
 const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
+const limits = base.limits;
 
 /// The words for a call, with peers named as `Names.who` does: what it moves, and each option in
 /// which it differs from what another called in its place:
@@ -105,6 +106,15 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
+/// The user's word for an operation. Members agree in two of them on safe points.
+pub fn name_of(kind: control.OpKind, tag: u64) []const u8 {
+    return switch (tag) {
+        limits.admit_tag => "admit_together",
+        limits.pending_tag => "pending_agreed",
+        else => @tagName(kind),
+    };
+}
+
 /// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
 pub const NamedCall = struct {
     kind: control.OpKind,
@@ -114,7 +124,7 @@ pub const NamedCall = struct {
     pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (base.Pair.of(it.op.tag)) |pair| {
             try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
-        } else try writer.print("{t}", .{it.kind});
+        } else try writer.writeAll(name_of(it.kind, it.op.tag));
         try it.place(writer);
     }
 
@@ -122,7 +132,7 @@ pub const NamedCall = struct {
     pub fn place(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.writeAll(" (");
         // That of a sync says nothing to a person.
-        if (it.kind != .sync) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
+        if (it.kind != .sync and it.op.tag < limits.pending_tag) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
         try writer.print("sequence {d} of epoch {d})", .{ it.op.sequence, it.epoch });
     }
 };

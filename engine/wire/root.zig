@@ -10,6 +10,7 @@ pub const hello = @import("hello.zig");
 pub const control = @import("control.zig");
 pub const token = @import("token.zig");
 pub const Described = @import("described.zig").Described;
+pub const name_of = @import("described.zig").name_of;
 pub const NamedCall = @import("described.zig").NamedCall;
 pub const dialed = @import("dialed.zig");
 pub const Dialed = dialed.Dialed;

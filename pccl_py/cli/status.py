@@ -170,7 +170,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         # A coordinator of an earlier release does not say.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
         parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
-        parts += [_awaited(peer, names) for peer in group.get("awaited", [])]
+        parts += _awaited(group, names)
         parts += _attendance(group)
         for epoch in group["epochs"]:
             parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
@@ -203,8 +203,7 @@ def _name(peer: dict[str, Any]) -> str:
 
 def _names(group: dict[str, Any]) -> dict[str, str]:
     """The names of all peers of a group by their ids."""
-    peers = [member for epoch in group["epochs"] for member in epoch["members"]]
-    return {peer["peer_id"]: _name(peer) for peer in [*peers, *group["pending"]]}
+    return {peer["peer_id"]: _name(peer) for peer in [*_members_of(group), *group["pending"]]}
 
 
 def _broken(link: dict[str, Any], names: dict[str, str]) -> Text:
@@ -221,9 +220,31 @@ def _unreached(pair: dict[str, Any], names: dict[str, str]) -> Text:
     return Text(shown(says), style="yellow")
 
 
-def _awaited(peer: str, names: dict[str, str]) -> Text:
-    says = f"newcomers wait for {names.get(peer, peer[:8])} to call admit"
-    return Text(shown(says), style="yellow")
+_AWAITS = {
+    "begin": "to call admit",
+    "safe_point": "to pass its next safe point (admit)",
+    "in_flight": "to finish its calls of the epoch before",
+}
+
+
+def _awaited(group: dict[str, Any], names: dict[str, str]) -> list[Text]:
+    """The peers that newcomers wait for, a line for each."""
+    # A coordinator of an earlier release says neither why nor for how long.
+    what = _AWAITS.get(group.get("awaits", "begin"), "to go on")
+    since = group.get("awaited_ns", 0)
+    lasts = f", for {duration(since)}" if since else ""
+    ranks = {member["peer_id"]: member["rank"] for member in _members_of(group)}
+    lines = []
+    for peer in group.get("awaited", []):
+        name = names.get(peer, peer[:8])
+        who = f"rank {ranks[peer]} ({name})" if peer in ranks else name
+        lines.append(Text(shown(f"newcomers wait for {who} {what}{lasts}"), style="yellow"))
+    return lines
+
+
+def _members_of(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The members of the epochs of a group; those of the newest come last."""
+    return [member for epoch in group["epochs"] for member in epoch["members"]]
 
 
 def _attendance(group: dict[str, Any]) -> list[Text]:

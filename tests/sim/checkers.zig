@@ -44,6 +44,8 @@ pub const Check = enum {
     least,
     /// A sync ends with what somebody offered, whom nobody should have outvoted.
     election,
+    /// Those who pass a safe point together go on in the same epoch.
+    together,
     /// Epochs and views are the same to everybody.
     views,
     /// A link costs nobody its place while there is a ring without it, and a connection to the
@@ -158,6 +160,8 @@ pub const Checkers = struct {
     paths: std.AutoHashMapUnmanaged(Attempt, base.Paths) = .empty,
     /// By group and number, the round that began it; by group and round, the epoch that it began.
     rounds_of_epochs: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
+    /// The epoch in which those who have passed one together are then.
+    safe_points: std.AutoHashMapUnmanaged(SafePoint, u64) = .empty,
     epochs_of_rounds: std.AutoHashMapUnmanaged(Begun, u64) = .empty,
     /// Per membership: the latest beginning of a call that succeeded. It proves that the member was
     /// still one when that call began, so it went on after everything that had failed before.
@@ -378,6 +382,20 @@ pub const Checkers = struct {
             .views,
             "group {s}: round {d} has begun epochs {d} and {d}",
             .{ group, round, other.value, epoch },
+        );
+    }
+
+    /// A safe point that all members of an epoch pass together, after the same round of each.
+    pub const SafePoint = struct { group: u8, epoch: u64, round: u32 };
+
+    /// All who have passed it are in the same epoch then.
+    pub fn passed_together(c: *Checkers, point: SafePoint, epoch: u64, digit: u16) void {
+        const known = c.safe_points.getOrPut(c.gpa, point) catch @panic("out of memory");
+        if (!known.found_existing) known.value_ptr.* = epoch;
+        if (known.value_ptr.* != epoch) c.fail(
+            .together,
+            "group {d} epoch {d}, after round {d}: peer {d} is in epoch {d}, another in {d}",
+            .{ point.group, point.epoch, point.round, digit, epoch, known.value_ptr.* },
         );
     }
 

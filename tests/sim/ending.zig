@@ -63,11 +63,19 @@ pub fn reached(user: *const User) bool {
     for (user.world().nodes[1..]) |*node| {
         if (node.state != .up) continue;
         const other = &node.users[user.index];
+        if (waits_for(other, user)) return false;
         if (other.epoch == 0 or other.group == null) continue;
         if (other.epoch > user.epoch) return false;
         if (other.epoch == user.epoch and other.round_number > user.round_number) return false;
     }
     return true;
+}
+
+/// Whether one waits to pass a safe point together with the other.
+fn waits_for(other: *const User, user: *const User) bool {
+    if (other == user or other.state != .admitting or !other.is_together) return false;
+    if (other.epoch == 0) return true;
+    return other.epoch == user.epoch and other.round_number == user.round_number;
 }
 
 /// Users stop one by one; when all have, they leave, and when all have left, the world is over.
@@ -90,7 +98,8 @@ pub fn step(world: *World) void {
             "p{d} group {d} does not come to an end: it is {t}, with {d} calls in flight",
             .{ user.node.index, user.index, user.state, user.in_flight() },
         );
-        if (user.state == .running or user.state == .between) restart_stopped(world);
+        const waits = user.state == .admitting and user.is_together;
+        if (waits or user.state == .running or user.state == .between) restart_stopped(world);
         return world.after(50 * ms, .ending);
     }
     if (inside) |user| {

@@ -93,6 +93,8 @@ pub const all = .{
     "one_way",
     "two_wait_for_each_other",
     "opposite_order",
+    "passed_together",
+    "passed_together_across_a_restart",
     "peer_dies",
     "peers_that_never_join",
     "raise",
@@ -322,6 +324,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         join,
         rejoin,
         admit,
+        admit_together,
         call,
         cancel,
         crash,
@@ -361,6 +364,13 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
             var peers = try peer_list(script, words);
             while (peers.next()) |node| {
                 users.admit(&node.users[0]);
+                world.settle(node);
+            }
+        },
+        .admit_together => {
+            var peers = try peer_list(script, words);
+            while (peers.next()) |node| {
+                users.admit_together(&node.users[0]);
                 world.settle(node);
             }
         },
@@ -1108,7 +1118,7 @@ fn expect(script: *Script, words: *Words) Error!void {
         if (found == try number(script, words)) return;
         return script.fail("the coordinator has {d} {s}", .{ found, what });
     }
-    const Number = enum { world, alive, epoch, attempt, joined, left };
+    const Number = enum { world, alive, epoch, attempt, joined, left, safe_points };
     if (std.meta.stringToEnum(Number, what)) |kind| {
         var peers = try peer_list(script, words);
         const wanted = try number(script, words);
@@ -1122,6 +1132,7 @@ fn expect(script: *Script, words: *Words) Error!void {
                 .attempt => group.attempt(),
                 .joined => group.joined().len,
                 .left => group.left().len,
+                .safe_points => group.member.safe_points,
             };
             if (found != wanted) return script.fail(
                 "{s} of p{d} is {d}",

@@ -65,6 +65,8 @@ pub const User = struct {
     /// For the admit under way, on the clock of its node.
     admit_deadline: Instant = 0,
     admit_was_impatient: bool = false,
+    /// It passes the safe point together with all.
+    is_together: bool = false,
     seen_attempt: u32 = 0,
     seen_epoch: u64 = 0,
 
@@ -244,7 +246,27 @@ pub fn group_event(node: *Node, group: *Group, event: GroupEvent) void {
     user.heard_count += 1;
 }
 
+/// Some safe points are passed by all members together: those after the same rounds.
+fn draw_together(user: *const User) bool {
+    const place = [_]u64{ user.index, user.epoch, user.round_number };
+    const of_newcomer = [_]u64{ user.index, user.node.index, user.admits };
+    const drawn = if (user.epoch > 0) place else of_newcomer;
+    const seed = user.world().config.seed;
+    return std.hash.Wyhash.hash(seed, std.mem.sliceAsBytes(&drawn)) % 3 == 0;
+}
+
 pub fn admit(user: *User) void {
+    user.is_together = !user.world().scripted and draw_together(user);
+    begin_admit(user);
+}
+
+/// In a script.
+pub fn admit_together(user: *User) void {
+    user.is_together = true;
+    begin_admit(user);
+}
+
+fn begin_admit(user: *User) void {
     const world = user.world();
     const prng = &world.prng_users;
     user.admit_was_impatient = faults.chance(world, .impatient_admit, 6);
@@ -258,7 +280,13 @@ pub fn admit(user: *User) void {
     user.began_round_at = world.now;
     const deadline = user.node.here() + deadline_ns;
     user.admit_deadline = deadline;
-    user.node.session.?.admit(user.node.here(), user.group.?, deadline) catch |err| {
+    const s = user.node.session.?;
+    const here = user.node.here();
+    const begun = if (user.is_together)
+        s.admit_together(here, user.group.?, deadline)
+    else
+        s.admit(here, user.group.?, deadline);
+    begun catch |err| {
         world.note("p{d} cannot admit: {t}", .{ user.node.index, err });
         return come_again(user);
     };
@@ -297,6 +325,12 @@ fn admitted(user: *User) void {
     const world = user.world();
     const group = user.group.?;
     world.statistics.admissions += 1;
+    if (user.is_together and user.epoch > 0 and !user.node.is_insider)
+        world.checkers.passed_together(.{
+            .group = user.index,
+            .epoch = user.epoch,
+            .round = user.round_number,
+        }, group.epoch(), user.node.digit());
     if (group.epoch() != user.epoch) {
         if (group.epoch() < user.epoch) world.checkers.fail(
             .views,
@@ -470,8 +504,10 @@ pub fn listen(node: *Node) bool {
 
 fn admit_failed(user: *User, status: Status) void {
     const world = user.world();
-    if (status != .deadline_exceeded) return come_again(user);
-    if (!user.admit_was_impatient and world.config.is_calm()) world.checkers.fail(
+    // One that passes a safe point together with others is aborted by any of them.
+    const is_aborted = user.is_together and status == .aborted;
+    if (status != .deadline_exceeded and !is_aborted) return come_again(user);
+    if (!user.admit_was_impatient and !is_aborted and world.config.is_calm()) world.checkers.fail(
         .spurious,
         "p{d}: admit ran out of time although nothing was wrong",
         .{user.node.index},
