@@ -551,11 +551,18 @@ pub fn membership(why: session.Status, said: []const u8) Error {
             .{},
         ),
         .cancelled => fail(.cancelled, "the communicator was closed meanwhile", .{}),
-        .ok, .mismatch, .aborted, .in_doubt, .state_unavailable => fail(
-            .aborted,
-            "the safe point failed: {t}",
-            .{why},
+        .mismatch => fail(
+            .mismatch,
+            "a member has passed another number of safe points than this one: every member must " ++
+                "call admit equally often. Close this communicator and connect again",
+            .{},
         ),
+        .aborted => fail(
+            .aborted,
+            "another member gave up this safe point, which nobody has passed: call admit again",
+            .{},
+        ),
+        .ok, .in_doubt, .state_unavailable => fail(.aborted, "the safe point failed: {t}", .{why}),
     };
 }
 

@@ -252,13 +252,16 @@ pub const Membership = struct {
         return membership.group.why_removed();
     }
 
-    /// Dials between this peer and others that came to nothing lately, or else those who have not
-    /// called `admit`: half a sentence, or nothing.
+    /// Members that have not come to a safe point that all pass together, or dials between this
+    /// peer and others that came to nothing lately, or else those who have not called `admit`: half
+    /// a sentence, or nothing.
     pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
         const engine = membership.engine;
         engine.lock.lock();
         defer engine.lock.unlock();
         const now = clock.now();
+        const missing = membership.group.vote.why_late();
+        if (missing.len > 0) return std.fmt.bufPrint(room, "{s}", .{missing}) catch "";
         const dials = engine.session.unreached.text(now, room);
         return if (dials.len > 0) dials else membership.group.awaited.text(now, room);
     }

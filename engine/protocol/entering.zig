@@ -1,7 +1,8 @@
-//! entering: who has come to the safe point at which an epoch begins. Each member passes it when its
-//! user does, so one that has entered may be alone there for a while. Members hear who is missing:
-//! at ticks, and at once when all members from before have entered, because newcomers may wait for
-//! those (member.zig). Nothing is decided by it. For whom newcomers outside wait: awaited.zig.
+//! entering: members that have not come to the safe point at which their epoch begins. Each passes
+//! it when its user does, so one that has entered may be alone there for a while. All members hear
+//! who is missing: at ticks, and at once when those from before have entered, because newcomers may
+//! wait for that (member.zig). Nothing is decided by it. For whom newcomers outside wait:
+//! awaited.zig.
 
 const std = @import("std");
 const base = @import("base");

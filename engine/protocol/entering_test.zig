@@ -1,4 +1,5 @@
-//! Who has entered an epoch: who hears it, and when (entering.zig). The harness: court_test.zig.
+//! Members that have not entered their epoch: who hears of them, and when (entering.zig). The
+//! harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -10,7 +11,7 @@ const expectEqual = std.testing.expectEqual;
 const ms = court_file.ms;
 const newcomer = court_file.peers_max;
 
-/// The ranks that a peer was told are missing, the last time since it was asked last; null: nothing.
+/// The ranks that a peer was told are missing, since this was asked last; null: nothing.
 fn told(court: *Court, index: usize) !?base.Mask {
     const bytes = try court.told(index);
     defer gpa.free(bytes);

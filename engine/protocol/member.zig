@@ -293,7 +293,7 @@ pub const Member = struct {
     stop_round: u64 = 0,
     admitting: bool = false,
     how: How = .alone,
-    /// What all members have agreed on for the safe point under way: whether a new epoch begins.
+    /// Whether a new epoch begins at the safe point under way, where all members have agreed on it.
     agreed: ?bool = null,
     /// At most two are alive: the one that is left, and the one that is entered.
     epochs: [2]?*Epoch = .{ null, null },

@@ -170,7 +170,7 @@ pub const Session = struct {
     unreached: Unreached = .{},
     /// A dial that the coordinator has asked for is under way.
     dial_back: ?dial_back.DialBack = null,
-    /// What members have agreed on, or have not, is to be looked at (vote.zig).
+    /// Members have agreed on a safe point, or have not: vote.zig looks what to do.
     votes_changed: bool = false,
     /// Some lane is `broken`.
     lanes_broken: bool = false,

@@ -13,6 +13,8 @@ const wire = @import("wire");
 const Operation = @import("operation.zig").Operation;
 const Session = @import("session.zig").Session;
 const Group = @import("group.zig").Group;
+const labels = @import("labels.zig");
+const waits = @import("waits.zig");
 
 pub const Vote = struct {
     /// Whether this peer knows of an epoch that begins at this safe point, and whether all do.
@@ -25,6 +27,16 @@ pub const Vote = struct {
     is_news: bool = false,
     /// Agreed: a new epoch begins at the safe point, which is not passed yet, or it does not.
     agreed: ?bool = null,
+    /// For whom a call that ran out of time has waited.
+    late_storage: [late_bytes_max]u8 = undefined,
+    late_length: usize = 0,
+
+    const late_bytes_max = 400;
+
+    /// Half a sentence, or nothing.
+    pub fn why_late(vote: *const Vote) []const u8 {
+        return vote.late_storage[0..vote.late_length];
+    }
 
     /// An earlier call has run out of time, and others may have passed the safe point.
     pub fn is_open(vote: *const Vote) bool {
@@ -34,6 +46,7 @@ pub const Vote = struct {
 
 pub fn begin(s: *Session, group: *Group, deadline: base.Instant) Session.CallError!void {
     const vote = &group.vote;
+    vote.late_length = 0;
     if (!vote.is_open()) {
         vote.own = @intFromBool(group.member.epoch_to_enter() != null);
         vote.operation = try s.begin(s.now, group, .{
@@ -105,6 +118,12 @@ pub fn withdraw(group: *Group, reason: wire.control.AbortReason) void {
     group.vote.is_wanted = false;
     const operation = group.vote.operation orelse return;
     if (!operation.finished) group.member.give_up(&operation.op, reason);
+    if (operation.op.missing.is_empty()) return;
+    const names: labels.Names = .of_missing(group.session, operation);
+    var writer: std.Io.Writer = .fixed(&group.vote.late_storage);
+    const missing: waits.Missing = .{ .names = &names, .operation = operation };
+    writer.print("{f} must come to it first", .{missing}) catch {}; // cut
+    group.vote.late_length = writer.end;
 }
 
 /// The group was left, so all of its operations are finished.

@@ -11,6 +11,7 @@ const World = world.World;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
+const expectEqualStrings = std.testing.expectEqualStrings;
 const second = std.time.ns_per_s;
 
 fn together(node: *Node) !void {
@@ -144,6 +145,7 @@ test "a safe point that one has no time for is passed by nobody, and by all who 
     try w.nodes[0].s.admit_together(w.now, w.nodes[0].group, w.now + second);
     try w.pass(2 * second);
     try expectEqual(.deadline_exceeded, w.nodes[0].admit_failure.?);
+    try expectEqualStrings("", w.nodes[0].group.vote.why_late());
     try together(&w.nodes[1]);
     try expectEqual(.aborted, w.nodes[1].admit_failure.?);
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.member.safe_points);
@@ -152,6 +154,20 @@ test "a safe point that one has no time for is passed by nobody, and by all who 
         try expectEqual(2, node.group.member.safe_points);
         try expectEqual(2, node.admitted);
     }
+}
+
+test "a safe point says for whom it has waited, in its log and when its time is over" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const first = &w.nodes[0];
+    try first.s.admit_together(w.now, first.group, w.now + 8 * second);
+    try w.pass(7 * second);
+    try expectEqualStrings("admit_together (sequence 0 of epoch 1) has been waiting 6 s for " ++
+        "rank 1 (n1, 00000000); group g", w.said[0..w.said_bytes]);
+    try w.pass(2 * second);
+    const wanted = "rank 1 (n1, 00000000) must come to it first";
+    try expectEqualStrings(wanted, first.group.vote.why_late());
 }
 
 test "a call that ended in doubt is answered at the next one" {

@@ -41,7 +41,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
 }
 
 /// "rank 1 (node7:4242, 7f3a01c2) and rank 2 (this peer)"
-const Missing = struct {
+pub const Missing = struct {
     names: *const labels.Names,
     operation: *const Operation,
 
@@ -107,7 +107,7 @@ pub const Awaited = struct {
             .begin => " must call admit first: every peer must call it equally often",
             .safe_point => " must pass the next safe point (call admit) first: newcomers enter " ++
                 "after all members have",
-            .in_flight => " must finish calls of the epoch before first: newcomers enter after that",
+            .in_flight => " must finish calls of the epoch before first: newcomers enter then",
         });
     }
 };

@@ -131,6 +131,9 @@ def null_calls() -> dict[str, Any]:
         "comm_join joined": lambda c: lib.pccl_comm_join(c, null, null),
         "comm_close": lambda c: lib.pccl_comm_close(null),
         "admit comm": lambda c: lib.pccl_comm_admit(null, 0, options("admission")),
+        "admit_together comm": lambda c: lib.pccl_comm_admit_together(null, 0, null),
+        "pending_agreed comm": lambda c: lib.pccl_comm_pending_agreed(null, 0, null),
+        "pending_agreed pending": lambda c: lib.pccl_comm_pending_agreed(c, 0, null),
         "info comm": lambda c: lib.pccl_comm_info(null, options("comm_info")),
         "info info": lambda c: lib.pccl_comm_info(c, null),
         "all_reduce comm": lambda c: lib.pccl_all_reduce(null, data, data, 4, 0, null, null),
@@ -693,6 +696,13 @@ def test_membership_from_create_to_destroy() -> None:
         assert lib.pccl_comm_joined(comm, ids, 2) == 1
         assert list(ids[0].bytes) == [7] * 16
         assert lib.pccl_comm_left(comm, ids, 2) == 0
+        pending = ffi.new("uint32_t *", 7)
+        check(lib.pccl_comm_pending_agreed(comm, 0, pending))
+        assert pending[0] == 0
+        check(lib.pccl_comm_admit_together(comm, 5 * SECOND, admission))
+        assert (admission.epoch, admission.changed) == (1, 0)
+        while lib.pccl_comm_not_entered(comm, ids, 2) != 0:
+            continue
 
         joined = ffi.new("pccl_comm_t **")
         group = ffi.new("char[]", b"second")
