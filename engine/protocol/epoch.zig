@@ -999,7 +999,7 @@ pub const Epoch = struct {
     }
 
     /// It was made from a journal. Attempts and decisions go on where no coordinator before this
-    /// one can have been, so it matters not what members say of theirs.
+    /// one can have been, so members' own numbers are irrelevant.
     pub fn restored(epoch: *Epoch, starts: u32) void {
         epoch.recovering = true;
         epoch.forgetful = true;
