@@ -1,8 +1,8 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
 //! newcomers have called `admit`. Where it has members, newcomers wait outside while one of them
 //! has not come to the safe point of the epoch that has begun, as after a loss, or has calls of the
-//! epoch before in flight. Those who wait hear for whom, and so do the log and the status. Nothing
-//! is decided by it: rounds are group.zig's, missing calls of operations are stall.zig's.
+//! epoch before in flight. The newcomers, the log and the status are told for whom they wait. No
+//! decision depends on it: rounds are group.zig's, missing calls of operations are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");
