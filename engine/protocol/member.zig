@@ -633,7 +633,8 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
         epoch.missing = message.missing;
-        if (epoch.entered) epoch.missing.unset(epoch.rank); // it has not heard of that yet
+        // It may not have heard of this one yet.
+        if (epoch.entered) epoch.missing.unset(epoch.rank);
         m.admit_continue();
     }
 

@@ -204,3 +204,19 @@ test "whoever leaves a safe point that others pass together takes nothing along"
     try together(&w.nodes[2]);
     for (w.nodes[1..3]) |*node| try expectEqual(2, node.admitted);
 }
+
+test "a coordinator names members alone that have not entered, and this peer knows where it is" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const group = w.nodes[0].group;
+    const message = struct {
+        fn of(missing: base.Mask) @import("wire").control.Entered {
+            return .{ .group = 0, .epoch = 1, .missing = missing };
+        }
+    };
+    try std.testing.expectError(error.Unexpected, group.member.on_entered(&message.of(.full(3))));
+    try group.member.on_entered(&message.of(.full(2)));
+    try expectEqual(1, group.not_entered().count());
+    try expect(group.not_entered().has(1));
+}
