@@ -734,14 +734,14 @@ pub const Session = struct {
         s.run_deferred();
     }
 
-    /// Frees a group that was left. No operation of it may be held any more.
+    /// Frees a group that was left. No operation of it may be held any more; `leave` has let go of
+    /// those of vote.zig.
     pub fn group_release(s: *Session, group: *Group) void {
         assert(group.state == .left);
         for (s.groups.items, 0..) |item, index| if (item == group) {
             _ = s.groups.orderedRemove(index);
             break;
         };
-        vote.forget(s, group);
         s.group_free(group);
     }
 

@@ -125,10 +125,3 @@ pub fn withdraw(group: *Group, reason: wire.control.AbortReason) void {
     writer.print("{f} must come to it first", .{missing}) catch {}; // cut
     group.vote.late_length = writer.end;
 }
-
-/// The group was left, so all of its operations are finished.
-pub fn forget(s: *Session, group: *Group) void {
-    const operation = group.vote.operation orelse return;
-    group.vote = .{};
-    s.release(operation);
-}

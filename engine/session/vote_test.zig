@@ -184,7 +184,8 @@ test "a call that ended in doubt is answered at the next one" {
     try w.settle();
     try expectEqual(1, first.admitted);
     try expectEqual(2, w.nodes[1].admitted);
-    // However it calls: the others have passed it together.
+    // However it calls, and whatever it is asked meanwhile: the others have passed it together.
+    first.group.member.on_ask(7);
     try alone(first);
     try expectEqual(2, first.admitted);
     for (w.nodes[0..2]) |*node| try expectEqual(2, node.group.member.safe_points);
