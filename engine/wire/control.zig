@@ -163,6 +163,13 @@ pub const Descriptor = struct {
         return a.eql(&seen_from_there);
     }
 
+    /// As votes have it: without the sizes of shards that only two know.
+    pub fn of_all(descriptor: *const Descriptor) Descriptor {
+        var common = descriptor.*;
+        if (common.uneven) common.count, common.counts = .{ 0, 0 };
+        return common;
+    }
+
     /// Short enough for every frame. Equal ones may differ; votes compare the whole.
     pub fn fingerprint(descriptor: Descriptor) u32 {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
