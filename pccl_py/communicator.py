@@ -185,7 +185,7 @@ class Group(Objects):
     ) -> SharedState:
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
-        `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
+        `tensors`: writable C-contiguous arrays, 1 to 65,536, which are kept until the state is
         closed; names, shapes and dtypes must be the same on every peer, their order may differ.
         `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
