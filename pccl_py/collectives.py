@@ -32,7 +32,16 @@ from pccl_py.options import (
 )
 from pccl_py.outcome import Outcome, Rosters
 from pccl_py.rows import Counts, Rows
-from pccl_py.words import PeerId, index, unsigned
+from pccl_py.words import (
+    DIFFER_IN_FORM,
+    DType,
+    PeerId,
+    counted,
+    first_of,
+    form_of,
+    index,
+    unsigned,
+)
 from pccl_py.work import Call, Work
 
 Root: TypeAlias = SupportsIndex | PeerId
@@ -418,6 +427,8 @@ class Collectives(Closing):
                 f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
                 "which min is AND and max is OR)"
             )
+        if opaque:
+            asked.form = _form_of_kinds(asked.form, arrays)
         carried, residuals = None, (0, 0)
         if feedback is not None:
             given = [array.any.count for array in arrays]
@@ -429,7 +440,10 @@ class Collectives(Closing):
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
-        return Call(self._rosters, begin, self._open(), *what, *rest, carried=carried)
+        reword = _Kinds(arrays).told if any(_is_bytes(array) for array in arrays) else None
+        return Call(
+            self._rosters, begin, self._open(), *what, *rest, carried=carried, reword=reword
+        )
 
     def _exchange(
         self,
@@ -524,6 +538,29 @@ class _Array:
         send = self.send.address if self.send else 0
         recv = self.recv.address if self.recv else 0
         return send, recv, self.count, self.any.dtype
+
+
+def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
+    """The form of a call with arrays of bool, or of other elements that travel as u8."""
+    kinds = [array.any.kind for array in arrays]
+    if kinds == ["bool"] and form == 0:
+        return _pccl.FORM_BOOL  # which errors have a name for
+    return form_of(f"{form} {kinds}")
+
+
+def _is_bytes(array: _Array) -> bool:
+    return array.any.dtype is DType.U8
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The elements of the arrays of a call, for an error that some differ from others in kind."""
+
+    arrays: list[_Array]
+
+    def told(self, sentence: str) -> str:
+        kinds = first_of([array.any.kind for array in self.arrays])
+        return sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
 
 
 def _each(

@@ -1109,6 +1109,10 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     );
 }
 
+/// Frontends look for it, to say more (pccl_py/kit/frontend.py).
+const differ_in_form =
+    "The arrays of these two differ in name, in structure or in the kind of their elements. ";
+
 /// Which array of a list, or which shard, the two of a mismatch have called differently: "arrays[1]
 /// has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (node7:4242, 7f3a01c2). "
 const Arrays = struct {
@@ -1121,8 +1125,11 @@ const Arrays = struct {
         // Any other difference is seen in their descriptions.
         const alike = first.kind == second.kind and first.arrays == second.arrays;
         if (!alike or first.counts == second.counts or first.uneven) return;
-        if (session.outline.differ_in_form(&first, &second))
-            return writer.writeAll("The arrays of these two differ in name or structure. ");
+        if (session.outline.differ_in_form(&first, &second)) {
+            // Then the kind of their elements is all that differs, and stands there already.
+            if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
+            return writer.writeAll(differ_in_form);
+        }
         if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;
         const what = if (first.arrays > 0) "arrays" else "counts";
         const found = session.outline.find(op) orelse
@@ -1416,6 +1423,38 @@ test "a mismatch names both peers and both calls" {
     const sentence = std.mem.span(status.pccl_last_error());
     for ([_][]const u8{ "tag 5", "aabbccdd", "11223344", "1000 f32", "999 f32" }) |part| {
         try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+    }
+}
+
+test "a mismatch tells bool arrays from those of u8, and says no more where that is all" {
+    var op: session.Operation = undefined;
+    op.sync = null;
+    op.names = .{};
+    op.executor.arrays = no_arrays;
+    var descriptor: Descriptor = .{
+        .kind = .broadcast,
+        .dtype = .u8,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 10,
+        .safe_points = 3,
+    };
+    op.op = .{ .descriptor = descriptor, .chunks = 1 };
+    op.status = .mismatch;
+    op.failure = .{ .status = .mismatch, .reason = .mismatch, .descriptor = descriptor };
+    const Case = struct { form: u64, words: []const u8, is_all: bool };
+    for ([_]Case{
+        .{ .form = wire.form_bool, .words = "broadcast(10 bool from", .is_all = true },
+        .{ .form = 7, .words = "broadcast(10 u8 from", .is_all = false },
+    }) |case| {
+        descriptor.counts = session.outline.hash_alone(case.form);
+        op.failure.other_descriptor = descriptor;
+        try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+        const sentence = std.mem.span(status.pccl_last_error());
+        for ([_][]const u8{ "broadcast(10 u8 from", case.words }) |part|
+            try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+        const more = std.mem.indexOf(u8, sentence, differ_in_form);
+        try std.testing.expectEqual(case.is_all, more == null);
     }
 }
 
