@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli.status import shown
+from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
 # Enough for a transfer of 1 Gbit/s over 30 ms; less is slow over long distances.

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl_py
+from pccl_py.words import shown
 
 SCHEMA = 1
 # These name no elements; and these alone have an op.
@@ -112,15 +113,6 @@ def page(status: dict[str, Any]) -> RenderableType:
         raise pccl_py.PcclError(
             "the coordinator's answer is not a status: use its release, or --json"
         ) from error
-
-
-def shown(value: object) -> str:
-    """Text of a coordinator or a peer as a terminal may have it.
-
-    Characters that it would obey, that end a line or that turn the writing are escaped, as
-    engine/base/text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
-    """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
 
 
 def render(status: dict[str, Any]) -> RenderableType:
