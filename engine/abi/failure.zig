@@ -795,9 +795,9 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 
 /// The status of a finished operation that is not ok.
 pub fn operation(op: *const session.Operation) Error {
-    var text: [128]u8 = undefined;
-    // Four numbers and some words.
-    const name = std.fmt.bufPrint(&text, "{f}", .{op.named()}) catch unreachable;
+    var text: [128 + base.limits.label_bytes_max]u8 = undefined;
+    // Four numbers, some words, and the name of a state as far as `Names` has it.
+    const name = std.fmt.bufPrint(&text, "{f}", .{op.named(&op.names)}) catch unreachable;
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
@@ -1371,6 +1371,40 @@ test "with the coordinator gone, no member is blamed, and the error says since w
     try std.testing.expectEqual(.coordinator_unreachable, status.code(operation(&op)));
     const sentence = std.mem.span(status.pccl_last_error());
     try std.testing.expect(std.mem.indexOf(u8, sentence, "was lost 7 s ago. ") != null);
+}
+
+test "a sync is named by its state, also where others wait in one" {
+    var ids: [2]base.PeerId = .{ .from_int(1 << 120), .from_int(2 << 120) };
+    var op: session.Operation = undefined;
+    op.ids = &ids;
+    op.sync = null;
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
+    op.op.id = .{ .tag = 7, .sequence = 2 };
+    op.op.descriptor.kind = .sync;
+    op.started_at = 0;
+    op.finished_at = std.time.ns_per_s;
+    op.names = .{ .self = ids[0], .states_count = 2 };
+    op.names.states[0] = .{ .tag = 7, .name = .shown("weights") };
+    op.names.states[1] = .{ .tag = 9, .name = .shown("x" ** base.limits.label_bytes_max) };
+    op.status = .deadline_exceeded;
+    op.failure = .{ .status = .deadline_exceeded, .reason = .deadline };
+    op.failure.missing.set(1);
+    op.failure.elsewhere.count = 1;
+    op.failure.elsewhere.items[0] = .{
+        .rank = 1,
+        .kind = .sync,
+        .op = .{ .tag = 9, .sequence = 0 },
+        .waits_for = 0,
+        .count = 1,
+    };
+    const long = "waits in sync of \"" ++ "x" ** base.limits.label_bytes_max ++ "\" (sequence 0 ";
+    for ([_][]const u8{ "sync of \"weights\" (sequence 2 of epoch 4): the", long }) |part| {
+        try std.testing.expect(status.code(operation(&op)) != .ok);
+        const sentence = std.mem.span(status.pccl_last_error());
+        try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+        op.names.states[0].name = op.names.states[1].name; // the longest takes no more room
+    }
 }
 
 test "a contradiction about chunks names both peers" {

@@ -124,16 +124,20 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
-/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
+/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)",
+/// "sync of "weights" (sequence 0 of epoch 2)"
 pub const NamedCall = struct {
     kind: control.OpKind,
     op: control.OpId,
     epoch: u64,
+    /// The name of the state that a sync is of, as it can be shown; empty where it is not known.
+    state: []const u8 = "",
 
     pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (base.Pair.of(it.op.tag)) |pair| {
             try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
         } else try writer.print("{t}", .{it.kind});
+        if (it.state.len > 0) try writer.print(" of \"{s}\"", .{it.state});
         try it.place(writer);
     }
 
