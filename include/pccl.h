@@ -306,7 +306,7 @@ PCCL_API uint32_t pccl_comm_left(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_
 
 typedef struct pccl_comm_info {
   size_t size;
-  uint64_t epoch;        /* 0 before the first admit */
+  uint64_t epoch;        /* 0 before the first admit; then rank, world_size and alive say nothing and are 0 */
   uint32_t attempt;      /* rises whenever the members begin again: a loss, a broken lane; one may count twice */
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */

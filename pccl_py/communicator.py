@@ -33,7 +33,9 @@ class GroupInfo:
     """This peer's knowledge of its group right now.
 
     `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
-    for the next safe point. Bytes are payload and headers since connect, over all groups.
+    for the next safe point. Before the first `admit` there is no epoch: its number is 0, and so are
+    rank, world_size and alive, which then say nothing. Bytes are payload and headers since connect,
+    over all groups.
     """
 
     epoch: int
