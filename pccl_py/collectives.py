@@ -366,9 +366,9 @@ class Collectives(Closing):
             if send.count == recv.count and send.count % world == 0:
                 continue
             raise InvalidArgument(
-                f"array has {send.count} elements and out has {recv.count}: both need the same "
-                f"number, a multiple of world_size, which is {world}, or pass send_counts and "
-                "recv_counts"
+                f"array has {counted(send.count, 'element')} and out has {recv.count}: both need "
+                f"the same number, a multiple of world_size, which is {world}, or pass "
+                "send_counts and recv_counts"
             )
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
         return self._call(_Kind.ALL_TO_ALL, arrays, options)
@@ -464,7 +464,7 @@ class Collectives(Closing):
             rows = Rows.of_counts(self, (), counts, name)
             if rows.whole != buffer.count:
                 raise InvalidArgument(
-                    f"{name} add up to {rows.whole}, {of} has {buffer.count} elements"
+                    f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
                 )
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
@@ -487,8 +487,9 @@ class Collectives(Closing):
                 raise InvalidArgument(f"counts add up to {rows.whole}, {all_of} has {whole.count}")
             if rows.whole != whole.count:
                 raise InvalidArgument(
-                    f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "
-                    f"{self.world_size} ranks {all_of} needs {rows.whole}, or pass counts"
+                    f"{all_of} has {counted(whole.count, 'element')}, {one_of} has {shard.count}: "
+                    f"with {counted(self.world_size, 'rank')} {all_of} needs {rows.whole}, or pass "
+                    "counts"
                 )
             _check_place(whole, shard, rows.first, all_of, one_of)
             arrays.append(_Array(send, recv, shard.count))
@@ -497,7 +498,7 @@ class Collectives(Closing):
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
         """Each element is a row of its own; this rank has so many, in what the caller names so."""
-        return Rows.of_part(self, (own,), counts, name, "elements")
+        return Rows.of_part(self, (own,), counts, name, "element")
 
 
 class _Kind(IntEnum):
@@ -578,8 +579,8 @@ def _each(
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
-        raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
+        what = f"has {len(out)}" if isinstance(out, list | tuple) else "is not a list"
+        raise InvalidArgument(f"array is a list of {counted(len(array), 'array')}: out {what}")
     return list(zip(array, out, strict=True))
 
 

@@ -41,10 +41,10 @@ pub fn Described(comptime Names: type) type {
                     dtype,
                 }),
                 .all_gather, .all_to_all => |kind| if (descriptor.uneven)
-                    try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
+                    try writer.print("{t}({s}, {f} for the other and {d} from it", .{
                         kind,
                         dtype,
-                        descriptor.count,
+                        base.text.Counted{ .number = descriptor.count, .what = "element" },
                         descriptor.counts,
                     })
                 else

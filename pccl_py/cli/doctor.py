@@ -213,7 +213,8 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
     if "dial_back" not in status:
         note += "; no member was asked to dial it, because another doctor was first"
     elif left_out := status["dial_back"]["left_out"]:
-        note += f"; {left_out} members were not asked to dial it, because 32 are enough"
+        verb = "was" if left_out == 1 else "were"
+        note += f"; {counted(left_out, 'member')} {verb} not asked, because 32 are enough"
     return Finding("seen", True, f"others dial a peer of this machine at {seen[0]}{note}")
 
 

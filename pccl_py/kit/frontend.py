@@ -173,7 +173,9 @@ class Frontend(ABC, Generic[ArrayType]):
         if out is None:
             return [self.empty(shape, send) for shape, send in zip(shapes, sends, strict=True)]
         if len(out.arrays) != len(sends):
-            raise InvalidArgument(f"out has {len(out.arrays)} arrays, x has {len(sends)}")
+            raise InvalidArgument(
+                f"out has {counted(len(out.arrays), 'array')}, x has {len(sends)}"
+            )
 
         def take(given: object, shape: Shape, send: ArrayType) -> ArrayType:
             target = self.target(given, adds)
