@@ -25,8 +25,8 @@ def core(comm: pccl.Communicator, array: Any) -> None:
 
 
 def as_memory(comm: pccl.Communicator, array: Any) -> None:
-    kind = "?" if array.dtype == bool else "B"
-    comm.broadcast(memoryview(bytearray(10)).cast(kind))
+    memory = memoryview(bytearray(10))
+    comm.broadcast(memory.cast("?") if array.dtype == bool else memory)
 
 
 def gathered(comm: pccl.Communicator, array: Any) -> None:
