@@ -21,6 +21,7 @@ import pytest
 
 import pccl_py as pccl
 from pccl_py.cli import status as status_view
+from pccl_py.words import shown
 
 CLI = "pccl_py.cli"
 
@@ -504,4 +505,4 @@ def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
 )
 def test_text_of_others_is_escaped_as_the_engine_escapes_it(text: str, wanted: str) -> None:
     """The cases are those of engine/base/text.zig."""
-    assert status_view.shown(text) == wanted
+    assert shown(text) == wanted
