@@ -311,6 +311,7 @@ def connect(
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
+    patience: float | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -328,6 +329,9 @@ def connect(
     until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
     logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
+    `patience`: seconds that calls wait for a coordinator that is away, 0 for not at all: then this
+    peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt after the
+    vote; PCCL_PATIENCE, or until their deadlines.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -351,6 +355,7 @@ def connect(
         read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
+        read.nanoseconds(patience, "PCCL_PATIENCE", may_be_zero=True),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)
