@@ -290,7 +290,10 @@ test "calls that wait belong to their epoch, which is over when they are" {
     defer free(callers);
     const newcomer = try w.add();
     try w.settle();
-    try callers[0].call_all(0, at_once + 9);
+    callers[0].deadline = w.now + 2 * std.time.ns_per_s;
+    try callers[0].call_all(0, at_once);
+    callers[0].deadline = base.never;
+    try callers[0].call_all(at_once, at_once + 9);
     const before = callers[0].node.group.epoch();
     try newcomer.s.admit(w.now, newcomer.group, base.never);
     try w.settle();
@@ -303,9 +306,14 @@ test "calls that wait belong to their epoch, which is over when they are" {
     // The new epoch has room of its own.
     try callers[0].call(7);
     try expectEqual(.running, callers[0].operations[at_once + 9].op.state);
+    // All that was in flight ends at once.
+    try w.pass(3 * std.time.ns_per_s);
+    for (callers[0].operations[0..at_once]) |operation|
+        try expectEqual(.deadline_exceeded, operation.status);
+    try expect(member.epoch_of(before) != null);
     w.kill(callers[1].node);
     try w.settle();
-    for (callers[0].operations[0 .. at_once + 9]) |operation| {
+    for (callers[0].operations[at_once .. at_once + 9]) |operation| {
         try expect(operation.finished);
         try expectEqual(.ok, operation.status);
     }
