@@ -118,6 +118,9 @@ typedef enum pccl_recovery {
                                 does not apply to peers lost before the call: such a call runs among the others */
 } pccl_recovery_t;
 
+/* `form` of a call whose arrays are u8 here and bool to the caller: a Mismatch then tells the two apart, by name. */
+#define PCCL_FORM_BOOL 1819242339
+
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
 typedef enum pccl_plan {
   PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
@@ -309,7 +312,7 @@ PCCL_API uint32_t pccl_comm_left(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_
 
 typedef struct pccl_comm_info {
   size_t size;
-  uint64_t epoch;        /* 0 before the first admit */
+  uint64_t epoch;        /* 0 before the first admit; then rank, world_size and alive say nothing and are 0 */
   uint32_t attempt;      /* rises whenever the members begin again: a loss, a broken lane; one may count twice */
   uint32_t rank;
   uint32_t world_size;   /* of the epoch; changes only in admit */
@@ -359,7 +362,8 @@ typedef struct pccl_collective_options {
   const float *residual_in;
   float *residual_out;
   uint64_t form; /* 0, or a hash of what the arrays are to the caller, of their names for example: all members must
-                    give the same one, else PCCL_MISMATCH. Ignored by messages, barriers and all_to_all_v */
+                    give the same one, else PCCL_MISMATCH; of bool arrays PCCL_FORM_BOOL. Ignored by messages,
+                    barriers and all_to_all_v */
 } pccl_collective_options_t;
 #define PCCL_COLLECTIVE_OPTIONS_INIT \
   { sizeof(pccl_collective_options_t), 0, 0, PCCL_SUM, PCCL_RECOVERY_DEFAULT, PCCL_PLAN_AUTO, PCCL_CODEC_NONE, 0, \

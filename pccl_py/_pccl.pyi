@@ -220,6 +220,8 @@ def recv(
 ) -> None: ...
 def barrier(work: Work, comm: Comm, tag: int, deadline_ns: int, block: bool) -> None: ...
 
+FORM_BOOL: int = 1819242339
+
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""
 

@@ -33,8 +33,9 @@ class GroupInfo:
     """This peer's knowledge of its group right now.
 
     `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
-    for the next safe point. `operations_in_flight` were called and are not decided. Bytes are
-    payload and headers since connect, over all groups.
+    for the next safe point. `operations_in_flight` were called and are not decided. Before the
+    first `admit` there is no epoch: its number is 0, and so are rank, world_size and alive, which
+    then say nothing. Bytes are payload and headers since connect, over all groups.
     """
 
     epoch: int
@@ -188,7 +189,7 @@ class Group(Objects):
     ) -> SharedState:
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
-        `tensors`: writable C-contiguous arrays, at most 65,536, which are kept until the state is
+        `tensors`: writable C-contiguous arrays, 1 to 65,536, which are kept until the state is
         closed; names, shapes and dtypes must be the same on every peer, their order may differ.
         `name`: each state of a group has its own. `revision`: that of a restored checkpoint.
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may

@@ -63,6 +63,8 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Executo
     const x = &operation.executor;
     const order = begin.order;
     x.begin(begin.*);
+    // The coordinator may have been between two attempts when it was told.
+    operation.mismatch_told = false;
     if (operation.sync != null) return sync.start(s, operation);
     const is_message = operation.op.descriptor.kind == .send_recv;
     for (order.slice(), 0..) |rank, index| {

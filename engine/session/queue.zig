@@ -53,7 +53,7 @@ pub fn step(s: *Session) bool {
         const operation = Session.operation_from(op);
         operation.executor.reserve() catch {
             s.log(.err, "no memory for {f}, which has waited for its turn: it is withdrawn", .{
-                operation.named(),
+                operation.named(&operation.names),
             });
             group.member.give_up(op, .cancelled);
             continue;

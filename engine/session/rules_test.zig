@@ -616,6 +616,25 @@ test "what two exchange unevenly must be the same for both" {
     }
 }
 
+test "a peer that has seen a mismatch says so again in the next attempt" {
+    // The coordinator may have been between two attempts when it was told, as if it were so here.
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    var memory: [2][2][16]u64 = undefined;
+    var operations: [2]*Operation = undefined;
+    const counts: [2][]const u64 = @splat(&.{ 1, 1, 1 });
+    try exchange_unevenly(&w, &.{ counts, counts }, &memory, &operations);
+    operations[0].mismatch_told = true;
+    w.kill(world.node_of_rank(&w, 2));
+    try w.settle();
+    try expect(!operations[0].mismatch_told);
+    for (operations, 0..) |operation, rank| {
+        try expectEqual(.ok, operation.status);
+        world.node_of_rank(&w, @intCast(rank)).s.release(operation);
+    }
+}
+
 test "a peer that was frozen takes no link to be broken for the time that it has missed" {
     var w: World = .{ .gpa = gpa };
     try form(&w, 3);

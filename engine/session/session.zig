@@ -400,8 +400,10 @@ pub const Session = struct {
         const wanted = s.is_in_groups();
         if (s.control_state == .open) {
             const blank = if (s.coordinator_at.len > 0) " " else "";
-            const text = "the coordinator is away: {s}; trying{s}{s} again";
-            if (wanted) s.log(.warning, text, .{ why, blank, s.coordinator_at });
+            // A process may have several peers.
+            const text = "peer {f} has lost the coordinator: {s}; trying{s}{s} again";
+            const self = labels.named(s, s.self);
+            if (wanted) s.log(.warning, text, .{ self, why, blank, s.coordinator_at });
             for (s.groups.items) |group| group.member.disconnected();
             s.away_since = s.now;
         }
