@@ -647,6 +647,7 @@ pub const Epoch = struct {
             if (epoch.closed.has(rank)) continue;
             if (!peer.is_present(epoch.group) or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
+                member.seen_asked = .{};
                 member.seen_asked.ask(peer, now);
             } else if (member.seen_asked.is_overdue(peer, now, silence_ns, late)) {
                 peer.doom("it does not say which decisions it has seen");
@@ -1009,6 +1010,7 @@ pub const Epoch = struct {
         epoch.attempt = epoch.first_attempt;
         epoch.decisions = @as(u64, starts) << start_bits;
         epoch.retold = std.math.maxInt(u64);
+        epoch.fitted = .full(epoch.members.len);
         for (epoch.members) |*member| member.decisions_seen = epoch.decisions;
         epoch.least_seen_by = 0;
     }
@@ -1169,7 +1171,7 @@ pub const Epoch = struct {
         while (index > 0) {
             index -= 1;
             const known = epoch.records.items[index];
-            if (known.reported.is_empty()) {
+            if (known.reported.is_empty() and !misfit.inherits(epoch, known)) {
                 epoch.record_free(index); // only those who are lost had called it
             } else if (epoch.forgetful and epoch.is_unanimous(known)) {
                 // Somebody who is lost may have been told so by the coordinator before this one.

@@ -182,6 +182,33 @@ fn forget_lost(epoch: *const Epoch, known: *Record) void {
     }
 }
 
+/// After a loss: all who had called what the record says are lost. Newcomers that have called
+/// something else may have voted for it, so the operation is theirs now. False: there are none.
+pub fn inherits(epoch: *Epoch, known: *Record) bool {
+    forget_lost(epoch, known);
+    const said = &known.misfits.said;
+    if (said.items.len == 0) return false;
+    const heir = said.orderedRemove(0);
+    var called: Mask = .empty;
+    called.set(heir.rank);
+    var index = said.items.len;
+    while (index > 0) {
+        index -= 1;
+        called.set(said.items[index].rank);
+        if (said.items[index].descriptor.eql(&heir.descriptor)) _ = said.orderedRemove(index);
+    }
+    known.holdings.clear(epoch.gpa, epoch.budget);
+    if (known.election) |election| election.destroy();
+    known.* = .{
+        .id = known.id,
+        .descriptor = heir.descriptor,
+        .from = heir.rank,
+        .stall = .{ .called = called },
+        .misfits = known.misfits,
+    };
+    return true;
+}
+
 /// Whether this member is to start an operation from nothing in the next attempt, because what
 /// others keep is of another call.
 pub fn is_one(known: *const Record, rank: u16) bool {
