@@ -1,7 +1,7 @@
 //! A program that measures the kernels on a machine without Python: `zig build kernel-bench`, with
 //! `-Dtarget=x86_64-linux-musl` for one file that runs anywhere. Each line is a kernel, its rate in
-//! GB/s of f32 and, measured in turns with it, that of the loop with the same loads and stores.
-//! The kernels are listed in measure.zig. The benchmark with the rivals in it: bench/kernels.py.
+//! GB/s of f32 and, measured in turns with it, that of the loop with the same loads and stores. The
+//! kernels are listed in measure.zig. The benchmark beside other libraries: bench/kernels.py.
 //!
 //!     kernel-bench [level [bytes [part of a name]]]
 

@@ -1,6 +1,6 @@
 //! BLAKE3 without a key (https://github.com/BLAKE3-team/BLAKE3-specs): 32 bytes that stand for any
-//! number of bytes. Cryptographic, unlike digest.zig: nobody can make others that give the same.
-//! Compiled once per CPU level (level.zig).
+//! number of bytes. It is cryptographic, unlike digest.zig: nobody can make other bytes with the
+//! same hash. Compiled once per CPU level (level.zig).
 //!
 //! The input is cut into chunks of 1 KiB, the leaves of a binary tree. Chunks do not depend on each
 //! other, nor do the parents of one row, so a vector holds the same word of several of them, and

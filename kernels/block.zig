@@ -1,8 +1,8 @@
 //! The codecs with a scale per block, on whole blocks of f32. Compiled once per CPU level
 //! (level.zig). Specification: codec_scalar.zig. codec.zig cuts pieces into blocks.
 //!
-//! From a block's values to its scale is a long way of dependent steps: reduce, multiply, round,
-//! divide. So encoding goes in batches: first the values of some blocks and their greatest
+//! From a block's values to its scale leads a long chain of dependent steps: reduce, multiply,
+//! round, divide. So encoding goes in batches: first the values of some blocks and their greatest
 //! magnitudes, then all scales in one vector. The codes are made when the values of the next batch
 //! have been found, so that the CPU need not wait for the scales. The values that a batch keeps
 //! stay in the first-level cache.

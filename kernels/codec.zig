@@ -1,10 +1,10 @@
-//! Encoded pieces: cuts them into tiles that stay in the first-level cache, and runs on each the
-//! kernels that it needs, of the table of the best CPU level. The results are specified in
-//! codec_scalar.zig; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
+//! Encoded pieces: cuts a piece into tiles that stay in the first-level cache, and runs on each
+//! tile the kernels that it needs, from the table of the best CPU level. codec_scalar.zig specifies
+//! the results; the kernels are in block.zig, rotate.zig, half.zig and range.zig.
 //!
 //! All tiles but the last have whole blocks. f32 without a residual are read where they lie, all
-//! whole blocks as one tile; else a tile is first converted and given its residual, in memory of
-//! this call.
+//! whole blocks as one tile; otherwise a tile is first converted and given its residual, in memory
+//! of this call.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
-//! copy: memory to memory for what is not read again before it has left the caches. Stores that go
-//! past the caches do not read the lines that they overwrite, and push nothing out. `rep movsb`
-//! does the same with less code, but takes eight times as long on Zen 3 when both addresses are
-//! close modulo the page size.
+//! copy: memory to memory, for bytes that are not read again before they have left the caches.
+//! Stores that go past the caches do not read the lines that they overwrite, and push nothing out.
+//! `rep movsb` does the same with less code, but takes eight times as long on Zen 3 when both
+//! addresses are close modulo the page size.
 
 const std = @import("std");
 const builtin = @import("builtin");

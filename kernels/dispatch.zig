@@ -1,5 +1,5 @@
-//! Which CPU level is in use: detects what this CPU and operating system can run, once, and holds
-//! the chosen table. The levels themselves are objects that build.zig compiles from level.zig.
+//! Dispatch: detects the CPU levels that this CPU and operating system can run, once, and holds the
+//! chosen table. The levels themselves are objects that build.zig compiles from level.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,7 +1,7 @@
-//! Between f32 and the 8-bit float of OCP, E4M3: float8_e4m3fn in ml_dtypes and torch. It has no
-//! infinity; what rounds to more than 448 is NaN. Compiled once per CPU level (level.zig).
-//! Specification: codec_scalar.zig. As a codec with a scale per block, which never overflows:
-//! block.zig.
+//! Conversions between f32 and the 8-bit float of OCP, E4M3: float8_e4m3fn in ml_dtypes and torch.
+//! E4M3 has no infinity; a value that rounds to more than 448 is NaN. Compiled once per CPU level
+//! (level.zig). Specification: codec_scalar.zig. The codec with a scale per block, which never
+//! overflows: block.zig.
 
 const half = @import("half.zig");
 const narrow = @import("narrow.zig");

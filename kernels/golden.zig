@@ -1,4 +1,4 @@
-//! Digests of what every kernel makes of fixed inputs. They are equal on every CPU level and
+//! Digests of the output of every kernel on fixed inputs. They are equal on every CPU level and
 //! architecture, in debug and release builds, today and in every later version: golden.txt holds
 //! them. The unit tests compare on every level of the machine, and so does the program of
 //! levels.zig in a release build; `make test-portable` runs both for aarch64 and for Windows. A

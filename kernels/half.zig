@@ -1,4 +1,4 @@
-//! Between f32 and the other floats: conversions, and the codecs bf16 and f16 with their random
+//! Conversions between f32 and the other floats, and the codecs bf16 and f16 with their random
 //! rounding. Compiled once per CPU level (level.zig). Specification: codec_scalar.zig.
 
 const std = @import("std");

@@ -1,6 +1,6 @@
 //! The program that ends `zig build test-kernels`: says which CPU levels the tests could run on
-//! this machine, and which they could not. It is a release build, and compares once more what all
-//! kernels make of fixed inputs (golden.zig). The tests themselves: tests.zig, codec_test.zig.
+//! this machine, and which they could not. It is a release build, and compares once more the output
+//! of all kernels on fixed inputs (golden.zig). The tests themselves: tests.zig, codec_test.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,7 +1,7 @@
 //! Every kernel as a case of a benchmark, with the skeleton that has the same loads and stores
 //! (skeleton.zig). It owns no clock and no memory. Callers: bench.zig, and the C ABI, through which
 //! `pccl bench kernels` and `python -m bench kernels` measure. A turn of a case works through
-//! `count` f32, or what comes of them.
+//! `count` f32, or through their encoded bytes.
 
 const std = @import("std");
 const base = @import("base");

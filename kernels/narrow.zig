@@ -1,5 +1,5 @@
-//! Wide lanes put side by side as bytes. It is its own file because no single way is good on every
-//! CPU. Compiled once per CPU level (level.zig).
+//! Wide lanes put side by side as bytes. This has a file of its own because no single way is good
+//! on every CPU. Compiled once per CPU level (level.zig).
 
 const builtin = @import("builtin");
 

@@ -1,10 +1,10 @@
-//! Reductions with explicit vectors. Compiled once per CPU level (level.zig); each function is a
-//! main loop over whole vectors and a tail that runs the same arithmetic on a padded copy, so
-//! that the last elements get the same bits. The specification is scalar.zig, to which tests.zig
+//! Reductions with explicit vectors. Compiled once per CPU level (level.zig). Each function is a
+//! main loop over whole vectors and a tail that runs the same arithmetic on a padded copy, so that
+//! the last elements get the same bits. The specification is scalar.zig, with which tests.zig
 //! compares.
 //!
-//! Pointers have any alignment. `out` may be exactly an operand: each step loads all it reads
-//! before it stores, and a store never reaches bytes that a later step reads.
+//! Pointers have any alignment. `out` may be exactly an operand: each step loads everything that it
+//! reads before it stores, and a store never reaches bytes that a later step reads.
 
 const std = @import("std");
 const dtypes = @import("dtype");

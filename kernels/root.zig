@@ -1,6 +1,6 @@
-//! kernels: arithmetic on slices of elements. Functions never fail, never allocate and know
-//! nothing of peers; they run the table of the best CPU level (dispatch.zig). Their specification
-//! is scalar.zig, their code reduce.zig. Called by collective/.
+//! kernels: arithmetic on slices of elements. Functions never fail, never allocate and know nothing
+//! of peers; they run the table of the best CPU level (dispatch.zig). Their specification is
+//! scalar.zig, their code reduce.zig. Called by collective/.
 //!
 //! Pointers may have any alignment. An *input* has the caller's dtype, a *partial* the type of
 //! `base.dtype.partial_dtype(op, dtype)`, a result the caller's dtype again. Sizes are in elements.

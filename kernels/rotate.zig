@@ -1,10 +1,10 @@
 //! The rotation of blocks: random signs and a fast Hadamard transform, and its inverse. Compiled
-//! once per CPU level (level.zig). Specification: codec_scalar.zig. The butterflies are in the
-//! same order on every CPU: distances 1, 2, 4, ... of elements.
+//! once per CPU level (level.zig). Specification: codec_scalar.zig. The butterflies are in the same
+//! order on every CPU: distances 1, 2, 4, ... of elements.
 //!
-//! Butterflies inside 16 bytes need a shuffle each, those between registers none. AVX2 has
-//! registers of two times 16 bytes, and slow shuffles between these: there what has been done
-//! inside goes to memory, and then each 16 bytes are loaded into both halves of a register.
+//! Butterflies inside 16 bytes need a shuffle each; those between registers need none. AVX2 has
+//! registers of two times 16 bytes, and slow shuffles between the two halves. There the butterflies
+//! inside 16 bytes go to memory, and then each 16 bytes are loaded into both halves of a register.
 
 const builtin = @import("builtin");
 const codecs = @import("codec");

@@ -1,6 +1,6 @@
-//! Loops with the loads and stores of a kernel and no arithmetic: what this machine's caches and
-//! memory allow. Benchmarks compare with them (measure.zig); nothing else calls them. Compiled once
-//! per CPU level (level.zig), like what they are compared with.
+//! Loops with the loads and stores of a kernel and no arithmetic: the limit of this machine's
+//! caches and memory. Benchmarks compare with them (measure.zig); nothing else calls them. Compiled
+//! once per CPU level (level.zig), like the kernels themselves.
 
 const table = @import("table.zig");
 

@@ -1,12 +1,13 @@
 //! The k greatest magnitudes of a chunk of up to 4096 f32, with their places in 12 bits each: for
-//! exchanging what matters most. Compiled once per CPU level (level.zig). Specification:
-//! scalar.zig.
+//! exchanging the elements that matter most. Compiled once per CPU level (level.zig).
+//! Specification: scalar.zig.
 //!
-//! Few elements are looked at twice. The greatest of each few elements are found first; a number
-//! that k of those reach is reached by k elements, so what is below it is out of it, and what is
-//! left is not many more than k. Such numbers are found by halving an interval, and how many reach
-//! one is counted in vectors. Loops have no branch that depends on one element: a CPU would guess
-//! wrong at every other candidate, and each time lose as long as 64 elements take.
+//! Few elements are looked at twice. The elements are first taken in small sets, and the greatest
+//! of each set is found. If k of these greatest reach a number, k elements reach it, so every
+//! element below that number is out; not many more than k remain. Such a number is found by halving
+//! an interval; how many greatest reach it is counted in vectors. Loops have no branch that depends
+//! on one element: a CPU would guess wrong at every other candidate, and each time lose as long as
+//! 64 elements take.
 
 const std = @import("std");
 const table = @import("table.zig");

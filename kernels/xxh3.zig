@@ -1,8 +1,8 @@
-//! The digest: XXH3 with 128 bits and a seed (https://github.com/Cyan4973/xxHash, its
-//! specification doc/xxhash_spec.md), written for reading. It is not cryptographic: it finds
-//! accidents, not liars. Over 240 bytes the work is in stripes of 64 bytes; who accumulates them
-//! is a parameter, so that digest.zig can do it with vectors. `Scalar` here is the specification
-//! of that part.
+//! The digest: XXH3 with 128 bits and a seed (https://github.com/Cyan4973/xxHash, its specification
+//! doc/xxhash_spec.md), written for reading. It is not cryptographic: it finds accidents, not
+//! liars. Over 240 bytes the work is in stripes of 64 bytes. The code that accumulates them is a
+//! parameter, so that digest.zig can do it with vectors. `Scalar` here is the specification of that
+//! part.
 
 const std = @import("std");
 const assert = std.debug.assert;

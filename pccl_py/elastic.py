@@ -118,7 +118,8 @@ def steps(
     when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable`, which all members
     get, this peer stays and repeats the step; after `Expelled`, `InDoubt`, `TooFewPeers` and
     `CoordinatorUnreachable`, or with another operation still in flight, it leaves, connects again,
-    and takes the state of the others. Every other error is raised.
+    and takes the state of the others: what they say of a doubted call is in that state, so none is
+    resolved here. Every other error is raised.
 
     `tensors`, `name`, `revision`, `may_differ`, `prefetch`: as for `Group.shared_state`;
     `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after

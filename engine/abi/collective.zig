@@ -1,6 +1,5 @@
-//! collective: the calls that move data. Arguments are checked here, before anything is sent;
-//! what depends on the membership is checked by the session. A call that has begun is a work:
-//! work.zig.
+//! collective: the calls that move data. Arguments are checked here, before anything is sent; the
+//! session checks those that depend on the membership. A call that has begun is a work: work.zig.
 
 const std = @import("std");
 const base = @import("base");

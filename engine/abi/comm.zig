@@ -1,5 +1,5 @@
-//! comm: communicators: connecting, joining, safe points, leaving, looking (net/membership.zig).
-//! Collectives on them: collective.zig.
+//! comm: communicators: connecting, joining, safe points, leaving, information
+//! (net/membership.zig). Collectives on them: collective.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! coordinator: a coordinator in this process (net/coordinator_engine.zig), and the question how
-//! a run is.
+//! coordinator: a coordinator in this process (net/coordinator_engine.zig), and the request for the
+//! status of a run.
 
 const std = @import("std");
 const base = @import("base");

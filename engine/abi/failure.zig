@@ -1,7 +1,6 @@
 //! failure: what the errors and outcomes of the engine mean to a caller: a status code, and a
-//! sentence that says which peer, what was expected and what to do. The only place where one
-//! becomes the other: each switch names every error, so a new one does not compile until it has
-//! both.
+//! sentence that names the peer, the expectation and the remedy. Errors become codes and sentences
+//! only here: each switch names every error, so a new error does not compile until it has both.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! kernels: measuring the kernels through the C ABI, for `pccl bench kernels` and bench/kernels.py.
-//! It owns the clock and the checks; the kernels, and what they are compared with, are in
+//! kernels: measures the kernels through the C ABI, for `pccl bench kernels` and bench/kernels.py.
+//! It owns the clock and the checks; the kernels, and the loops that they are compared with, are in
 //! kernels/measure.zig.
 
 const std = @import("std");

@@ -1,4 +1,4 @@
-//! label: the name of this peer for people: what the caller gives, else this host and this process.
+//! label: the name of this peer for people: the caller's, or by default this host and this process.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! abi: include/pccl.h in Zig: the only exported functions, and the only place where an error
-//! becomes a status code (failure.zig). It owns argument checks, handles and sentences; what is
-//! done, net does. One file per topic of the header. This is the root of the library.
+//! becomes a status code (failure.zig). It owns argument checks, handles and sentences; net does
+//! the work. One file per topic of the header. This is the root of the library.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,6 +1,6 @@
-//! sized: structs that begin with their size. Callers and library may be of different versions:
-//! fields are only ever appended, so a shorter struct of an old caller is filled up with
-//! defaults, and a longer one of a new caller is fine as long as what we do not know is zero.
+//! sized: structs that begin with their size. Callers and library may be of different versions, and
+//! fields are only ever appended. So a shorter struct of an old caller is filled up with defaults,
+//! and a longer one of a new caller is fine as long as the part that we do not know is zero.
 
 const std = @import("std");
 const assert = std.debug.assert;

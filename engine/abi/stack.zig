@@ -1,9 +1,9 @@
-//! stack: what the compiler calls at the beginning of a function with a frame of more than a page.
-//! It touches each page of it, so that a stack that is too small ends in its guard page and not in
-//! what lies beyond. Only on x86-64, in a build with safety.
+//! stack: the function that the compiler calls at the beginning of a function with a frame of more
+//! than a page. It touches each page of the frame, so that a stack that is too small ends in its
+//! guard page and not in the memory beyond. Only on x86-64, in a build with safety.
 //!
-//! Zig's compiler_rt has one as well, but taken from there it brings its memset along, which goes
-//! byte by byte, and its memcpy, and these would be used instead of those of libc. build.zig links
+//! Zig's compiler_rt has such a function as well, but it brings along its memset, which goes byte
+//! by byte, and its memcpy, and these would be used instead of those of libc. build.zig links
 //! without compiler_rt where this file suffices, so nothing brings them back unnoticed.
 
 const std = @import("std");

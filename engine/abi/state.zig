@@ -1,4 +1,4 @@
-//! state: shared states: what the members of a group want to be equal (net/shared_state.zig).
+//! state: shared states, which the members of a group want to be equal (net/shared_state.zig).
 
 const std = @import("std");
 const base = @import("base");

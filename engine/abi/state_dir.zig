@@ -1,7 +1,7 @@
-//! state_dir: the directory of a coordinator's journal among its options: opens it, and lets the
-//! run that it holds decide what the caller left open. An option that contradicts the run is an
-//! error: peers were told the one, and would meet the other. The file: net/journal_file.zig;
-//! sentences about it: failure.zig.
+//! state_dir: the directory of a coordinator's journal among its options. It opens the directory,
+//! and lets the run in it decide the options that the caller left open. An option that contradicts
+//! the run is an error: peers were told one value, and would meet the other. The file:
+//! net/journal_file.zig; sentences about it: failure.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! status: the status codes of include/pccl.h, and what this thread failed with last. Which code
-//! an error of the engine becomes: failure.zig.
+//! status: the status codes of include/pccl.h, and the last failure of this thread. failure.zig
+//! decides which code an error of the engine becomes.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,9 +1,9 @@
 //! Tests of the C ABI under many threads of the user: on one communicator they call, wait, cancel,
-//! look, close and join other groups at the same time (docs/HACKING.md, "Threads"). Actions are
-//! drawn from a seed; when they happen, the machine decides. Every result is judged: the values,
-//! the statuses that a state allows, that members agree, and that nothing is left.
+//! ask, close and join other groups at the same time (docs/HACKING.md, "Threads"). A seed draws the
+//! actions; the machine decides their times. Every result is judged: the values, the statuses that
+//! a state allows, that members agree, and that nothing is left.
 //!
-//! PCCL_STRESS_SEED and PCCL_STRESS_ROUNDS replace what is drawn and how long it goes on.
+//! PCCL_STRESS_SEED and PCCL_STRESS_ROUNDS set the seed and the number of rounds.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,4 +1,4 @@
-//! token: making and reading the string that peers join with (wire/token.zig).
+//! token: makes and reads the string that peers join with (wire/token.zig).
 
 const std = @import("std");
 const wire = @import("wire");

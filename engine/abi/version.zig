@@ -1,5 +1,5 @@
-//! version: what this library is: its version, its wire version, its CPU level, and the sizes of
-//! its dtypes.
+//! version: the version of this library, its wire version, its CPU level, and the sizes of its
+//! dtypes.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
 //! How elements are encoded on their way between peers: the kinds, their options, and how many
-//! bytes a piece takes. It is in base because descriptors, frames and kernels all speak of it.
+//! bytes a piece takes. It is in base because descriptors, frames and kernels all use it.
 //! kernels/codec_scalar.zig says what the bytes mean; docs/KERNELS.md explains the formats.
 
 const std = @import("std");

@@ -1,6 +1,6 @@
 //! Element types and reduce operations: their numbers (those of include/pccl.h), names, sizes, and
-//! the type in which a partial sum travels. The arithmetic itself is in kernels/; which numbers
-//! come out is written in kernels/scalar.zig.
+//! the type in which a partial sum travels. The arithmetic itself is in kernels/;
+//! kernels/scalar.zig defines its results.
 
 const std = @import("std");
 

@@ -1,5 +1,5 @@
-//! Endpoint: "host:port" as text, and which of them one peer may tell another. Addresses of sockets
-//! and looking names up: net/address.zig.
+//! Endpoint: "host:port" as text, and the rule which endpoints one peer may tell another. Socket
+//! addresses and name lookup are in net/address.zig.
 
 const std = @import("std");
 const ids = @import("ids.zig");

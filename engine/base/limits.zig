@@ -1,5 +1,5 @@
-//! Every limit of the library, in one place (docs: design, section 10). A breach is a clear error,
-//! never an assertion. Beside a limit is written who enforces it.
+//! Every limit of the library, in one place. A breach is a clear error, never an assertion. Beside
+//! each limit is written who enforces it.
 
 const std = @import("std");
 const assert = std.debug.assert;

@@ -1,6 +1,6 @@
-//! Order: the members of an attempt in the order of their ring: who is at each position. Rank order
-//! unless links are broken. Paths: that, and who reaches everybody. protocol/plan.zig decides them;
-//! collective/ring.zig and direct.zig move data along them.
+//! Order: the members of an attempt in the order of their ring, by position. It is rank order
+//! unless links are broken. Paths: that order, and the members that reach everybody.
+//! protocol/plan.zig decides them; collective/ring.zig and direct.zig move data along them.
 
 const std = @import("std");
 const limits = @import("limits.zig");

@@ -1,6 +1,6 @@
-//! Pair: who sends a message and who receives it, as ranks of an epoch. The two number their
+//! Pair: the sender and the receiver of a message, as ranks of an epoch. The two number their
 //! messages by themselves, so the operation of a send and its recv has a tag of its own, which
-//! names them: whoever sees the tag knows whose operation it is. Used by protocol/epoch.zig,
+//! names both: anybody that sees the tag knows whose operation it is. Used by protocol/epoch.zig,
 //! protocol/member.zig.
 
 const std = @import("std");

@@ -1,7 +1,8 @@
-//! places: who gets a place among those who have not said who they are yet, and who loses one. Any
-//! stranger can take places, so there are few of them, and whoever comes from where most are taken
-//! goes first: a crowd from one network keeps nobody else out. The doors are those of the
-//! coordinator (protocol/coordinator.zig) and of each peer (session/links.zig).
+//! places: which connection gets a place among those that have not said who they are yet, and which
+//! one loses its place. Any stranger can take places, so there are few of them, and a guest from
+//! the network that has taken most goes first: a crowd from one network keeps nobody else out. The
+//! doors are those of the coordinator (protocol/coordinator.zig) and of each peer
+//! (session/links.zig).
 
 const std = @import("std");
 const limits = @import("limits.zig");

@@ -1,5 +1,5 @@
-//! Prng: SplitMix64. Seeded by whoever creates a state machine, never by the machine itself, so
-//! that a simulation replays. Not for secrets.
+//! Prng: SplitMix64. The creator of a state machine seeds it, never the machine itself, so that a
+//! simulation replays. Not for secrets.
 
 const std = @import("std");
 

@@ -1,6 +1,7 @@
-//! Region: memory for the many small lists of an operation, which are given back together. It is
-//! an arena for one thread: that of the standard library serves several, and pays for it with two
-//! atomic operations for each list, of which an operation has thirty. One block is mostly enough.
+//! Region: memory for the many small lists of an operation, which are given back together. It is an
+//! arena for one thread. The arena of the standard library serves several threads, and pays for it
+//! with two atomic operations for each list; an operation has thirty lists. One block is mostly
+//! enough.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;

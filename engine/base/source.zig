@@ -1,5 +1,5 @@
-//! Source: the host that a connection comes from, as a number: which of them are this machine, and
-//! how one is written. Texts with names in them: endpoint.zig.
+//! Source: the host that a connection comes from, as a number: whether it is this machine, and how
+//! it is written. Texts with names in them: endpoint.zig.
 
 const std = @import("std");
 const Endpoint = @import("endpoint.zig").Endpoint;

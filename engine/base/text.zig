@@ -1,6 +1,6 @@
-//! text: words of others: which may be the name of something, and how any of them are shown to
-//! people. A name that comes in is refused where it comes in (coordinator.zig, session/state.zig);
-//! whatever else reaches a log, an error or the status goes through `show`.
+//! text: text from others: which of it may be a name, and how any of it is shown to people. A bad
+//! name is refused where it comes in (coordinator.zig, session/state.zig); all other text that
+//! reaches a log, an error or the status goes through `show`.
 
 const std = @import("std");
 const limits = @import("limits.zig");

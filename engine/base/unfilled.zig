@@ -1,8 +1,8 @@
 //! unfilled: memory that is about to be written. With safety, an allocator fills its memory with
-//! 0xaa when it is had and again when it is given back: for undo logs and leaves that is two more
-//! passes than the operation needs, and makes pages resident that nobody uses; for the lists of an
-//! operation, of which there are thirty, it costs more than to reserve them. Whoever takes it reads
-//! nothing that was not written.
+//! 0xaa when it hands it out and again when it takes it back. For undo logs and leaves that is two
+//! passes more than the operation needs, and makes pages resident that nobody uses. For the lists
+//! of an operation, of which there are thirty, the fill costs more than the reservation. A user of
+//! this memory must read nothing that was not written.
 
 const std = @import("std");
 const Allocator = std.mem.Allocator;

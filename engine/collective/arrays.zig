@@ -1,7 +1,6 @@
 //! arrays: where the elements of an operation are in its caller's memory. A call has one array or
 //! several, of any dtypes; each is cut into parts (roles.zig). The partition has a shard for each
-//! array of each part, in that order, and a rank's arrays have some of the parts, one behind the
-//! other.
+//! array of each part, in that order. A rank's arrays have some of the parts, one behind the other.
 
 const std = @import("std");
 const base = @import("base");

@@ -4,9 +4,9 @@
 //! encoded once.
 //!
 //! Positions are ranks of those alive, in their order. Owners are *hubs*: members that reach all
-//! others; so a group in which not everybody reaches everybody goes on as long as somebody does.
+//! others. So a group in which not everybody reaches everybody goes on as long as some member does.
 //! Chunks that survivors of a loss hold, and all chunks of a broadcast, have a *giver*: a hub that
-//! holds it, or one that gets it first, from a holder, the *feeder*.
+//! holds the chunk, or one that gets it first, from a holder, the *feeder*.
 //!
 //! Every contributor has slots of its own at every owner and sends in ascending order of pieces, so
 //! the lowest piece that an owner waits for always has a place. Called by executor.zig, which has

@@ -1,22 +1,23 @@
-//! Executor: one operation's memory and what has become of it: its chunks, its undo log, its
-//! result. The data moves one attempt at a time, round the ring (ring.zig) or straight to the
-//! owners and back (direct.zig).
+//! Executor: one operation's memory and its state: its chunks, its undo log, its result. The data
+//! moves one attempt at a time, round the ring (ring.zig) or straight to the owners and back
+//! (direct.zig).
 //!
 //! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
-//! partial sums or contributions travel to the owner, the final bytes from there to everybody.
+//! partial sums or contributions travel to the owner, and the final bytes from there to everybody.
 //! Other collectives are a part of that. A chunk may have a *source*, the one rank that contributes
-//! to it, where it is final from the start: so it is with a broadcast and an all_gather. It may
-//! have an *audience*, the one rank that wants its result: a reduce, a reduce_scatter. With both it
-//! is *carried*, unchanged, from one to the other: a scatter, a gather, an all_to_all. So is a
-//! message, a send and its recv, of which only the two are members here. After a loss, chunks that
-//! some survivors hold travel on from them in the same way, and those whose source or audience is
-//! lost are *void*: nobody waits for them, and they are zeros.
+//! to it, and is then final there from the start, as in a broadcast and an all_gather. It may have
+//! an *audience*, the one rank that wants its result, as in a reduce and a reduce_scatter. A chunk
+//! with both is *carried*, unchanged, from one to the other: in a scatter, a gather, an all_to_all.
+//! A message, a send and its recv, is carried too; only its two ends are members here. After a
+//! loss, chunks that some survivors hold travel on from them in the same way. Chunks whose source
+//! or audience is lost are *void*: nobody waits for them, and they are zeros.
 //!
-//! The result grows in the caller's buffer. In place, each piece of it is saved in `shadow` before
-//! its first byte is overwritten, in the step that reads it anyway, so that a call that fails gives
-//! back what was there (docs/PROMISE.md, P3). Apart from the input nothing is saved: what is there
-//! after a failure is unspecified. Partial sums wait in slots. Whoever may send some has slots of
-//! its own here, so nobody's wait for those of another and no cycle of full buffers can form.
+//! The result grows in the caller's buffer. In place, each piece of the input is saved in `shadow`
+//! before its first byte is overwritten, in the step that reads it anyway, so that a failed call
+//! gives the input back (docs/PROMISE.md, P3). In a separate result buffer nothing is saved: its
+//! contents after a failure are unspecified. Partial sums wait in slots. Each member that may send
+//! some has slots of its own here, so no member's sums wait for those of another, and no cycle of
+//! full buffers can form.
 //!
 //! Called by session/frames.zig. Steps and bytes: docs/ALGORITHMS.md. Tests: executor_test.zig.
 

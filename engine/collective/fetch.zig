@@ -1,8 +1,8 @@
 //! Fetch: which leaf of a shared state is asked of which member. Every member that holds the
-//! elected content is a source; each has a few leaves on request and is asked for the next as soon
-//! as one arrives, so a faster one gives more. When nothing is left to ask for, an idle source is
-//! asked once more for what a slow one has not brought yet. It knows ranks and numbers of leaves,
-//! never bytes: those are session/sync.zig's.
+//! elected content is a source. Each source has a few leaves on request and is asked for the next
+//! as soon as one arrives, so a faster source gives more. When nothing is left to ask for, an idle
+//! source is asked once more for leaves that a slow one has not brought yet. It knows ranks and
+//! numbers of leaves, never bytes: those are session/sync.zig's.
 
 const std = @import("std");
 const base = @import("base");

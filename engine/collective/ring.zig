@@ -1,10 +1,10 @@
-//! ring: the schedule in which each position sends to the next. Chunk c is owned by position c mod
-//! n, or by its audience. Its partial sum starts behind the owner and travels all the way round to
-//! it while everybody adds its own part, and is finished there; the final bytes travel on from the
-//! owner until everybody who wants them has them.
+//! ring: the schedule in which each position sends to the next. The owner of chunk c is position c
+//! mod n, or its audience. Its partial sum starts behind the owner and travels all the way round to
+//! it while everybody adds its own part, and is finished there. The final bytes travel on from the
+//! owner until every member that wants them has them.
 //!
-//! The functions that say what is sent next are inlined: asked for each frame and each lane that
-//! wakes, they have mostly nothing, and a frame that is passed on by value costs more than that.
+//! The functions that choose the next frame are inlined. They are asked for each frame and each
+//! lane that wakes, and mostly have nothing; to pass a frame on by value costs more than that.
 //! Every owner has slots of its own at every position, so partial sums of one owner never wait for
 //! those of another. Called by executor.zig, which has the memory. Order of the positions:
 //! protocol/plan.zig. Steps and bytes: docs/ALGORITHMS.md.

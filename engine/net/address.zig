@@ -1,5 +1,5 @@
 //! address: the socket addresses that "host:port" (base/endpoint.zig) stands for. Numeric addresses
-//! are understood here, at once; names take the resolver (resolver.zig), because looking one up may
+//! are understood here, at once; names go to the resolver (resolver.zig), because a lookup may
 //! block.
 
 const std = @import("std");

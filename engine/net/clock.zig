@@ -1,8 +1,8 @@
-//! clock: the monotonic clock, read once per round of an engine loop. Everything below net is
-//! told the time (base.Instant) and never asks. The protocol relies on a time that never goes back;
-//! hypervisors have been seen to break that, so it is made true here: after a step back the clock
-//! stands still until the machine's has come past it again. The simulator's clocks stand still and
-//! leap ahead (tests/sim/faults.zig). Next: peer_engine.zig, the loop that asks.
+//! clock: the monotonic clock, read once per round of an engine loop. Everything below net is told
+//! the time (base.Instant) and never asks. The protocol relies on a time that never goes back.
+//! Hypervisors have been seen to break that, so this file makes it true: after a step back the
+//! clock stands still until the machine's has come past it again. The simulator's clocks stand
+//! still and leap ahead (tests/sim/faults.zig). Next: peer_engine.zig, the loop that asks.
 
 const std = @import("std");
 const base = @import("base");

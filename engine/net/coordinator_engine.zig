@@ -1,7 +1,7 @@
 //! CoordinatorEngine: a coordinator as a thread of this process: the listener, the sockets of its
 //! peers, and the loop that moves bytes between them and protocol.Coordinator, which decides
-//! everything. The other side of each connection: peer_engine.zig. Its journal is written by a
-//! second thread: journal_writer.zig.
+//! everything. The other side of each connection: peer_engine.zig. A second thread writes its
+//! journal: journal_writer.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,5 +1,5 @@
 //! dial: a socket on its way to another peer, or to the coordinator again (a name to look up, one
-//! address after the other), or connected. Where peers are the coordinator says in numbers.
+//! address after the other), or connected. The coordinator tells the addresses of peers in numbers.
 //! peer_engine.zig acts on the result.
 
 const std = @import("std");

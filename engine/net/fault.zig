@@ -1,17 +1,17 @@
-//! fault: what a test can have go wrong. It ends or freezes this process at a named point of the
+//! fault: faults that a test can cause. It ends or freezes this process at a named point of the
 //! engine:
 //!
 //!     PCCL_FAULT_POINT=[stop=|panic=]<name>[:<sequence>[:<fraction>]]
 //!
 //! for example all_reduce.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
-//! sequence number 5 are settled; with stop= it is SIGSTOP, with panic= what a bug of the engine
-//! would bring about. An empty sequence is any. It happens once. The points are named in
-//! session/session.zig. And it has the disk of a coordinator take its time:
+//! sequence number 5 are settled. stop= sends SIGSTOP instead; panic= does what a bug of the engine
+//! would do. An empty sequence is any. The fault happens once. session/session.zig names the
+//! points. And it slows the disk of a coordinator down:
 //!
 //!     PCCL_FAULT_DISK=<seconds>[:<writes>]
 //!
-//! for each write of the journal, but for so many of the first and for the one of the start.
-//! Without the variables nothing here does anything.
+//! for each write of the journal, except the first <writes> and the one of the start. Without the
+//! variables nothing here does anything.
 
 const std = @import("std");
 const session = @import("session");

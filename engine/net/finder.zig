@@ -1,9 +1,9 @@
-//! Finder: whether a peer is where it says that others dial it. It looks the name up, and unless
-//! the peer's connection comes from there, it dials and asks for a proof (wire/hello.zig): what
-//! answers must be this very peer, not somebody whom it has named. Each question has a thread of
-//! its own, because looking a name up may block for many seconds; there are few, so that peers who
-//! name what does not answer cost little. When it is asked: protocol/addresses.zig. The peer's
-//! half: session/links.zig.
+//! Finder: whether a peer is at the address that it names. It looks the name up. Unless the peer's
+//! connection comes from there, it dials the address and asks for a proof (wire/hello.zig): the
+//! program that answers must be this very peer, not somebody else that the peer has named. Each
+//! question has a thread of its own, because a lookup may block for many seconds. There are few
+//! such threads, so that peers with addresses that do not answer cost little. When a question is
+//! asked: protocol/addresses.zig. The peer's half: session/links.zig.
 
 const std = @import("std");
 const base = @import("base");

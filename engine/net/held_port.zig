@@ -1,6 +1,6 @@
 //! HeldPort: for tests: a port of the loopback interface that is taken and refuses connections
-//! until it listens. A port that was found free and closed again may be somebody else's by the
-//! time it is dialed.
+//! until it listens. A port that was found free and closed again may be somebody else's by the time
+//! it is dialed.
 
 const std = @import("std");
 const address = @import("address.zig");

@@ -1,9 +1,9 @@
 //! JournalFile: the coordinator's journal on a disk: DIR/journal, which one coordinator at a time
-//! has (DIR/lock), read whole at the start, appended to and synced, and replaced atomically. It
-//! cuts off what a crash left unfinished and refuses what does not check out, as
-//! protocol/journal.zig says, and knows nothing else of what it holds. It follows no links and uses
-//! nothing that another user could have put there or can change (private.zig). Calls here wait for
-//! the disk. Called by journal_writer.zig.
+//! has (DIR/lock). It is read whole at the start, appended to and synced, and replaced atomically.
+//! An unfinished end of a crash is cut off, and a file that does not check out is refused, as
+//! protocol/journal.zig says; the contents mean nothing else here. This file follows no links and
+//! uses nothing that another user could have put there or can change (private.zig). Calls here wait
+//! for the disk. Called by journal_writer.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

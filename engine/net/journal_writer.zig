@@ -1,8 +1,8 @@
 //! JournalWriter: writes the journal of a coordinator and syncs it, on a thread of its own, so that
-//! a disk that takes seconds holds up nobody but those who must wait for it. Records that the
-//! coordinator gives it meanwhile are written together. Also looks now and then whether the state
-//! directory is still locked, because that asks the same disk. The file: journal_file.zig; who
-//! waits for what: protocol/recovery.zig; owned by coordinator_engine.zig.
+//! a disk that takes seconds holds up only those that must wait for it. Records that the
+//! coordinator gives it meanwhile are written together. It also looks now and then whether the
+//! state directory is still locked, because that asks the same disk. The file: journal_file.zig;
+//! who waits for which record: protocol/recovery.zig; owned by coordinator_engine.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
-//! log: the events of the library, kept for whoever asks (pccl_log_next). The library never
-//! prints. One queue per process; when nobody reads it, the oldest lines give way. The engines
-//! write.
+//! log: the events of the library, kept until somebody asks for them (pccl_log_next). The library
+//! never prints. There is one queue per process; when nobody reads it, the oldest lines give way.
+//! The engines write to it.
 
 const std = @import("std");
 const base = @import("base");

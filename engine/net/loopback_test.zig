@@ -1,6 +1,6 @@
 //! Tests of the engines over real loopback sockets: a coordinator and its peers as threads of one
-//! process. The promises of the protocol under every order of events are tests/sim's; here it is
-//! that sockets, threads and clocks carry it. Failures of processes, not threads, are
+//! process. tests/sim holds the promises of the protocol under every order of events; these tests
+//! show that sockets, threads and clocks carry it. Failures of processes, not threads, are
 //! tests/chaos.
 
 const std = @import("std");

@@ -1,7 +1,7 @@
-//! private: whether a directory or a file belongs to this user alone: it is what it should be, its
-//! owner is this user, nobody else may do anything with it, and it has no second name. It says what
-//! is wrong and how to cure it, and mends nothing. Whoever opens a file opens it without following
-//! links, and looks at what is open: a name may lead elsewhere by then. Used by journal_file.zig.
+//! private: whether a directory or a file belongs to this user alone: it has the right kind, its
+//! owner is this user, nobody else may do anything with it, and it has no second name. It names the
+//! fault and the cure, and mends nothing. A caller must open the file without following links, and
+//! check the open file: its name may lead elsewhere by then. Used by journal_file.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

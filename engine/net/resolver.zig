@@ -1,5 +1,5 @@
-//! resolver: looks a host name up on a thread of its own, because that may block for many seconds
-//! and can not be stopped. Whoever asked may lose interest at any time. Numeric addresses never
+//! resolver: looks a host name up on a thread of its own, because a lookup may block for many
+//! seconds and cannot be stopped. The caller may lose interest at any time. Numeric addresses never
 //! come here (address.zig).
 
 const std = @import("std");

@@ -1,7 +1,7 @@
-//! secret: memory for what must not leave the process: the run id, which a token carries, and the
-//! key of the seals. It is on pages of its own, which no core file has, and it is zeroed before it
-//! is given back. It is for the few things that live long; what passes through a socket's queue,
-//! and the caller's own copy, are elsewhere.
+//! secret: memory for secrets that must not leave the process: the run id, which a token carries,
+//! and the key of the seals. It is on pages of its own, which no core file has, and it is zeroed
+//! before it is given back. It is for the few secrets that live long; bytes that pass through a
+//! socket's queue, and the caller's own copy, are elsewhere.
 
 const std = @import("std");
 const builtin = @import("builtin");

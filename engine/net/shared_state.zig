@@ -1,7 +1,7 @@
 //! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others
-//! and close it, perhaps at the same time. Hashing and what is written at a commit happen on the
-//! thread of the caller and a few helpers, never under the engine's lock. The sync itself:
-//! session/sync.zig. Called by abi/state.zig.
+//! and close it, perhaps at the same time. The thread of the caller and a few helpers hash, and
+//! write at a commit, never under the engine's lock. The sync itself: session/sync.zig. Called by
+//! abi/state.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

@@ -1,5 +1,5 @@
-//! status_client: asks a coordinator how the run is, and waits for the answer on the thread of
-//! the user. The answer is made in protocol/status.zig.
+//! status_client: asks a coordinator for the status of the run, and waits for the answer on the
+//! thread of the user. protocol/status.zig makes the answer.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! thread: how the threads of the library start: named, without signals, and with the
-//! floating-point mode that the kernels promise (docs/PROMISE.md, P5). It does not know what they
-//! do: peer_engine.zig, coordinator_engine.zig, resolver.zig.
+//! floating-point mode that the kernels promise (docs/PROMISE.md, P5). It does not know their work:
+//! peer_engine.zig, coordinator_engine.zig, resolver.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");

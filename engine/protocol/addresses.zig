@@ -1,7 +1,7 @@
-//! Addresses: where peers say that others dial them, and what is found of that. Others are told an
-//! address only if the connection of the peer comes from its host, or if the driver has found this
-//! very peer there (net/finder.zig). So no peer has all others dial somebody who has no part in the
-//! run, or ask a name server: names are looked up by the driver, once, and members get numbers.
+//! Addresses: where peers say that others can dial them, and the findings about that. Others are
+//! told an address only if the peer's connection comes from its host, or if the driver has found
+//! this very peer there (net/finder.zig). So no peer can make all others dial somebody outside the
+//! run, or ask a name server: the driver looks names up, once, and members get numbers.
 //!
 //! A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
 //! Free functions on Coordinator, so that coordinator.zig stays readable.

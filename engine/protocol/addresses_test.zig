@@ -1,5 +1,5 @@
-//! Addresses, seen from outside: nobody is told one that is not known to be the peer's, and who
-//! waits for the answer. The rules: addresses.zig. The harness: court_test.zig.
+//! Addresses, seen from outside: nobody is told an address that is not known to be the peer's, and
+//! who waits for the answer. The rules: addresses.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,9 +1,10 @@
-//! Asked: what a member must answer by itself, and since when it could. A question may lie behind
-//! much else that the member is told, for as long as its line takes, which others can make long; so
-//! its time begins when the question has left for it. An engine that is well answers within a
-//! moment, whatever its user does: after the silence limit the member is let go. The same after
-//! twelve times that limit, whatever it reads. Questions: lanes and safe points of a round
-//! (group.zig), decisions that it has seen (epoch.zig).
+//! Asked: questions that a member must answer by itself, and since when it could. A question may
+//! lie behind many other messages to the member for as long as its line takes, and others can make
+//! that long; so the member's time begins when the question has left for it. A healthy engine
+//! answers within a moment, whatever its user does: after the silence limit the member is let go.
+//! It is also let go after twelve times that limit, whatever it reads. The questions are about the
+//! lanes and safe points of a round (group.zig), and about the decisions that the member has seen
+//! (epoch.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! Questions that members answer by themselves: who is let go for want of an answer, and who has
-//! more time. The rules: asked.zig. The harness: court_test.zig.
+//! Questions that members answer by themselves: which member is let go for want of an answer, and
+//! which has more time. The rules: asked.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

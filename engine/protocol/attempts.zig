@@ -1,6 +1,7 @@
 //! attempts: with which attempt an epoch goes on after a restart. The coordinator before may have
-//! begun more than are set aside for a start (epoch.zig: restored), and the members tell of them.
-//! One that lies must not use up the attempts that an epoch has. The numbers: base/limits.zig.
+//! begun more attempts than are set aside for a start (epoch.zig: restored), and the members tell
+//! of them. A member that lies must not use up the attempts that an epoch has. The numbers:
+//! base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");

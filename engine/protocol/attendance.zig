@@ -1,6 +1,6 @@
-//! attendance: a group that has no members begins when enough peers have come. While they are too
-//! few, those who are there are told how many, and so are the log and the status. The round that
-//! lets them in: group.zig.
+//! attendance: a group without members begins when enough peers have come. While there are too few,
+//! the peers that are there are told how many they are, and so are the log and the status. The
+//! round that lets them in: group.zig.
 
 const std = @import("std");
 const wire = @import("wire");

@@ -1,4 +1,4 @@
-//! How many have come to a group that begins when enough are there: who is told, and when
+//! How many peers have come to a group that begins when enough are there: who is told, and when
 //! (attendance.zig). The harness: court_test.zig.
 
 const std = @import("std");

@@ -1,8 +1,8 @@
 //! awaited: peers whose `admit` others wait for. A group without members begins when the users of
-//! its newcomers have called it, and newcomers wait outside while a member has not come to the safe
-//! point of the epoch that has begun. Those who wait hear for whom, and so do the log and the
-//! status. Nothing is decided by it: rounds are group.zig's, missing calls of operations are
-//! stall.zig's.
+//! its newcomers have called `admit`; and newcomers wait outside while a member has not come to the
+//! safe point of the epoch that has begun. The waiting peers, the log and the status are told the
+//! peers that they wait for. No decision depends on it: rounds are group.zig's, missing calls of
+//! operations are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");

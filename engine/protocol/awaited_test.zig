@@ -1,4 +1,4 @@
-//! Whose `admit` others wait for: who hears it, and when (awaited.zig). The harness:
+//! Peers whose `admit` others wait for: who hears of them, and when (awaited.zig). The harness:
 //! court_test.zig.
 
 const std = @import("std");

@@ -1,8 +1,8 @@
-//! coordinator-bench: a program that measures what a decision costs the coordinator, without
+//! coordinator-bench: a program that measures the cost of a decision to the coordinator, without
 //! sockets and without a journal (`zig build coordinator-bench`). bench/coordinator.py makes rows
-//! of what it prints. Only calls into the Coordinator are timed. Its members are scripted: they say
-//! what real ones say in such a case; every answer to them is decoded and checked between the timed
-//! parts.
+//! of its output. Only calls into the Coordinator are timed. Its members are scripted: they say
+//! what real members say in such a case. Every answer to them is decoded and checked between the
+//! timed parts.
 //!
 //!     coordinator-bench ROUNDS PEERS...
 //!

@@ -1,5 +1,5 @@
-//! Broken: which links of a group are broken, by what members say of them. A link is broken when
-//! either end says so, until it takes that back. Its consequences: plan.zig, group.zig; how a
+//! Broken: which links of a group are broken, by the reports of the members. A link is broken when
+//! either end says so, until that end takes it back. The consequences: plan.zig, group.zig; how a
 //! member finds out: session/links.zig.
 
 const std = @import("std");

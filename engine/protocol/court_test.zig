@@ -1,7 +1,8 @@
-//! Court: a coordinator without sockets, and peers that say what a test wants; what the coordinator
-//! answers is read, and its log. So tests can show what honest members never say. Also a shelf for
-//! its journal, and how it starts again. Used by hostile_test.zig, misfit_test.zig,
-//! rounds_test.zig, rules_test.zig, silence_test.zig, stall_test.zig and standing_test.zig.
+//! Court: a coordinator without sockets, and peers that say anything that a test wants. A test
+//! reads the coordinator's answers and its log. So tests can show messages that honest members
+//! never send. It also has a shelf for the journal, and a way to start the coordinator again. Used
+//! by hostile_test.zig, misfit_test.zig, rounds_test.zig, rules_test.zig, silence_test.zig,
+//! stall_test.zig and standing_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,9 +1,9 @@
-//! DialBack: members dial a peer that wants to know whether they can, and say how that went, before
-//! it matters (`pccl doctor`). They dial where rounds would tell them that it is (addresses.zig):
-//! its connection comes from that host, or it was found there, so nobody has members dial a third
-//! party. Whoever asks must come from where the peer comes from. There is one peer at a time, each
-//! member dials it once, and so few members do that its places for strangers last. Nothing is
-//! decided by it. The member's half: session/dial_back.zig.
+//! DialBack: members dial a peer that wants to know whether they can reach it, and report the
+//! result, before it matters (`pccl doctor`). They dial the address that rounds would tell them
+//! (addresses.zig): the peer's connection comes from that host, or the peer was found there, so
+//! nobody can make members dial a third party. The question must come from the peer's own network.
+//! One peer is dialed at a time, each member dials it once, and so few members do that the peer's
+//! places for strangers last. No decision depends on it. The member's half: session/dial_back.zig.
 
 const std = @import("std");
 const base = @import("base");

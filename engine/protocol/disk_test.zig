@@ -1,5 +1,6 @@
-//! How a coordinator goes on while its disk takes long: what relies on a record waits for it, and
-//! nothing else does. Next: hold.zig, where messages wait; recovery.zig, which says for what.
+//! How a coordinator goes on while its disk takes long: messages that rely on a record wait for it,
+//! and no others do. Next: hold.zig, where messages wait; recovery.zig, which says for which
+//! record.
 
 const std = @import("std");
 const limits = @import("base").limits;

@@ -1,7 +1,6 @@
-//! Door: who gets in and who stays: places of strangers, of those who ask for the status and of
-//! members; peers that join nothing, a full run, ids of members that are away, groups that end, and
-//! peers that say too much. The rules: coordinator.zig, rates.zig, base/places.zig. The harness:
-//! court_test.zig.
+//! Door: who gets in and who stays: places of strangers, of status questions and of members; peers
+//! that join nothing, a full run, ids of members that are away, groups that end, and peers that say
+//! too much. The rules: coordinator.zig, rates.zig, base/places.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

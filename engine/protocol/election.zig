@@ -1,13 +1,15 @@
-//! Election: which content the members of a sync end up with, from what each of them offers. Pure:
-//! epoch.zig tells it the offers of an attempt and who is alive, and does what it decides. How two
-//! structures differ is structure.zig's; who moves the bytes is session/sync.zig.
+//! Election: chooses the content that the members of a sync end up with, from their offers. Pure:
+//! epoch.zig tells it the offers of an attempt and who is alive, and carries out its decision.
+//! structure.zig finds how two structures differ; session/sync.zig moves the bytes.
 //!
-//!   1. Structures must be equal, and all who insist (send_only) must hold the same.
+//!   1. Structures must be equal, and all members that insist (send_only) must hold the same
+//!      content.
 //!   2. A root that a survivor has voted for in an earlier attempt stays: it may be all that is
 //!      left of a member that is gone.
-//!   3. Else what send_only members hold; else, among those of strategy popular: the highest
-//!      revision, then members of the epoch before newcomers, then what most of them hold, then the
-//!      smallest peer id. So fresh weights of three newcomers never outvote one incumbent.
+//!   3. Otherwise the content of send_only members is elected. Without any, members of strategy
+//!      popular are compared: the highest revision wins, then members of the epoch before
+//!      newcomers, then the content that most of them hold, then the smallest peer id. So fresh
+//!      weights of three newcomers never outvote one incumbent.
 //!   4. If all hold the elected content at its revision, and nobody only receives, the offers are
 //!      votes, and nothing moves.
 

@@ -1,8 +1,8 @@
-//! Elsewhere: what a member that others wait for waits in itself: another operation, which it has
-//! called and others have not. Two that wait for each other so have called different things: other
-//! tags, or states of other names. To refuse one of them would be wrong, because its other thread
-//! may be about to call; so each is told, and both have their deadlines. The evidence is that of
-//! stall.zig, and nothing is decided by it.
+//! Elsewhere: the operation in which a member that others wait for waits itself: it has called that
+//! operation, and others have not. Two members that wait for each other in this way have called
+//! different things: other tags, or states of other names. To refuse one of them would be wrong,
+//! because its other thread may be about to call; so each is told, and both have their deadlines.
+//! The evidence is that of stall.zig, and no decision depends on it.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
 //! Epoch, as the coordinator keeps it: who is alive in one admitted membership, its attempts, and
-//! the votes and reports of the operations in it. Decides commit, abort and what a resume keeps.
-//! The content that a sync elects is election.zig's; whose calls are missing is stall.zig's.
-//! Joining is group.zig's; connections are coordinator.zig's; the member's half is member.zig.
+//! the votes and reports of its operations. It decides commit, abort and what a resume keeps.
+//! election.zig elects the content of a sync; stall.zig finds missing calls; group.zig lets peers
+//! in; coordinator.zig has the connections; member.zig is the member's half.
 
 const std = @import("std");
 const base = @import("base");
@@ -1000,7 +1000,7 @@ pub const Epoch = struct {
     }
 
     /// It was made from a journal. Attempts and decisions go on where no coordinator before this
-    /// one can have been, so it matters not what members say of theirs.
+    /// one can have been, so members' own numbers are irrelevant.
     pub fn restored(epoch: *Epoch, starts: u32) void {
         epoch.recovering = true;
         epoch.forgetful = true;

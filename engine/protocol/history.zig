@@ -1,6 +1,6 @@
 //! History: which members each attempt of an epoch had. A chunk remembers the attempt that reduced
-//! it, and this tells who contributed. Kept by the coordinator for an epoch (epoch.zig), and by a
-//! peer for each of its calls (session/operation.zig).
+//! it, and the history tells who contributed. The coordinator keeps one for an epoch (epoch.zig), a
+//! peer one for each of its calls (session/operation.zig).
 
 const std = @import("std");
 const base = @import("base");

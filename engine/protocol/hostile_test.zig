@@ -1,6 +1,6 @@
-//! Members that lie, and memory that runs out: what it costs them, and that it costs nobody else.
-//! The coordinator is that of court_test.zig; a Member is told messages by itself. Rules that
-//! honest members see: rules_test.zig. Worlds of honest peers: session/world_test.zig and
+//! Members that lie, and memory that runs out: the cost to the liar, and that it costs nobody else
+//! anything. The coordinator is that of court_test.zig; a Member is told messages directly. Rules
+//! that honest members see: rules_test.zig. Worlds of honest peers: session/world_test.zig and
 //! tests/sim.
 
 const std = @import("std");

@@ -1,8 +1,8 @@
-//! journal: what a coordinator must still know after it was killed, as bytes: settings of the run,
-//! groups, epochs, who was removed. Here is the format: records to bytes, and a file that was read
-//! back to records, its torn end cut off and anything else that does not check out refused. It
-//! touches no file (net/journal_file.zig) and knows not what the records mean (coordinator.zig).
-//! The bytes: docs/PROTOCOL.md.
+//! journal: the facts that a coordinator must still know after it was killed, as bytes: settings of
+//! the run, groups, epochs, removals. This file has the format: records to bytes, and a file that
+//! was read back to records. A torn end is cut off, and anything else that does not check out is
+//! refused. It touches no file (net/journal_file.zig) and does not know the meaning of the records
+//! (coordinator.zig). The bytes: docs/PROTOCOL.md.
 
 const std = @import("std");
 const base = @import("base");

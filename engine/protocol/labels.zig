@@ -1,5 +1,6 @@
 //! labels: who hears the names of peers for people, with a round of the group (group.zig). A peer
-//! says its own in `join`; the coordinator keeps it as long as the peer, so none is in the journal.
+//! says its own in `join`; the coordinator keeps it as long as the peer, so no label is in the
+//! journal.
 
 const std = @import("std");
 const base = @import("base");

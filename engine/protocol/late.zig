@@ -1,7 +1,7 @@
-//! late: who calls last. A vote says how long ago the call was, so the coordinator knows when each
-//! member called, on its own clock. The last one held up all others from the second last call on.
-//! That is counted for the status, over all groups of a peer; nothing is decided by it. A member
-//! that lies about its call can hide, or blame itself.
+//! late: which member calls last. A vote says how long ago the call was, so the coordinator knows
+//! when each member called, on its own clock. The last one held up all others from the second last
+//! call on. That time is counted for the status, over all groups of a peer; no decision depends on
+//! it. A member that lies about its call can hide, or blame itself.
 
 const std = @import("std");
 const base = @import("base");

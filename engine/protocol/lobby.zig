@@ -1,7 +1,7 @@
 //! Lobby: joins of newcomers that wait because there were too many, of one peer or from one network
-//! (rates.zig). The coordinator reads on: whatever else the peer says is heard and answered, since
-//! it may be a member of other groups. Each network's are let in in the order in which they came.
-//! Members that come back with what they are in wait for nothing here.
+//! (rates.zig). The coordinator reads on: it hears and answers everything else that the peer says,
+//! since the peer may be a member of other groups. Joins of one network are let in in the order in
+//! which they came. Members that come back and name their epochs do not wait here.
 //!
 //! Free functions on Coordinator, so that coordinator.zig stays readable.
 

@@ -2,13 +2,13 @@
 //! resumes, votes for finished operations and learns their outcome. It never sees the data:
 //! `Actions` says what to move.
 //!
-//! The rules it keeps (docs/PROMISE.md says why):
+//! It keeps these rules (docs/PROMISE.md says why):
 //!   - `done` is irrevocable: after it a call can end as committed, aborted or in doubt, not by
 //!     giving up.
 //!   - A view stops everything first; only then the report is sent; nothing moves before `resume`.
 //!   - Decisions are taken whenever they come; only `done` is judged by its attempt.
 //!   - Every connection to the coordinator begins with a full report; nothing relies on an earlier
-//!     one. While there is none, data moves on and no vote is cast.
+//!     connection. While there is none, data moves on and no vote is cast.
 //! The other side: coordinator.zig. Driven by session/session.zig.
 
 const std = @import("std");

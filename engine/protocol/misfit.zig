@@ -1,17 +1,17 @@
-//! Misfit: a newcomer whose first call of a tag is not that of the members that were there before
-//! it, or whose shared state does not fit theirs. It alone is refused and told both; the others go
-//! on as after a death. Where those who were there before differ among themselves, or nobody was
-//! there before, the operation is aborted for all (epoch.zig).
+//! Misfit: a newcomer whose first call of a tag differs from that of the members that were there
+//! before it, or whose shared state does not fit theirs. It alone is refused and told both calls;
+//! the others go on as after a death. If the members from before differ among themselves, or there
+//! are none, the operation is aborted for all (epoch.zig).
 //!
-//! Its evidence is what each member says itself that it has called. When some member sees a call
-//! that is not its own, all are asked for theirs (stall.zig), and a newcomer is refused when all
-//! who were there before have named the same one, and it another. So a member that lies about a
-//! newcomer has it refused only where nobody else was there before. A message between two is theirs
-//! alone: nobody is refused for one.
+//! The evidence is each member's own word about its call. When some member sees a call that is not
+//! its own, all are asked for theirs (stall.zig). A newcomer is refused when all members from
+//! before have named the same call, and the newcomer another. So a member that lies about a
+//! newcomer has it refused only where no other member was there before. A message belongs to two
+//! members alone: nobody is refused for one.
 //!
-//! A newcomer whose first call is on a tag, or of a shared state, that nobody else uses is refused,
-//! too, when all who were there before have waited for it in their first call elsewhere, and it in
-//! its own, for the time of the stall warning.
+//! A newcomer may make its first call on a tag, or of a shared state, that nobody else uses. It is
+//! refused, too, when all members from before have waited for it in their first call elsewhere, and
+//! it in its own, for the time of the stall warning.
 
 const std = @import("std");
 const base = @import("base");

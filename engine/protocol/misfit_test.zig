@@ -1,4 +1,4 @@
-//! Newcomers whose first calls are not those of the members: who is refused, on whose word, and
+//! Newcomers whose first calls differ from those of the members: who is refused, on whose word, and
 //! what the others see of it. The rules: misfit.zig. The harness: court_test.zig; its three peers
 //! are members from before here, and the places behind them newcomers. Shared states:
 //! session/sync_test.zig. Under every order of events: tests/sim.

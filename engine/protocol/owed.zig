@@ -1,12 +1,12 @@
-//! owed: the debts of members that are no calls of their users: the report after a view, and the
-//! vote for what all others have voted for. A debtor is named as one whose call is missing
-//! (stall.zig).
+//! owed: the debts of members that are not calls of their users: the report after a view, and the
+//! vote for an operation that all others have voted for. A debtor is named like a member whose call
+//! is missing (stall.zig).
 //!
 //! A report is the engine's own step, so a member that is heard and gives none is broken or
-//! hostile. It is let go when the run says so, and by itself when nothing of its report has come
-//! for twelve times the silence limit after all that it was told had left for it. A vote that is
-//! missing alone may be one that its neighbours keep from coming, by not sending what they have;
-//! so its debtor is named, and nobody is let go for it.
+//! hostile. It is let go when the run says so. It is let go in any case when no part of its report
+//! has come for twelve times the silence limit after all messages to it had left. If only a vote is
+//! missing, the member's neighbours may be to blame, by not sending the data that they have; so the
+//! debtor is named, and nobody is let go for it.
 
 const std = @import("std");
 const base = @import("base");

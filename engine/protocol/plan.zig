@@ -1,10 +1,10 @@
-//! plan: the order of the ring and the hubs of a direct schedule, from who is alive and which links
-//! are broken, and who must leave when neither does without them. Pure, and the same everywhere.
-//! The coordinator keeps what members say of their links (broken.zig) and asks this; who moves data
-//! is collective/ring.zig and direct.zig.
+//! plan: the order of the ring and the hubs of a direct schedule, from the members alive and the
+//! links broken, and the members that must leave when neither avoids the broken links. Pure, and
+//! the same everywhere. The coordinator keeps the members' reports of their links (broken.zig) and
+//! asks this; collective/ring.zig and direct.zig move the data.
 //!
-//! Up to 12 members the search is exact. Above that, an edge of the ring that is broken is taken
-//! out by turning round a part of it, which mends at least one edge each time and breaks none. That
+//! Up to 12 members the search is exact. Above that, a broken edge of the ring is taken out by
+//! turning round a part of the ring, which mends at least one edge each time and breaks none. That
 //! always succeeds while any two members whose link is broken have, together, as many good links as
 //! there are members (Ore's theorem), so in particular while nobody has lost half of its links.
 

@@ -1,6 +1,6 @@
-//! queues: what all connections of a coordinator may hold together. Each has limits of its own
+//! queues: how much all connections of a coordinator may hold together. Each has limits of its own
 //! (wire/stream.zig), and many that read nothing still add up; then the longest queue goes, never
-//! whoever asked last.
+//! the peer that asked last.
 
 const std = @import("std");
 const coordinator = @import("coordinator.zig");

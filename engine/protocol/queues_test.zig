@@ -1,5 +1,5 @@
-//! Tests of what connections may have a coordinator hold (queues.zig, wire/stream.zig), and of how
-//! often a host may ask how the run is (status_rates.zig).
+//! Tests of the memory that connections can make a coordinator hold (queues.zig, wire/stream.zig),
+//! and of how often a host may ask for the status (status_rates.zig).
 
 const std = @import("std");
 const base = @import("base");

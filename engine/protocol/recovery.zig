@@ -1,6 +1,6 @@
 //! recovery: what a coordinator puts into its journal, which of its messages wait until that is on
-//! the disk, and how it begins again with what it finds there: the settings, the groups, the epochs
-//! that were alive and who is in them. Everything else its members tell when they come back
+//! the disk, and how it begins again from the journal: with the settings, the groups, the epochs
+//! that were alive and their members. Its members tell everything else when they come back
 //! (group.zig: come_back). The format: journal.zig. Where messages wait: hold.zig.
 
 const std = @import("std");

@@ -1,6 +1,6 @@
-//! Removals: why peers are out of a group, for those that come back and do not know it. One that is
-//! there hears it at once; one that was away asks when others have long gone on, perhaps after the
-//! coordinator has started again: they are in the journal, too (recovery.zig).
+//! Removals: why peers are out of a group, for peers that come back and do not know it. A peer that
+//! is there hears it at once; a peer that was away asks when the others have long gone on, perhaps
+//! after the coordinator has started again. So the reasons are in the journal, too (recovery.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
-//! Roster: who takes part in the preparation of a round, in the rank order of the epoch that it is
-//! to make, and what each has said of its lanes to the others. From that follows who can go on
-//! when somebody does not open its lanes. It knows no time; the round is group.zig's.
+//! Roster: who takes part in the preparation of a round, in the rank order of the epoch that the
+//! round is to make, and what each has said of its lanes to the others. From that follows who can
+//! go on when somebody does not open its lanes. It knows no time; the round is group.zig's.
 
 const std = @import("std");
 const base = @import("base");

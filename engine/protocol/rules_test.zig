@@ -1,6 +1,6 @@
-//! Rules that the coordinator keeps towards honest members, each of which mutations have shown that
-//! nothing else tests (tests/mutants). A rule about one message and one answer is shown here; what
-//! takes a world is in tests/sim. The harness: court_test.zig. Members that lie: hostile_test.zig.
+//! Rules that the coordinator keeps towards honest members. Mutations have shown that nothing else
+//! tests them (tests/mutants). Here are rules about one message and one answer; rules that take a
+//! world are in tests/sim. The harness: court_test.zig. Members that lie: hostile_test.zig.
 
 const std = @import("std");
 const base = @import("base");

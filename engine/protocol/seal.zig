@@ -1,7 +1,7 @@
-//! Seal: what tells a decision that a coordinator has made from one that a member makes up. Members
-//! keep decisions and tell them to a coordinator that has started again (epoch.zig: on_known); by
-//! the seal it knows that the one before it made them. The key never leaves the coordinator: it is
-//! drawn at its first start and kept in its journal.
+//! Seal: tells a decision that a coordinator has made from one that a member makes up. Members keep
+//! decisions and tell them to a coordinator that has started again (epoch.zig: on_known); by the
+//! seal it knows that the coordinator before it made them. The key never leaves the coordinator: it
+//! is drawn at the first start and kept in the journal.
 
 const std = @import("std");
 const wire = @import("wire");

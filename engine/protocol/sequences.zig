@@ -1,5 +1,5 @@
 //! Sequences: how often each tag of an epoch was called. Neighbouring tags that were called equally
-//! often are one run, so a program that takes a new tag for each operation, one after the other,
+//! often are one run. So a program that takes a new tag for each operation, one after the other,
 //! holds one run however long it goes on. Nothing is forgotten: members call different tags in
 //! orders of their own, so they would not forget at the same call. member.zig holds one per epoch.
 

@@ -1,6 +1,7 @@
 //! Time, silence and freezes, as the coordinator judges them: whom it takes for lost, whom it waits
-//! for, and when a group begins or begins again. The rules: coordinator.zig, `tick` and what
-//! follows; group.zig. The harness: court_test.zig. How members judge silence: session/links.zig.
+//! for, and when a group begins or begins again. The rules: coordinator.zig, `tick` and the
+//! functions below it; group.zig. The harness: court_test.zig. How members judge silence:
+//! session/links.zig.
 
 const std = @import("std");
 const wire = @import("wire");

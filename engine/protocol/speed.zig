@@ -1,4 +1,4 @@
-//! speed: bytes per second out of counters that are told now and then, over the last seconds.
+//! speed: bytes per second over the last seconds, from counters that are told now and then.
 
 const std = @import("std");
 const base = @import("base");

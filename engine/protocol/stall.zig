@@ -1,9 +1,9 @@
 //! Stall: operations that over half of the members have called, and some have not. The coordinator
-//! finds out who those are, tells the others, the log and the status, and lets them go where the
-//! run says so. Its evidence: a vote, an offer, a report, or `called`, which members say of
-//! operations that take long. It blames nobody who has called, however slow it is, and believes
-//! nobody but the member itself that it has. The member's half: member.zig. Debts that are no
-//! calls of users: owed.zig.
+//! finds the missing members, tells the others, the log and the status, and lets the missing go if
+//! the run says so. Its evidence is a vote, an offer, a report, or `called`, which members say of
+//! operations that take long. It blames no member that has called, however slow it is, and takes
+//! only the member's own word that it has. The member's half: member.zig. Debts that are not calls
+//! of users: owed.zig.
 
 const std = @import("std");
 const base = @import("base");

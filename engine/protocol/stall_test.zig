@@ -1,5 +1,5 @@
 //! Calls that others wait for: who is named, who is let go, and whose word counts for what. The
-//! rules: stall.zig, and member.zig for what a member says. The harness: court_test.zig.
+//! rules: stall.zig, and member.zig for the messages of a member. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
-//! Standing: who may be what, and what is remembered of them. Which connection speaks for a peer,
-//! what a return makes void, what a coordinator that has started again takes from those who come
-//! back, and what a passed attempt still means. The rules: coordinator.zig, group.zig, member.zig.
-//! The harness: court_test.zig. Rules about votes and decisions: rules_test.zig.
+//! Standing: which role a peer may have, and what is remembered of it. Which connection speaks for
+//! a peer, what a return makes void, what a coordinator that has started again accepts from peers
+//! that come back, and what a passed attempt still means. The rules: coordinator.zig, group.zig,
+//! member.zig. The harness: court_test.zig. Rules about votes and decisions: rules_test.zig.
 
 const std = @import("std");
 const base = @import("base");

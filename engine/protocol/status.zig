@@ -1,6 +1,6 @@
 //! status: the coordinator's view of the run as JSON, for `pccl status`. Schema: docs/STATUS.md.
-//! Whoever holds the token may ask for it, as often as they like, so a large one is made four times
-//! a second at most, and one that does not fit into a message is cut.
+//! Anybody that holds the token may ask for it, as often as they like, so a large status is made
+//! four times a second at most, and one that does not fit into a message is cut.
 
 const std = @import("std");
 const base = @import("base");

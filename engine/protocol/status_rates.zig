@@ -1,6 +1,6 @@
-//! StatusRates: how often a host may ask how the run is. An answer costs the time that it took to
-//! make, so a host has 8 s of it ahead, and gets back a second each second: large answers come once
-//! a second in the end, small ones hundreds of times.
+//! StatusRates: how often a host may ask for the status. An answer costs the time that it took to
+//! make. A host has 8 s of it ahead, and gets back a second each second: in the end large answers
+//! come once a second, small ones hundreds of times.
 
 const std = @import("std");
 const base = @import("base");

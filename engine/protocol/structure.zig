@@ -1,6 +1,6 @@
-//! Structures: how the shared states of two members differ: the coordinator asks both for their
+//! Structures: how the shared states of two members differ. The coordinator asks both for their
 //! tensors, page by page in order of names, walks through the two lists side by side and writes a
-//! sentence. It holds one page of each at most. Whom to compare: election.zig.
+//! sentence. It holds one page of each at most. election.zig says whom to compare.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! traffic: a peer's account of its links, for the status. Nothing is decided by it. The peer alone
-//! knows it, so it is shown as its own words.
+//! traffic: a peer's account of its links, for the status. No decision depends on it. Only the peer
+//! knows these numbers, so the status shows them as the peer's own words.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
-//! Unreached: which peers of a group could not dial which others, as they say themselves: for the
-//! status, for the log, and for the ones that were dialed. Nothing is decided by it: who is let in
-//! follows from lanes (roster.zig), and the way of data from links (broken.zig).
+//! Unreached: which peers of a group could not dial which others, by their own words: for the
+//! status, for the log, and for the peers that were dialed. No decision depends on it: lanes decide
+//! who is let in (roster.zig), and links the way of data (broken.zig).
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! Unreached, seen from outside: who hears of a dial that came to nothing, how often, and until
-//! when. The rules: unreached.zig. The harness: court_test.zig.
+//! Unreached, seen from outside: who hears of a dial that failed, how often, and until when. The
+//! rules: unreached.zig. The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,8 +1,8 @@
-//! unseen: decisions are kept until every member has said that it has seen them, so votes, which
-//! make decisions, must not run far ahead of that. A vote waits while some other member is far
-//! behind: that one says what it has seen, or is let go (epoch.zig: check_seen). A member that is
-//! far behind itself may vote for what it has called by then, and is let go beyond. The numbers:
-//! base/limits.zig.
+//! unseen: decisions are kept until every member has said that it has seen them. Votes make
+//! decisions, so they must not run far ahead of that. A vote waits while some other member is far
+//! behind: that member says what it has seen, or is let go (epoch.zig: check_seen). A member that
+//! is far behind itself may vote for operations that it has called by then, and is let go beyond.
+//! The numbers: base/limits.zig.
 
 const std = @import("std");
 const base = @import("base");

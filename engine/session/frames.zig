@@ -1,6 +1,6 @@
 //! frames: from bytes on a lane to moves of an operation, and back. A frame says where it belongs;
 //! here it is matched with the group, epoch, attempt and operation that this peer knows, and with
-//! nothing else. Frames of a passed attempt are thrown away, opens of one to come are kept
+//! nothing else. Frames of a passed attempt are thrown away, opens of a later attempt are kept
 //! (link.zig).
 
 const std = @import("std");

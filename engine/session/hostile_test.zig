@@ -1,6 +1,6 @@
-//! Peers that send what no honest one does, memory that runs out in the middle of a frame, and what
-//! a session keeps over a long life. Worlds as in world_test.zig. Rules that honest peers see:
-//! rules_test.zig.
+//! Peers that send frames that no honest one sends, memory that runs out in the middle of a frame,
+//! and the memory of a session over a long life. Worlds as in world_test.zig. Rules that honest
+//! peers see: rules_test.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! labels: the names of other peers for people. The coordinator tells them with a round
-//! (protocol/labels.zig); they are kept while somebody may ask: as long as a peer is in an epoch or
-//! a round of this one, gives of its state, or has left with the last epoch. Nothing is decided by
+//! (protocol/labels.zig). They are kept while somebody may ask: as long as a peer is in an epoch or
+//! a round of this one, gives of its state, or has left with the last epoch. No decision depends on
 //! them.
 
 const std = @import("std");

@@ -1,6 +1,6 @@
 //! Lane: one connection to another peer as bytes in and bytes out. It keeps the place in the
-//! stream: which frame is coming in and where its payload goes, which is going out. The meaning of
-//! frames is session.zig's.
+//! stream: which frame is coming in and where its payload goes, and which frame is going out. The
+//! meaning of frames is session.zig's.
 
 const std = @import("std");
 const base = @import("base");

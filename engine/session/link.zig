@@ -1,6 +1,6 @@
-//! Link: the lanes to one other peer, and what it has said ahead of time. Either side dials, one of
-//! them first; a lane that breaks is dialed again. Which links are wanted is links.zig's; what may
-//! be said ahead of time, and by whom, is frames.zig's.
+//! Link: the lanes to one other peer, and the frames that it has sent ahead of time. Either side
+//! dials, one of them first; a lane that breaks is dialed again. Which links are wanted is
+//! links.zig's; frames.zig decides who may send what ahead of time.
 
 const std = @import("std");
 const base = @import("base");

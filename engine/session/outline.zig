@@ -1,10 +1,10 @@
-//! outline: which array of a list differs, when two members have called with other arrays, or with
-//! other shards. A descriptor has a hash of all counts and dtypes; beside it a few sums over them,
-//! from which, with this peer's own list, the one that differs is found, like a wrong digit from
-//! check digits. The hash then shows that it is this one and no other. More that differ are not
-//! told apart, save two in each other's place. The hash covers the form as well, which says what
-//! the arrays are to the caller, as by the names of a tree's leaves: where sums are equal and
-//! hashes are not, forms differ.
+//! outline: finds the array of a list that differs, when two members have called with other arrays,
+//! or with other shards. A descriptor has a hash of all counts and dtypes, and beside it a few sums
+//! over them. From the sums and this peer's own list, the one that differs is found, like a wrong
+//! digit from check digits. The hash then shows that it is this one and no other. Several that
+//! differ are not told apart, except two in each other's place. The hash covers the form as well,
+//! which says what the arrays are to the caller, as by the names of a tree's leaves: where sums are
+//! equal and hashes are not, forms differ.
 
 const std = @import("std");
 const base = @import("base");

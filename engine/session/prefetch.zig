@@ -1,11 +1,12 @@
-//! Prefetch: what a newcomer fetches of a shared state in the background, before it enters, from
-//! members that have opted in and train meanwhile. They send their memory as it is at that moment,
-//! perhaps torn: each leaf is kept with the hash of what came, and the first sync (sync.zig) takes
-//! it only if that is what was elected, so only what has changed since moves then.
+//! Prefetch: the part of a shared state that a newcomer fetches in the background, before it
+//! enters, from members that have opted in and train meanwhile. They send their memory as it is at
+//! that moment, perhaps torn. Each leaf is kept with the hash of the bytes that came, and the first
+//! sync (sync.zig) takes it only if that hash was elected; so only leaves that have changed since
+//! move then.
 //!
-//! Nothing here is an operation: no vote, no attempt, and what fails is simply not there. Frames
-//! name epoch 0, the tag of the state, and in `attempt` the fetch that they belong to. They go when
-//! no operation has anything to send.
+//! Nothing here is an operation: there is no vote and no attempt, and a leaf that fails is simply
+//! not there. Frames name epoch 0, the tag of the state, and in `attempt` the fetch that they
+//! belong to. They go when no operation has anything to send.
 
 const std = @import("std");
 const base = @import("base");

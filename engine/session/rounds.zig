@@ -1,5 +1,5 @@
 //! rounds: a group's next epoch while it is prepared: which lanes the coordinator asks for, and
-//! what this peer says of them. Free functions on Session. The protocol: protocol/group.zig and
+//! this peer's answers about them. Free functions on Session. The protocol: protocol/group.zig and
 //! member.zig; how lanes are opened: links.zig.
 
 const std = @import("std");

@@ -1,5 +1,5 @@
 //! Rules of a session that no other test sees, as mutations have shown (tests/mutants): what a call
-//! may not ask for, whose turn it is on a lane, and what is forgotten when. Worlds as in
+//! must not ask for, whose turn it is on a lane, and what is forgotten when. Worlds as in
 //! world_test.zig; members that lie are hostile_test.zig's.
 
 const std = @import("std");

@@ -1,13 +1,13 @@
 //! Session: everything one peer process does, without its sockets, clock and threads.
 //!
 //! For drivers (net/, tests/sim): all functions of one Session run under one lock. The driver owns
-//! a connection to the coordinator (bytes in and out of `control`) and one per Lane; it tells what
-//! arrived and asks what to send. `Host` is what the session wants from it. After any call: if
-//! `control.send_slice()` is not empty, send it; call `tick` at or after `next_deadline()`. Host
-//! functions must not call back into the session.
+//! a connection to the coordinator (bytes in and out of `control`) and one per Lane. It tells the
+//! session which bytes arrived and asks it which to send. `Host` has the functions that the session
+//! needs from the driver. After any call: if `control.send_slice()` is not empty, send it; call
+//! `tick` at or after `next_deadline()`. Host functions must not call back into the session.
 //!
-//! Data moves here (frames.zig), links are kept here (links.zig), decisions are
-//! protocol/member.zig's, arithmetic is collective/executor.zig's.
+//! Data moves in frames.zig, links are kept in links.zig, protocol/member.zig decides, and
+//! collective/executor.zig has the arithmetic.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,9 +1,9 @@
 //! State: named tensors of the user that all members of a group want to be equal, with a revision.
-//! It knows how they are cut into leaves, the hash of each, and where leaves of another content
-//! wait until they are committed. The tensors stay in the user's memory. sync.zig makes them equal;
-//! net/shared_state.zig decides which threads hash.
+//! It knows how they are cut into leaves, the hash of each leaf, and where leaves of another
+//! content wait until they are committed. The tensors stay in the user's memory. sync.zig makes
+//! them equal; net/shared_state.zig decides which threads hash.
 //!
-//! Each tensor is cut by itself, so a leaf never spans two. The root is the hash of the structure
+//! Each tensor is cut separately, so a leaf never spans two. The root is the hash of the structure
 //! (names, types, shapes, flags) and of all leaf hashes, so equal roots are equal contents.
 
 const std = @import("std");

@@ -1,11 +1,12 @@
-//! Sync: one call that makes a shared state equal on all members: offers what this peer holds, and
-//! if something else is elected, fetches the leaves that differ from all who hold it, while those
-//! who hold it serve from the user's memory. Fetched leaves wait in the state (state.zig) until the
-//! commit, so a failed call has changed nothing. The election: protocol/election.zig; which leaf is
-//! asked of whom: collective/fetch.zig; other operations: frames.zig.
+//! Sync: one call that makes a shared state equal on all members. It offers the content that this
+//! peer holds. If another content is elected, it fetches the leaves that differ from all members
+//! that hold that content, while those serve from the user's memory. Fetched leaves wait in the
+//! state (state.zig) until the commit, so a failed call has changed nothing. The election:
+//! protocol/election.zig; which leaf is asked of whom: collective/fetch.zig; other operations:
+//! frames.zig.
 //!
 //! A member asks for the hashes of all leaves first and compares them with the elected root, so
-//! each leaf is checked as it arrives, whoever sends it.
+//! each leaf is checked as it arrives, no matter which peer sends it.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! traffic: what moves on each link, as the coordinator is told for the status: bytes per second,
-//! every two seconds while there are any.
+//! traffic: what moves on each link, as this peer tells the coordinator for the status: bytes per
+//! second, every two seconds while there are any.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,6 @@
-//! Unreached: which peers this one could not dial, and which could not dial it, as the coordinator
-//! says: for errors that would otherwise say only that time has passed. Nothing is decided by it.
+//! Unreached: which peers this one could not dial, and which could not dial it, by the
+//! coordinator's word: for errors that would otherwise say only that time has passed. No decision
+//! depends on it.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
-//! waits: for whom this peer waits, in an operation or to enter, as the coordinator says it: a line
-//! in the log while it lasts. A call that fails says it too (abi/failure.zig); who is missing:
-//! protocol/stall.zig, protocol/awaited.zig.
+//! waits: for whom this peer waits, in an operation or to enter, by the coordinator's word: a line
+//! in the log while it lasts. A call that fails says it too (abi/failure.zig); protocol/stall.zig
+//! and protocol/awaited.zig find the missing peers.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! A peer speaks of others: their labels, and for whom it waits (labels.zig, waits.zig). Worlds as
-//! in world_test.zig.
+//! Tests of what a peer says about others: their labels, and for whom it waits (labels.zig,
+//! waits.zig). Worlds as in world_test.zig.
 
 const std = @import("std");
 const base = @import("base");

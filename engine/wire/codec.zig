@@ -1,14 +1,14 @@
 //! codec: explicit little-endian encoding of plain structs, written once for all control messages.
 //! Integers, enums (unknown values are errors), booleans (0 or 1), byte arrays, nested structs,
 //! `Bytes` (u32 length, then bytes) and `List(T)` (u32 count, then elements), in declaration order.
-//! No padding, no pointers, no allocation: what is decoded refers to the bytes it came from. Where
+//! No padding, no pointers, no allocation: a decoded value refers to the bytes it came from. Where
 //! all values of a type have the same size, its bytes are taken at once and their places are known
-//! when compiling, so that one check does for all of its fields.
+//! at compile time, so that one check suffices for all of its fields.
 //!
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
-//! lists. A struct names them in `bounds`, the largest legal value for each field, or `.any` where
-//! nothing is computed from a number: it is compared, handed back or shown. A field without one
-//! does not compile. Integers that are items of a list are for whoever reads the list to check.
+//! lists. A struct names them in `bounds`: the largest legal value for each field, or `.any` for a
+//! number from which nothing is computed: it is compared, handed back or shown. A field without a
+//! bound does not compile. The code that reads a list must check the integers in it.
 
 const std = @import("std");
 

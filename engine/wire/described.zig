@@ -1,4 +1,4 @@
-//! Described: what a member has called, in the words of an error: for those who called, and for the
+//! Described: a member's call, in the words of an error: for those who called, and for the
 //! coordinator, which refuses a newcomer whose call differs.
 
 const std = @import("std");

@@ -1,4 +1,4 @@
-//! Dialed: how it went when one peer dialed another, as a byte of a message and in words. It is for
+//! Dialed: the result of one peer's dial to another, as a byte of a message and in words. It is for
 //! people alone: no decision depends on it.
 
 const std = @import("std");

@@ -1,6 +1,6 @@
-//! Queue: what one stream has still to send, in segments that are freed as they are sent, so that
-//! sending moves nothing and an empty queue holds next to nothing. A long message is a segment of
-//! its own, which the queues of all who are told the same share. Limits: stream.zig.
+//! Queue: the bytes that one stream has still to send, in segments that are freed as they are sent,
+//! so that sending moves nothing and an empty queue holds next to nothing. A long message is a
+//! segment of its own, which the queues of all its receivers share. Limits: stream.zig.
 
 const std = @import("std");
 const base = @import("base");

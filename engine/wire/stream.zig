@@ -1,5 +1,5 @@
 //! Stream: one control connection as bytes in and bytes out, without a socket. The driver moves
-//! bytes; whoever owns the stream sends messages and takes whole ones out. Sending never blocks:
+//! bytes; the owner of the stream sends messages and takes whole ones out. Sending never blocks:
 //! bytes wait here, within the limits of their stream (limits.zig). How they wait: queue.zig.
 
 const std = @import("std");

@@ -120,7 +120,13 @@ def shown(value: object) -> str:
     Characters that it would obey, that end a line or that turn the writing are escaped, as
     engine/base/text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
     """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
+    return "".join(
+        letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)
+    )
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{{{code:x}}}"
 
 
 def render(status: dict[str, Any]) -> RenderableType:

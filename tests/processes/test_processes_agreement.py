@@ -24,7 +24,7 @@ DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]]
     "op": ({**ALL_REDUCE, "op": "max"}, ALL_REDUCE, ("max", "sum")),
     "kind": ({"kind": "broadcast", "array": "x"}, ALL_REDUCE, ("broadcast", "all_reduce")),
     "no data at all": ({"kind": "barrier"}, ALL_REDUCE, ("barrier", "all_reduce")),
-    "recovery": ({**ALL_REDUCE, "recovery": "raise"}, ALL_REDUCE, ("raise", "restart")),
+    "recovery": ({**ALL_REDUCE, "recovery": "raise"}, ALL_REDUCE, ("recovery raise",)),
     "root": (
         {"kind": "broadcast", "array": "x", "root": 1},
         {"kind": "broadcast", "array": "x", "root": 2},

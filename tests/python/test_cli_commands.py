@@ -488,3 +488,16 @@ def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
         process.kill()
         process.wait()
         os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("größe 日本", "größe 日本"),
+        ("a\nb\x1b[2J", r"a\x0ab\x1b[2J"),
+        ("a\u202eb\u2028", r"a\u{202e}b\u{2028}"),
+    ],
+)
+def test_text_of_others_is_escaped_as_the_engine_escapes_it(text: str, wanted: str) -> None:
+    """The cases are those of engine/base/text.zig."""
+    assert status_view.shown(text) == wanted

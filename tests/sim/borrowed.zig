@@ -1,5 +1,5 @@
 //! Borrowed: the memory that users lend to the engine, so that a world can tell which call an
-//! address belongs to. A call lends its buffers until it finishes; then they are scribbled over,
+//! address belongs to. A call lends its buffers until it finishes. Then they are scribbled over,
 //! and neither a read (bytes that the engine wants to send) nor a write (a changed scribble) may
 //! touch them again.
 

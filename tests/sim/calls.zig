@@ -1,4 +1,4 @@
-//! Calls: one collective call of one user, from the buffers it lends to what it returned. Now and
+//! Calls: one collective call of one user, from the buffers that it lends to its return. Now and
 //! then a call is a mistake (another descriptor), has a deadline that is too short, or is
 //! withdrawn. Results are checked against oracle.zig here and handed to checkers.zig. users.zig
 //! decides who calls and when.

@@ -1,7 +1,7 @@
-//! Canaries: proves that the checkers see. Each mutation that tests/mutants names a catcher for is
-//! switched on in turn and must be caught by it: by the checker within `seeds_max` seeds, by the
-//! transcript that is about its rule, or by both; the unmutated code must pass the first seeds.
-//! `pccl-sim canaries`; run by the tests. All mutations, also those that may end the process:
+//! Canaries: proves that the checkers see. Each mutation for which tests/mutants names a catcher is
+//! switched on in turn. The catcher must catch it: a checker within `seeds_max` seeds, the
+//! transcript about its rule, or both; the unmutated code must pass the first seeds. `pccl-sim
+//! canaries`; run by the tests. All mutations, also those that may end the process:
 //! tests/mutants/run.py, for which the commands `mutants` and `transcripts` are here, too.
 
 const std = @import("std");

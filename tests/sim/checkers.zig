@@ -1,17 +1,16 @@
-//! Checkers: the promises (docs/PROMISE.md) as conditions on what the calls of all peers returned.
-//! world.zig and users.zig tell them what was called and what came back; the first breach ends the
-//! world.
+//! Checkers: the promises (docs/PROMISE.md) as conditions on the results of the calls of all peers.
+//! world.zig and users.zig tell them each call and its return; the first breach ends the world.
 //!
 //!   P1 agreement       all successes of an operation have equal bytes, digest and ranges
 //!   P2 atomicity       no member that goes on saw it fail where another saw it succeed
-//!   P3 input kept      a call that fails or is in doubt leaves its input as it was, for good
+//!   P3 input kept      a call that fails or is in doubt leaves its input intact, for good
 //!   P4 contributors    every element is the sum of exactly the listed contributors, each once
-//!   P5 same bits       a result of floats is what its definition says of view, order and inputs
-//!   P6 progress        once the network is well, everybody gets on
+//!   P5 same bits       a result of floats equals its definition from view, order and inputs
+//!   P6 progress        once the network is well, every user makes progress
 //!   P7 bounded wait    no call outlives its deadline by more than the silence limit
 //!
-//! Values are oracle.zig's; what a success must satisfy besides is rules.zig's; buffers that the
-//! engine has given back are borrowed.zig's.
+//! Values are oracle.zig's; other conditions on a success are rules.zig's; buffers that the engine
+//! has given back are borrowed.zig's.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,11 +1,11 @@
-//! Disk: what survives the coordinator of a world: the bytes of its journal, written by appending
-//! and by replacing all of them at once, some time after that was asked for. A crash may fall into
-//! a write: then a part of what is appended is there, or either the old or the new of what is
-//! replaced, and of what waits behind it nothing, or the first of it. Messages of the coordinator
-//! before that are heard, and none that it sends afterwards. A disk may be full, fail in a write of
-//! which a part, or all, is there, take seconds for it, and change bits of what it has. told.zig
-//! says what may be said before it is there. Next: world.zig, where the coordinator that writes to
-//! it is started.
+//! Disk: the bytes of the journal, which survive the coordinator of a world. They are appended, or
+//! all replaced at once, some time after the coordinator asked for it. A crash may fall into a
+//! write. Then a part of an append is there, or a replacement is there as a whole or not at all; of
+//! the writes that wait behind it, nothing is there, or the first. Messages that the coordinator
+//! sent before the crash are heard, later ones are not. A disk may be full, fail in a write of
+//! which a part, or all, is there, take seconds for a write, and change bits of its contents.
+//! told.zig says which messages may be sent before a record is there. Next: world.zig, which starts
+//! the coordinator that writes to it.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
-//! Ending: from the end of the faults to the end of the world. First everybody must get on (P6);
-//! then users stop at one place of the program; a world that is at rest must hold nothing that only
-//! work explains; then all leave. The last word of P2 is spoken here, when nothing is in flight any
+//! Ending: from the end of the faults to the end of the world. First every user must make progress
+//! (P6). Then users stop at one place of the program, and a world at rest must hold nothing that
+//! only work explains. Then all leave. P2 is judged finally here, when nothing is in flight any
 //! more.
 
 const std = @import("std");

@@ -1,13 +1,14 @@
 //! Endurance: one world that lives long: a hundred thousand calls, with thousands of joins, losses
-//! and starts of the coordinator, of which the memory of each process must stay flat. Other worlds
-//! are short, and what grows a little with each call does not show in them. Two peers live through
-//! all of it; the coordinator is killed again and again in the first part, and then lives on.
+//! and starts of the coordinator; the memory of each process must stay flat. Other worlds are
+//! short, so memory that grows a little with each call does not show in them. Two peers live
+//! through all of it; the coordinator is killed again and again in the first part, and then lives
+//! on.
 //!
-//! Memory is compared by its floor: the least that a process held in a window of many calls, when
-//! nothing of it was in flight and as many peers as ever were up, less the buffers that are kept
-//! for later and have bounds of their own (collective/pool.zig, wire/stream.zig). Worlds:
-//! world.zig; what goes wrong in them: faults.zig. Members that give up thousands of operations in
-//! one epoch: forgiven.zig.
+//! Memory is compared by its floor. The floor is the least that a process held in a window of many
+//! calls, when none of its operations was in flight and as many peers as ever were up, less the
+//! buffers that are kept for later and have bounds of their own (collective/pool.zig,
+//! wire/stream.zig). Worlds: world.zig; their faults: faults.zig. Members that give up thousands of
+//! operations in one epoch: forgiven.zig.
 
 const std = @import("std");
 const base = @import("base");

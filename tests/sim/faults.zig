@@ -1,6 +1,6 @@
-//! Faults: what goes wrong with the network and with processes, when, and to whom. Each class
-//! counts down events of the world to its next strike, so faults fall where something is going on.
-//! The classes and how often they are on: swarm.zig. Mistakes of users: users.zig.
+//! Faults: which faults strike the network and processes, when, and whom. Each class counts down
+//! events of the world to its next strike, so faults fall where there is activity. The classes and
+//! how often they are on: swarm.zig. Mistakes of users: users.zig.
 
 const std = @import("std");
 const base = @import("base");

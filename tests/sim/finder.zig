@@ -1,6 +1,7 @@
 //! Finder: what the coordinator of a world finds out about the addresses that peers name: at once
-//! in half of the worlds, else after a while, or when there is room. A peer says a name, and others
-//! are told a number (`told_of`), so a dial to what was not found out shows (world.zig: dial_lane).
+//! in half of the worlds; in the others after a while, or when there is room. A peer says a name,
+//! and others are told a number (`told_of`), so a dial to an address that was not found out shows
+//! (world.zig: dial_lane).
 //!
 //! Next: engine/protocol/addresses.zig, which asks.
 

@@ -1,7 +1,7 @@
-//! Floats: collectives of floats, with codecs and without: what users contribute, what they carry
-//! on of what a codec has lost, and what must come out: the bits that definition.zig says, on all
-//! members, and the residuals that it says, of calls that succeeded only. Other calls, and what all
-//! have in common: calls.zig.
+//! Floats: collectives of floats, with codecs and without: the contributions of users, the losses
+//! of a codec that they carry on, and the results that must come out. All members must have the
+//! bits that definition.zig gives. Residuals must be those that it gives, and only for calls that
+//! succeeded. Other calls, and the common part of all calls: calls.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,8 +1,8 @@
-//! Fuzz: worlds whose bytes are changed on their way, to show that nothing a stranger or a peer
-//! sends can crash a process, trip an assertion, or make it hold memory without bound (P9). Most
-//! changes are made so that the result still parses: a frame keeps a valid checksum, a message its
-//! length. Before each world come inputs for the decoders and for single state machines, the
-//! targets of tests/fuzz. The results of calls do not matter here, only that everybody lives:
+//! Fuzz: worlds whose bytes are changed on their way, to show that nothing that a stranger or a
+//! peer sends can crash a process, trip an assertion, or make it hold memory without bound (P9).
+//! Most changes are made so that the result still parses: a frame keeps a valid checksum, a message
+//! its length. Before each world come inputs for the decoders and for single state machines, the
+//! targets of tests/fuzz. The results of calls do not matter here, only that every process lives:
 //! promises hold among honest peers.
 
 const std = @import("std");

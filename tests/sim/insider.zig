@@ -1,7 +1,7 @@
-//! Insider: a peer with the token that breaks the rules. Its engine is the real one; what that says
-//! goes through here and is changed, said twice, late or not at all, and other things are said
-//! besides. It lies as somebody does who knows the protocol: most of it still parses. Which nodes
-//! are insiders, and what they do, is drawn once for a world; they are gone when all is well.
+//! Insider: a peer with the token that breaks the rules. Its engine is the real one. The engine's
+//! messages go through here and are changed, said twice, late or not at all, and other messages are
+//! said besides. An insider lies as somebody that knows the protocol: most lies still parse. Which
+//! nodes are insiders, and what they do, is drawn once for a world; they are gone when all is well.
 //! excused.zig says what honest peers are no longer promised.
 
 const std = @import("std");

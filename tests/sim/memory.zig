@@ -1,4 +1,4 @@
-//! Memory of one simulated process: counts what is held, so that a process that ended must hold
+//! Memory of one simulated process: counts the memory held, so that a process that ended must hold
 //! nothing, and refuses beyond a bound, so that unbounded growth is seen. world.zig owns one per
 //! node.
 

@@ -1,6 +1,6 @@
-//! Narrow: what a person, or shrink, changes on top of what a seed draws, so that a failure shows
+//! Narrow: changes that a person, or shrink, makes to the draws of a seed, so that a failure shows
 //! with less around it. A narrowed seed is replayed with the same flags: they are printed in the
-//! form they are read.
+//! form in which they are read.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,6 +1,6 @@
 //! Network: connections shaped like TCP, as data. A connection is two pipes of ordered bytes, each
 //! with a bounded buffer (a full one is a closed window), a delay, a rate, and any segmentation.
-//! faults.zig decides what goes wrong (reset, stall, half-open); world.zig decides who is told.
+//! faults.zig decides the faults (reset, stall, half-open); world.zig decides who is told.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,13 +1,14 @@
 //! Oracle: the values that peers contribute, and what a result must then be, element by element.
 //!
-//! The elements of sums are u64. In a small world, peer with digit r contributes m << 4r, m in 1..7
-//! drawn from the operation, the peer and the element. In the sum, hex digit r is m if r counted
-//! once, 0 if it did not, 2m if it counted twice (no carry: 14 < 16), and another operation's m
-//! with probability 6/7 if a stale value got in. So every element says who is in it.
+//! The elements of sums are u64. In a small world, the peer with digit r contributes m << 4r, with
+//! m in 1..7 drawn from the operation, the peer and the element. In the sum, hex digit r is m if r
+//! counted once, 0 if it did not, 2m if it counted twice (no carry: 14 < 16), and another
+//! operation's m with probability 6/7 if a stale value got in. So every element shows its
+//! contributors.
 //!
 //! A large world has more peers than there are hex digits. There a contribution is 64 random bits,
-//! and sums wrap: one that has not exactly the listed contributors, each once, is right by chance
-//! once in 2^63 elements. Then a search tells who is missing, twice or not listed.
+//! and sums wrap: a sum that does not have exactly the listed contributors, each once, is right by
+//! chance once in 2^63 elements. Then a search finds who is missing, twice or not listed.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,7 +1,7 @@
-//! Program: what the members of a group call, drawn from the seed, the epoch and the number of safe
-//! points since the epoch began. All members of an epoch agree on these, newcomers included, so all
-//! run the same program without talking. users.zig draws what one peer does differently on purpose
-//! (a fault of a user).
+//! Program: the calls of the members of a group, drawn from the seed, the epoch and the number of
+//! safe points since the epoch began. All members of an epoch agree on these, newcomers included,
+//! so all run the same program without talking. users.zig draws what one peer does differently on
+//! purpose (a fault of a user).
 
 const std = @import("std");
 const base = @import("base");

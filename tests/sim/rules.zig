@@ -1,8 +1,8 @@
-//! Rules: what a success must satisfy beyond its values: that the group was large enough to commit
-//! (`min_world_size`), that its contributors are those whom its recovery allows, and that a sync
-//! gives the content that its offers elect. Each is worked out here a second time, from what
-//! members called and were told, and from how many the coordinator knows to be alive. Values are
-//! calls.zig's, the other checks are checkers.zig's.
+//! Rules: what a success must satisfy beyond its values. The group must have been large enough to
+//! commit (`min_world_size`), the contributors must be those that the recovery allows, and a sync
+//! must give the content that its offers elect. Each rule is worked out here a second time, from
+//! what members called and were told, and from how many the coordinator knows to be alive. Values
+//! are calls.zig's, the other checks are checkers.zig's.
 
 const std = @import("std");
 const base = @import("base");

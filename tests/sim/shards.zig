@@ -1,6 +1,6 @@
-//! Shards: where the elements of a call lie that this peer lends: all of them, those of its own
-//! rank alone, or none; and what must be in shards that each come from one rank. Other calls, and
-//! what all have in common: calls.zig.
+//! Shards: which elements of a call this peer lends: all of them, those of its own rank alone, or
+//! none; and what must be in shards that each come from one rank. Other calls, and the common part
+//! of all calls: calls.zig.
 
 const std = @import("std");
 const base = @import("base");

@@ -1,5 +1,5 @@
-//! Statistics: what a run of seeds did, so that a rig that sees nothing shows. Added up over all
-//! seeds and printed by main.zig; no world reads it.
+//! Statistics: counts the events of a run of seeds, so that a rig that sees nothing shows. Added up
+//! over all seeds and printed by main.zig; no world reads it.
 
 const std = @import("std");
 const Class = @import("swarm.zig").Class;

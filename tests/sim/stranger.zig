@@ -1,8 +1,8 @@
-//! Stranger: somebody who is no peer of this run, and what it does. Class `strangers` connects and
-//! talks, which must cost nobody anything: not even a call, for which worlds of nothing else are
-//! calm. Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and plays
-//! what was recorded again. excused.zig says what it never does, because keys alone could prevent
-//! it.
+//! Stranger: an attacker that is not a peer of this run, and its actions. Class `strangers`
+//! connects and talks, which must cost nobody anything, not even a call: worlds with nothing else
+//! are calm. Class `eavesdropper` is on the path, too: it cuts connections where that hurts, and
+//! plays recorded bytes again. excused.zig says what it never does, because keys alone could
+//! prevent it.
 
 const std = @import("std");
 const base = @import("base");

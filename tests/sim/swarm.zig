@@ -1,8 +1,7 @@
-//! Swarm: what one seed is made of. Each seed draws its own world (sizes, limits, network) and, for
+//! Swarm: the draws of one seed. Each seed draws its own world (sizes, limits, network) and, for
 //! every class of fault, whether it is off, rare or heavy, so that faults meet in all combinations
 //! and some seeds see one class alone. Each class draws from a stream of its own: switching one off
-//! (shrink) leaves the draws of the others as they were. The classes are in faults.zig and
-//! users.zig.
+//! (shrink) leaves the draws of the others unchanged. The classes are in faults.zig and users.zig.
 
 const std = @import("std");
 const base = @import("base");

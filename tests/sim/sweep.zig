@@ -1,7 +1,7 @@
 //! Sweep: a fault at every single event of a small calm world, for every peer and every way to
-//! fail, and then pairs of faults at drawn events. Where seeds find what is likely, this finds what
-//! is narrow: the one event between a vote and its commit. `pccl-sim sweep`; one base world runs
-//! with the unit tests. Strikes are in faults.zig.
+//! fail, and then pairs of faults at drawn events. Seeds find likely failures; this finds narrow
+//! ones, at the one event between a vote and its commit. `pccl-sim sweep`; one base world runs with
+//! the unit tests. Strikes are in faults.zig.
 
 const std = @import("std");
 const Config = @import("swarm.zig").Config;

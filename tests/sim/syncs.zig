@@ -1,11 +1,11 @@
-//! Syncs: what users of the simulator share, and what a sync may make of it. Each user has a
-//! content that lives as long as its process: trained the same way by all before each sync, so that
-//! equal contents stay equal; drifting now and then; fresh, or from a checkpoint, at the start. A
-//! call lends the engine a copy, or the user keeps a state that newcomers read at any time. Other
-//! calls, and what all have in common: calls.zig.
+//! Syncs: what users of the simulator share, and which results a sync may have. Each user has a
+//! content that lives as long as its process. All users train it in the same way before each sync,
+//! so that equal contents stay equal. It drifts now and then; at the start it is fresh, or from a
+//! checkpoint. A call lends the engine a copy, or the user keeps a state that newcomers read at any
+//! time. Other calls, and the common part of all calls: calls.zig.
 //!
-//! The oracle: all successes hold equal bytes and revisions, and these are what one caller had
-//! offered, that was allowed to give it, and that no caller who goes on should have outvoted.
+//! The oracle: all successes hold equal bytes and revisions. One caller that was allowed to give
+//! these must have offered them, and no caller that goes on should have outvoted them.
 
 const std = @import("std");
 const base = @import("base");

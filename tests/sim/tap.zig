@@ -1,6 +1,6 @@
-//! Tap: reads along what one end of a connection sends, for the text of a trace: messages and
-//! frames by name instead of byte counts. Only runs when a seed is replayed; it draws nothing and
-//! changes nothing.
+//! Tap: reads along with one end of a connection, for the text of a trace: messages and frames by
+//! name instead of byte counts. It runs only when a seed is replayed; it draws nothing and changes
+//! nothing.
 
 const std = @import("std");
 const wire = @import("wire");

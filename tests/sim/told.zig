@@ -1,7 +1,7 @@
-//! Told: reads along what the coordinator says, and fails the world if that relies on a record
-//! that the disk does not have yet: a group, an epoch, who is out of it (P8). It knows nothing of
-//! how the coordinator finds out; what the disk has, it reads from the bytes that are there. Where
-//! those come from: disk.zig.
+//! Told: reads along with the coordinator's messages, and fails the world if one relies on a record
+//! that the disk does not have yet: a group, an epoch, a removal (P8). It knows nothing of how the
+//! coordinator finds out; it reads the contents of the disk from its bytes. Where those come from:
+//! disk.zig.
 
 const std = @import("std");
 const base = @import("base");

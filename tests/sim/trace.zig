@@ -1,5 +1,5 @@
 //! Trace: what happened in a world, as a hash (same seed, same hash) and, when asked, as text. Text
-//! is only made for a seed that is replayed: a failing seed runs twice, the second time with text.
+//! is made only for a seed that is replayed: a failing seed runs twice, the second time with text.
 //! Used by world.zig, users.zig, checkers.zig. Nothing here reads a clock or a world.
 
 const std = @import("std");

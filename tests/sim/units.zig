@@ -1,6 +1,6 @@
-//! Units: cuts what one end of a connection sends into what it is made of: the hello or its answer,
-//! then whole messages or frames. The text of a trace (tap.zig), who listens (overheard.zig) and
-//! who lies (insider.zig) read connections through it. It draws nothing and changes nothing.
+//! Units: cuts the bytes of one end of a connection into their units: the hello or its answer, then
+//! whole messages or frames. The text of a trace (tap.zig), eavesdroppers (overheard.zig) and liars
+//! (insider.zig) read connections through it. It draws nothing and changes nothing.
 
 const std = @import("std");
 const wire = @import("wire");

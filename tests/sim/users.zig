@@ -1,8 +1,8 @@
-//! Users: who is in which group, and when it calls. Each peer has one user per group, who joins,
-//! passes safe points and runs the program of its epoch (program.zig); now and then one does what
-//! users do: thinks for long, is impatient, leaves. The engine's callbacks only take notes here;
-//! users act when the call into the engine has returned, as a thread of the user would. Calls and
-//! what becomes of them: calls.zig. How a world ends: ending.zig.
+//! Users: who is in which group, and when it calls. Each peer has one user per group, which joins,
+//! passes safe points and runs the program of its epoch (program.zig). Now and then a user thinks
+//! for long, is impatient, or leaves. The engine's callbacks only take notes here; users act when
+//! the call into the engine has returned, as a thread of the user would. Calls and their results:
+//! calls.zig. How a world ends: ending.zig.
 
 const std = @import("std");
 const calls = @import("calls.zig");

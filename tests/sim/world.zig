@@ -1,9 +1,10 @@
-//! World: one simulated run. A virtual clock, a queue of instants, a coordinator and peers that are
-//! the real state machines, and the connections between them. It is the driver that engine/net is
-//! for real sockets: it moves bytes, calls tick in time, and tells who opened and who closed.
+//! World: one simulated run. It has a virtual clock, a queue of instants, a coordinator and peers
+//! that are the real state machines, and the connections between them. It is the driver that
+//! engine/net is for real sockets: it moves bytes, calls tick in time, and tells who opened and who
+//! closed.
 //!
-//! Users (who calls what) are users.zig's, what goes wrong is faults.zig's, what must hold is
-//! checkers.zig's. Everything is drawn from the seed; nothing here reads a real clock.
+//! Users and their calls are users.zig's, faults are faults.zig's, the conditions that must hold
+//! are checkers.zig's. Everything is drawn from the seed; nothing here reads a real clock.
 
 const std = @import("std");
 const base = @import("base");
