@@ -1543,8 +1543,6 @@ pub const Coordinator = struct {
         c.sweep(now);
         addresses.ask(c, now) catch |err| c.not_asked(err);
         c.judge_absent(now, late);
-        // A round that waits for the end of a pause comes before the next look begins another.
-        for (c.groups.items) |group| group.advance(now);
         c.look_around(now);
         for (c.groups.items) |group| {
             // Nobody answers what waits for the disk.

@@ -33,7 +33,6 @@ test {
     _ = @import("plan.zig");
     _ = @import("asked.zig");
     _ = @import("asked_test.zig");
-    _ = @import("rev4_test.zig");
     _ = @import("broken.zig");
     _ = @import("look.zig");
     _ = @import("patience.zig");
