@@ -121,7 +121,8 @@ def steps(
     repeats the step. After such an error of a `send` or a `recv`, of another group, or raised by
     the program itself, which others do not get, after `Expelled`, `InDoubt`, `TooFewPeers` and
     `CoordinatorUnreachable`, and with another operation still in flight, it leaves, connects again,
-    and takes the state of the others. Every other error is raised.
+    and takes the state of the others: what they say of a doubted call is in that state, so none is
+    resolved here. Every other error is raised.
 
     `tensors`, `name`, `revision`, `may_differ`, `prefetch`: as for `Group.shared_state`;
     `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after

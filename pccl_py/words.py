@@ -304,7 +304,13 @@ def shown(value: object) -> str:
     Characters that it would obey, that end a line or that turn the writing are escaped, as
     engine/base/text.zig does. In tables of rich it must be a `Text` as well, as a str is markup.
     """
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(value))
+    return "".join(
+        letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)
+    )
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{{{code:x}}}"
 
 
 def first_of(words: Sequence[str], most: int = 8) -> str:

@@ -16,12 +16,14 @@ from email.parser import Parser
 from io import BytesIO
 from pathlib import Path
 
+from elftools.elf.constants import P_FLAGS
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 NEEDED = ("pccl_py/__init__.py", "pccl_py/py.typed", "pccl_py/libpccl.so", "pccl_py/include/pccl.h")
 FOLDERS = ("pccl_py/", "pccl_numpy/", "pccl_py-")
+BIND_NOW = 8
 RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
 
 
@@ -73,6 +75,7 @@ def library(image: bytes, machine: str) -> Iterator[str]:
     elf = ELFFile(BytesIO(image))
     if elf["e_machine"] != MACHINES[machine]:
         yield f"it is for {elf['e_machine']}, the wheel for {machine}"
+    yield from mapped(elf)
     dynamic = elf.get_section_by_name(".dynamic")
     assert isinstance(dynamic, DynamicSection)
     for tag in dynamic.iter_tags():
@@ -80,6 +83,22 @@ def library(image: bytes, machine: str) -> Iterator[str]:
             path = getattr(tag, "rpath", None) or getattr(tag, "runpath", None)
             if path != "$ORIGIN":
                 yield f"it searches {path}"
+    if not any(
+        tag.entry.d_tag == "DT_FLAGS" and tag["d_val"] & BIND_NOW for tag in dynamic.iter_tags()
+    ):
+        yield "its symbols are not bound when it is loaded"
+
+
+def mapped(elf: ELFFile) -> Iterator[str]:
+    """Memory is writable or executable, and the tables of the linker are neither in the end."""
+    flags = {segment["p_type"]: segment["p_flags"] for segment in elf.iter_segments()}
+    if "PT_GNU_STACK" not in flags or flags["PT_GNU_STACK"] & P_FLAGS.PF_X:
+        yield "its stack is executable"
+    if "PT_GNU_RELRO" not in flags:
+        yield "its relocations stay writable"
+    both = P_FLAGS.PF_W | P_FLAGS.PF_X
+    if any(segment["p_flags"] & both == both for segment in elf.iter_segments()):
+        yield "a segment is writable and executable"
 
 
 def audited(wheel: Path, platform: str) -> Iterator[str]:

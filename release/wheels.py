@@ -111,8 +111,7 @@ def use(wheel: Path, machine: str, pythons: dict[int, str]) -> list[str]:
             wanted = (lambda minor: minor == OLDEST) if is_old else (lambda minor: minor >= STABLE)
             commands = [foreign.python(machine, WORK, wanted)]
         except LookupError as error:
-            say(f"{wheel.name}: not run, as there is no Python for {machine}: {error}")
-            return []
+            return [f"{wheel.name}: not tried, as there is no Python for {machine}: {error}"]
     wrong = []
     for command in commands:
         arguments = [*command, "-I", str(Path(__file__).with_name("try_wheel.py")), str(folder)]

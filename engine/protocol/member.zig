@@ -837,6 +837,7 @@ pub const Member = struct {
         root: control.Hash,
         strategy: control.Strategy,
         voted: bool,
+        name: base.Label,
     };
 
     /// The offer of a sync in the current attempt. If all members offer the same it is a vote, so
@@ -870,6 +871,7 @@ pub const Member = struct {
             .strategy = what.strategy,
             .voted = what.voted,
             .decisions_seen = epoch.decisions_seen,
+            .name = .of(what.name.slice()),
         } });
         epoch.decisions_told = epoch.decisions_seen;
         m.ask_to_abort(op);

@@ -289,7 +289,7 @@ const Call = struct {
     pub fn format(call: Call, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const kind = call.record.descriptor.kind;
         // The tag of a sync says nothing to a person: it follows from the name of the state.
-        if (kind == .sync) return writer.writeAll("sync (states meet by their names)");
+        if (kind == .sync) return writer.print("sync of \"{s}\"", .{call.record.state()});
         try writer.print("{t} (tag {d})", .{ kind, call.record.id.tag });
     }
 };
@@ -323,8 +323,8 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
         if (epoch.members[rank].peer) |peer| overdue.add(peer);
     }
     if (election.structures) |*structures| overdue.say(
-        "its shared state is not that of the members: {s}",
-        .{structures.text()},
+        "its shared state \"{s}\" is not that of the members: {s}",
+        .{ election.name.slice(), structures.text() },
     ) else overdue.say("it insists on its content of a shared state (send_only), and so does " ++
         "another member, on its own: at most one content can be sent", .{});
     election.misfits = .empty;

@@ -374,31 +374,57 @@ fn kept_ranges(bytes: []const u8) !u32 {
     return error.NoResume;
 }
 
+const Offer = struct {
+    root: u8 = 1,
+    strategy: control.Strategy = .popular,
+    name: []const u8 = "weights",
+};
+
+fn offer(court: *Court, index: usize, what: Offer) !void {
+    try court.say(index, .{ .state_offer = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .op = .{ .tag = base.limits.state_tags_first, .sequence = 0 },
+        .descriptor = std.mem.zeroInit(control.Descriptor, .{
+            .kind = .sync,
+            .dtype = .u8,
+            .op = .sum,
+            .recovery = .resume_chunks,
+        }),
+        .digest = what.root,
+        .revision = 0,
+        .structure = @splat(1),
+        .root = @splat(what.root),
+        .strategy = what.strategy,
+        .voted = false,
+        .decisions_seen = 0,
+        .name = .of(what.name),
+    } });
+}
+
+test "a state is named as the first member says it, and one that cannot be shown ends its member" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    for ([_][]const u8{ "", "weights", "other", "a\x1b[2Jb" }, 0..) |name, index| {
+        try offer(&court, index, .{ .name = name });
+        try expectEqual(index < 3, court.peers[index] != null);
+        const known = court.group().current().?.records.items[0];
+        try std.testing.expectEqualStrings(if (index == 0) "" else "weights", known.state());
+    }
+}
+
 test "of two newcomers that insist on different contents the second is refused, and nobody else" {
     var court: Court = undefined;
     try form(&court, 2);
     defer court.c.destroy();
     for (0..newcomer + 2) |index| {
         const insists = index >= newcomer;
-        try court.say(index, .{ .state_offer = .{
-            .group = 0,
-            .epoch = court.epoch,
-            .attempt = court.attempt,
-            .op = .{ .tag = base.limits.state_tags_first, .sequence = 0 },
-            .descriptor = std.mem.zeroInit(control.Descriptor, .{
-                .kind = .sync,
-                .dtype = .u8,
-                .op = .sum,
-                .recovery = .resume_chunks,
-            }),
-            .digest = if (insists) index else 1,
-            .revision = 0,
-            .structure = @splat(1),
-            .root = @splat(if (insists) @intCast(index) else 1),
+        try offer(&court, index, .{
+            .root = if (insists) @intCast(index) else 1,
             .strategy = if (insists) .send_only else .popular,
-            .voted = false,
-            .decisions_seen = 0,
-        } });
+        });
     }
     try tick(&court);
     try expectEqual(0, total(&court.aborts));

@@ -231,6 +231,7 @@ pub fn step(s: *Session, operation: *Operation) void {
                 .root = sync.root,
                 .strategy = sync.strategy,
                 .voted = sync.voted,
+                .name = if (sync.state) |state| .shown(state.name) else .{},
             });
             s.sync_point(operation, .sync_offered, 0);
         },

@@ -565,6 +565,8 @@ pub const StateOffer = struct {
     /// It has voted for this root in an earlier attempt.
     voted: bool,
     decisions_seen: u64,
+    /// The name of the state, for people: as much of it as can be shown.
+    name: Bytes,
 
     pub const bounds = .{
         .group = group_last,
@@ -573,6 +575,7 @@ pub const StateOffer = struct {
         .digest = .any,
         .revision = limits.state_revisions_max,
         .decisions_seen = .any,
+        .name = limits.label_bytes_max,
     };
 };
 /// A part of the answer to state_ask: tensors in order of their names.

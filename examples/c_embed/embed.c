@@ -1,4 +1,5 @@
-/* embed: a program with an event loop of its own averages over the run, and goes on with its work.
+/* embed: a program with an event loop of its own averages over the run, and keeps working
+ * meanwhile.
  *
  * Usage: `pccl run -n 2 -- ./embed 3`, three rounds. While a round is under way it answers what is
  * written on stdin: `?` with how far it is, `q` by leaving; and every 10 ms it does something else.

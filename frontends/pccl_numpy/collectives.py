@@ -39,13 +39,9 @@ all_gather_ = _arrays.all_gather_
 scatter = _arrays.scatter
 gather = _arrays.gather
 all_to_all = _arrays.all_to_all
+barrier = _arrays.barrier
 send = _arrays.send
 recv_ = _arrays.recv_
-
-
-def barrier(comm: Group, **options: Unpack[Message.Wait]) -> Outcome:
-    """Returns once every member has called it. Options: `tag`, `deadline` in seconds."""
-    return comm.barrier(**options)
 
 
 @overload

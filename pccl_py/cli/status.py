@@ -285,7 +285,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
             table,
             "" if kind == "sync" else operation["tag"],
             operation["sequence"],
-            kind,
+            _kind(operation),
             "" if kind in EMPTY else operation["count"],
             "" if kind in EMPTY else operation["dtype"],
             operation["op"] if kind in REDUCING else "",
@@ -304,7 +304,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             tag = "" if operation["kind"] == "sync" else f"tag {operation['tag']}, "
             peer = _name(epoch["members"][rank])
             says = (
-                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} ({tag}"
+                f"waiting for rank {rank} ({peer}): it has not called {_kind(operation)} ({tag}"
                 f"sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
@@ -336,7 +336,13 @@ def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
 def _call(operation: dict[str, Any]) -> str:
     """Its name in a line. The tag of a sync says nothing to a person."""
     tag = "" if operation["kind"] == "sync" else f" tag {operation['tag']}"
-    return f"{operation['kind']}{tag} sequence {operation['sequence']}"
+    return f"{_kind(operation)}{tag} sequence {operation['sequence']}"
+
+
+def _kind(operation: dict[str, Any]) -> str:
+    """Its kind; a sync has the name of its state, if the coordinator knows it."""
+    kind: str = operation["kind"]
+    return f'{kind} of "{operation["state"]}"' if operation.get("state") else kind
 
 
 def _ranked(epoch: dict[str, Any], rank: int) -> str:

@@ -556,6 +556,17 @@ class Functions(Generic[Mode]):
         return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
     @overload
+    def barrier(self, comm: Group, **_: Unpack[Message.Wait]) -> Outcome: ...
+    @overload
+    def barrier(self, comm: Group, **_: Unpack[Message.Work]) -> Work: ...
+    @overload
+    def barrier(self, comm: Group, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
+    @documented(MessageOptions)
+    def barrier(self, comm: Group, **options: Any) -> Any:
+        """Returns the outcome once every member has called it."""
+        return comm.barrier(**options)
+
+    @overload
     def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
     @overload
     def send(self, comm: Group, x: Any, dst: Root, **_: Unpack[Message.Work]) -> Work: ...

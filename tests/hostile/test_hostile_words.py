@@ -149,7 +149,7 @@ def test_a_page_obeys_nothing_that_a_status_says() -> None:
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.page(spoilt))
     text = console.export_text()
-    assert "[/red]" in text and r"\x1b[2J\x9b2J\u202e\nWARNING forged" in text
+    assert "[/red]" in text and r"\x1b[2J\x9b2J\u{202e}\x0aWARNING forged" in text
     assert all(line.isprintable() for line in text.split("\n"))
     assert not any(line.lstrip().startswith("WARNING") for line in text.split("\n"))
 

@@ -68,7 +68,7 @@ def test_two_that_cannot_dial_each_other_say_so_and_why(
     with internet.coordinator(home) as coordinator:
         machines: list[Machine] = [getattr(internet, kind)() for _ in range(2)]
         peers = [
-            machine.peer(coordinator.token, number, PCCL_DEADLINE="15")
+            machine.peer(coordinator.token, number, PCCL_DEADLINE="25")
             for number, machine in enumerate(machines, 1)
         ]
 

@@ -74,6 +74,7 @@ FILE_SUFFIXES = SOURCE_SUFFIXES | {".md", ".so", ".png", ".jsonl", ".json"}
 SPAN = re.compile(r"`+([^`\n]+)`+")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+RULE = re.compile(r"\|(\s*:?-+:?\s*\|)+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 WORDS = re.compile(r"[A-Za-z_]\w*(\(\))?(\.[A-Za-z_]\w*(\(\))?)*")
 
@@ -418,6 +419,14 @@ def table(there: Repository, head: str, cell: str) -> list[str]:
     return [f"{name} is no {head}" for name in names if name not in known]
 
 
+def headless(prose: str) -> Iterator[str]:
+    """Rows that are shown as text, because no head of a table is above them."""
+    lines = ["", *prose.splitlines(), ""]
+    for before, row, after in zip(lines, lines[1:], lines[2:], strict=False):
+        if row.startswith("|") and not before.startswith("|") and not RULE.match(after):
+            yield f"no head above the row {row}"
+
+
 def complaints(there: Repository, document: Path, text: str) -> list[str]:
     """Everything that a document names and that is not there."""
     found: list[str] = []
@@ -433,6 +442,7 @@ def complaints(there: Repository, document: Path, text: str) -> list[str]:
         found += link(there, target, document)
     for head, cell in cells(prose):
         found += table(there, head, cell)
+    found += headless(prose)
     bare = LINK.sub("]", SPAN.sub("", prose))
     for name in re.findall(r"(?<![\w/.-])[a-z]+(?:_[a-z0-9]+)+\b", bare):
         found += words_of_code(there, name) or []

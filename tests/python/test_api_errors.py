@@ -68,6 +68,7 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
                 said = f"which has not called it; {there} waits in {name}"
                 assert said in first.result()
                 assert "for rank 0 (this peer)" in first.result()
+                assert [each.get("state") for each in found[:1]] in [[None], ["mine"]]
                 return second.result()
 
             wait_elsewhere(

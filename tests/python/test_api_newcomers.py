@@ -138,9 +138,9 @@ def test_a_newcomer_whose_counts_do_not_fit_is_refused_alone(
         return caught.value
 
     *received, raised = each([*members, newcomer], exchange)
-    for rank, rows in enumerate(received):
+    for comm, rows in zip(members, received, strict=True):
         assert rows[:2].tolist() == [[1, 1], [2, 2]]
-        assert rows[2].tolist() in [[0, 0], [3, 3]][: 2 - rank]
+        assert rows[2].tolist() in [[0, 0], [3, 3]][: 2 - comm.rank]
     parts = ["it called all_to_all(f64, 4 elements for the other", "where rank 1 (", "2 from it)"]
     check_refused(newcomer, raised, *parts)
     for comm in members:
@@ -169,7 +169,14 @@ def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> 
             return caught.value
 
         *_, raised = each([*members, newcomer], raised_by)
-        parts = ["(tag 7)", "(tag 3)"] if what == "tag" else ["sync (states meet by their names)"]
+        parts = (
+            ["(tag 7)", "(tag 3)"]
+            if what == "tag"
+            else [
+                'it waits in sync of "weights", which no member',
+                'its sync of "parameters"',
+            ]
+        )
         check_refused(newcomer, raised, "which no member has called", *parts)
         assert all(comm.info().alive == 2 for comm in members)
         for comm in members:

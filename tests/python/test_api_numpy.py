@@ -384,6 +384,8 @@ def test_rows_that_cannot_be_shared_are_refused(world: pccl.LocalWorld) -> None:
 
 def test_a_barrier_is_a_barrier(world: pccl.LocalWorld) -> None:
     assert [outcome.tag for outcome in world.run(lambda comm: pnp.barrier(comm, tag=7))] == [7, 7]
+    works = world.run(lambda comm: pnp.barrier(comm, tag=8, async_op=True).wait())
+    assert [outcome.tag for outcome in works] == [8, 8]
 
 
 def test_an_error_leaves_strided_arrays_as_they_were() -> None:

@@ -40,6 +40,9 @@ def test_where_all_is_well_everything_is_ok(start: Any) -> None:
         assert "PCCL_PORTS is not set" in found["seen"]["says"]
         both = r"127\.0\.0\.1:\d+ accepts in \d+ ms; it has dialed this machine at 127\.0\.0\.1:\d+"
         assert re.fullmatch(both, found["member abababab"]["says"])
+        for name in ("tcp_rmem", "tcp_wmem"):
+            assert re.fullmatch(r"at most \d+ bytes", found[name]["says"])
+        assert re.fullmatch(r"\w+", found["congestion control"]["says"])
         assert re.fullmatch(r"0\.\d s from .* goes on as fast", found["clock"]["says"])
         lines = start("doctor", module=CLI, PCCL_TOKEN=coordinator.token)
         assert lines.end() == 0, lines.errors

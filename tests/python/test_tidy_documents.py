@@ -49,6 +49,7 @@ WRONG: list[tuple[str, str]] = [
     ("see [that](HACKIN.md)", "there is no docs/HACKIN.md"),
     ("see [that](HACKING.md#testes)", "has no section testes"),
     ("| defect | kept out by |\n|---|---|\n| x | half_open_lanes |", "half_open_lanes is no kept"),
+    ("| a | b |\n|---|--:|\n| 1 | 2 |\n\n| 3 | 4 |", "no head above the row | 3"),
     ("| mutation | caught by |\n|---|---|\n| forget_claims | p9_x |", "p9_x is no caught by"),
 ]
 RIGHT = """

@@ -71,3 +71,37 @@ def test_a_library_is_for_the_cpu_of_its_wheel_and_searches_beside_itself() -> N
     place = searched.index(b"$ORIGIN\0")
     wrong = searched[:place] + b"$OTHERS\0" + searched[place + 8 :]
     assert list(wheel_check.library(wrong, machine)) == ["it searches $OTHERS"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "complaint"),
+    [
+        (0x6474E551, 7, "its stack is executable"),
+        (0x6474E552, None, "its relocations stay writable"),
+        (1, 7, "a segment is writable and executable"),
+    ],
+)
+def test_memory_of_a_library_is_writable_or_executable(
+    kind: int, flags: int | None, complaint: str
+) -> None:
+    """Method: our own library, with other flags in the heads of its segments, or without one."""
+    image = bytearray((Path(pccl.library_dir()) / "libpccl.so").read_bytes())
+    (first,) = struct.unpack_from("<Q", image, 32)
+    size, count = struct.unpack_from("<HH", image, 54)
+    for at in range(first, first + size * count, size):
+        if struct.unpack_from("<I", image, at) != (kind,):
+            continue
+        if flags is None:
+            struct.pack_into("<I", image, at, 0)  # PT_NULL
+        else:
+            struct.pack_into("<I", image, at + 4, flags)
+    found = list(wheel_check.library(bytes(image), os.uname().machine))
+    assert complaint in found and len(found) <= 2
+
+
+def test_symbols_are_bound_when_a_library_is_loaded() -> None:
+    image = (Path(pccl.library_dir()) / "libpccl.so").read_bytes()
+    place = image.index(struct.pack("<QQ", 30, 8))  # DT_FLAGS, BIND_NOW
+    lazy = image[: place + 8] + bytes(8) + image[place + 16 :]
+    (complaint,) = wheel_check.library(lazy, os.uname().machine)
+    assert complaint == "its symbols are not bound when it is loaded"
