@@ -318,8 +318,11 @@ def test_the_tag_is_in_use_until_the_second_operation_is_done(
         assert two.run(lambda comm: comm.broadcast_object(comm.rank, 1, tag=5)) == [1, 1]
 
 
-def test_a_doubt_about_the_sizes_is_resolved_to_the_object() -> None:
+def test_a_doubt_about_the_sizes_is_resolved_to_the_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The root of a broadcast votes at once; the other one calls after its deadline."""
+    asked = deadlines_of_broadcasts(monkeypatch, lambda: None)
     with pccl.LocalWorld(2, deadline=30) as two:
         one, other = two.comms
         with pytest.raises(pccl.InDoubt) as caught:
@@ -329,6 +332,8 @@ def test_a_doubt_about_the_sizes_is_resolved_to_the_object() -> None:
         with ThreadPoolExecutor(1) as pool:
             received = pool.submit(other.broadcast_object)
             assert work.resolve(20) == {"the": "object"} == received.result(20)
+        ours = [seconds for seconds in asked if seconds < 1]
+        assert len(ours) == 2 and min(ours) > 0.1, "the rest of the call has no time"
         assert work.wait() == work.resolve() == {"the": "object"}
         assert two.run(lambda comm: comm.broadcast_object(comm.rank, 1)) == [1, 1]
 
@@ -347,20 +352,52 @@ def test_a_bad_deadline_is_refused_as_by_others(
 
 
 def test_the_default_deadline_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+
+    def pass_time() -> None:
+        clock[0] += 4
+
+    asked = deadlines_of_broadcasts(monkeypatch, pass_time)
+    with pccl.LocalWorld(1, deadline=30) as alone:
+        monkeypatch.setattr("pccl_py.objects.time.monotonic", lambda: clock[0])
+        assert alone.comms[0].broadcast_object(7) == 7
+    assert asked == [30, 26]
+
+
+def deadlines_of_broadcasts(
+    monkeypatch: pytest.MonkeyPatch, at_each: Callable[[], None]
+) -> list[float]:
+    """The list gets the deadline of each broadcast, before which `at_each` is called."""
     asked: list[float] = []
     broadcast = pccl.Communicator.broadcast
 
     def watch(comm: Any, *given: Any, **options: Any) -> Any:
         asked.append(options["deadline"])
-        clock[0] += 4
+        at_each()
         return broadcast(comm, *given, **options)
 
-    clock = [1000.0]
     monkeypatch.setattr(pccl.Communicator, "broadcast", watch)
+    return asked
+
+
+def test_a_signal_handler_that_asks_while_the_second_operation_begins_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Method: as a handler does, it asks on the thread that begins the second operation."""
+    monkeypatch.setattr(Turn, "_go_on", lambda turn: None)
+    works: list[pccl.Work[Any]] = []
+
+    def handle() -> None:
+        if works:
+            assert not works[0].done()
+            with pytest.raises(pccl.InvalidUsage, match="signal handler"):
+                works[0].wait()
+
+    asked = deadlines_of_broadcasts(monkeypatch, handle)
     with pccl.LocalWorld(1, deadline=30) as alone:
-        monkeypatch.setattr("pccl_py.objects.time.monotonic", lambda: clock[0])
-        assert alone.comms[0].broadcast_object(7) == 7
-    assert asked == [30, 26]
+        works.append(alone.comms[0].broadcast_object(7, async_op=True))
+        assert works[0].wait(20) == 7
+    assert len(asked) == 2
 
 
 class Asking:
