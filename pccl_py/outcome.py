@@ -72,7 +72,7 @@ class Rosters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """What an operation and its errors are of: the call, and the group, whose rosters it has.
+    """The call and the group that an operation and its errors belong to.
 
     `of_all`: all members of the group take part, and have the same answer; else two of them.
     """
@@ -83,7 +83,7 @@ class Origin:
     of_all: bool
 
     def mark(self, error: BaseException) -> None:
-        """Says to an error whose it is."""
+        """Tells an error where it comes from."""
         if isinstance(error, PcclError):
             error._origin = self
 
