@@ -8,6 +8,8 @@ says how they wait for the world.
 
 from __future__ import annotations
 
+import functools
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +18,9 @@ from typing import NoReturn
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
-from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError
 from pccl_py.objects import Objects
-from pccl_py.outcome import Admission, Roster
+from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
@@ -26,6 +28,9 @@ from pccl_py.words import (
     nanoseconds,
     text,
 )
+
+# As engine/abi/comm.zig has it.
+DEADLINE_NS_DEFAULT = 600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,13 @@ class Group(Objects):
 
     _exit_order = 0
 
-    def __init__(self, native: _pccl.Comm, name: str) -> None:
+    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
         self._native = native
         self._name = name
         self._admission: Admission | None = None
         self._closed = False
         self._forked = False
-        super().__init__()
+        super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
 
@@ -147,11 +152,17 @@ class Group(Objects):
 
         Every member must call it equally often. A new epoch begins if newcomers are ready, and
         after peers were lost or left; all members enter it in the same call. With nothing pending
-        it costs no network round trip. Raises DeadlineExceeded after `deadline` seconds (default:
-        the communicator's).
+        it costs no network round trip. A `broadcast_object` or `all_gather_object` of `async_op`,
+        which all members begin before it, must first have the sizes of all. Raises DeadlineExceeded
+        after `deadline` seconds (default: the communicator's).
         """
         native = self._open()
-        answer = native.admit(nanoseconds(deadline, "deadline"))
+        deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
+        try:
+            answer = native.admit(self._put_in_order(deadline_ns))
+        except PcclError as error:
+            self._origin("admit").mark(error)
+            raise
         epoch, rank, world_size, changed, joined, left = answer
         came, went = (tuple(PeerId(peer) for peer in peers) for peers in (joined, left))
         self._admission = Admission(
@@ -165,16 +176,27 @@ class Group(Objects):
             left_labels=tuple(_label_of(native, peer) for peer in went),
         )
         if changed:
-            self._remember(native, epoch)
+            self._rosters.learn()
         return self._admission
 
-    def _remember(self, native: _pccl.Comm, epoch: int) -> None:
-        """Keeps the names of an epoch, for the outcomes of its operations."""
-        members = tuple(PeerId(peer) for peer in native.members())
-        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
-        # Else another thread has entered the next one meanwhile, and remembers that.
-        if native.info()[0] == epoch:
-            self._rosters.add(roster)
+    def _put_in_order(self, deadline_ns: int) -> int:
+        """Waits until no second operation of two in turn has to begin before the safe point.
+
+        Returns the nanoseconds that are left.
+        """
+        if not self._turns:
+            return deadline_ns
+        until = time.monotonic() + deadline_ns / 1e9
+        for turn in tuple(self._turns):
+            try:
+                turn.put_in_order(until - time.monotonic())
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"admit of group {self._name!r}: the deadline passed before the sizes of the "
+                    f"objects with tag {turn.tag} were there (probably another member has not made "
+                    "that call, or is stuck). No safe point was passed"
+                ) from None
+        return max(1, round((until - time.monotonic()) * 1e9))
 
     # ---- shared state ------------------------------------------------------------------------
 
@@ -197,7 +219,8 @@ class Group(Objects):
         changes move; a newcomer that makes its state between `connect` and its first `admit`
         fetches it from the members that set this, and then enters.
         """
-        return SharedState(self._open(), tensors, name, revision, may_differ, prefetch)
+        native, origin = self._open(), self._origin("sync")
+        return SharedState(native, origin, tensors, name, revision, may_differ, prefetch)
 
     # ---- leaving -----------------------------------------------------------------------------
 
@@ -264,8 +287,8 @@ class Communicator(Group):
     `close`, or leaving the `with` block, leaves all groups and closes the connections.
     """
 
-    def __init__(self, native: _pccl.Comm, name: str) -> None:
-        super().__init__(native, name)
+    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
+        super().__init__(native, name, deadline_ns)
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
     def group(
@@ -280,12 +303,13 @@ class Communicator(Group):
         Returns once this peer is ready to enter; the Group's first `admit` enters. Arguments as for
         `connect`.
         """
+        deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         native = self._open().join(
             text(name, "name"),
             at_least_one(initial_world_size, "initial_world_size"),
-            nanoseconds(deadline, "deadline"),
+            deadline_ns,
         )
-        group = Group(native, name)
+        group = Group(native, name, deadline_ns)
         self._groups.add(group)
         return group
 
@@ -298,6 +322,17 @@ class Communicator(Group):
 
 def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
     return native.label(bytes(peer)) or peer.short
+
+
+def _roster_now(native: _pccl.Comm) -> Roster | None:
+    """The members of the epoch in force; None if it changes meanwhile, or this peer has left."""
+    try:
+        epoch = native.info()[0]
+        members = tuple(PeerId(peer) for peer in native.members())
+        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
+        return roster if native.info()[0] == epoch else None
+    except InvalidUsage:
+        return None
 
 
 def connect(
@@ -345,6 +380,7 @@ def connect(
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
+    deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
     arguments = (
         token,
         name,
@@ -352,7 +388,7 @@ def connect(
         read.text(advertise, "PCCL_ADVERTISE"),
         read.text(ports, "PCCL_PORTS"),
         read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
-        read.nanoseconds(deadline, "PCCL_DEADLINE"),
+        deadline_ns,
         read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
@@ -360,7 +396,7 @@ def connect(
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)
-    return Communicator(native, name)
+    return Communicator(native, name, deadline_ns)
 
 
 def _label(read: Arguments, value: str | None) -> str | None:
