@@ -170,6 +170,7 @@ void init_collective(nb::module_ &module) {
              nb::arg("tag"), nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
   module.def("barrier", &barrier, nb::arg("work"), nb::arg("comm"), nb::arg("tag"),
              nb::arg("deadline_ns"), nb::arg("block"));
+  module.attr("FORM_BOOL") = PCCL_FORM_BOOL;
 }
 
 }  // namespace pccl_binding

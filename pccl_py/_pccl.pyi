@@ -144,6 +144,7 @@ class Comm:
         connect_ns: int,
         peer_id: bytes | None,
         label: str | None,
+        patience_ns: int,
     ) -> Comm: ...
     def join(self, group: str, initial_world_size: int, deadline_ns: int) -> Comm: ...
     def close(self) -> None: ...
@@ -218,6 +219,8 @@ def recv(
     block: bool,
 ) -> None: ...
 def barrier(work: Work, comm: Comm, tag: int, deadline_ns: int, block: bool) -> None: ...
+
+FORM_BOOL: int = 1819242339
 
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""

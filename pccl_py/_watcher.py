@@ -120,9 +120,14 @@ class Watcher:
             try:
                 dropped.wait(0)
             except PcclError as error:
-                logger.warning("an operation whose Work was dropped has failed: %s", error)
+                tell_of_dropped(error)
         if (awaited := self._awaited.pop(key, None)) is not None:
             awaited._on_finished()
+
+
+def tell_of_dropped(error: Exception) -> None:
+    """To the log: an error of an operation that its user does not wait for."""
+    logger.warning("an operation whose Work was dropped has failed: %s", error)
 
 
 def _report() -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from pccl_py import _pccl
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import DType, parse_dtype, unsigned
+from pccl_py.words import DType, counted, parse_dtype, unsigned
 
 _FLOATS = {2: DType.F16, 4: DType.F32, 8: DType.F64}
 _SIGNED = {1: DType.I8, 2: DType.I16, 4: DType.I32, 8: DType.I64}
@@ -45,7 +45,8 @@ class Buffer:
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
     `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
     dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
-    as they are and are not added up, and on the wire they are like any other bytes.
+    as they are and are not added up, and on the wire they are like any other bytes. Collectives
+    tell the kinds apart, by `form` of pccl.h.
     Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
     empty.
     """
@@ -140,7 +141,7 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
         return buffer, buffer
     send, recv = apart(array, out)
     if send.count != recv.count:
-        raise InvalidArgument(f"out has {recv.count} elements, array has {send.count}")
+        raise InvalidArgument(f"out has {counted(recv.count, 'element')}, array has {send.count}")
     same = send.address == recv.address
     if not same and send.address < recv.end and recv.address < send.end:
         raise InvalidArgument(
@@ -234,7 +235,8 @@ def _from_dlpack(array: Any) -> Buffer:
         known, opaque = DType.U8, _dlpack.CODES_OPAQUE[tensor.code]
     if tensor.lanes != 1 or tensor.bits % 8 != 0:
         known = None
-    what = f"DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
+    lanes = counted(tensor.lanes, "lane")
+    what = f"DLPack type {tensor.code}, {counted(tensor.bits, 'bit')}, {lanes}"
     dtype = _checked(array, what, known, _contiguous(tensor.shape, tensor.strides, 1))
     count = math.prod(tensor.shape)
     # The capsule owns the memory; the array stays too, as some producers expect it to.

@@ -18,7 +18,7 @@ from pccl_py.errors import (
     InvalidArgument,
     InvalidUsage,
 )
-from pccl_py.words import DType, parse, unsigned
+from pccl_py.words import DType, counted, parse, unsigned
 from pccl_py.work import Work
 
 _FLOAT_BYTES = 4
@@ -163,11 +163,11 @@ class ErrorFeedback:
 
         data = ctypes.string_at(given.address, given.count * given.dtype.size)
         if len(data) % _FLOAT_BYTES:
-            raise InvalidArgument(f"a residual must be whole f32, not {len(data)} bytes")
+            raise InvalidArgument(f"a residual must be whole f32, not {counted(len(data), 'byte')}")
         count = len(data) // _FLOAT_BYTES
         if self._count and count != self._count:
             raise InvalidArgument(
-                f"the residual has {count} elements, the operations {self._count}"
+                f"the residual has {counted(count, 'element')}, the operations {self._count}"
             )
         self._resize(count)
         self._residuals[0][:] = data
@@ -195,8 +195,8 @@ class ErrorFeedback:
         count = sum(counts)
         if self._count and count and count != self._count:
             raise InvalidArgument(
-                f"the error feedback of tag {self._tag} has {self._count} elements, this call "
-                f"{count}: use another tag, or reset() it"
+                f"the error feedback of tag {self._tag} has {counted(self._count, 'element')}, "
+                f"this call {count}: use another tag, or reset() it"
             )
         if self._counts and count and counts != self._counts:
             raise InvalidArgument(
@@ -249,7 +249,7 @@ class ErrorFeedback:
         self._residuals = _zeros(count)
 
     def __repr__(self) -> str:
-        return f"<ErrorFeedback of tag {self._tag}, {self._count} elements>"
+        return f"<ErrorFeedback of tag {self._tag}, {counted(self._count, 'element')}>"
 
 
 def _zeros(count: int) -> tuple[bytearray, bytearray]:

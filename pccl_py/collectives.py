@@ -32,7 +32,16 @@ from pccl_py.options import (
 )
 from pccl_py.outcome import Outcome, Rosters
 from pccl_py.rows import Counts, Rows
-from pccl_py.words import PeerId, index, unsigned
+from pccl_py.words import (
+    DIFFER_IN_FORM,
+    DType,
+    PeerId,
+    counted,
+    first_of,
+    form_of,
+    index,
+    unsigned,
+)
 from pccl_py.work import Call, Work
 
 Root: TypeAlias = SupportsIndex | PeerId
@@ -357,9 +366,9 @@ class Collectives(Closing):
             if send.count == recv.count and send.count % world == 0:
                 continue
             raise InvalidArgument(
-                f"array has {send.count} elements and out has {recv.count}: both need the same "
-                f"number, a multiple of world_size, which is {world}, or pass send_counts and "
-                "recv_counts"
+                f"array has {counted(send.count, 'element')} and out has {recv.count}: both need "
+                f"the same number, a multiple of world_size, which is {world}, or pass "
+                "send_counts and recv_counts"
             )
         arrays = [_Array(send, recv, send.count // world) for send, recv in pairs]
         return self._call(_Kind.ALL_TO_ALL, arrays, options)
@@ -418,6 +427,8 @@ class Collectives(Closing):
                 f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
                 "which min is AND and max is OR)"
             )
+        if opaque:
+            asked.form = _form_of_kinds(asked.form, arrays)
         carried, residuals = None, (0, 0)
         if feedback is not None:
             given = [array.any.count for array in arrays]
@@ -429,7 +440,10 @@ class Collectives(Closing):
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
-        return Call(self._rosters, begin, self._open(), *what, *rest, carried=carried)
+        reword = _Kinds(arrays).told if any(_is_bytes(array) for array in arrays) else None
+        return Call(
+            self._rosters, begin, self._open(), *what, *rest, carried=carried, reword=reword
+        )
 
     def _exchange(
         self,
@@ -450,7 +464,7 @@ class Collectives(Closing):
             rows = Rows.of_counts(self, (), counts, name)
             if rows.whole != buffer.count:
                 raise InvalidArgument(
-                    f"{name} add up to {rows.whole}, {of} has {buffer.count} elements"
+                    f"{name} add up to {rows.whole}, {of} has {counted(buffer.count, 'element')}"
                 )
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
@@ -473,8 +487,9 @@ class Collectives(Closing):
                 raise InvalidArgument(f"counts add up to {rows.whole}, {all_of} has {whole.count}")
             if rows.whole != whole.count:
                 raise InvalidArgument(
-                    f"{all_of} has {whole.count} elements, {one_of} has {shard.count}: with "
-                    f"{self.world_size} ranks {all_of} needs {rows.whole}, or pass counts"
+                    f"{all_of} has {counted(whole.count, 'element')}, {one_of} has {shard.count}: "
+                    f"with {counted(self.world_size, 'rank')} {all_of} needs {rows.whole}, or pass "
+                    "counts"
                 )
             _check_place(whole, shard, rows.first, all_of, one_of)
             arrays.append(_Array(send, recv, shard.count))
@@ -483,7 +498,7 @@ class Collectives(Closing):
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
         """Each element is a row of its own; this rank has so many, in what the caller names so."""
-        return Rows.of_part(self, (own,), counts, name, "elements")
+        return Rows.of_part(self, (own,), counts, name, "element")
 
 
 class _Kind(IntEnum):
@@ -526,6 +541,29 @@ class _Array:
         return send, recv, self.count, self.any.dtype
 
 
+def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
+    """The form of a call with arrays of bool, or of other elements that travel as u8."""
+    kinds = [array.any.kind for array in arrays]
+    if kinds == ["bool"] and form == 0:
+        return _pccl.FORM_BOOL  # which errors have a name for
+    return form_of(f"{form} {kinds}")
+
+
+def _is_bytes(array: _Array) -> bool:
+    return array.any.dtype is DType.U8
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The elements of the arrays of a call, for an error that some differ from others in kind."""
+
+    arrays: list[_Array]
+
+    def told(self, sentence: str) -> str:
+        kinds = first_of([array.any.kind for array in self.arrays])
+        return sentence.replace(DIFFER_IN_FORM, f"{DIFFER_IN_FORM} (here {kinds})")
+
+
 def _each(
     array: object, out: object | None = None, counts: object | None = None
 ) -> list[tuple[object, object | None]]:
@@ -541,8 +579,8 @@ def _each(
     if out is None:
         return [(one, None) for one in array]
     if not isinstance(out, list | tuple) or len(out) != len(array):
-        what = f"{len(out)} arrays" if isinstance(out, list | tuple) else "not a list"
-        raise InvalidArgument(f"array is a list of {len(array)} arrays: out is {what}")
+        what = f"has {len(out)}" if isinstance(out, list | tuple) else "is not a list"
+        raise InvalidArgument(f"array is a list of {counted(len(array), 'array')}: out {what}")
     return list(zip(array, out, strict=True))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pccl_py import _pccl, errors
+from pccl_py.words import counted
 
 PREPARE, KERNEL, SKELETON = range(3)
 
@@ -50,7 +51,7 @@ class Measurement:
         needed = _pccl.kernel_memory(self.count) if size % 4 == 0 else 0
         if needed == 0:
             raise errors.InvalidArgument(
-                f"the size must be a multiple of 16 KiB, up to 4 GiB, not {size} bytes"
+                f"the size must be a multiple of 16 KiB, up to 4 GiB, not {counted(size, 'byte')}"
             )
         self._memory = mmap.mmap(-1, needed)
         if hasattr(mmap, "MADV_HUGEPAGE"):

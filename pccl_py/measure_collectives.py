@@ -25,7 +25,7 @@ from pccl_py import buffers
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument, PcclError
-from pccl_py.words import DType, RecoveryName, parse_dtype
+from pccl_py.words import DType, RecoveryName, counted, parse_dtype
 
 COLLECTIVES = [
     "all_reduce",
@@ -174,9 +174,10 @@ class Result:
 
     def check(self) -> None:
         """Raises PcclError if a result was wrong."""
-        what = f"{self.collective} of {self.size} bytes of {self.dtype}, {self.world_size} peers"
+        peers = counted(self.world_size, "peer")
+        what = f"{self.collective} of {counted(self.size, 'byte')} of {self.dtype}, {peers}"
         if self.wrong:
-            raise PcclError(f"{what}: {self.wrong} elements are wrong")
+            raise PcclError(f"{what}: {counted(self.wrong, 'element')} wrong")
         if not self.error <= CODEC_ERROR_MAX:
             raise PcclError(f"{what}: the codec {self.codec} lost {self.error:.2g} of the result")
 
@@ -370,7 +371,9 @@ def size_of(text: str) -> int:
 def sizes(least: int, most: int, factor: int) -> list[int]:
     """From the least to the most, each `factor` times the one before. Raises InvalidArgument."""
     if most < least:
-        raise InvalidArgument(f"the largest size, {most} bytes, is below the least, {least}")
+        raise InvalidArgument(
+            f"the largest size, {counted(most, 'byte')}, is below the least, {least}"
+        )
     if factor < 2:
         raise InvalidArgument(f"a factor must be 2 or more, not {factor}")
     made = [least]

@@ -1,15 +1,16 @@
 """Python objects as pickles: broadcast_object and all_gather_object of a Group.
 
-Each is two operations: sizes first, which everybody checks alike against `size_max`, then bytes.
+Each is two operations: sizes first, which everybody checks alike against `size_max`, then bytes. A
+peer whose object cannot be pickled says why in place of its size, so that nobody waits for it.
 For arrays there are the collectives, which copy nothing (collectives.py).
 """
 
 from __future__ import annotations
 
-import array
 import pickle
+import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from pccl_py._in_turn import InTurn
@@ -17,10 +18,15 @@ from pccl_py.collectives import Root
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import Messages
 from pccl_py.options import Message, MessageOptions, check, documented
-from pccl_py.words import at_least_one
+from pccl_py.outcome import Roster
+from pccl_py.words import PeerId, at_least_one, counted, shown
 from pccl_py.work import Work
 
 SIZE_MAX = 64 << 20
+
+# A size, or the number behind the largest and the reason why there is none, in UTF-8.
+_HEAD = struct.Struct("<Q248s")
+_NO_SIZE = 2**64 - 1
 
 
 class Objects(Messages):
@@ -55,7 +61,8 @@ class Objects(Messages):
     ) -> Any:
         """Returns the object that `root` passes, on every member; there it is `value` itself.
 
-        `value`: anything that pickle takes; on other ranks it is ignored. `root`: a rank of
+        `value`: anything that pickle takes; on other ranks it is ignored. If pickle does not take
+        it, all members get InvalidArgument, which names the root and says why. `root`: a rank of
         the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
         if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
         that of the whole. A Work unpickles where it is waited for, or awaited.
@@ -64,16 +71,19 @@ class Objects(Messages):
         this only where every member of the group, and every holder of the token, may do that.
         """
         asked = _Asked("broadcast_object", options, size_max)
-        is_root = self._rank_of(root) == self.rank
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if is_root else b""
-        size = array.array("Q", [len(data)])
+        rank = self._rank_of(root)
+        is_root = rank == self.rank
+        own = _Pickled(value) if is_root else None
+        heads = bytearray(_HEAD.size if own is None else own.head)
+        roots, roster = [self.members[rank]], self._rosters.of(self.epoch)
 
         def sizes(async_op: bool) -> Any:
-            return self.broadcast(size, root, async_op=async_op, **asked.now())
+            return self.broadcast(heads, root, async_op=async_op, **asked.now())
 
         def content(async_op: bool) -> Any:
-            asked.check(size[0], "the object has")
-            memory = data if is_root else bytearray(size[0])
+            (size,) = _sizes(heads, roots, roster, own)
+            asked.check(size, "the object has")
+            memory = bytearray(size) if own is None else own.data
             more: Any = {
                 "async_op": async_op,
                 "_finish": lambda _: value if is_root else pickle.loads(memory),
@@ -99,21 +109,25 @@ class Objects(Messages):
         """The objects of all members, in rank order, on every member.
 
         `value`: anything that pickle takes. A member that was lost has None in the list, on all
-        alike. `size_max`: bytes that all pickles together may have, 64 MiB if not given, the same
-        on every peer; more are InvalidArgument on all. Otherwise as `broadcast_object`.
+        alike. If pickle does not take the object of one, all members get InvalidArgument, which
+        names that one and says why. `size_max`: bytes that all pickles together may have, 64 MiB if
+        not given, the same on every peer; more are InvalidArgument on all. Otherwise as
+        `broadcast_object`.
 
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
         asked = _Asked("all_gather_object", options, size_max)
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        own, counts = array.array("Q", [len(data)]), array.array("Q", bytes(8 * self.world_size))
+        own = _Pickled(value)
+        members, roster = self.members, self._rosters.of(self.epoch)
+        heads = bytearray(_HEAD.size * len(members))
 
         def sizes(async_op: bool) -> Any:
             how: Any = {"async_op": async_op, "recovery": "restart"}
-            return self.all_gather(own, counts, **asked.now(), **how)
+            return self.all_gather(own.head, heads, **asked.now(), **how)
 
         def content(async_op: bool) -> Any:
+            counts = _sizes(heads, members, roster, own)
             asked.check(sum(counts), "the objects have together")
             memory = bytearray(sum(counts))
             how: Any = {
@@ -121,9 +135,37 @@ class Objects(Messages):
                 "recovery": "restart",
                 "_finish": lambda _: _objects(memory, counts),
             }
-            return self.all_gather(data, memory, list(counts), **asked.now(), **how)
+            return self.all_gather(own.data, memory, counts, **asked.now(), **how)
 
         return asked.run(sizes, content)
+
+
+class _Pickled:
+    """An object as it goes to others, and its head, which goes before it."""
+
+    def __init__(self, value: Any) -> None:
+        self.data = b""
+        self.refusal: Exception | None = None
+        try:
+            self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            self.head = _HEAD.pack(len(self.data), b"")
+        except Exception as refusal:  # noqa: BLE001  of whatever the object's own code does
+            self.refusal = refusal
+            why = f"{type(refusal).__name__}: {refusal}"
+            self.head = _HEAD.pack(_NO_SIZE, why.encode("utf-8", "replace"))
+
+
+def _sizes(
+    heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
+) -> list[int]:
+    """The sizes that these peers have told; InvalidArgument on all if one has none to tell."""
+    told = list(_HEAD.iter_unpack(heads))
+    for peer, (size, reason) in zip(peers, told, strict=True):
+        if size == _NO_SIZE:
+            why = shown(reason.rstrip(b"\0").decode(errors="ignore"))
+            error = InvalidArgument(f"the object of {roster.named(peer)} cannot be pickled: {why}")
+            raise error from (None if own is None else own.refusal)
+    return [size for size, _ in told]
 
 
 def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
@@ -158,8 +200,8 @@ class _Asked:
         """After the sizes are known to all, so that all raise, and nobody waits."""
         if size > self._size_max:
             raise InvalidArgument(
-                f"{what} {size} bytes as pickles, and size_max is {self._size_max}: pass a larger "
-                "one on every peer, or send arrays"
+                f"{what} {counted(size, 'byte')} as pickles, and size_max is {self._size_max}: "
+                "pass a larger one on every peer, or send arrays"
             )
 
     def run(self, first: Callable[[bool], Any], then: Callable[[bool], Any]) -> Any:

@@ -174,7 +174,7 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 class Asked:
     """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
-    __slots__ = ("_deadline", "_form", "_op", "_plan", "_recovery", "codec", "tag")
+    __slots__ = ("_deadline", "_op", "_plan", "_recovery", "codec", "form", "tag")
 
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
@@ -185,12 +185,12 @@ class Asked:
         self._plan = parse_plan(get("plan", Plan.AUTO))
         self._recovery = parse_recovery(get("recovery"))
         self._deadline = nanoseconds(get("deadline"), "deadline")
-        self._form = get("_form", 0)
+        self.form = get("_form", 0)
 
     def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
         """As bindings/init_collective.cpp takes them."""
         codec = (*self.codec.native(), *residuals)
-        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec, self._form)
+        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec, self.form)
 
     @property
     def timed(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from pccl_py.errors import InvalidArgument
-from pccl_py.words import unsigned
+from pccl_py.words import counted, unsigned
 
 Shape: TypeAlias = tuple[int, ...]
 Counts: TypeAlias = Sequence[int] | None
@@ -61,17 +61,20 @@ class Rows:
         if counts is not None:
             rows = cls.of_counts(comm, tail, counts, name)
             if rows.whole != whole:
-                raise InvalidArgument(f"{name} are {rows.whole} rows together, but x has {whole}")
+                together = counted(rows.whole, "row")
+                raise InvalidArgument(f"{name} are {together} together, but x has {whole}")
             return rows
         if whole % world:
             advice = "pass counts" if takes_counts else "all need as many"
-            raise InvalidArgument(f"x has {whole} rows, which {world} ranks cannot share: {advice}")
+            raise InvalidArgument(
+                f"x has {counted(whole, 'row')}, which {world} ranks cannot share: {advice}"
+            )
         own = whole // world
         return cls(comm.rank * own, own, whole, tuple(tail), None)
 
     @classmethod
     def of_part(
-        cls, comm: World, shape: Shape, counts: Counts, name: str = "x", unit: str = "rows"
+        cls, comm: World, shape: Shape, counts: Counts, name: str = "x", unit: str = "row"
     ) -> Rows:
         """The rows of an array that has those of this rank; the caller calls it `name`."""
         if not shape:
@@ -82,7 +85,7 @@ class Rows:
         rows = cls.of_counts(comm, tail, counts)
         if rows.own != own:
             raise InvalidArgument(
-                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {own} {unit}"
+                f"counts[{comm.rank}], of this rank, is {rows.own}; {name} has {counted(own, unit)}"
             )
         return rows
 
@@ -94,7 +97,8 @@ class Rows:
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
             raise InvalidArgument(
-                f"{name} has {len(counts)} entries, but must have one for each of {world} ranks"
+                f"{name} has {counted(len(counts), 'entry', 'entries')}, but must have one for "
+                f"each of {counted(world, 'rank')}"
             )
         listed = [unsigned(count, f"each of {name}", 64) for count in counts]
         each = math.prod(tail)

@@ -34,6 +34,10 @@ class SharedState(Closing):
     ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to arrays, not be {type(tensors).__name__}")
+        if not tensors:
+            raise InvalidArgument(
+                "tensors is empty, so there is nothing to make equal: name at least one array"
+            )
         own = {text(tensor, "may_differ") for tensor in _names(may_differ)}
         unknown = sorted(own.difference(tensors))
         if unknown:

@@ -6,14 +6,20 @@ caller needs: seconds to nanoseconds, and small unsigned integers with a range c
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 
 from pccl_py.errors import InvalidArgument
 
 SECONDS_MAX = 10.0 * 365 * 86_400
+# As engine/abi/failure.zig says it.
+DIFFER_IN_FORM = (
+    "The arrays of these two differ in name, in structure or in the kind of their elements"
+)
 
 
 class DType(IntEnum):
@@ -204,16 +210,18 @@ def parse(words: type[WordType], value: object, name: str) -> WordType:
     raise InvalidArgument(f"unknown {name} {value!r}; expected one of {known}")
 
 
-def nanoseconds(seconds: float | None, name: str) -> int:
+def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:
     """Seconds as nanoseconds; None is 0, which the native library reads as its default.
 
-    Raises InvalidArgument unless `seconds` is positive and finite, TypeError if it is not a number.
+    No seconds at all, where they may be, are one nanosecond. Raises InvalidArgument unless
+    `seconds` is positive and finite, TypeError if it is not a number.
     """
     if seconds is None:
         return 0
     value = _number(seconds, name)
-    if not (math.isfinite(value) and value > 0.0):
-        raise InvalidArgument(f"{name} must be positive, finite seconds, not {seconds!r}")
+    if not (math.isfinite(value) and (value > 0.0 or (may_be_zero and value == 0.0))):
+        least = "0, or " if may_be_zero else ""
+        raise InvalidArgument(f"{name} must be {least}positive, finite seconds, not {seconds!r}")
     return max(1, round(min(value, SECONDS_MAX) * 1e9))
 
 
@@ -279,3 +287,34 @@ def text(value: str, name: str) -> str:
     except UnicodeEncodeError:
         raise InvalidArgument(f"{name} must be UTF-8: {value!a}") from None
     return value
+
+
+def form_of(text: str) -> int:
+    """A hash for `form` of pccl.h: what the arrays of a call are, the same on every peer."""
+    told = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") or 1
+
+
+def counted(number: int, what: str, several: str = "") -> str:
+    """A number of things: "1 rank", "3 ranks"; `several` where an s does not make the plural."""
+    return f"{number} {what if number == 1 else several or what + 's'}"
+
+
+def shown(value: object) -> str:
+    """Text of a coordinator or a peer as a terminal may have it.
+
+    Characters that it would obey, that end a line or that turn the writing are escaped, as
+    engine/base/text.zig does. In tables of rich it must be a `Text` as well, as a str is markup.
+    """
+    return "".join(
+        letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)
+    )
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{{{code:x}}}"
+
+
+def first_of(words: Sequence[str], most: int = 8) -> str:
+    """Some words for an error: "a, b, ..."."""
+    return ", ".join(words[:most]) + ", ..." * (len(words) > most)

@@ -242,7 +242,7 @@ class Carried(Protocol):
 class Call:
     """A call whose arguments were checked, and of which nothing was sent."""
 
-    __slots__ = ("_arguments", "_begin", "_carried", "_rosters")
+    __slots__ = ("_arguments", "_begin", "_carried", "_reword", "_rosters")
 
     def __init__(
         self,
@@ -250,11 +250,13 @@ class Call:
         begin: Callable[..., None],
         *arguments: object,
         carried: Carried | None = None,
+        reword: Callable[[str], str] | None = None,
     ) -> None:
         self._rosters = rosters
         self._begin = begin
         self._arguments = arguments
         self._carried = carried
+        self._reword = reword
 
     @overload
     def run(self, async_op: bool) -> Outcome | Work: ...
@@ -275,7 +277,7 @@ class Call:
         made first, and all happens inside of `try`, so that no exception of a signal handler loses
         it.
         """
-        work = (_Dropped if async_op else Work)(finish, reword, self._rosters)
+        work = (_Dropped if async_op else Work)(finish, self._words(reword), self._rosters)
         carried = self._carried
         try:
             # The Work that carries losses on is known before anybody waits for it.
@@ -293,6 +295,13 @@ class Call:
                     carried.begun(work)
             work._in_own_words(error)
             raise
+
+    def _words(self, reword: Callable[[str], str] | None) -> Callable[[str], str] | None:
+        """The words of a frontend, and then this call's own."""
+        own = self._reword
+        if own is None or reword is None:
+            return own or reword
+        return lambda sentence: own(reword(sentence))
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

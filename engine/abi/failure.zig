@@ -582,8 +582,9 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TooManyOperations => fail(
             .invalid_usage,
-            "{d} operations are in flight in this group, which is the limit: wait for one of them",
-            .{base.limits.operations_in_flight_max},
+            "{d} operations are in flight in this group and {d} wait for their turn, which " ++
+                "is the limit: wait for some of them",
+            .{ base.limits.operations_in_flight_max, base.limits.operations_queued_max },
         ),
         error.TooManyGivenUp => fail(
             .coordinator_unreachable,
@@ -794,9 +795,9 @@ pub fn sync(err: net.SharedState.SyncError) Error {
 
 /// The status of a finished operation that is not ok.
 pub fn operation(op: *const session.Operation) Error {
-    var text: [128]u8 = undefined;
-    // Four numbers and some words.
-    const name = std.fmt.bufPrint(&text, "{f}", .{op.named()}) catch unreachable;
+    var text: [128 + base.limits.label_bytes_max]u8 = undefined;
+    // Four numbers, some words, and the name of a state as far as `Names` has it.
+    const name = std.fmt.bufPrint(&text, "{f}", .{op.named(&op.names)}) catch unreachable;
     return switch (op.status) {
         .ok => unreachable, // asked only of failures
         .mismatch => mismatch(op, name),
@@ -926,6 +927,11 @@ const WaitedFor = struct {
         // Others cannot be blamed: what they have done, the coordinator alone would tell.
         const coordinator: Coordinator = .{ .failure = &op.failure };
         if (coordinator.is_away()) return writer.print("{f}", .{coordinator});
+        if (op.ended_queued) return writer.print(
+            " before its turn came: {d} operations of the group were in flight, and beyond that " ++
+                "members must call in one order",
+            .{base.limits.operations_in_flight_max},
+        );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),
@@ -1108,6 +1114,10 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     );
 }
 
+/// Frontends look for it, to say more (pccl_py/kit/frontend.py).
+const differ_in_form =
+    "The arrays of these two differ in name, in structure or in the kind of their elements. ";
+
 /// Which array of a list, or which shard, the two of a mismatch have called differently: "arrays[1]
 /// has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (node7:4242, 7f3a01c2). "
 const Arrays = struct {
@@ -1120,8 +1130,11 @@ const Arrays = struct {
         // Any other difference is seen in their descriptions.
         const alike = first.kind == second.kind and first.arrays == second.arrays;
         if (!alike or first.counts == second.counts or first.uneven) return;
-        if (session.outline.differ_in_form(&first, &second))
-            return writer.writeAll("The arrays of these two differ in name or structure. ");
+        if (session.outline.differ_in_form(&first, &second)) {
+            // Then the kind of their elements is all that differs, and stands there already.
+            if (!std.mem.eql(u8, wire.dtype_name(&first), wire.dtype_name(&second))) return;
+            return writer.writeAll(differ_in_form);
+        }
         if (!session.outline.has_list(&first) or !session.outline.has_list(&second)) return;
         const what = if (first.arrays > 0) "arrays" else "counts";
         const found = session.outline.find(op) orelse
@@ -1365,6 +1378,40 @@ test "with the coordinator gone, no member is blamed, and the error says since w
     try std.testing.expect(std.mem.indexOf(u8, sentence, "was lost 7 s ago. ") != null);
 }
 
+test "a sync is named by its state, also where others wait in one" {
+    var ids: [2]base.PeerId = .{ .from_int(1 << 120), .from_int(2 << 120) };
+    var op: session.Operation = undefined;
+    op.ids = &ids;
+    op.sync = null;
+    op.executor.arrays = no_arrays;
+    op.op = .{ .descriptor = undefined, .chunks = 1, .epoch = 4 };
+    op.op.id = .{ .tag = 7, .sequence = 2 };
+    op.op.descriptor.kind = .sync;
+    op.started_at = 0;
+    op.finished_at = std.time.ns_per_s;
+    op.names = .{ .self = ids[0], .states_count = 2 };
+    op.names.states[0] = .{ .tag = 7, .name = .shown("weights") };
+    op.names.states[1] = .{ .tag = 9, .name = .shown("x" ** base.limits.label_bytes_max) };
+    op.status = .deadline_exceeded;
+    op.failure = .{ .status = .deadline_exceeded, .reason = .deadline };
+    op.failure.missing.set(1);
+    op.failure.elsewhere.count = 1;
+    op.failure.elsewhere.items[0] = .{
+        .rank = 1,
+        .kind = .sync,
+        .op = .{ .tag = 9, .sequence = 0 },
+        .waits_for = 0,
+        .count = 1,
+    };
+    const long = "waits in sync of \"" ++ "x" ** base.limits.label_bytes_max ++ "\" (sequence 0 ";
+    for ([_][]const u8{ "sync of \"weights\" (sequence 2 of epoch 4): the", long }) |part| {
+        try std.testing.expect(status.code(operation(&op)) != .ok);
+        const sentence = std.mem.span(status.pccl_last_error());
+        try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+        op.names.states[0].name = op.names.states[1].name; // the longest takes no more room
+    }
+}
+
 test "a contradiction about chunks names both peers" {
     var op: session.Operation = undefined;
     op.sync = null;
@@ -1415,6 +1462,38 @@ test "a mismatch names both peers and both calls" {
     const sentence = std.mem.span(status.pccl_last_error());
     for ([_][]const u8{ "tag 5", "aabbccdd", "11223344", "1000 f32", "999 f32" }) |part| {
         try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+    }
+}
+
+test "a mismatch tells bool arrays from those of u8, and says no more where that is all" {
+    var op: session.Operation = undefined;
+    op.sync = null;
+    op.names = .{};
+    op.executor.arrays = no_arrays;
+    var descriptor: Descriptor = .{
+        .kind = .broadcast,
+        .dtype = .u8,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 10,
+        .safe_points = 3,
+    };
+    op.op = .{ .descriptor = descriptor, .chunks = 1 };
+    op.status = .mismatch;
+    op.failure = .{ .status = .mismatch, .reason = .mismatch, .descriptor = descriptor };
+    const Case = struct { form: u64, words: []const u8, is_all: bool };
+    for ([_]Case{
+        .{ .form = wire.form_bool, .words = "broadcast(10 bool from", .is_all = true },
+        .{ .form = 7, .words = "broadcast(10 u8 from", .is_all = false },
+    }) |case| {
+        descriptor.counts = session.outline.hash_alone(case.form);
+        op.failure.other_descriptor = descriptor;
+        try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+        const sentence = std.mem.span(status.pccl_last_error());
+        for ([_][]const u8{ "broadcast(10 u8 from", case.words }) |part|
+            try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+        const more = std.mem.indexOf(u8, sentence, differ_in_form);
+        try std.testing.expectEqual(case.is_all, more == null);
     }
 }
 

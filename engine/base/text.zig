@@ -67,7 +67,26 @@ const Letter = struct {
     }
 };
 
+/// A number of things: "1 element", "2 elements".
+pub const Counted = struct {
+    number: u64,
+    what: []const u8,
+
+    pub fn format(it: Counted, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        try writer.print("{d} {s}{s}", .{ it.number, it.what, if (it.number == 1) "" else "s" });
+    }
+};
+
 const testing = std.testing;
+
+test "words agree with numbers" {
+    for ([_]u64{ 0, 1, 2 }, [_][]const u8{ "0 ranks", "1 rank", "2 ranks" }) |number, wanted| {
+        var line: [10]u8 = undefined;
+        const counted: Counted = .{ .number = number, .what = "rank" };
+        const shown = try std.fmt.bufPrint(&line, "{f}", .{counted});
+        try testing.expectEqualStrings(wanted, shown);
+    }
+}
 
 test "a name is refused with whatever a terminal obeys, ends a line or turns the writing" {
     for ([_][]const u8{ "g", "training 7", "größe", "日本", "a\\nb", "[/red]", "x" ** 256 }) |good|

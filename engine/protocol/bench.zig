@@ -306,6 +306,7 @@ const Run = struct {
                 .strategy = .popular,
                 .voted = false,
                 .decisions_seen = run.decisions,
+                .name = .of("weights"),
             } });
         }
         try run.receive();

@@ -57,6 +57,8 @@ pub const Election = struct {
     structures: ?Structures = null,
     /// Newcomers whose offers do not fit, and that must leave for it (misfit.zig).
     misfits: Mask = .empty,
+    /// The name of the state, as the first member that offered has it.
+    name: base.Label = .{},
 
     /// The members as the epoch knows them.
     pub const Members = struct {

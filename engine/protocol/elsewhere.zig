@@ -74,7 +74,7 @@ pub const Elsewhere = struct {
             const epoch = it.elsewhere.epoch;
             const waits = it.elsewhere.get(it.rank) orelse return;
             try writer.print("; it waits in {f} for {f}", .{
-                wire.NamedCall{ .kind = waits.kind, .op = waits.op, .epoch = epoch.number },
+                it.elsewhere.by_rank[it.rank].?.named(epoch.number),
                 epoch.members[waits.waits_for].ranked(waits.waits_for),
             });
             if (waits.count > 1) try writer.print(" and {d} more", .{waits.count - 1});

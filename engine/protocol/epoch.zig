@@ -135,6 +135,20 @@ pub const Record = struct {
     election: ?*Election = null,
 
     const Vote = struct { attempt: u32, digest: u128 };
+
+    /// The name of the state that a sync is of; empty for other operations, and before it is known.
+    pub fn state(record: *const Record) []const u8 {
+        return if (record.election) |election| election.name.slice() else "";
+    }
+
+    pub fn named(record: *const Record, epoch: u64) wire.NamedCall {
+        return .{
+            .kind = record.descriptor.kind,
+            .op = record.id,
+            .epoch = epoch,
+            .state = record.state(),
+        };
+    }
 };
 
 pub const Verdict = struct {
@@ -885,11 +899,13 @@ pub const Epoch = struct {
         try unseen.count_vote(epoch, rank);
         if (message.descriptor.kind != .sync or message.attempt > epoch.attempt)
             return error.Unexpected;
+        const name = base.Label.read(message.name.data) orelse return error.Unexpected;
         if (message.attempt < epoch.attempt or !epoch.running) return; // it offers again
         if (epoch.is_decided(message.op)) return;
         const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
         const election = known.election orelse try Election.create(epoch.gpa, epoch.members.len);
         known.election = election;
+        if (election.name.length == 0) election.name = name;
         known.stall.called.set(rank);
         if (!election.take(rank, .{
             .digest = message.digest,

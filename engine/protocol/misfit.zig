@@ -7,7 +7,9 @@
 //! its own, all are asked for theirs (stall.zig). A newcomer is refused when all members from
 //! before have named the same call, and the newcomer another. So a member that lies about a
 //! newcomer has it refused only where no other member was there before. A message belongs to two
-//! members alone: nobody is refused for one.
+//! members alone: nobody is refused for one. Only its two ranks know a shard of an uneven
+//! all_to_all, so the word of one is enough there: a newcomer is refused when it and a member
+//! disagree, whichever of them says so.
 //!
 //! A newcomer may make its first call on a tag, or of a shared state, that nobody else uses. It is
 //! refused, too, when all members from before have waited for it in their first call elsewhere, and
@@ -35,8 +37,11 @@ pub const Misfits = struct {
     said: std.ArrayList(Said) = .empty,
     /// Some member has seen another call than its own.
     is_open: bool = false,
+    /// A newcomer and a member have other sizes for the shards that they exchange.
+    apart: ?Apart = null,
 
     const Said = struct { rank: u16, descriptor: Descriptor };
+    const Apart = struct { newcomer: Said, member: Said };
 
     pub fn deinit(misfits: *Misfits, gpa: Allocator) void {
         misfits.said.deinit(gpa);
@@ -134,14 +139,23 @@ pub fn on_seen(
 ) ProtocolError!bool {
     const other = epoch.ranks.get(message.other) orelse return false;
     if (!may_be(epoch, message.op)) return false;
-    if (!is_newcomer(epoch, rank) and !is_newcomer(epoch, other)) return false;
-    // These describe what two are to each other, which nobody else can compare.
-    if (message.mine.uneven or message.theirs.uneven) return false;
-    // In a new attempt the reports say what all have called.
+    const from_newcomer = is_newcomer(epoch, rank);
+    if (!from_newcomer and !is_newcomer(epoch, other)) return false;
+    const mine = message.mine.of_all();
+    const is_of_two = mine.uneven and mine.eql(&message.theirs.of_all());
+    if (is_of_two and from_newcomer == is_newcomer(epoch, other)) return false;
+    // In a new attempt the reports say what all have called, and what two see they say again.
     if (!epoch.running or epoch.is_decided(message.op)) return true;
-    const known = try epoch.record_of(message.op, &message.mine, rank) orelse return true;
+    const known = try epoch.record_of(message.op, &mine, rank) orelse return true;
     known.stall.called.set(rank);
-    open(epoch, known);
+    if (is_of_two) {
+        const one: Misfits.Said = .{ .rank = rank, .descriptor = message.mine };
+        const two: Misfits.Said = .{ .rank = other, .descriptor = message.theirs };
+        known.misfits.apart = if (from_newcomer)
+            .{ .newcomer = one, .member = two }
+        else
+            .{ .newcomer = two, .member = one };
+    } else open(epoch, known);
     return true;
 }
 
@@ -290,7 +304,7 @@ const Call = struct {
     pub fn format(call: Call, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const kind = call.record.descriptor.kind;
         // The tag of a sync says nothing to a person: it follows from the name of the state.
-        if (kind == .sync) return writer.writeAll("sync (states meet by their names)");
+        if (kind == .sync) return writer.print("sync of \"{s}\"", .{call.record.state()});
         try writer.print("{t} (tag {d})", .{ kind, call.record.id.tag });
     }
 };
@@ -308,6 +322,8 @@ pub fn find(group: *const Group, overdue: *Overdue) bool {
                 take_state(epoch, known, overdue);
                 return true;
             };
+            take_apart(epoch, known, overdue);
+            if (overdue.count > 0) return true;
             take_call(epoch, known, overdue);
             if (overdue.count > 0) return true;
         }
@@ -322,11 +338,34 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
         if (epoch.members[rank].peer) |peer| overdue.add(peer);
     }
     if (election.structures) |*structures| overdue.say(
-        "its shared state is not that of the members: {s}",
-        .{structures.text()},
+        "its shared state \"{s}\" is not that of the members: {s}",
+        .{ election.name.slice(), structures.text() },
     ) else overdue.say("it insists on its content of a shared state (send_only), and so does " ++
         "another member, on its own: at most one content can be sent", .{});
     election.misfits = .empty;
+}
+
+/// A newcomer whose shards do not fit those of a member, if both are still there.
+fn take_apart(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
+    const apart = known.misfits.apart orelse return;
+    known.misfits.apart = null;
+    const newcomer, const member = .{ apart.newcomer.rank, apart.member.rank };
+    if (!epoch.alive.has(newcomer) or !epoch.alive.has(member)) return;
+    overdue.add(epoch.members[newcomer].peer orelse return);
+    overdue.call = .{
+        .op = known.id,
+        .peer = epoch.members[member].id,
+        .descriptor = apart.member.descriptor,
+    };
+    const own, const there = .{ &apart.newcomer.descriptor, &apart.member.descriptor };
+    overdue.say("it called {f} where {f} called {f} (tag {d}, sequence {d} of epoch {d})", .{
+        Described{ .descriptor = own, .other = there, .names = epoch.names() },
+        epoch.members[member].ranked(member),
+        Described{ .descriptor = there, .other = own, .names = epoch.names() },
+        known.id.tag,
+        known.id.sequence,
+        epoch.number,
+    });
 }
 
 fn take_call(epoch: *const Epoch, known: *const Record, overdue: *Overdue) void {

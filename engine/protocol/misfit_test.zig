@@ -168,6 +168,96 @@ test "a member that lies about a newcomer has nobody refused while another was t
     try expectEqual(with_newcomer, court.members_alive());
 }
 
+/// In an uneven all_to_all: the elements that one has for another, and wants of it.
+fn exchanging(sends: u64, wants: u64) control.Descriptor {
+    var own = counting(sends);
+    own.kind = .all_to_all;
+    own.uneven = true;
+    own.counts = wants;
+    return own;
+}
+
+fn see_shards(
+    court: *Court,
+    index: usize,
+    other: usize,
+    mine: control.Descriptor,
+    theirs: control.Descriptor,
+) !void {
+    try court.say(index, .{ .mismatch_seen = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .op = .{ .tag = tag, .sequence = 0 },
+        .mine = mine,
+        .other = id_of(other),
+        .theirs = theirs,
+    } });
+}
+
+test "a newcomer whose shards do not fit those of a member is refused, on the word of either" {
+    for ([_]usize{ 1, newcomer }) |from| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        const member, const new = .{ exchanging(2, 3), exchanging(4, 2) };
+        if (from == newcomer)
+            try see_shards(&court, newcomer, 1, new, member)
+        else
+            try see_shards(&court, 1, newcomer, member, new);
+        // Their votes, which have no sizes, are those of one call.
+        for (0..peers_max) |index| {
+            var said = court.vote(tag, 0);
+            said.descriptor = exchanging(0, 0);
+            try court.say(index, .{ .done = said });
+        }
+        try tick(&court);
+        try expectEqual(members_only, court.members_alive());
+        try expect(court.expelled[newcomer] and court.expelled_refused);
+        const parts = [_][]const u8{
+            "it called all_to_all(f32, 4 elements for the other and 2 from it) where rank 1 (",
+            " called all_to_all(f32, 2 elements for the other and 3 from it) (tag 5",
+        };
+        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+        try expect(court.last_expelled.peer.eql(id_of(1)));
+        try expectEqual(0, total(&court.aborts));
+    }
+}
+
+test "where two members, or two newcomers, have other shards for each other all hear of it" {
+    for ([_][2]usize{ .{ 0, 1 }, .{ newcomer + 1, newcomer } }) |pair| {
+        var court: Court = undefined;
+        try form(&court, 2);
+        defer court.c.destroy();
+        try see_shards(&court, pair[0], pair[1], exchanging(2, 3), exchanging(4, 2));
+        try court.listen();
+        for (court.aborts[0 .. peers_max + 2]) |aborts| try expectEqual(1, aborts);
+        try expectEqual(.mismatch, court.last_abort.?.reason);
+        try expectEqual(3, court.last_abort.?.descriptor.counts);
+        try tick(&court);
+        try expectEqual(0b11111, court.members_alive());
+    }
+}
+
+test "a newcomer that exchanges unevenly where members do not is refused for what all say" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    var even = exchanging(0, 0);
+    even.uneven = false;
+    even.count = 100;
+    try see_shards(&court, newcomer, 1, exchanging(2, 3), even);
+    try tick(&court);
+    try expectEqual(with_newcomer, court.members_alive());
+    for (0..peers_max) |index| {
+        var said = court.vote(tag, 0);
+        said.descriptor = even;
+        try court.say(index, .{ .done = said });
+    }
+    try tick(&court);
+    try expectEqual(members_only, court.members_alive());
+    try expectEqual(0, total(&court.aborts));
+}
+
 test "newcomers that agree with the members stay, and the others go at once" {
     // Method: of four newcomers two call the same wrong thing, one another, one the right one; all
     // before any of the members has spoken.
@@ -333,31 +423,57 @@ fn kept_ranges(bytes: []const u8) !u32 {
     return error.NoResume;
 }
 
+const Offer = struct {
+    root: u8 = 1,
+    strategy: control.Strategy = .popular,
+    name: []const u8 = "weights",
+};
+
+fn offer(court: *Court, index: usize, what: Offer) !void {
+    try court.say(index, .{ .state_offer = .{
+        .group = 0,
+        .epoch = court.epoch,
+        .attempt = court.attempt,
+        .op = .{ .tag = base.limits.state_tags_first, .sequence = 0 },
+        .descriptor = std.mem.zeroInit(control.Descriptor, .{
+            .kind = .sync,
+            .dtype = .u8,
+            .op = .sum,
+            .recovery = .resume_chunks,
+        }),
+        .digest = what.root,
+        .revision = 0,
+        .structure = @splat(1),
+        .root = @splat(what.root),
+        .strategy = what.strategy,
+        .voted = false,
+        .decisions_seen = 0,
+        .name = .of(what.name),
+    } });
+}
+
+test "a state is named as the first member says it, and one that cannot be shown ends its member" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    for ([_][]const u8{ "", "weights", "other", "a\x1b[2Jb" }, 0..) |name, index| {
+        try offer(&court, index, .{ .name = name });
+        try expectEqual(index < 3, court.peers[index] != null);
+        const known = court.group().current().?.records.items[0];
+        try std.testing.expectEqualStrings(if (index == 0) "" else "weights", known.state());
+    }
+}
+
 test "of two newcomers that insist on different contents the second is refused, and nobody else" {
     var court: Court = undefined;
     try form(&court, 2);
     defer court.c.destroy();
     for (0..newcomer + 2) |index| {
         const insists = index >= newcomer;
-        try court.say(index, .{ .state_offer = .{
-            .group = 0,
-            .epoch = court.epoch,
-            .attempt = court.attempt,
-            .op = .{ .tag = base.limits.state_tags_first, .sequence = 0 },
-            .descriptor = std.mem.zeroInit(control.Descriptor, .{
-                .kind = .sync,
-                .dtype = .u8,
-                .op = .sum,
-                .recovery = .resume_chunks,
-            }),
-            .digest = if (insists) index else 1,
-            .revision = 0,
-            .structure = @splat(1),
-            .root = @splat(if (insists) @intCast(index) else 1),
+        try offer(&court, index, .{
+            .root = if (insists) @intCast(index) else 1,
             .strategy = if (insists) .send_only else .popular,
-            .voted = false,
-            .decisions_seen = 0,
-        } });
+        });
     }
     try tick(&court);
     try expectEqual(0, total(&court.aborts));

@@ -215,7 +215,11 @@ pub const Waits = struct {
                 waits.epoch.members[pair.src].ranked(pair.src),
                 waits.epoch.members[pair.dst].ranked(pair.dst),
             });
-        } else try writer.print("{t} (", .{known.descriptor.kind});
+        } else {
+            try writer.print("{t}", .{known.descriptor.kind});
+            if (known.state().len > 0) try writer.print(" of \"{s}\"", .{known.state()});
+            try writer.writeAll(" (");
+        }
         // That of a sync says nothing to a person.
         if (known.descriptor.kind != .sync)
             try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});

@@ -250,6 +250,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
         }
         try field(json, "sequence", record.id.sequence);
         try field(json, "kind", @tagName(record.descriptor.kind));
+        if (record.state().len > 0) try field(json, "state", record.state());
         try field(json, "dtype", @tagName(record.descriptor.dtype));
         try field(json, "op", @tagName(record.descriptor.op));
         try field(json, "count", record.descriptor.count);
@@ -319,6 +320,7 @@ fn write_elsewhere(page: *Page, elsewhere: *const Elsewhere, missing: *const bas
         try field(json, "tag", base.Pair.user_tag_of(waits.op.tag));
         try field(json, "sequence", waits.op.sequence);
         const there = elsewhere.by_rank[waits.rank].?;
+        if (there.state().len > 0) try field(json, "state", there.state());
         const whom: base.Order = .of(&stall.missing_of(elsewhere.epoch, there));
         try field(json, "waits_for", whom.slice());
         try json.endObject();

@@ -72,12 +72,18 @@ pub const Names = struct {
     self: PeerId = .none,
     items: [names_max]Name = undefined,
     count: usize = 0,
+    /// The shared states of this peer that the error is about.
+    states: [states_max]StateName = undefined,
+    states_count: usize = 0,
 
     /// Those whose calls were missing; further ones are counted.
     pub const missing_max = 4;
     const names_max = missing_max + base.limits.elsewhere_told_max + 6;
 
+    const states_max = 1 + base.limits.elsewhere_told_max;
+
     pub const Name = struct { id: PeerId, rank: ?u16, label: base.Label };
+    const StateName = struct { tag: u64, name: base.Label };
 
     pub fn of_failure(s: *const Session, operation: *const Operation) Names {
         var names: Names = .{ .self = s.self };
@@ -91,6 +97,7 @@ pub const Names = struct {
             names.add(s, operation, id);
         names.add_ranks(s, operation, &failure.missing);
         names.add_elsewhere(s, operation, &failure.elsewhere);
+        names.add_state(operation, operation.op.id.tag);
         return names;
     }
 
@@ -99,6 +106,7 @@ pub const Names = struct {
         var names: Names = .{ .self = s.self };
         names.add_ranks(s, operation, &operation.op.missing);
         names.add_elsewhere(s, operation, &operation.op.elsewhere);
+        names.add_state(operation, operation.op.id.tag);
         return names;
     }
 
@@ -108,7 +116,27 @@ pub const Names = struct {
         operation: *const Operation,
         elsewhere: *const protocol.Elsewhere,
     ) void {
-        for (elsewhere.slice()) |*waits| names.add(s, operation, operation.ids[waits.waits_for]);
+        for (elsewhere.slice()) |*waits| {
+            names.add(s, operation, operation.ids[waits.waits_for]);
+            names.add_state(operation, waits.op.tag);
+        }
+    }
+
+    /// Others have the states that this peer has under the same tags.
+    fn add_state(names: *Names, operation: *const Operation, tag: u64) void {
+        for (operation.group.states.items) |item| {
+            if (item.tag != tag or names.state(tag).len > 0) continue;
+            names.states[names.states_count] = .{ .tag = tag, .name = .shown(item.name) };
+            names.states_count += 1;
+        }
+    }
+
+    /// The name of the shared state that operations with this tag are syncs of, as it can be shown;
+    /// empty if there is none, or it is not known.
+    pub fn state(names: *const Names, tag: u64) []const u8 {
+        for (names.states[0..names.states_count]) |*item| if (item.tag == tag)
+            return item.name.slice();
+        return "";
     }
 
     fn add_ranks(

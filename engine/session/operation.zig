@@ -45,6 +45,9 @@ pub const Operation = struct {
     committed: ?bool = null,
     /// The user wants no more of it.
     released: bool = false,
+    /// It waits for its turn (queue.zig), and it ended so.
+    is_queued: bool = false,
+    ended_queued: bool = false,
     /// Where a link of it broke.
     unreachable_peer: base.PeerId = .none,
 
@@ -144,12 +147,13 @@ pub const Operation = struct {
     }
 
     /// "all_reduce (tag 5, sequence 7 of epoch 2)", "send to rank 1 (tag 0, sequence 3 of epoch 2)"
-    pub fn named(operation: *const Operation) Named {
-        return .{ .operation = operation };
+    pub fn named(operation: *const Operation, names: *const Names) Named {
+        return .{ .operation = operation, .names = names };
     }
 
     pub const Named = struct {
         operation: *const Operation,
+        names: *const Names,
 
         pub fn format(it: Named, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const op = &it.operation.op;
@@ -157,6 +161,7 @@ pub const Operation = struct {
                 .kind = op.descriptor.kind,
                 .op = op.id,
                 .epoch = op.epoch,
+                .state = it.names.state(op.id.tag),
             };
             if (call.kind != .send_recv) return call.format(writer);
             const roles = &it.operation.executor.roles;

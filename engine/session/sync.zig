@@ -231,6 +231,7 @@ pub fn step(s: *Session, operation: *Operation) void {
                 .root = sync.root,
                 .strategy = sync.strategy,
                 .voted = sync.voted,
+                .name = if (sync.state) |state| .shown(state.name) else .{},
             });
             s.sync_point(operation, .sync_offered, 0);
         },
@@ -330,7 +331,7 @@ fn fetch_more(s: *Session, operation: *Operation) void {
     if (!sync.fetch.has_sources()) {
         // It has no link to those who hold it: in a large group only to neighbours, who will.
         if (sync.fetch.may_wait()) return;
-        s.log(.err, "no member gives the elected content of the shared state", .{});
+        s.log(.err, "no member gives the elected content of {f}", .{Of{ .sync = sync }});
         return operation.group.member.give_up(&operation.op, .state_unavailable);
     }
     if (sync.phase == .hashes) return ask_for_hashes(s, operation);
@@ -365,6 +366,16 @@ fn ask_for_page(s: *Session, sync: *Sync, rank: u16) void {
     ask(s, sync, rank, .{ .class = Sync.class_hashes, .index = sync.pages_got });
 }
 
+/// "shared state "weights""
+const Of = struct {
+    sync: *const Sync,
+
+    pub fn format(it: Of, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        const state = it.sync.state orelse return writer.writeAll("a shared state");
+        try writer.print("shared state \"{s}\"", .{state.name});
+    }
+};
+
 fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
     const exchange = &sync.exchanges[rank];
     // At most a page and the leaves that Fetch allows are on request.
@@ -376,8 +387,8 @@ fn ask(s: *Session, sync: *Sync, rank: u16, item: Queue.Item) void {
 /// Nothing more is asked of this source.
 fn discard(s: *Session, operation: *Operation, rank: u16, why: []const u8) void {
     const sync = operation.sync.?;
-    s.log(.warning, "nothing more of a shared state is asked of peer {f}: {s}", .{
-        labels.named(s, operation.ids[rank]), why,
+    s.log(.warning, "nothing more of {f} is asked of peer {f}: {s}", .{
+        Of{ .sync = sync }, labels.named(s, operation.ids[rank]), why,
     });
     sync.fetch.discard(rank);
     sync.exchanges[rank].wants = .{};

@@ -152,6 +152,20 @@ test "all equal: committed by the offers, and nothing moves" {
     }
 }
 
+test "a sync that waits for another member is in the log by the name of its state" {
+    var case: Case = undefined;
+    try case.init(&.{ 7, 7 }, &.{ 4, 4 });
+    defer case.deinit();
+    try case.held[0].sync(.popular, deadline_never);
+    try case.world.pass(7 * std.time.ns_per_s);
+    const said = case.world.said[0..case.world.said_bytes];
+    const wanted = "sync of \"model\" (sequence 0 of epoch 1) has been waiting ";
+    try expect(std.mem.startsWith(u8, said, wanted));
+    try case.held[1].sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(.ok);
+}
+
 test "equal contents of different revisions move nothing, and agree on the highest" {
     var case: Case = undefined;
     try case.init(&.{ 7, 7 }, &.{ 4, 9 });

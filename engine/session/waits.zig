@@ -27,7 +27,7 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
     group.wait_said_at = s.now;
     const names: labels.Names = .of_missing(s, operation);
     s.log(.warning, "{f} has been waiting {d} s for {f}{f}; group {s}", .{
-        operation.named(),
+        operation.named(&names),
         (s.now -| operation.started_at) / std.time.ns_per_s,
         Missing{ .names = &names, .operation = operation },
         Elsewhere{
@@ -126,6 +126,7 @@ pub const Elsewhere = struct {
                     .kind = waits.kind,
                     .op = waits.op,
                     .epoch = it.operation.op.epoch,
+                    .state = it.names.state(waits.op.tag),
                 },
                 it.names.who(ids[waits.waits_for]),
             });

@@ -163,6 +163,13 @@ pub const Descriptor = struct {
         return a.eql(&seen_from_there);
     }
 
+    /// As votes have it: without the sizes of shards that only two know.
+    pub fn of_all(descriptor: *const Descriptor) Descriptor {
+        var common = descriptor.*;
+        if (common.uneven) common.count, common.counts = .{ 0, 0 };
+        return common;
+    }
+
     /// Short enough for every frame. Equal ones may differ; votes compare the whole.
     pub fn fingerprint(descriptor: Descriptor) u32 {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
@@ -558,6 +565,8 @@ pub const StateOffer = struct {
     /// It has voted for this root in an earlier attempt.
     voted: bool,
     decisions_seen: u64,
+    /// The name of the state, for people: as much of it as can be shown.
+    name: Bytes,
 
     pub const bounds = .{
         .group = group_last,
@@ -566,6 +575,7 @@ pub const StateOffer = struct {
         .digest = .any,
         .revision = limits.state_revisions_max,
         .decisions_seen = .any,
+        .name = limits.label_bytes_max,
     };
 };
 /// A part of the answer to state_ask: tensors in order of their names.

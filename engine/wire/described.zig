@@ -6,6 +6,17 @@ const base = @import("base");
 const control = @import("control.zig");
 const Descriptor = @import("control.zig").Descriptor;
 
+/// pccl.h: PCCL_FORM_BOOL.
+pub const form_bool: u64 = 1_819_242_339;
+
+/// The name of the elements. One array, or shards that are alike, has nothing but its form in
+/// `counts`; of others it is in a hash.
+pub fn dtype_name(descriptor: *const Descriptor) []const u8 {
+    const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
+    const is_bool = descriptor.counts == form_bool and is_alone and !descriptor.uneven;
+    return if (is_bool and descriptor.dtype == .u8) "bool" else descriptor.dtype.name();
+}
+
 /// The words for a call, with peers named as `Names.who` does: what it moves, and each option in
 /// which it differs from what another called in its place:
 /// "all_reduce(sum, 1000 f32, recovery raise, codec int8, plan ring, after 3 safe points)"
@@ -21,12 +32,7 @@ pub fn Described(comptime Names: type) type {
         pub fn format(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const descriptor = it.descriptor;
             const root = it.names.who(descriptor.root);
-            const recovery = switch (descriptor.recovery) {
-                .resume_chunks => "resume",
-                .restart => "restart",
-                .raise => "raise",
-            };
-            const dtype = descriptor.dtype.name();
+            const dtype = dtype_name(descriptor);
             switch (descriptor.kind) {
                 .all_reduce, .reduce_scatter => |kind| try writer.print("{t}({s}, {d} {s}", .{
                     kind,
@@ -35,10 +41,10 @@ pub fn Described(comptime Names: type) type {
                     dtype,
                 }),
                 .all_gather, .all_to_all => |kind| if (descriptor.uneven)
-                    try writer.print("{t}({s}, {d} elements for the other and {d} from it", .{
+                    try writer.print("{t}({s}, {f} for the other and {d} from it", .{
                         kind,
                         dtype,
-                        descriptor.count,
+                        base.text.Counted{ .number = descriptor.count, .what = "element" },
                         descriptor.counts,
                     })
                 else
@@ -68,6 +74,17 @@ pub fn Described(comptime Names: type) type {
                 try writer.print(", {d} arrays", .{descriptor.arrays});
             } else if (descriptor.outline.dtypes != 0)
                 try writer.writeAll(", shards of different sizes");
+            try it.put_options(writer);
+            try writer.writeAll(")");
+        }
+
+        fn put_options(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const descriptor = it.descriptor;
+            const recovery = switch (descriptor.recovery) {
+                .resume_chunks => "resume",
+                .restart => "restart",
+                .raise => "raise",
+            };
             // Nothing stands before their options.
             const is_bare = descriptor.kind == .barrier or descriptor.kind == .sync;
             var comma: []const u8 = if (is_bare) "" else ", ";
@@ -84,8 +101,10 @@ pub fn Described(comptime Names: type) type {
                 comma = ", ";
             }
             if (it.differs(.safe_points))
-                try writer.print("{s}after {d} safe points", .{ comma, descriptor.safe_points });
-            try writer.writeAll(")");
+                try writer.print("{s}after {f}", .{
+                    comma,
+                    base.text.Counted{ .number = descriptor.safe_points, .what = "safe point" },
+                });
         }
 
         /// Whether the caller has to see an option. One that it has not named is not shown.
@@ -105,16 +124,20 @@ pub fn Described(comptime Names: type) type {
     };
 }
 
-/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)"
+/// "all_reduce (tag 5, sequence 7 of epoch 2)", "message from rank 0 to rank 1 (tag 5, ...)",
+/// "sync of "weights" (sequence 0 of epoch 2)"
 pub const NamedCall = struct {
     kind: control.OpKind,
     op: control.OpId,
     epoch: u64,
+    /// The name of the state that a sync is of, as it can be shown; empty where it is not known.
+    state: []const u8 = "",
 
     pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (base.Pair.of(it.op.tag)) |pair| {
             try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
         } else try writer.print("{t}", .{it.kind});
+        if (it.state.len > 0) try writer.print(" of \"{s}\"", .{it.state});
         try it.place(writer);
     }
 

@@ -27,8 +27,13 @@ static uint32_t number_in(const char *variable, uint32_t otherwise) {
 
 int main(int argc, char **argv) {
   const char *token = getenv("PCCL_TOKEN");
-  if (argc != 2 || token == NULL) {
-    fprintf(stderr, "usage: PCCL_TOKEN=... average VALUE\n");
+  if (argc != 2) {
+    fprintf(stderr, "usage: pccl run -n 2 -- ./average VALUE\n");
+    return 2;
+  }
+  if (token == NULL) {
+    fprintf(stderr, "average: no token: start it with `pccl run -n 2 -- ./average 3`, or set "
+                    "PCCL_TOKEN\n");
     return 2;
   }
 

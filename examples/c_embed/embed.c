@@ -38,8 +38,13 @@ static pccl_work_t *begin(pccl_comm_t *comm, struct pollfd *finished) {
 
 int main(int argc, char **argv) {
   const char *token = getenv("PCCL_TOKEN"), *peers = getenv("PCCL_INITIAL_WORLD_SIZE");
-  if (argc != 2 || token == NULL) {
-    fprintf(stderr, "usage: PCCL_TOKEN=... embed ROUNDS\n");
+  if (argc != 2) {
+    fprintf(stderr, "usage: pccl run -n 2 -- ./embed ROUNDS\n");
+    return 2;
+  }
+  if (token == NULL) {
+    fprintf(stderr, "embed: no token: start it with `pccl run -n 2 -- ./embed 3`, or set "
+                    "PCCL_TOKEN\n");
     return 2;
   }
   setvbuf(stdout, NULL, _IOLBF, 0);

@@ -15,7 +15,7 @@ from rich.table import Table
 import pccl_py
 from pccl_py import measure, measure_collectives
 from pccl_py.measure_collectives import Result
-from pccl_py.words import parse
+from pccl_py.words import counted, parse
 
 # Not that of a training run, whose members make other calls.
 GROUP = "pccl-bench"
@@ -75,7 +75,7 @@ def collective(plan: Plan, comm: pccl_py.Group, *, as_json: bool) -> None:
 def heading(plan: Plan, world: int) -> str:
     """The first lines: the task, and the columns of `row`, as NCCL's tests have them."""
     op = ", sum" if plan.collective in measure_collectives.REDUCING else ""
-    peers = f"{world} peers" if world > 1 else "1 peer"
+    peers = counted(world, "peer")
     last = "#wrong" if plan.codec == "none" else "lost"
     return (
         f"# pccl {pccl_py.__version__}: {plan.collective} of {plan.dtype}{op}, {peers}, "

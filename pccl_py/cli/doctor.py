@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pccl_py
-from pccl_py.cli.status import shown
+from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
 # Enough for a transfer of 1 Gbit/s over 30 ms; less is slow over long distances.
@@ -213,7 +213,8 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
     if "dial_back" not in status:
         note += "; no member was asked to dial it, because another doctor was first"
     elif left_out := status["dial_back"]["left_out"]:
-        note += f"; {left_out} members were not asked to dial it, because 32 are enough"
+        verb = "was" if left_out == 1 else "were"
+        note += f"; {counted(left_out, 'member')} {verb} not asked, because 32 are enough"
     return Finding("seen", True, f"others dial a peer of this machine at {seen[0]}{note}")
 
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl_py
+from pccl_py.words import shown
 
 SCHEMA = 1
 # These name no elements; and these alone have an op.
@@ -112,21 +113,6 @@ def page(status: dict[str, Any]) -> RenderableType:
         raise pccl_py.PcclError(
             "the coordinator's answer is not a status: use its release, or --json"
         ) from error
-
-
-def shown(value: object) -> str:
-    """Text of a coordinator or a peer as a terminal may have it.
-
-    Characters that it would obey, that end a line or that turn the writing are escaped, as
-    engine/base/text.zig does. In tables it must be a `Text` as well: rich takes a str for markup.
-    """
-    return "".join(
-        letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)
-    )
-
-
-def _escaped(code: int) -> str:
-    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{{{code:x}}}"
 
 
 def render(status: dict[str, Any]) -> RenderableType:
@@ -299,7 +285,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
             table,
             "" if kind == "sync" else operation["tag"],
             operation["sequence"],
-            kind,
+            _kind(operation),
             "" if kind in EMPTY else operation["count"],
             "" if kind in EMPTY else operation["dtype"],
             operation["op"] if kind in REDUCING else "",
@@ -318,7 +304,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
             tag = "" if operation["kind"] == "sync" else f"tag {operation['tag']}, "
             peer = _name(epoch["members"][rank])
             says = (
-                f"waiting for rank {rank} ({peer}): it has not called {operation['kind']} ({tag}"
+                f"waiting for rank {rank} ({peer}): it has not called {_kind(operation)} ({tag}"
                 f"sequence {operation['sequence']}) for {duration(operation['stalled_ns'])}"
             )
             lines.append(Text(shown(says), style="yellow"))
@@ -350,7 +336,13 @@ def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
 def _call(operation: dict[str, Any]) -> str:
     """Its name in a line. The tag of a sync says nothing to a person."""
     tag = "" if operation["kind"] == "sync" else f" tag {operation['tag']}"
-    return f"{operation['kind']}{tag} sequence {operation['sequence']}"
+    return f"{_kind(operation)}{tag} sequence {operation['sequence']}"
+
+
+def _kind(operation: dict[str, Any]) -> str:
+    """Its kind; a sync has the name of its state, if the coordinator knows it."""
+    kind: str = operation["kind"]
+    return f'{kind} of "{operation["state"]}"' if operation.get("state") else kind
 
 
 def _ranked(epoch: dict[str, Any], rank: int) -> str:

@@ -8,7 +8,6 @@ are in functions.py.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,13 +15,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape
+from pccl_py.words import DIFFER_IN_FORM, counted, first_of, form_of
 
 ArrayType = TypeVar("ArrayType")
 _Taken = TypeVar("_Taken")
 _PLACE = re.compile(r" at 0x[0-9a-fA-F]+")
-_TOLD_MAX = 8
-# As engine/abi/failure.zig says it.
-_OTHERWISE = "The arrays of these two differ in name or structure"
 # Not inside of a name that has been put there.
 _NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
@@ -51,8 +48,8 @@ class Form(NamedTuple):
         """A sentence of the library, which knows leaves by their numbers alone; or one of these."""
         if not self.names:
             return sentence
-        some = ", ".join(self.names[:_TOLD_MAX]) + ", ..." * (len(self.names) > _TOLD_MAX)
-        sentence = sentence.replace(f"{_OTHERWISE}. ", f"{_OTHERWISE}; this peer's are {some}. ")
+        told = f"{DIFFER_IN_FORM}; this peer's are {first_of(self.names)}. "
+        sentence = sentence.replace(f"{DIFFER_IN_FORM}. ", told)
         return _NUMBERED.sub(lambda found: f"leaf {self.names[int(found[1])]}", sentence)
 
     @property
@@ -63,8 +60,7 @@ class Form(NamedTuple):
         """
         if all(name == f"[{index}]" for index, name in enumerate(self.names)):
             return 0
-        told = _PLACE.sub("", "\n".join(self.names)).encode("utf-8", "surrogatepass")
-        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") or 1
+        return form_of(_PLACE.sub("", "\n".join(self.names)))
 
 
 def one(x: object) -> Form:
@@ -177,7 +173,9 @@ class Frontend(ABC, Generic[ArrayType]):
         if out is None:
             return [self.empty(shape, send) for shape, send in zip(shapes, sends, strict=True)]
         if len(out.arrays) != len(sends):
-            raise InvalidArgument(f"out has {len(out.arrays)} arrays, x has {len(sends)}")
+            raise InvalidArgument(
+                f"out has {counted(len(out.arrays), 'array')}, x has {len(sends)}"
+            )
 
         def take(given: object, shape: Shape, send: ArrayType) -> ArrayType:
             target = self.target(given, adds)

@@ -985,7 +985,7 @@ def test_each_two_ranks_exchange_as_many_as_they_agree(pair: tuple[Any, Any]) ->
     assert list(made[1]) == [0, 1, 2, 11, 12]
     for said in together([functools.partial(program, rank, 2) for rank in range(2)]):
         assert "3 elements for the other and 2 from it" in said
-        assert "1 elements for the other and 3 from it" in said
+        assert "1 element for the other and 3 from it" in said
     counts, ranks = counts_of(1, 1)
     others, _ = counts_of(2, 2)
     arguments = (given[0], made[0], counts, others, ranks, lib.PCCL_U32, null, null)

@@ -155,6 +155,14 @@ def test_an_example_says_what_went_wrong(request: pytest.FixtureRequest, what: s
     assert answer.returncode == 1
     assert re.match(what + r": connect: PCCL_INVALID_ARGUMENT: .{10,}", answer.stderr)
     assert subprocess.run([str(program)], capture_output=True, check=False).returncode == 2
+    del environment["PCCL_TOKEN"]
+    answer = subprocess.run(
+        [str(program), "3"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert answer.returncode == 2
+    assert answer.stderr.startswith(
+        f"{what}: no token: start it with `pccl run -n 2 -- ./{what} 3`"
+    )
 
 
 # ---- the one with an event loop ------------------------------------------------------------------

@@ -241,7 +241,11 @@ def test_rows_that_cannot_be_shared_are_refused(
     with pytest.raises(ValueError, match="no rows to share"):
         frontend.call(collective, world.comms[0], frontend.make([1], ()))
     if collective in COUNTED:
-        for counts, said in (((2, 2), "together"), ((5,), "entries"), ((6, -1), "between 0 and")):
+        for counts, said in (
+            ((2, 2), "together"),
+            ((5,), "1 entry, but"),
+            ((6, -1), "between 0 and"),
+        ):
             with pytest.raises(ValueError, match=said):
                 frontend.call(
                     collective, world.comms[0], frontend.make([1] * 5, (5,)), counts=counts

@@ -53,7 +53,7 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
                     call()
                 return str(caught.value)
 
-            def wait_elsewhere(call: Callable[[], object], name: str) -> None:
+            def wait_elsewhere(call: Callable[[], object], name: str) -> str:
                 """Rank 0 waits on tag 0, rank 1 elsewhere, and for longer."""
                 first = pool.submit(failure, lambda: comms[0].all_reduce(np.ones(4), deadline=4))
                 second = pool.submit(failure, call)
@@ -68,12 +68,14 @@ def test_two_that_wait_for_each_other_on_different_tags_are_told_of_it() -> None
                 said = f"which has not called it; {there} waits in {name}"
                 assert said in first.result()
                 assert "for rank 0 (this peer)" in first.result()
-                second.result()
+                assert [each.get("state") for each in found[:1]] in [[None], ["mine"]]
+                return second.result()
 
             wait_elsewhere(
                 lambda: comms[1].all_reduce(np.ones(4), tag=5, deadline=4.5), "all_reduce (tag 5, "
             )
-            wait_elsewhere(lambda: state.sync(deadline=4.5), "sync (")
+            said = wait_elsewhere(lambda: state.sync(deadline=4.5), "sync (")
+            assert said.startswith('sync of "mine" (sequence 0 of epoch 1): the deadline passed')
         for comm in comms:
             comm.close()
 

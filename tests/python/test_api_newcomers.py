@@ -118,6 +118,35 @@ def test_a_newcomer_with_another_first_call_is_refused_alone(
         comm.close()
 
 
+def test_a_newcomer_whose_counts_do_not_fit_is_refused_alone(
+    coordinator: pccl.Coordinator,
+) -> None:
+    """It has two rows for rank 1, which wants one; rank 0 may have had its row before that."""
+    members, newcomer = members_and_newcomer(coordinator)
+
+    def exchange(comm: pccl.Communicator) -> Any:
+        sends = [1, 2, 1] if comm is newcomer else [1, 1, 1]
+        rows = np.full((sum(sends), 2), comm.rank + 1.0)
+
+        def call() -> Any:
+            return pnp.all_to_all(comm, rows, send_counts=sends, recv_counts=[1, 1, 1])
+
+        if comm is not newcomer:
+            return call()
+        with pytest.raises(pccl.Mismatch) as caught:
+            call()
+        return caught.value
+
+    *received, raised = each([*members, newcomer], exchange)
+    for comm, rows in zip(members, received, strict=True):
+        assert rows[:2].tolist() == [[1, 1], [2, 2]]
+        assert rows[2].tolist() in [[0, 0], [3, 3]][: 2 - comm.rank]
+    parts = ["it called all_to_all(f64, 4 elements for the other", "where rank 1 (", "2 from it)"]
+    check_refused(newcomer, raised, *parts)
+    for comm in members:
+        comm.close()
+
+
 @pytest.mark.parametrize("what", ["tag", "state"])
 def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> None:
     """Another tag, or another name of its shared state: the members wait for the stall warning."""
@@ -140,7 +169,14 @@ def test_a_newcomer_that_calls_where_nobody_does_is_refused_alone(what: str) -> 
             return caught.value
 
         *_, raised = each([*members, newcomer], raised_by)
-        parts = ["(tag 7)", "(tag 3)"] if what == "tag" else ["sync (states meet by their names)"]
+        parts = (
+            ["(tag 7)", "(tag 3)"]
+            if what == "tag"
+            else [
+                'it waits in sync of "weights", which no member',
+                'its sync of "parameters"',
+            ]
+        )
         check_refused(newcomer, raised, "which no member has called", *parts)
         assert all(comm.info().alive == 2 for comm in members)
         for comm in members:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import gc
+import logging
+import logging.handlers
 import pickle
+import queue
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pccl_py as pccl
+from pccl_py.objects import _HEAD
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,80 @@ def test_objects_that_are_too_large_are_refused_on_all(world: pccl.LocalWorld) -
         assert comm.broadcast_object(comm.rank, 2) == 2
 
     world.run(program)
+
+
+def unpicklable(rank: int) -> Callable[[], int]:
+    return lambda: rank
+
+
+def refusals(calls: Iterable[Callable[[pccl.Communicator], Any]]) -> list[list[str]]:
+    """Each of two peers makes these calls: the errors, which come long before the deadline."""
+
+    def program(comm: pccl.Communicator) -> list[str]:
+        told = []
+        for call in calls:
+            with pytest.raises(pccl.InvalidArgument, match="cannot be pickled") as caught:
+                call(comm)
+            told.append(str(caught.value))
+            assert (caught.value.__cause__ is not None) == (comm.rank == 1)
+        assert comm.all_gather_object(comm.rank) == [0, 1]
+        return told
+
+    with pccl.LocalWorld(2, deadline=600) as two:
+        names = two.comms[0].labels[1], two.comms[1].peer_id.short
+        told = two.run(program)
+        who = f"the object of rank 1 ({', '.join(names)})"
+        assert all(who in each for told_one in told for each in told_one)
+    return told
+
+
+def test_an_object_that_cannot_be_pickled_is_an_error_on_all_at_once() -> None:
+    class Rude:
+        def __reduce__(self) -> Any:
+            raise ValueError("no\x1b[2J" + 300 * "ä")
+
+    calls: list[Callable[[pccl.Communicator], Any]] = [
+        lambda comm: comm.broadcast_object(unpicklable(1) if comm.rank == 1 else None, 1),
+        lambda comm: comm.all_gather_object(unpicklable(1) if comm.rank == 1 else 0),
+        lambda comm: comm.broadcast_object(unpicklable(comm.rank), 1, async_op=True).wait(),
+        lambda comm: comm.all_gather_object(Rude() if comm.rank == 1 else 0),
+    ]
+    for told in refusals(calls):
+        assert all("AttributeError: " in each or "PicklingError: " in each for each in told[:3])
+        assert "ValueError: no\\x1b[2Jä" in told[3] and len(told[3]) < 300
+
+
+def test_a_dropped_work_that_fails_says_so_in_the_log() -> None:
+    """In its first operation, in its second, and where there is no second."""
+    told: queue.Queue[logging.LogRecord] = queue.Queue()
+    handler = logging.handlers.QueueHandler(told)
+    logger = logging.getLogger("pccl")
+
+    def expect(words: str) -> None:
+        said = ""
+        while "whose Work was dropped has failed" not in said:
+            said = told.get(timeout=20).getMessage()
+        assert words in said
+
+    logger.addHandler(handler)
+    try:
+        with pccl.LocalWorld(2, deadline=30) as two:
+            one, other = two.comms
+            one.all_gather_object(1, async_op=True)
+            with pytest.raises(pccl.Mismatch):
+                other.barrier()
+            expect("all_gather")
+            one.broadcast_object(unpicklable(1), async_op=True)
+            with pytest.raises(pccl.InvalidArgument):
+                other.broadcast_object()
+            expect("cannot be pickled")
+            one.all_gather_object(1, async_op=True)
+            other.all_gather(_HEAD.pack(5, b""), bytearray(2 * _HEAD.size))
+            with pytest.raises(pccl.Mismatch):
+                other.barrier()
+            expect("barrier")
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_lost_member_has_none_in_the_list() -> None:
@@ -171,7 +248,7 @@ def test_a_work_is_withdrawn_in_either_of_its_operations() -> None:
         assert two.comms[0].broadcast_object("a") == "a"
     with pccl.LocalWorld(2, deadline=30) as two:
         work = two.comms[1].broadcast_object(async_op=True)
-        two.comms[0].broadcast(array.array("Q", [100]))
+        two.comms[0].broadcast(_HEAD.pack(100, b""))
         assert not work.done()
         work.cancel()
         with pytest.raises((pccl.Cancelled, pccl.InDoubt)) as caught:

@@ -617,7 +617,7 @@ def refusals() -> dict[str, tuple[Callable[[pccl.Communicator], object], type[Ex
         "dealt: entries, not root": (
             lambda c: c.scatter(None, ones(2), 1, [2]),
             invalid,
-            "counts has 1 entries, but must have one for each of 2 ranks",
+            "counts has 1 entry, but must have one for each of 2 ranks",
         ),
         "dealt: own, not root": (
             lambda c: c.scatter(None, ones(2), 1, [3, 1]),

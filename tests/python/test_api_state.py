@@ -209,6 +209,7 @@ def test_tensors_that_cannot_be_shared_are_refused_by_name(world: pccl.LocalWorl
     frozen = good.copy()
     frozen.flags.writeable = False
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({}, pccl.InvalidArgument, "tensors is empty"),
         ({"frozen": frozen}, pccl.InvalidArgument, "'frozen'.*read-only"),
         ({"strided": good[::2]}, pccl.InvalidArgument, "'strided'.*contiguous"),
         ({"complex": np.zeros(2, np.complex64)}, TypeError, "'complex'"),

@@ -15,6 +15,7 @@ import pytest
 
 import pccl_py as pccl
 from pccl_py.kit.trees import flatten
+from pccl_py.words import DIFFER_IN_FORM
 
 
 class Layer(NamedTuple):
@@ -282,7 +283,7 @@ def test_trees_whose_leaves_have_other_names_are_not_added_up(mine: Any, theirs:
             pnp.tree.all_reduce_(comm, tree)
         said, form = str(caught.value), flatten(tree)
         own = ", ".join(form.names)
-        words = "The arrays of these two differ in name or structure"
+        words = DIFFER_IN_FORM
         assert words + (f"; this peer's are {own}. " if own else ". ") in said
         assert all((leaf == 1 + comm.rank).all() for leaf in form.arrays)
 
@@ -317,7 +318,7 @@ def test_names_that_differ_are_told_with_the_first_of_many() -> None:
         with pytest.raises(pccl.Mismatch) as caught:
             pnp.tree.broadcast(comm, {f"{name}{number}": np.ones(1) for number in range(9)})
         told = ", ".join(f"['{name}{number}']" for number in range(8))
-        assert f"structure; this peer's are {told}, .... All" in str(caught.value)
+        assert f"elements; this peer's are {told}, .... All" in str(caught.value)
 
     with pccl.LocalWorld(2, deadline=30) as world:
         world.run(program)

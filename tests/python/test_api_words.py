@@ -169,3 +169,18 @@ def test_contributors_of_an_outcome_are_those_of_any_range() -> None:
     assert outcome.contributors == (a, b, c)
     with pytest.raises(AttributeError):
         outcome.epoch = 2  # type: ignore[misc]
+
+
+def test_words_agree_with_numbers() -> None:
+    assert [words.counted(number, "rank") for number in (0, 1, 2)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+    ]
+    assert words.counted(1, "entry", "entries") == "1 entry"
+    assert words.counted(2, "entry", "entries") == "2 entries"
+    with pccl.LocalWorld(1, deadline=30) as world:
+        with pytest.raises(pccl.InvalidArgument, match="with 1 rank out needs 1, or pass counts"):
+            world.comms[0].all_gather(bytes(1), bytearray(2))
+        with pytest.raises(pccl.InvalidArgument, match="^out has 1 element, array has 2$"):
+            world.comms[0].all_reduce(bytes(2), bytearray(1))

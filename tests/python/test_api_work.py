@@ -299,9 +299,11 @@ def test_a_coordinator_that_is_gone_is_in_the_log_at_once_and_in_the_doubt(
         ]:
             continue
         world.coordinator.close()
-        while "the coordinator is away" not in caplog.text:
+        while "has lost the coordinator" not in caplog.text:
             assert not work.done()
         assert f"; trying {pccl.token_parse(token).address} again" in caplog.text
+        one = world.comms[0].peer_id.short
+        assert f"peer {one} ({world.comms[0].labels[0]}) has lost the coordinator" in caplog.text
         why = r"the deadline passed \(the connection to the coordinator was lost \d s ago\)"
         with pytest.raises(pccl.InDoubt, match=why):
             work.wait()

@@ -110,7 +110,7 @@ def test_a_wrong_sum_is_an_error_on_every_peer(
 
     for said in world.run(measure):
         if codec == "none":
-            assert said == "all_reduce of 4096 bytes of f32, 3 peers: 1 elements are wrong"
+            assert said == "all_reduce of 4096 bytes of f32, 3 peers: 1 element wrong"
         else:
             assert "the codec int8 lost" in said
 

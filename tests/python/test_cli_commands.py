@@ -21,6 +21,7 @@ import pytest
 
 import pccl_py as pccl
 from pccl_py.cli import status as status_view
+from pccl_py.words import shown
 
 CLI = "pccl_py.cli"
 
@@ -264,6 +265,7 @@ def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
     (operation,) = epoch["operations"]
     blind = {"tag": 18413411717256766248, "count": 0, "dtype": "u8", "op": "sum"}
     sync = {**operation, **blind, "kind": "sync", "waits_for": [1], "stalled_ns": 65 * 10**9}
+    sync["state"] = "weights"
     gather = {**operation, **blind, "kind": "all_gather", "tag": 3, "count": 88, "op": "avg"}
     epoch["operations"] = [operation, sync, gather]
     from rich.console import Console
@@ -271,9 +273,12 @@ def test_a_sync_has_no_tag_dtype_or_op_for_people() -> None:
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.render(example))
     text = console.export_text()
-    assert str(blind["tag"]) not in text and "it has not called sync (sequence 12)" in text
+    assert (
+        str(blind["tag"]) not in text
+        and 'it has not called sync of "weights" (sequence 12)' in text
+    )
     (line,) = (line for line in text.splitlines() if " sync " in line and "called" not in line)
-    assert re.fullmatch(r"\s*12\s+sync\s+\d+ of \d+\s+\d+ of \d+\s*", line), line
+    assert re.fullmatch(r'\s*12\s+sync of "weights"\s+\d+ of \d+\s+\d+ of \d+\s*', line), line
     (line,) = (line for line in text.splitlines() if " all_gather " in line)
     assert re.fullmatch(r"\s*3\s+12\s+all_gather\s+88\s+u8\s+\d+ of .*", line), line
 
@@ -500,4 +505,4 @@ def test_watching_ends_with_ctrl_c_and_survives_the_coordinator(
 )
 def test_text_of_others_is_escaped_as_the_engine_escapes_it(text: str, wanted: str) -> None:
     """The cases are those of engine/base/text.zig."""
-    assert status_view.shown(text) == wanted
+    assert shown(text) == wanted

@@ -94,9 +94,14 @@ pub fn check_mismatch(work: *const Work) void {
     }
     if (op.op.id.sequence != 0 or work.step.pair != null or epoch.rank >= elders) return;
     if (op.failure.reason == .contradiction) return;
-    // Nobody else can compare what two of these are to each other.
+    // Nobody else can compare what two newcomers are to each other.
     const described = [_]?Descriptor{ op.failure.descriptor, op.failure.other_descriptor };
-    for (described) |maybe| if (maybe) |descriptor| if (descriptor.uneven) return;
+    const is_uneven = for (described) |maybe| {
+        if (maybe) |descriptor| if (descriptor.uneven) break true;
+    } else false;
+    if (is_uneven) for (epoch.ids[0..elders]) |id| {
+        if (id.eql(op.failure.peer) or id.eql(op.failure.other)) break;
+    } else return;
     for (epoch.ids[0..elders]) |id| {
         const digit = calls.digit_of(world, id) orelse return;
         const call = &work.record.calls[digit];
