@@ -253,7 +253,8 @@ typedef struct pccl_comm_options {
   const char *bind;            /* address to listen on for other peers, "host:port"; NULL: port 0 on the interface
                                   that leads to the coordinator, with advertise on all of them */
   const char *advertise;       /* address other peers dial, "host" or "host:port"; NULL: the local address of the
-                                  connection to the coordinator, with the bound port */
+                                  connection to the coordinator, with the bound port; if the peer is not there, the
+                                  host that the coordinator sees the connection come from, with the same port */
   uint32_t initial_world_size; /* peers the first epoch of this group waits for; 0: the coordinator's default */
   uint64_t deadline_ns;        /* default deadline of collectives and admit on this communicator; 0: 10 min */
   uint64_t connect_ns;         /* how long create waits to reach the coordinator; 0: 30 s */
@@ -268,8 +269,13 @@ typedef struct pccl_comm_options {
                                   names no port (or port 0); NULL: any */
   const char *label;           /* name of this peer for people, up to 80 bytes of UTF-8, shown beside its id in errors,
                                   logs and the status; it decides nothing. NULL or "": "host:pid" */
+  uint64_t patience_ns;        /* how long calls wait for a coordinator that is away, or answers nothing for half of the
+                                  silence limit. Then this peer is out of all its groups: calls end with
+                                  PCCL_COORDINATOR_UNREACHABLE, or PCCL_IN_DOUBT after the vote, and new ones fail.
+                                  1: at once; 0: calls wait until their deadlines */
 } pccl_comm_options_t;
-#define PCCL_COMM_OPTIONS_INIT { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
+#define PCCL_COMM_OPTIONS_INIT \
+  { sizeof(pccl_comm_options_t), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0 }
 
 /* Connects to the coordinator and registers in a group. Returns when this peer's lanes to all members are open
  * (or, in a new group, when initial_world_size peers are there). The first pccl_comm_admit enters the group.
@@ -312,7 +318,7 @@ typedef struct pccl_comm_info {
   uint32_t world_size;   /* of the epoch; changes only in admit */
   uint32_t alive;        /* members of the epoch that are still there */
   uint32_t pending;      /* newcomers that wait for the next safe point, as far as this peer knows */
-  uint32_t operations_in_flight;
+  uint32_t operations_in_flight; /* called and not decided; those that wait for their turn are among them */
   pccl_peer_id_t peer_id;
   uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */
   uint64_t bytes_received;
@@ -335,6 +341,8 @@ typedef struct pccl_work pccl_work_t; /* opaque: one asynchronous operation */
 typedef struct pccl_collective_options {
   size_t size;
   uint64_t tag;          /* operations with different tags may be in flight together; one at a time per tag.
+                            64 of a group are at once; up to 1,024 calls beyond wait for their turn, in their
+                            order, and then all members must call in one order.
                             A new tag for each operation must be the next number, or an epoch ends at
                             65,536 of them. Those from 254 << 56 on belong to messages and shared states */
   uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */

@@ -45,7 +45,7 @@ class Arguments:
                 raise InvalidArgument(f"{called} must be an integer, not {found!r}") from None
         return words.at_least_one(found, called, bits)  # type: ignore[arg-type]  # it raises
 
-    def nanoseconds(self, value: float | None, variable: str) -> int:
+    def nanoseconds(self, value: float | None, variable: str, *, may_be_zero: bool = False) -> int:
         """Seconds as nanoseconds, or 0 for None. Raises InvalidArgument, TypeError."""
         found, called = self.given(value, variable)
         if isinstance(found, str) and called == variable:
@@ -55,4 +55,4 @@ class Arguments:
                 raise InvalidArgument(
                     f"{called} must be a number of seconds, not {found!r}"
                 ) from None
-        return words.nanoseconds(found, called)  # type: ignore[arg-type]  # it raises
+        return words.nanoseconds(found, called, may_be_zero)  # type: ignore[arg-type]  # it raises

@@ -38,9 +38,9 @@ class GroupInfo:
     """This peer's knowledge of its group right now.
 
     `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
-    for the next safe point. Before the first `admit` there is no epoch: its number is 0, and so are
-    rank, world_size and alive, which then say nothing. Bytes are payload and headers since connect,
-    over all groups.
+    for the next safe point. `operations_in_flight` were called and are not decided. Before the
+    first `admit` there is no epoch: its number is 0, and so are rank, world_size and alive, which
+    then say nothing. Bytes are payload and headers since connect, over all groups.
     """
 
     epoch: int
@@ -61,6 +61,8 @@ class Group(Objects):
     Tags: operations with different tags may be in flight together, one at a time per tag. A new tag
     for each operation must be the next number: an epoch holds 65,536 tags that lie apart. All
     members must call the same operations in the same order per tag, and `admit` equally often.
+    64 operations of a group are in flight at once. Up to 1,024 calls beyond wait for their turn, in
+    their order; where there are so many, all members must call in one order of all tags.
     After `close`, and in a forked child, `members` and every method but `close` raise InvalidUsage;
     the other properties keep their last values.
     """
@@ -345,6 +347,7 @@ def connect(
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
+    patience: float | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
@@ -354,13 +357,17 @@ def connect(
     PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other
     peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
-    "host:port"; PCCL_ADVERTISE, or the local one. Where it is not the host that the connection
-    comes from, the coordinator must reach it. `ports`: the range from which the port to listen on
+    "host:port"; PCCL_ADVERTISE, or the local one, or if the coordinator does not find this peer
+    there, the host that it sees. Where a given one is not the host that the connection comes from,
+    the coordinator must reach it. `ports`: the range from which the port to listen on
     is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
     default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
     until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
     logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
+    `patience`: seconds that calls wait for a coordinator that is away, 0 for not at all: then this
+    peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt after the
+    vote; PCCL_PATIENCE, or until their deadlines.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -385,6 +392,7 @@ def connect(
         read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
+        read.nanoseconds(patience, "PCCL_PATIENCE", may_be_zero=True),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)

@@ -210,16 +210,18 @@ def parse(words: type[WordType], value: object, name: str) -> WordType:
     raise InvalidArgument(f"unknown {name} {value!r}; expected one of {known}")
 
 
-def nanoseconds(seconds: float | None, name: str) -> int:
+def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:
     """Seconds as nanoseconds; None is 0, which the native library reads as its default.
 
-    Raises InvalidArgument unless `seconds` is positive and finite, TypeError if it is not a number.
+    No seconds at all, where they may be, are one nanosecond. Raises InvalidArgument unless
+    `seconds` is positive and finite, TypeError if it is not a number.
     """
     if seconds is None:
         return 0
     value = _number(seconds, name)
-    if not (math.isfinite(value) and value > 0.0):
-        raise InvalidArgument(f"{name} must be positive, finite seconds, not {seconds!r}")
+    if not (math.isfinite(value) and (value > 0.0 or (may_be_zero and value == 0.0))):
+        least = "0, or " if may_be_zero else ""
+        raise InvalidArgument(f"{name} must be {least}positive, finite seconds, not {seconds!r}")
     return max(1, round(min(value, SECONDS_MAX) * 1e9))
 
 

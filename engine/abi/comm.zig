@@ -31,6 +31,7 @@ pub const CommOptions = extern struct {
     interrupted_context: ?*anyopaque,
     ports: ?[*:0]const u8,
     label: ?[*:0]const u8,
+    patience_ns: u64,
 };
 
 pub const Admission = extern struct {
@@ -118,6 +119,7 @@ fn create(
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
             return failure.create(error.BadAddress, place) else null,
         .ports = ports,
+        .patience_ns = if (given.patience_ns == 0) base.never else given.patience_ns,
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,

@@ -582,8 +582,9 @@ pub fn begin(err: session.Session.CallError, call: *const session.Session.Call) 
         ),
         error.TooManyOperations => fail(
             .invalid_usage,
-            "{d} operations are in flight in this group, which is the limit: wait for one of them",
-            .{base.limits.operations_in_flight_max},
+            "{d} operations are in flight in this group and {d} wait for their turn, which " ++
+                "is the limit: wait for some of them",
+            .{ base.limits.operations_in_flight_max, base.limits.operations_queued_max },
         ),
         error.TooManyGivenUp => fail(
             .coordinator_unreachable,
@@ -926,6 +927,11 @@ const WaitedFor = struct {
         // Others cannot be blamed: what they have done, the coordinator alone would tell.
         const coordinator: Coordinator = .{ .failure = &op.failure };
         if (coordinator.is_away()) return writer.print("{f}", .{coordinator});
+        if (op.ended_queued) return writer.print(
+            " before its turn came: {d} operations of the group were in flight, and beyond that " ++
+                "members must call in one order",
+            .{base.limits.operations_in_flight_max},
+        );
         if (count == 0) return writer.print(" (probably {s} has not called {s}, or is stuck)", .{
             if (op.op.descriptor.kind == .send_recv) "that rank" else "another member",
             called(op),

@@ -13,8 +13,11 @@ pub const peers_max = 512;
 pub const groups_max = 64;
 /// TCP connections between two peers. Enforced by the coordinator's options.
 pub const lanes_per_link_max = 64;
-/// Operations that one group may have in flight at a peer. Enforced at the call.
+/// Operations that one group may have in flight at a peer: a call beyond waits for its turn
+/// (protocol/member.zig).
 pub const operations_in_flight_max = 64;
+/// Calls of one group that wait so at a peer. Enforced at the call.
+pub const operations_queued_max = 1024;
 /// Elements of one operation. Enforced at the call.
 pub const elements_max = 1 << 40;
 /// Units of recovery of one operation; a chunk of a very large operation spans several pieces.
@@ -209,6 +212,9 @@ comptime {
     // It fits what waits for a peer, and those of all that a group may have in flight fit the bulk.
     assert(resume_bytes_max <= control_queue_bytes_max);
     assert(operations_in_flight_max * resume_bytes_max <= control_bulk_bytes_max);
+    // All that a peer gives up at once, in both of its epochs, is less than what one may cause.
+    const given_up_at_once = operations_queued_max + 2 * operations_in_flight_max;
+    assert(given_up_max + given_up_at_once <= decisions_kept_max);
     // Not even the coordinator with the least memory must let members go for a resume.
     assert(control_message_bytes_max + control_queue_bytes_max < queues_bytes_min);
     assert(state_leaf_bytes <= frame_payload_bytes_max);

@@ -236,6 +236,14 @@ pub const Executor = struct {
 
     /// Reserves everything the operation needs, so that nothing can fail for want of memory later.
     pub fn init(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
+        var executor = try prepare(gpa, pool, options);
+        errdefer executor.deinit();
+        try executor.reserve();
+        return executor;
+    }
+
+    /// The bookkeeping alone: it may be long until the operation moves anything.
+    pub fn prepare(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Executor {
         var region: base.Region = .init(gpa);
         errdefer region.deinit();
         const memory = region.allocator();
@@ -247,14 +255,6 @@ pub const Executor = struct {
         const pieces: usize = @intCast(partition.pieces);
         const arrays: Arrays = try .init(memory, &partition, options.arrays, &roles);
 
-        const shadow = try pool.take(arrays.result_bytes);
-        errdefer pool.give(shadow);
-        const slots = try pool.take(slot_count * slot_bytes);
-        errdefer pool.give(slots);
-        const encodes_any = partition.codec.kind != .none;
-        const encoded = try pool.take(if (encodes_any) arrays.encoded_bytes + slot_bytes else 0);
-        errdefer pool.give(encoded);
-
         var executor: Executor = .{
             .pool = pool,
             .descriptor = descriptor,
@@ -264,12 +264,12 @@ pub const Executor = struct {
             // All parts are alike in this.
             .is_from_all = roles.source(0) == null,
             .is_for_all = roles.audience(0) == null,
-            .shadow = shadow,
-            .encoded = encoded,
+            .shadow = &.{},
+            .encoded = &.{},
             .operation = options.operation,
             .work_bytes = @intCast(@min(options.window_bytes, work_bytes_max)),
             .residual = options.residual,
-            .slots = slots,
+            .slots = &.{},
             .slot_bytes = slot_bytes,
             .origin_slots = origin_slots_of(options.world_size),
             .free_slots = try base.unfilled.list(memory, u16, slot_count),
@@ -296,10 +296,23 @@ pub const Executor = struct {
         };
         executor.region = region;
         for (0..partition.chunks) |chunk| executor.chunk_reset(@intCast(chunk));
-        executor.settle_own();
-        // All that is small, so that it costs no round of the loop.
-        if (executor.own_left.count > 0) executor.work();
         return executor;
+    }
+
+    /// The large buffers, once, before the first attempt. A failure changes nothing.
+    pub fn reserve(x: *Executor) Allocator.Error!void {
+        const encodes_any = x.partition.codec.kind != .none;
+        const room = if (encodes_any) x.arrays.encoded_bytes + x.slot_bytes else 0;
+        const shadow = try x.pool.take(x.arrays.result_bytes);
+        errdefer x.pool.give(shadow);
+        const slots = try x.pool.take(x.free_slots.len * x.slot_bytes);
+        errdefer x.pool.give(slots);
+        x.encoded = try x.pool.take(room);
+        x.shadow = shadow;
+        x.slots = slots;
+        x.settle_own();
+        // All that is small, so that it costs no round of the loop.
+        if (x.own_left.count > 0) x.work();
     }
 
     pub fn deinit(x: *Executor) void {

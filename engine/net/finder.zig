@@ -104,6 +104,9 @@ const Search = struct {
     key: hello.Key,
     endpoint_storage: [base.limits.address_bytes_max]u8 = undefined,
     endpoint_length: usize,
+    /// Question.seen.
+    seen_storage: protocol.addresses.Room = undefined,
+    seen_length: usize,
     deadline: Instant,
     /// Nobody waits for the answer any more.
     is_late: bool = false,
@@ -129,11 +132,13 @@ const Search = struct {
             .is_doubtful = question.is_doubtful,
             .key = question.key,
             .endpoint_length = question.address.len,
+            .seen_length = question.seen.len,
             .deadline = clock.after(answer_ns_max),
             .wake_fd = if (wake_fd < 0) -1 else socket.duplicate(wake_fd),
         };
         errdefer search.close_wake();
         @memcpy(search.endpoint_storage[0..question.address.len], question.address);
+        @memcpy(search.seen_storage[0..question.seen.len], question.seen);
         (try thread.spawn("pccl-finder", search, run)).detach();
         return search;
     }
@@ -150,7 +155,7 @@ const Search = struct {
     }
 
     fn run(search: *Search) void {
-        search.found = search.find();
+        search.found = search.find() orelse search.find_seen();
         search.done.set();
         if (search.wake_fd >= 0) {
             const one: u64 = 1;
@@ -175,6 +180,19 @@ const Search = struct {
             } else continue;
             if (search.may_dial(at) and search.answers(at)) return at.*;
         }
+        return null;
+    }
+
+    /// Where its connection comes from: believed only if the peer answers there. Why it was not
+    /// found is a matter of its own address.
+    fn find_seen(search: *Search) ?Address {
+        if (search.seen_length == 0) return null;
+        const text = search.seen_storage[0..search.seen_length];
+        const endpoint = address.Endpoint.parse(text) catch return null;
+        const list = address.numeric(endpoint) orelse return null;
+        const why = search.why;
+        for (list.slice()) |*at| if (search.answers(at)) return at.*;
+        search.why = why;
         return null;
     }
 
@@ -355,6 +373,29 @@ test "who proves to be the peer is found, and nobody else that answers" {
         // It was asked one question, and was not told which run.
         try testing.expectEqual(hello.hello_bytes, somebody.heard_bytes);
         try testing.expect(std.mem.allEqual(u8, somebody.heard[16..48], 0));
+    }
+}
+
+test "a peer that is not at its own address is found where its connection comes from, by a proof" {
+    for ([_]Somebody.Says{ .proof, .proof_of_another_key }) |says| {
+        var finder: Finder = .{ .run_id = &test_run };
+        defer finder.deinit();
+        const held: HeldPort = try .init(); // refuses
+        defer held.deinit();
+        var somebody: Somebody = undefined;
+        try somebody.start(says);
+        var rooms: [2][64]u8 = undefined;
+        const claimed = try std.fmt.bufPrint(&rooms[0], "127.0.0.1:{d}", .{held.at.port()});
+        const seen = try somebody.text("127.0.0.1", &rooms[1]);
+        var question = try question_of(9, claimed, "127.0.0.9:1");
+        question.seen = seen;
+        try finder.start(&question, -1);
+        const found = try wait(&finder);
+        somebody.end();
+        // A peer that is not there hears why it is not at its own address.
+        if (says == .proof) try testing.expectEqualStrings(seen, found.answer.found) //
+        else try testing.expectEqual(wire.Dialed.refused, found.answer.not_found);
+        try testing.expectEqual(hello.hello_bytes, somebody.heard_bytes);
     }
 }
 

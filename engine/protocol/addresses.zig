@@ -3,6 +3,11 @@
 //! this very peer there (net/finder.zig). So no peer can make all others dial somebody outside the
 //! run, or ask a name server: the driver looks names up, once, and members get numbers.
 //!
+//! A peer whose user names no address claims that of its interface. Where that leads nowhere, it is
+//! looked for at the host that its connection comes from, at the same port: clouds give a machine a
+//! public address that the machine itself does not know, and keep the ports (1:1 NAT). It must
+//! prove that it is there, because most NATs lead to somebody else, or to nobody.
+//!
 //! A newcomer waits for the answer outside its group. A member stays one whatever the answer is.
 //! Free functions on Coordinator, so that coordinator.zig stays readable.
 
@@ -67,6 +72,9 @@ pub const Question = struct {
     is_doubtful: bool = false,
     /// Read with Endpoint.parse_told already. Valid during the call.
     address: []const u8,
+    /// Where its connection comes from, at the port of `address`: to be tried last, and only if the
+    /// peer proves to be there. Empty: not to be tried. Valid during the call.
+    seen: []const u8 = "",
     key: wire.hello.Key,
 };
 
@@ -144,7 +152,10 @@ pub fn claim_told(
 ) Allocator.Error!void {
     const claim = &peer.claim;
     claim.key = key;
-    if (std.mem.eql(u8, claim.text, text)) return;
+    if (std.mem.eql(u8, claim.text, text)) {
+        if (claim.state == .known and !is_still_seen(peer)) claim.state = .unknown;
+        return;
+    }
     const copy = try c.gpa.dupe(u8, text);
     const is_other = claim.text.len > 0;
     c.gpa.free(claim.text);
@@ -154,6 +165,17 @@ pub fn claim_told(
     if (claim.state == .queued) queue(c, peer, 0);
     // Rounds wait for what a member said first, and not for as long as it goes on to change that.
     claim.failed = is_other and c.is_member(peer) and peer.address.len == 0;
+}
+
+/// A peer that was found where its connection came from may come from elsewhere by now.
+fn is_still_seen(peer: *const Peer) bool {
+    if (peer.claim.advertised) return true;
+    const connection = peer.connection orelse return true;
+    const at = base.Endpoint.parse(peer.address) catch return true; // it is empty
+    const claimed = base.Endpoint.parse(peer.claim.text) catch return true;
+    const source = at.source() orelse return true;
+    const own = claimed.source() orelse return true;
+    return std.mem.eql(u8, &source, &own) or std.mem.eql(u8, &source, &connection.source);
 }
 
 /// The peer has told everything: it is looked for, unless that is known.
@@ -265,12 +287,14 @@ pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
         if (now < c.questions.next_at) break;
         const peer = turn.peer;
         const claim = &peer.claim;
+        var room: Room = undefined;
         const reply = c.host.vtable.find(c.host.ctx, &.{
             .number = claim.number,
             .peer = peer.id,
             .source = peer.connection.?.source,
             .is_doubtful = c.questions.not_found.has(peer.connection.?.source, now),
             .address = claim.text,
+            .seen = seen_at(peer, &room),
             .key = claim.key,
         });
         if (reply == .busy) continue; // others may come from elsewhere
@@ -281,6 +305,15 @@ pub fn ask(c: *Coordinator, now: Instant) Allocator.Error!void {
     c.questions.any = for (c.peers.items) |peer| {
         if (peer.claim.state == .queued) break true;
     } else false;
+}
+
+/// An address that the user has named is meant so. The loopback interface is no way for others.
+fn seen_at(peer: *const Peer, room: *Room) []const u8 {
+    const source = peer.connection.?.source;
+    if (peer.claim.advertised or base.source.is_unknown(source)) return "";
+    if (base.source.is_loopback(source)) return "";
+    const endpoint = base.Endpoint.parse(peer.claim.text) catch unreachable; // read at `join`
+    return base.source.write(source, endpoint.port, room);
 }
 
 const Turn = struct {

@@ -31,6 +31,11 @@ fn knock(court: *Court, index: usize) !void {
 }
 
 fn join(court: *Court, index: usize, address: []const u8) !void {
+    try begin_join(court, index, address);
+    try court.say(index, .{ .join_end = .{} });
+}
+
+fn begin_join(court: *Court, index: usize, address: []const u8) !void {
     try court.say(index, .{ .join = .{
         .name = .of("g"),
         .address = .of(address),
@@ -40,7 +45,6 @@ fn join(court: *Court, index: usize, address: []const u8) !void {
         .round = 0,
         .stop_round = 0,
     } });
-    try court.say(index, .{ .join_end = .{} });
 }
 
 fn address_of(court: *const Court, index: usize) []const u8 {
@@ -144,6 +148,82 @@ test "a peer that has named no address enters without one, and hears that nobody
     court.now += 50 * ms;
     try join(&court, 0, "192.168.1.7:80");
     try expectEqual(2, court.asked);
+}
+
+/// Where the peer that was asked about last is to be looked for besides.
+fn seen(court: *const Court) []const u8 {
+    return court.last_seen[0..court.last_seen_bytes];
+}
+
+fn comes_from(court: *Court, host: []const u8) !void {
+    var text: [32]u8 = undefined;
+    const address = try std.fmt.bufPrint(&text, "{s}:9", .{host});
+    court.source = (try base.Endpoint.parse(address)).source().?;
+}
+
+test "a peer may be where its connection comes from, at its own port, and others are told that" {
+    var court: Court = undefined;
+    try init(&court);
+    defer court.c.destroy();
+    court.c.options.initial_world_size = 2;
+    try comes_from(&court, "192.0.2.50");
+    try knock(&court, 1);
+    try join(&court, 1, "192.0.2.50:80");
+    court.reply = .later;
+    court.advertises = false;
+    try comes_from(&court, "192.0.2.7");
+    try knock(&court, 0);
+    try join(&court, 0, "10.0.0.4:29400");
+    try expectEqualStrings("192.0.2.7:29400", seen(&court));
+    // It is not believed before it is found there.
+    try expectEqualStrings("", address_of(&court, 0));
+    court.c.answered(court.now, court.last_question, .{ .found = "192.0.2.7:29400" });
+    try expect(try was_told(&court, 1, "192.0.2.7:29400"));
+    try expect(!try was_told(&court, 1, "10.0.0.4"));
+}
+
+test "a member that was found where it came from is looked for again when it comes from elsewhere" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    court.advertises = false;
+    court.reply = .later;
+    const peer = court.c.peer_of(id_of(2)).?;
+    const own = "10.0.0.4:29400";
+    gpa.free(peer.claim.text);
+    peer.claim.text = try gpa.dupe(u8, own);
+    peer.claim.advertised = false;
+    gpa.free(peer.address);
+    peer.address = try gpa.dupe(u8, "192.0.2.7:29400");
+    const asked = court.asked;
+    for ([_][]const u8{ "192.0.2.7", "192.0.2.8" }, 0..) |host, more| {
+        court.hang_up(2);
+        try comes_from(&court, host);
+        try knock(&court, 2);
+        court.now += 50 * ms;
+        try begin_join(&court, 2, own);
+        try court.report_epoch(2, court.attempt, 0, .full(court_file.peers_max));
+        try court.say(2, .{ .join_end = .{} });
+        try expectEqual(asked + more, court.asked);
+    }
+    try expectEqualStrings("192.0.2.8:29400", seen(&court));
+    try expectEqualStrings("192.0.2.7:29400", peer.address);
+}
+
+test "a named address is meant so, and a loopback interface is no way for others" {
+    for ([_]bool{ true, false }, [_][]const u8{ "192.0.2.7", "127.0.0.1" }) |advertises, host| {
+        var court: Court = undefined;
+        try init(&court);
+        defer court.c.destroy();
+        court.reply = .later;
+        court.advertises = advertises;
+        try comes_from(&court, host);
+        try knock(&court, 0);
+        try join(&court, 0, "10.0.0.4:29400");
+        try expectEqual(1, court.asked);
+        try expectEqualStrings("", seen(&court));
+    }
 }
 
 test "the answer about a peer that has gone, or says something else by now, is for nobody" {

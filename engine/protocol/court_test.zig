@@ -82,6 +82,9 @@ pub const Court = struct {
     room: usize = std.math.maxInt(usize),
     asked: usize = 0,
     last_question: u64 = 0,
+    /// Question.seen of it.
+    last_seen: addresses.Room = undefined,
+    last_seen_bytes: usize = 0,
     /// The last round that was released for each peer.
     released: [places_max]u64 = @splat(0),
     /// Lines of the log; a full one shows in a test as a line that is missing.
@@ -117,6 +120,8 @@ pub const Court = struct {
         court.room -|= 1;
         court.asked += 1;
         court.last_question = question.number;
+        court.last_seen_bytes = question.seen.len;
+        @memcpy(court.last_seen[0..question.seen.len], question.seen);
         return court.reply orelse .{ .answer = .{ .found = question.address } };
     }
     fn log(ctx: *anyopaque, level: coordinator.LogLevel, message: []const u8) void {
@@ -177,8 +182,12 @@ pub const Court = struct {
 
     /// The three are members, and so many are newcomers of the next epoch.
     pub fn form_with(court: *Court, newcomers: usize) !void {
-        const all = peers_max + newcomers;
         try court.form();
+        try court.grow(newcomers);
+    }
+
+    pub fn grow(court: *Court, newcomers: usize) !void {
+        const all = peers_max + newcomers;
         for (peers_max..all) |index| try court.connect(index);
         try court.next_round();
         for (0..all) |index| try court.prepare(index, court.round, true);
@@ -249,7 +258,7 @@ pub const Court = struct {
         try court.report_epoch(index, attempt, 0, alive);
     }
 
-    fn report_epoch(
+    pub fn report_epoch(
         court: *Court,
         index: usize,
         attempt: u32,

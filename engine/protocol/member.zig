@@ -86,6 +86,8 @@ pub const Op = struct {
 
     pub const State = enum {
         new,
+        /// Called while too many were in flight: nobody is told of it before it has its turn.
+        queued,
         /// Called; not voted.
         running,
         /// `done` is sent.
@@ -140,6 +142,8 @@ pub const Epoch = struct {
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
+    /// Called while there was no room in `ops`, in the order of the calls.
+    queued: std.ArrayList(*Op) = .empty,
     sequences: Sequences = .{},
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
@@ -194,6 +198,7 @@ pub const Epoch = struct {
         gpa.free(epoch.ids);
         gpa.free(epoch.left);
         epoch.ops.deinit(gpa);
+        epoch.queued.deinit(gpa);
         epoch.sequences.deinit(gpa);
         epoch.aborts.deinit(gpa);
         epoch.asked.deinit(gpa);
@@ -213,6 +218,24 @@ pub const Epoch = struct {
     fn find(epoch: *const Epoch, id: OpId) ?*Op {
         for (epoch.ops.items) |op| if (op.id.eql(id)) return op;
         return null;
+    }
+
+    /// The same, of calls that wait for their turn as well.
+    fn find_called(epoch: *const Epoch, id: OpId) ?*Op {
+        if (epoch.find(id)) |op| return op;
+        for (epoch.queued.items) |op| if (op.id.eql(id)) return op;
+        return null;
+    }
+
+    pub fn is_queued(epoch: *const Epoch, id: OpId) bool {
+        for (epoch.queued.items) |op| if (op.id.eql(id)) return true;
+        return false;
+    }
+
+    fn is_tag_in_use(epoch: *const Epoch, tag: u64) bool {
+        for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt) return true;
+        for (epoch.queued.items) |op| if (op.id.tag == tag) return true;
+        return false;
     }
 
     /// Keeps an abort for the call that will want to know. Members may name operations that nobody
@@ -272,6 +295,8 @@ pub const Member = struct {
     group: u16,
     self: PeerId,
     actions: Actions,
+    /// Operations of one epoch in flight; fewer in tests.
+    in_flight_max: u32 = base.limits.operations_in_flight_max,
     state: State = .joining,
     safe_points: u64 = 0,
     /// The prepare round whose lanes are being opened; 0 if none.
@@ -604,7 +629,8 @@ pub const Member = struct {
     fn close_drained(m: *Member) void {
         for (&m.epochs) |*slot| {
             const epoch = slot.* orelse continue;
-            if (!epoch.entered or epoch == m.current or epoch.ops.items.len > 0) continue;
+            if (!epoch.entered or epoch == m.current) continue;
+            if (epoch.ops.items.len + epoch.queued.items.len > 0) continue;
             const number = epoch.number;
             m.send(.{ .epoch_closed = .{ .group = m.group, .epoch = number } });
             m.epoch_free(slot);
@@ -617,6 +643,7 @@ pub const Member = struct {
     pub const StartError = error{
         OutOfMemory,
         TagInUse,
+        /// So many wait for their turn already.
         TooManyOperations,
         /// Many were given up, and the coordinator has not answered.
         TooManyGivenUp,
@@ -624,21 +651,41 @@ pub const Member = struct {
         NotAdmitted,
     };
 
-    /// Whether a call with this tag may start now.
+    /// Whether a call with this tag may start now, or wait for its turn.
     pub fn check_start(m: *Member, tag: u64) StartError!void {
         const epoch = m.current orelse return error.NotAdmitted;
-        if (epoch.ops.items.len >= base.limits.operations_in_flight_max)
+        if (m.is_full() and m.queued_count() >= base.limits.operations_queued_max)
             return error.TooManyOperations;
         if (m.withdrawn.items.len >= base.limits.given_up_max) return error.TooManyGivenUp;
-        for (epoch.ops.items) |op| if (op.id.tag == tag and op.state != .in_doubt)
-            return error.TagInUse;
+        if (epoch.is_tag_in_use(tag)) return error.TagInUse;
         try epoch.sequences.reserve(m.gpa, tag);
-        try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
-        var in_flight: usize = 1;
-        for (m.epochs) |slot| if (slot) |item| {
-            in_flight += item.ops.items.len;
+        // Where it is full, there is room for as many as may be in flight.
+        if (m.is_full()) try epoch.queued.ensureUnusedCapacity(m.gpa, 1) //
+        else try epoch.ops.ensureUnusedCapacity(m.gpa, 1);
+        try m.withdrawn.ensureUnusedCapacity(m.gpa, m.in_flight() + 1);
+    }
+
+    /// Whether a call of the current epoch has to wait for its turn.
+    pub fn is_full(m: *const Member) bool {
+        const epoch = m.current orelse return false;
+        return epoch.queued.items.len > 0 or epoch.ops.items.len >= m.in_flight_max;
+    }
+
+    /// All that was called and is not decided.
+    pub fn in_flight(m: *const Member) usize {
+        var count = m.queued_count();
+        for (m.epochs) |slot| if (slot) |epoch| {
+            count += epoch.ops.items.len;
         };
-        try m.withdrawn.ensureUnusedCapacity(m.gpa, in_flight);
+        return count;
+    }
+
+    fn queued_count(m: *const Member) usize {
+        var count: usize = 0;
+        for (m.epochs) |slot| if (slot) |epoch| {
+            count += epoch.queued.items.len;
+        };
+        return count;
     }
 
     /// The id of the next call of this tag.
@@ -647,20 +694,47 @@ pub const Member = struct {
     }
 
     /// Starts a checked call: gives it its sequence number and joins what is known of it already.
+    /// If it is full, the call waits in the queue.
     pub fn start(m: *Member, op: *Op, tag: u64) void {
         const epoch = m.current.?;
+        const waits = m.is_full();
         op.id = m.next_id(tag);
         epoch.sequences.count(tag);
         op.epoch = epoch.number;
-        op.begun_attempt = epoch.attempt;
-        op.state = .running;
         if (epoch.recall(op.id)) |failure| {
             op.state = .finished;
             return m.actions.vtable.finished(m.actions.ctx, op, failure);
         }
+        if (waits) {
+            op.state = .queued;
+            epoch.queued.appendAssumeCapacity(op);
+        } else m.take_up(epoch, op);
+        // One that waits was called, too: nobody shall be blamed for it.
+        const is_called = op.state == .running or op.state == .queued;
+        if (epoch.asked.remove(op.id) and is_called) m.say_called(epoch, op);
+    }
+
+    fn take_up(m: *Member, epoch: *Epoch, op: *Op) void {
+        op.begun_attempt = epoch.attempt;
+        op.state = .running;
         epoch.ops.appendAssumeCapacity(op);
         if (epoch.running) m.begin(epoch, op);
-        if (epoch.asked.remove(op.id) and op.state == .running) m.say_called(epoch, op);
+    }
+
+    /// The call whose turn it is, if one waits and there is room for it.
+    pub fn next_queued(m: *const Member) ?*Op {
+        for (m.epochs) |slot| if (slot) |epoch| {
+            if (epoch.queued.items.len == 0 or epoch.ops.items.len >= m.in_flight_max) continue;
+            return epoch.queued.items[0];
+        };
+        return null;
+    }
+
+    /// `next_queued` has given it.
+    pub fn start_queued(m: *Member, op: *Op) void {
+        const epoch = m.epoch_of(op.epoch).?;
+        assert(epoch.queued.orderedRemove(0) == op);
+        m.take_up(epoch, op);
     }
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {
@@ -764,7 +838,7 @@ pub const Member = struct {
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
         const elsewhere: Told = try .read(&message.elsewhere, epoch.ids.len);
         const is_missing = message.missing.has(epoch.rank);
-        if (epoch.find(message.op)) |op| {
+        if (epoch.find_called(message.op)) |op| {
             // It has called meanwhile.
             if (is_missing) return m.say_called(epoch, op);
             op.missing = message.missing;
@@ -811,7 +885,7 @@ pub const Member = struct {
     /// all; after it the call returns in doubt.
     pub fn give_up(m: *Member, op: *Op, reason: control.AbortReason) void {
         switch (op.state) {
-            .running => {
+            .queued, .running => {
                 m.withdraw(m.epoch_of(op.epoch).?, op, reason, m.self);
                 m.close_drained();
             },
@@ -853,7 +927,7 @@ pub const Member = struct {
             .running, .voted => op.state = if (votes) .voted else .running,
             // Others would wait for an offer that cannot come any more.
             .in_doubt => return m.ask_to_abort(op),
-            .new, .finished => return,
+            .new, .queued, .finished => return,
         }
         op.voted_attempt = if (votes) epoch.attempt else 0;
         op.complete = false;
@@ -967,10 +1041,11 @@ pub const Member = struct {
     fn forget(m: *Member, epoch: *Epoch, op: *Op) void {
         _ = m;
         op.state = .finished;
-        for (epoch.ops.items, 0..) |item, index| if (item == op) {
-            _ = epoch.ops.orderedRemove(index);
+        for ([_]*std.ArrayList(*Op){ &epoch.ops, &epoch.queued }) |list| {
+            const index = std.mem.findScalar(*Op, list.items, op) orelse continue;
+            _ = list.orderedRemove(index);
             return;
-        };
+        }
     }
 
     // ---- decisions
@@ -987,7 +1062,7 @@ pub const Member = struct {
         switch (was) {
             .voted => m.actions.vtable.finished(m.actions.ctx, op, null),
             .in_doubt => m.actions.vtable.resolved(m.actions.ctx, op, true),
-            .new, .running, .finished => unreachable,
+            .new, .queued, .running, .finished => unreachable,
         }
         m.close_drained();
     }
@@ -999,7 +1074,7 @@ pub const Member = struct {
         m.saw(epoch, message.decision);
         var failure = failure_from(message);
         _ = epoch.asked.remove(message.op);
-        if (epoch.find(message.op)) |op| {
+        if (epoch.find_called(message.op)) |op| {
             failure.missing = m.missing_of(op);
             failure.elsewhere = op.elsewhere;
             const was = op.state;
@@ -1207,7 +1282,7 @@ pub const Member = struct {
 
     /// Whether others go on with an operation, for which this peer has not voted, if it is lost.
     pub fn others_take_part(m: *Member, op: *const Op) bool {
-        if (op.state != .running) return false;
+        if (op.state != .running and op.state != .queued) return false;
         const epoch = m.epoch_of(op.epoch) orelse return false;
         return epoch.partner(op.id.tag) == null and epoch.alive.count() > 1;
     }
@@ -1227,6 +1302,10 @@ pub const Member = struct {
         for (m.epochs) |slot| {
             const epoch = slot orelse continue;
             m.actions.vtable.stop(m.actions.ctx, epoch.number);
+            while (epoch.queued.pop()) |op| {
+                op.state = .finished;
+                m.actions.vtable.finished(m.actions.ctx, op, .{ .status = status });
+            }
             while (epoch.ops.items.len > 0) {
                 const op = epoch.ops.items[epoch.ops.items.len - 1];
                 const was = op.state;
@@ -1238,7 +1317,7 @@ pub const Member = struct {
                         if (voted == .in_doubt) m.actions.vtable.resolved(m.actions.ctx, op, null);
                     },
                     .in_doubt => m.actions.vtable.resolved(m.actions.ctx, op, null),
-                    .new, .finished => unreachable,
+                    .new, .queued, .finished => unreachable,
                 }
             }
         }

@@ -333,6 +333,55 @@ test "newcomers that contradict each other when all others have gone end the ope
     try expectEqual(0b11000, court.members_alive());
 }
 
+test "once all whose call differed have left, a newcomer goes on with what it has voted for" {
+    for ([_]control.Recovery{ .resume_chunks, .raise }) |recovery| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        var said = court.vote(tag, 0);
+        said.descriptor.recovery = recovery;
+        said.descriptor.count = 99;
+        try vote(&court, 0, 100);
+        try court.say(newcomer, .{ .done = said });
+        try court.say(0, .{ .leave = .{ .group = 0 } });
+        try court.listen();
+        try report_voted(&court, newcomer, &said.descriptor);
+        for (1..peers_max + 1) |index| try court.report_end(index);
+        const bytes = try court.unread(newcomer);
+        defer gpa.free(bytes);
+        if (recovery == .resume_chunks) try expectEqual(1, try kept_ranges(bytes));
+        try court.listen();
+        if (recovery != .raise) continue;
+        try expectEqual(1, court.aborts[newcomer]);
+        try expectEqual(.peer_lost, court.last_abort.?.reason);
+    }
+}
+
+test "a member that takes back its call ends the one that a newcomer has voted for" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try vote(&court, 0, 100);
+    try vote(&court, newcomer, 99);
+    try court.stumble();
+    try report_voted(&court, newcomer, &counting(99));
+    for (0..peers_max + 1) |index| try court.report_end(index);
+    try court.listen();
+    try expectEqual(1, court.aborts[newcomer]);
+    try expectEqual(.mismatch, court.last_abort.?.reason);
+}
+
+/// The report of one that has voted, in the attempt before.
+fn report_voted(court: *Court, index: usize, called: *const control.Descriptor) !void {
+    var said = court.running(tag, 1);
+    said.descriptor = called.*;
+    said.state = .done;
+    said.voted_attempt = court.attempt - 1;
+    said.digest = 7;
+    said.settled = .of(&.{.{ .begin = 0, .end = 1, .reduced_attempt = said.voted_attempt }});
+    try court.say(index, .{ .report_op = said });
+}
+
 test "in an attempt that begins before a newcomer is refused it keeps nothing of what others hold" {
     // Method: lanes break while not all members have called. The members report chunks, of which
     // the newcomer, whose call has fewer, must not be told.
@@ -504,4 +553,39 @@ test "a coordinator that was frozen does not take its own time for a newcomer's"
     court.now += 10 * warning_ns;
     try wait(&court, 1000 * ms);
     try expectEqual(with_newcomer, court.members_alive());
+}
+
+fn grow(court: *Court) !void {
+    return court.grow(1);
+}
+
+test "after a restart a newcomer that may have taken part before is no stray" {
+    const ids = [_]base.PeerId{ id_of(0), id_of(1), id_of(2), id_of(newcomer) };
+    for ([_]u64{ 0, 1 }) |decisions_seen| {
+        var shelf: court_file.Shelf = .{};
+        defer shelf.deinit();
+        var court: Court = undefined;
+        try court_file.restart_after(&shelf, &court, grow);
+        defer court.c.destroy();
+        court.epoch = 2;
+        for (0..ids.len) |index| {
+            try court.open(index);
+            try court.say(index, .{ .epoch_report = .{
+                .epoch = court.epoch,
+                .attempt = 1,
+                .entered = true,
+                .decisions_seen = decisions_seen,
+                .alive = .full(ids.len),
+                .members = .of(&ids),
+            } });
+            try court.say(index, .{ .join_end = .{} });
+        }
+        try court.listen();
+        for (0..ids.len) |index| try court.report_end(index);
+        try court.called(newcomer, lonely_tag);
+        for (0..peers_max) |index| try court.called(index, tag);
+        try wait(&court, warning_ns + 1000 * ms);
+        const left: u64 = if (decisions_seen > 0) with_newcomer else members_only;
+        try expectEqual(left, court.members_alive());
+    }
 }

@@ -380,8 +380,9 @@ fn route(s: *Session, header: *const Header, from: base.PeerId) Route {
         if (op.id.tag != header.tag or op.id.sequence != header.sequence) continue;
         return if (operation.executor.members > 0) .{ .current = operation } else .early;
     }
-    const called = epoch.sequences.next(header.tag);
-    return if (header.sequence < called) .stale else early_of(epoch, header);
+    const id: control.OpId = .{ .tag = header.tag, .sequence = header.sequence };
+    const is_over = id.sequence < epoch.sequences.next(id.tag) and !epoch.is_queued(id);
+    return if (is_over) .stale else early_of(epoch, header);
 }
 
 /// A frame that was in the air when its operation was aborted is not wanted.

@@ -148,11 +148,8 @@ pub const Group = struct {
         return group.member.newcomers_waiting();
     }
 
+    /// Those that wait for their turn included.
     pub fn in_flight(group: *const Group) u32 {
-        var total: u32 = 0;
-        for (group.member.epochs) |slot| if (slot) |item| {
-            total += @intCast(item.ops.items.len);
-        };
-        return total;
+        return @intCast(group.member.in_flight());
     }
 };

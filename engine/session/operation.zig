@@ -45,6 +45,9 @@ pub const Operation = struct {
     committed: ?bool = null,
     /// The user wants no more of it.
     released: bool = false,
+    /// It waits for its turn (queue.zig), and it ended so.
+    is_queued: bool = false,
+    ended_queued: bool = false,
     /// Where a link of it broke.
     unreachable_peer: base.PeerId = .none,
 

@@ -43,5 +43,6 @@ test {
     _ = @import("traffic.zig");
     _ = @import("world_test.zig");
     _ = @import("hostile_test.zig");
+    _ = @import("queue_test.zig");
     _ = @import("rules_test.zig");
 }

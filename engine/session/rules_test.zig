@@ -717,3 +717,46 @@ test "data of a call that differs is thrown away as it comes in" {
     node.s.cancel(w.now, operation);
     node.s.release(operation);
 }
+
+/// The connection to the coordinator ends, and no other is made before the world moves.
+fn cut_off(w: *World, node: *Node) void {
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    node.s.control_closed(w.now);
+}
+
+test "a peer gives up a coordinator that is away for longer than its patience, and no other" {
+    const second = std.time.ns_per_s;
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const hasty = &w.nodes[0];
+    const patient = &w.nodes[1];
+    hasty.s.patience_ns = 2 * second;
+    const operation = try world.sum(hasty, world.elements, .restart);
+    // It is back in time, once, and that time does not count again.
+    cut_off(&w, hasty);
+    w.now += second;
+    hasty.s.tick(w.now);
+    try w.settle();
+    try expectEqual(.open, hasty.s.control_state);
+    for ([_]*Node{ hasty, patient }) |node| cut_off(&w, node);
+    const away_at = w.now;
+    for ([_]u64{ second, 2 * second - 1 }) |after_ns| {
+        for ([_]*Node{ hasty, patient }) |node| node.s.tick(away_at + after_ns);
+        try expectEqual(.dialing, hasty.s.control_state);
+        try expect(!operation.finished);
+    }
+    try expect(hasty.s.next_deadline() <= away_at + 2 * second);
+    for ([_]*Node{ hasty, patient }) |node| node.s.tick(away_at + 2 * second);
+    try expectEqual(.coordinator_unreachable, operation.status);
+    try expectEqual(.left, hasty.group.state);
+    try expectEqual(.joined, patient.group.state);
+    // A connection that the driver still tried for is closed.
+    w.now = away_at + 3 * second;
+    try w.settle();
+    try expectEqual(.lost, hasty.s.control_state);
+    try expectEqual(null, hasty.connection);
+    try expectEqual(.open, patient.s.control_state);
+    hasty.s.release(operation);
+}

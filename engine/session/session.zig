@@ -30,6 +30,7 @@ const links = @import("links.zig");
 const outline = @import("outline.zig");
 const rounds = @import("rounds.zig");
 const prefetch = @import("prefetch.zig");
+const queue = @import("queue.zig");
 const sync = @import("sync.zig");
 const traffic = @import("traffic.zig");
 const Unreached = @import("unreached.zig").Unreached;
@@ -152,6 +153,8 @@ pub const Session = struct {
     coordinator_at: []const u8 = "",
     labels: labels.Labels = .{},
     strangers_max: u32,
+    in_flight_max: u32,
+    patience_ns: u64,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
     not_pccl: bool = false,
@@ -161,6 +164,7 @@ pub const Session = struct {
 
     groups: std.ArrayList(*Group) = .empty,
     operations: std.ArrayList(*Operation) = .empty,
+    queue: queue.Queue = .{},
     links: std.ArrayList(*Link) = .empty,
     strangers: std.ArrayList(*Lane) = .empty,
     /// Where the members of epochs and rounds are dialed.
@@ -211,6 +215,11 @@ pub const Session = struct {
         label: base.Label = .{},
         /// Connections that have not shown that they are of this peer's groups.
         strangers_max: u32 = limits.strangers_max,
+        /// Operations of one group in flight; fewer in tests.
+        in_flight_max: u32 = limits.operations_in_flight_max,
+        /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
+        /// deadlines.
+        patience_ns: u64 = base.never,
         host: Host,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
@@ -231,6 +240,8 @@ pub const Session = struct {
             .address_key = options.address_key,
             .label = options.label,
             .strangers_max = options.strangers_max,
+            .in_flight_max = options.in_flight_max,
+            .patience_ns = options.patience_ns,
         };
         s.instance = s.prng.next() | 1;
         return s;
@@ -239,6 +250,7 @@ pub const Session = struct {
     /// The driver has closed all connections and will not use lanes, groups or operations any more.
     pub fn destroy(s: *Session) void {
         for (s.operations.items) |operation| operation.destroy();
+        queue.destroy(s);
         s.operations.deinit(s.gpa);
         for (s.groups.items) |group| s.group_free(group);
         s.groups.deinit(s.gpa);
@@ -286,6 +298,8 @@ pub const Session = struct {
     /// The connection is made; `address` must be set by now.
     pub fn control_opened(s: *Session, now: Instant) void {
         s.reach(now);
+        // It was given up while the driver still tried.
+        if (s.control_state == .lost) return s.host.vtable.control_close(s.host.ctx);
         s.control.reset();
         s.control_state = .greeting;
         s.welcomed = false;
@@ -418,6 +432,12 @@ pub const Session = struct {
         s.reach(now);
         if (s.control_state != .lost) s.end_groups("this peer ends");
         s.run_deferred();
+    }
+
+    /// When a coordinator that is away is given up.
+    fn patience_until(s: *const Session) Instant {
+        if (s.control_state == .lost or s.away_since == base.never) return base.never;
+        return s.away_since +| s.patience_ns;
     }
 
     fn end_groups(s: *Session, why: []const u8) void {
@@ -696,6 +716,7 @@ pub const Session = struct {
             .initial_world_size = initial_world_size,
             .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
         };
+        group.member.in_flight_max = s.in_flight_max;
         s.groups.appendAssumeCapacity(group);
         if (s.control_state == .open) s.present(group);
         if (s.control_state == .away) s.reconnect_at = @min(s.reconnect_at, s.now);
@@ -899,15 +920,27 @@ pub const Session = struct {
         const count = try count_of(&call, &roles, arrays);
         var uses = try s.uses_of(&call, &roles, arrays, count);
         errdefer uses.deinit(s.gpa);
-        for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
+        if (s.is_in_use(&uses)) return error.BufferInUse;
         if (uses.clashes_itself()) return error.ArraysOverlap;
         const operation = try s.operation_create(group, epoch, &call, tag, arrays, count);
         operation.uses = uses;
-        s.operations.appendAssumeCapacity(operation);
-        group.member.start(&operation.op, tag);
+        s.start(operation, tag);
         s.fault_point(operation, .all_reduce_called);
         s.run_deferred();
         return operation;
+    }
+
+    fn is_in_use(s: *const Session, uses: *const Uses) bool {
+        for (s.operations.items) |other| if (other.clashes(uses)) return true;
+        return queue.clashes(s, uses);
+    }
+
+    /// It begins, or waits for its turn.
+    fn start(s: *Session, operation: *Operation, tag: u64) void {
+        const member = &operation.group.member;
+        if (member.is_full()) queue.put(s, operation) //
+        else s.operations.appendAssumeCapacity(operation);
+        member.start(&operation.op, tag);
     }
 
     /// The tag that the operation is numbered under.
@@ -1075,7 +1108,7 @@ pub const Session = struct {
         try uses.reserve(s.gpa, state.entries.len);
         for (state.entries) |*entry| uses.writes(State.span_of(entry));
         uses.sort();
-        for (s.operations.items) |other| if (other.clashes(&uses)) return error.BufferInUse;
+        if (s.is_in_use(&uses)) return error.BufferInUse;
         const epoch = group.member.current.?;
         const made = try Sync.create(s.gpa, state, sync_call.strategy, epoch.ids.len);
         errdefer made.destroy();
@@ -1089,8 +1122,7 @@ pub const Session = struct {
         operation.uses = uses;
         operation.sync = made;
         state.operation = operation;
-        s.operations.appendAssumeCapacity(operation);
-        group.member.start(&operation.op, state.tag);
+        s.start(operation, state.tag);
         s.run_deferred();
         return operation;
     }
@@ -1123,8 +1155,9 @@ pub const Session = struct {
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
             .safe_points = group.member.safe_points,
         };
-        try s.operations.ensureUnusedCapacity(s.gpa, 1);
-        try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + 1);
+        const waiting = s.queue.count;
+        try s.operations.ensureUnusedCapacity(s.gpa, waiting + 1);
+        try s.deferred.ensureTotalCapacity(s.gpa, s.operations.items.len + waiting + 1);
         const operation = try base.unfilled.create(s.gpa, Operation);
         errdefer s.gpa.destroy(operation);
         const ids = try base.unfilled.list(s.gpa, PeerId, epoch.ids.len);
@@ -1146,7 +1179,7 @@ pub const Session = struct {
             .dtype = array.dtype,
             .count = if (call.counts == null) array.count * roles.parts() else count,
         };
-        const executor = try collective.Executor.init(s.gpa, &s.pool, .{
+        var executor = try collective.Executor.prepare(s.gpa, &s.pool, .{
             .descriptor = descriptor,
             .arrays = moved,
             .residual = call.residual,
@@ -1159,6 +1192,9 @@ pub const Session = struct {
             .chunk_bytes = s.settings.chunk_bytes,
             .window_bytes = s.settings.window_bytes,
         });
+        errdefer executor.deinit();
+        // One that waits for its turn holds no large buffers meanwhile.
+        if (!group.member.is_full()) try executor.reserve();
         operation.* = .{
             .gpa = s.gpa,
             .group = group,
@@ -1291,9 +1327,12 @@ pub const Session = struct {
 
     /// Does now what could not be done inside a member's action.
     pub fn run_deferred(s: *Session) void {
-        while (s.deferred.pop()) |operation| {
-            if (operation.op.state == .finished) continue;
-            frames.check_complete(s, operation);
+        while (true) {
+            while (s.deferred.pop()) |operation| {
+                if (operation.op.state == .finished) continue;
+                frames.check_complete(s, operation);
+            }
+            if (!queue.step(s)) break;
         }
         if (s.links_stale) {
             s.links_stale = false;
@@ -1353,6 +1392,8 @@ pub const Session = struct {
         const s = group_from(ctx).session;
         const operation = operation_from(op);
         assert(!operation.finished);
+        operation.ended_queued = operation.is_queued;
+        if (operation.is_queued) queue.leave(s, operation);
         if (failure) |why| {
             operation.failure = why;
             operation.failure.coordinator_silent_ns = s.coordinator_silent_ns();
@@ -1484,6 +1525,8 @@ pub const Session = struct {
         // first.
         const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
+        if (now >= s.patience_until())
+            s.lose_coordinator("it was away for longer than this peer's patience");
         switch (s.control_state) {
             .greeting, .open => s.tick_control(late),
             .away => if (now >= s.reconnect_at) {
@@ -1514,6 +1557,7 @@ pub const Session = struct {
                 frames.check_complete(s, operation);
             }
         }
+        queue.tick(s);
         prefetch.tick(s, late);
         links.tick(s, late);
         rounds.tick(s);
@@ -1583,6 +1627,7 @@ pub const Session = struct {
         if (s.knows_settings() and s.control_state != .lost)
             next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
+        next = @min(next, s.queue.deadline, s.patience_until());
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);
             if (operation.executor.has_work()) next = @min(next, s.now);

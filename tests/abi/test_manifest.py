@@ -136,10 +136,11 @@ CHANGES = {
         "  void *interrupted_context;\n",
         "",
         [
-            (True, "struct pccl_comm_options_t was 96 bytes, aligned to 8, and is 88 bytes"),
+            (True, "struct pccl_comm_options_t was 104 bytes, aligned to 8, and is 96 bytes"),
             (True, "field pccl_comm_options_t.interrupted_context is gone"),
             (True, "field pccl_comm_options_t.ports was 8 bytes at 80"),
             (True, "field pccl_comm_options_t.label was 8 bytes at 88"),
+            (True, "field pccl_comm_options_t.patience_ns was 8 bytes at 96"),
         ],
     ),
     "a struct without a size that grows": (

@@ -1,5 +1,6 @@
 """Machines of a small internet, each a network namespace: public ones at a bridge, and some behind
-a router that masquerades. Some drop what comes in, and hosts files say what a test wants.
+a router, which masquerades or gives its one machine its own address. Some drop what comes in, and
+hosts files say what a test wants.
 
 Nothing touches the interfaces of the machine, and nothing leaves it. Needs root, iproute2 and
 nftables; see `require`. Partitions and lost packets are tests/processes/namespaces.py's.
@@ -35,6 +36,13 @@ table ip door {
     iifname "eth0" ct state established,related accept
     iifname "eth0" drop
   }
+}
+"""
+
+ONE_TO_ONE = """
+table ip nat {
+  chain in { type nat hook prerouting priority -100; iifname "eth0" dnat to 192.168.7.2; }
+  chain out { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
 }
 """
 
@@ -147,6 +155,13 @@ class Internet(Closing):
 
     def behind_nat(self) -> Machine:
         """Its connections come from its router, which lets none in."""
+        return self._routed(MASQUERADE)
+
+    def in_cloud(self) -> Machine:
+        """It has a public address of its own, its router's, and does not know it: 1:1 NAT."""
+        return self._routed(ONE_TO_ONE)
+
+    def _routed(self, script: str) -> Machine:
         router, machine = self.public(), self._add("192.168.7.2")
         end = f"eth0 netns {machine.namespace}"
         lines = [f"link add inner type veth peer name {end}"]
@@ -156,7 +171,7 @@ class Internet(Closing):
         namespaces.ip("-n", machine.namespace, lines=[*lines, "route add default via 192.168.7.1"])
         forward = Path("/proc/sys/net/ipv4/ip_forward")
         router.inside(lambda: forward.write_text("1"))
-        router.rule(MASQUERADE)
+        router.rule(script)
         return machine
 
     def firewalled(self) -> Machine:

@@ -56,6 +56,19 @@ def test_a_peer_that_nobody_can_dial_joins_whichever_of_the_two_leads(
         expect_sums(*ends(first, second))
 
 
+@pytest.mark.parametrize("other", ["in_cloud", "behind_nat", "firewalled"])
+def test_a_peer_with_a_public_address_that_it_does_not_know_is_reached_there(
+    internet: Internet, other: str
+) -> None:
+    """Nobody can dial the other one, unless it is in a cloud, too; no setting names an address."""
+    machines: list[Machine] = [internet.in_cloud(), getattr(internet, other)()]
+    with internet.coordinator(internet.public()) as coordinator:
+        peers = [
+            machine.peer(coordinator.token, number) for number, machine in enumerate(machines, 1)
+        ]
+        expect_sums(*ends(*peers))
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [("behind_nat", "its address is not known"), ("firewalled", "no answer in 5 s")],

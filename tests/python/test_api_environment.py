@@ -50,6 +50,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_CONNECT_TIMEOUT": "7.5",
         "PCCL_PEER_ID": "ab" * 16,
         "PCCL_LABEL": "%h/%p 100%%",
+        "PCCL_PATIENCE": "0",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -67,6 +68,9 @@ def test_every_argument_of_connect_has_a_variable(
             assert re.fullmatch(r"127\.0\.0\.1:2\d{4}", member["address"])
         with pytest.raises(pccl.DeadlineExceeded):
             comm.all_reduce(np.ones(3))  # nobody else calls it
+        coordinator.close()
+        with pytest.raises((pccl.CoordinatorUnreachable, pccl.InDoubt)):
+            comm.all_reduce(np.ones(3), tag=1, deadline=60)
 
 
 def test_a_label_that_is_passed_has_the_same_places_as_the_variable(

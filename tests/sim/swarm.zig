@@ -159,6 +159,9 @@ pub const Config = struct {
     safety_ns: u64,
     /// Several operations at once.
     tags: u8,
+    /// So many of one group at a peer; calls beyond wait for their turn, and all members call in
+    /// one order where that may be.
+    in_flight_max: u8 = base.limits.operations_in_flight_max,
     delay_ns_max: u64,
     /// Worlds of four and more in which nothing goes wrong but links between peers, and always some
     /// ring is left: nobody may notice.
@@ -222,6 +225,8 @@ pub const Config = struct {
         var groups = stream(seed, "groups");
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));
+        var in_flight = stream(seed, "in_flight");
+        if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));
         var adversaries = stream(seed, "adversaries");
         if (adversaries.chance(adversaries_one_in)) config.draw_adversaries(&adversaries);
         return config;
@@ -382,12 +387,12 @@ pub const Config = struct {
     pub fn format(config: Config, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.print(
             "peers {d}..{d} (first epoch {d}, at least {d}), groups {d}, lanes {d}, " ++
-                "chunk {d} B, window {d} B, elements <= {d}, tags {d}, calls {d}, ",
+                "chunk {d} B, window {d} B, elements <= {d}, tags {d} ({d} in flight), calls {d}, ",
             .{
-                config.peers_start,    config.peers_max,    config.initial_world_size,
-                config.min_world_size, config.groups,       config.lanes,
-                config.chunk_bytes,    config.window_bytes, config.count_max,
-                config.tags,           config.calls,
+                config.peers_start,    config.peers_max,     config.initial_world_size,
+                config.min_world_size, config.groups,        config.lanes,
+                config.chunk_bytes,    config.window_bytes,  config.count_max,
+                config.tags,           config.in_flight_max, config.calls,
             },
         );
         try writer.writeAll(if (config.keeps_state) "states kept; faults:" else "faults:");

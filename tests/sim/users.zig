@@ -353,10 +353,12 @@ fn check_epoch(user: *User) void {
     }
 }
 
-/// Steps of one batch in an order of this peer's own.
+/// Steps of one batch in an order of this peer's own, unless some may wait for their turn: then two
+/// members would wait for what is in flight at the other.
 fn draw_order(user: *User) void {
     const steps = user.round.slice();
     for (user.order[0..steps.len], 0..) |*place, index| place.* = @intCast(index);
+    if (user.world().config.in_flight_max < program.steps_max) return;
     const prng = &user.world().prng_users;
     var first: usize = 0;
     while (first < steps.len) {

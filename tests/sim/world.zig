@@ -644,6 +644,7 @@ pub const World = struct {
             .seed = prng.next(),
             .address_key = @splat(@truncate(prng.next())),
             .label = .shown(&.{ 'p', '0' + @as(u8, @intCast(node.index % 10)) }),
+            .in_flight_max = world.config.in_flight_max,
             .host = .{ .ctx = node, .vtable = &session_host },
         }) catch @panic("out of memory");
         var address: [finder.text_bytes_max]u8 = undefined;

@@ -1,0 +1,380 @@
+//! Calls beyond those in flight: they begin in the order of the calls, and are like any other call
+//! to whoever waits for them, gives them up, or leaves. The rules: queue.zig and
+//! protocol/member.zig; worlds as in world_test.zig.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const form = @import("hostile_test.zig").form;
+const World = world.World;
+const Node = world.Node;
+const Operation = session.Operation;
+const limits = base.limits;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+const expectError = std.testing.expectError;
+
+const at_once = limits.operations_in_flight_max;
+const most = at_once + limits.operations_queued_max;
+
+/// The calls of one peer, each with a tag and an array of its own.
+const Caller = struct {
+    node: *Node,
+    operations: [most]*Operation = undefined,
+    count: usize = 0,
+    memory: [most]u64 = @splat(1),
+    deadline: u64 = base.never,
+
+    fn call(caller: *Caller, tag: u64) !void {
+        const value: *u64 = &caller.memory[caller.count];
+        const node = caller.node;
+        caller.operations[caller.count] = try node.s.begin(node.world.now, node.group, .{
+            .kind = .all_reduce,
+            .send = @ptrCast(value),
+            .recv = @ptrCast(value),
+            .count = 1,
+            .dtype = .u64,
+            .tag = tag,
+            .deadline = caller.deadline,
+        });
+        caller.count += 1;
+    }
+
+    fn call_all(caller: *Caller, first: u64, end: u64) !void {
+        for (first..end) |tag| try caller.call(tag);
+    }
+
+    fn expect_sums(caller: *const Caller, value: u64) !void {
+        for (caller.operations[0..caller.count], caller.memory[0..caller.count]) |operation, got| {
+            try expect(operation.finished);
+            try expectEqual(.ok, operation.status);
+            try expectEqual(value, got);
+        }
+    }
+
+    fn release(caller: *Caller) void {
+        for (caller.operations[0..caller.count]) |operation| caller.node.s.release(operation);
+        caller.count = 0;
+        @memset(&caller.memory, 1);
+    }
+};
+
+fn callers_of(w: *World) ![2]*Caller {
+    var callers: [2]*Caller = undefined;
+    callers[0] = try gpa.create(Caller);
+    errdefer gpa.destroy(callers[0]);
+    callers[1] = try gpa.create(Caller);
+    for (callers, w.nodes[0..2]) |caller, *node| caller.* = .{ .node = node };
+    return callers;
+}
+
+fn free(callers: [2]*Caller) void {
+    for (callers) |caller| gpa.destroy(caller);
+}
+
+test "calls beyond those in flight wait, begin in their order, and all succeed" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    const first = callers[0];
+    try first.call_all(0, 200);
+    try w.settle();
+    // The others were told of those in flight alone, and the rest holds no large buffers.
+    const s = first.node.s;
+    try expectEqual(at_once, s.operations.items.len);
+    try expectEqual(200, first.node.group.in_flight());
+    for (first.operations[0..200], 0..) |operation, tag| {
+        try expectEqual(tag < at_once, operation.op.state == .running);
+        try expectEqual(tag < at_once, operation.executor.shadow.len > 0);
+    }
+    // One after the other the places become free.
+    for (0..200) |tag| {
+        try callers[1].call(tag);
+        try w.settle();
+        try expect(first.operations[tag].finished);
+        const end = @min(200, tag + 1 + at_once);
+        for (tag + 1..end) |later| try expectEqual(.running, first.operations[later].op.state);
+        for (end..200) |later| try expectEqual(.queued, first.operations[later].op.state);
+    }
+    for (callers) |caller| {
+        try expectEqual(0, caller.node.s.queue.count);
+        try caller.expect_sums(2);
+        caller.release();
+    }
+}
+
+test "so many calls wait and no more, and those end like any other" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    try callers[0].call_all(0, most);
+    const node = callers[0].node;
+    var value: u64 = 1;
+    const call: session.Session.Call = .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&value),
+        .recv = @ptrCast(&value),
+        .count = 1,
+        .dtype = .u64,
+        .tag = most,
+        .deadline = base.never,
+    };
+    try expectError(error.TooManyOperations, node.s.begin(w.now, node.group, call));
+    // All members may be as far.
+    try callers[1].call_all(0, most);
+    try w.settle();
+    for (callers) |caller| {
+        try expect(caller.node.connection != null);
+        try caller.expect_sums(2);
+        caller.release();
+    }
+    // The number of the call that was refused is free.
+    try callers[1].call(most);
+    const operation = try node.s.begin(w.now, node.group, call);
+    try w.settle();
+    try callers[1].expect_sums(2);
+    try expectEqual(2, value);
+    node.s.release(operation);
+    callers[1].release();
+}
+
+test "the tag and the memory of a call that waits are in use" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    const first = callers[0];
+    try first.call_all(0, at_once + 2);
+    const last = first.operations[at_once + 1];
+    try expectError(error.TagInUse, first.call(last.op.id.tag));
+    var other: u64 = 0;
+    try expectError(error.BufferInUse, first.node.s.begin(w.now, first.node.group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&first.memory[at_once + 1]),
+        .recv = @ptrCast(&other),
+        .count = 1,
+        .dtype = .u64,
+        .tag = 5000,
+        .deadline = base.never,
+    }));
+    first.node.s.leave(w.now, first.node.group);
+    for (first.operations[0..first.count]) |operation| {
+        try expect(operation.finished);
+        try expectEqual(.cancelled, operation.status);
+    }
+    first.release();
+}
+
+test "the deadline of a call that waits runs from the call, and its number is used up" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    const first = callers[0];
+    try first.call_all(0, at_once);
+    first.deadline = w.now + 2 * std.time.ns_per_s;
+    try first.call(at_once);
+    try expect(first.node.s.next_deadline() <= first.deadline);
+    first.deadline = base.never;
+    try first.call(at_once + 1);
+    try w.pass(std.time.ns_per_s);
+    const late = first.operations[at_once];
+    try expect(!late.finished);
+    try w.pass(std.time.ns_per_s + std.time.ns_per_s / 4);
+    try expectEqual(.deadline_exceeded, late.status);
+    try expect(late.finished and late.ended_queued);
+    try expectEqual(1, first.memory[at_once]);
+    try expectEqual(.queued, first.operations[at_once + 1].op.state);
+    // The other one hears of it at its call; all else goes on, and the next of the tag is in step.
+    try callers[1].call_all(0, at_once + 2);
+    try w.settle();
+    try expectEqual(.aborted, callers[1].operations[at_once].status);
+    try expectEqual(.ok, first.operations[at_once + 1].status);
+    for (callers) |caller| {
+        caller.release();
+        try caller.call(at_once);
+    }
+    try w.settle();
+    for (callers) |caller| {
+        try expectEqual(.ok, caller.operations[0].status);
+        caller.release();
+    }
+}
+
+test "a call that waits ends at once when another member gives it up" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    try callers[0].call_all(0, at_once + 1);
+    try callers[1].call(at_once);
+    try w.settle();
+    callers[1].node.s.cancel(w.now, callers[1].operations[0]);
+    try w.settle();
+    try expectEqual(.aborted, callers[0].operations[at_once].status);
+    try expect(!callers[0].operations[0].finished);
+    try expectEqual(0, callers[0].node.s.queue.count);
+    callers[1].release();
+    try callers[1].call_all(0, at_once);
+    try w.settle();
+    for (callers) |caller| caller.release();
+}
+
+test "a peer that withdraws a call that waits leaves the group, as with any of several" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    try callers[0].call_all(0, at_once + 2);
+    callers[0].node.s.desert(w.now, callers[0].operations[at_once]);
+    for (callers[0].operations[0 .. at_once + 2]) |operation|
+        try expectEqual(.cancelled, operation.status);
+    try expectEqual(.left, callers[0].node.group.state);
+    try w.settle();
+    // The other goes on without it.
+    try callers[1].call_all(0, at_once + 2);
+    try w.settle();
+    try callers[1].expect_sums(1);
+    for (callers) |caller| caller.release();
+}
+
+test "nobody is blamed for a call that waits: a member that is asked says that it has called" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    // 64 is called and asked about before it waits, 65 waits before it is asked about.
+    try callers[1].call(at_once);
+    try w.pass(8 * std.time.ns_per_s);
+    try expect(has_missing(callers[1].operations[0]));
+    try callers[0].call_all(0, at_once + 2);
+    try callers[1].call(at_once + 1);
+    try w.pass(8 * std.time.ns_per_s);
+    const epoch = w.coordinator.groups.items[0].epochs.items[0];
+    var found: usize = 0;
+    for (epoch.records.items) |record| if (record.id.tag >= at_once) {
+        found += 1;
+        try expect(record.stall.called.has(0) and record.stall.called.has(1));
+    };
+    try expectEqual(2, found);
+    for (callers[1].operations[0..2]) |operation| try expect(!has_missing(operation));
+    // It is asked no more, and not many more than may be in flight are known of it.
+    try callers[1].call_all(0, at_once);
+    try w.settle();
+    for (callers) |caller| {
+        try caller.expect_sums(2);
+        caller.release();
+    }
+}
+
+fn has_missing(operation: *const Operation) bool {
+    return !operation.op.missing.is_empty();
+}
+
+test "calls that wait belong to their epoch, which is over when they are" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    const newcomer = try w.add();
+    try w.settle();
+    callers[0].deadline = w.now + 2 * std.time.ns_per_s;
+    try callers[0].call_all(0, at_once);
+    callers[0].deadline = base.never;
+    try callers[0].call_all(at_once, at_once + 9);
+    const before = callers[0].node.group.epoch();
+    try newcomer.s.admit(w.now, newcomer.group, base.never);
+    try w.settle();
+    for (callers) |caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
+    try w.settle();
+    try expectEqual(3, callers[0].node.group.world_size());
+    const member = &callers[0].node.group.member;
+    try expect(member.epoch_of(before) != null);
+    try expectEqual(9, callers[0].node.s.queue.count);
+    // The new epoch has room of its own.
+    try callers[0].call(7);
+    try expectEqual(.running, callers[0].operations[at_once + 9].op.state);
+    // All that was in flight ends at once.
+    try w.pass(3 * std.time.ns_per_s);
+    for (callers[0].operations[0..at_once]) |operation|
+        try expectEqual(.deadline_exceeded, operation.status);
+    try expect(member.epoch_of(before) != null);
+    w.kill(callers[1].node);
+    try w.settle();
+    for (callers[0].operations[at_once .. at_once + 9]) |operation| {
+        try expect(operation.finished);
+        try expectEqual(.ok, operation.status);
+    }
+    try expectEqual(null, member.epoch_of(before));
+    callers[0].node.s.leave(w.now, callers[0].node.group);
+    callers[0].release();
+}
+
+test "a loss does not disturb what waits, and the survivor goes on alone" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    try callers[0].call_all(0, 3 * at_once);
+    try callers[1].call_all(0, at_once / 2);
+    for (0..40) |_| _ = try w.step();
+    w.kill(callers[1].node);
+    try w.settle();
+    for (callers[0].operations[0..callers[0].count]) |operation| {
+        try expect(operation.finished);
+        try expectEqual(.ok, operation.status);
+    }
+    callers[0].release();
+}
+
+test "a call whose turn finds no memory is withdrawn for all, and later ones go on" {
+    var arena: std.heap.ArenaAllocator = .init(gpa);
+    defer arena.deinit();
+    var failing: std.testing.FailingAllocator = .init(arena.allocator(), .{});
+    var w: World = .{ .gpa = gpa };
+    w.allocators[0] = failing.allocator();
+    try form(&w, 2);
+    defer w.deinit();
+    const callers = try callers_of(&w);
+    defer free(callers);
+    try callers[0].call_all(0, at_once);
+    const node = callers[0].node;
+    var large: [4096]u64 = @splat(1);
+    const waiting = try node.s.begin(w.now, node.group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(&large),
+        .recv = @ptrCast(&large),
+        .count = large.len,
+        .dtype = .u64,
+        .tag = at_once,
+        .deadline = base.never,
+    });
+    failing.fail_index = failing.alloc_index;
+    node.s.cancel(w.now, callers[0].operations[0]);
+    failing.fail_index = std.math.maxInt(usize);
+    try expectEqual(.cancelled, waiting.status);
+    try expect(waiting.ended_queued);
+    node.s.release(waiting);
+    try callers[0].call(at_once + 1);
+    try w.settle();
+    try callers[1].call_all(0, at_once + 2);
+    try w.settle();
+    for ([_]usize{ 0, at_once }) |index|
+        try expectEqual(.aborted, callers[1].operations[index].status);
+    for ([_]usize{ 1, at_once + 1 }) |index|
+        try expectEqual(.ok, callers[1].operations[index].status);
+    for (callers) |caller| caller.release();
+}

@@ -1,0 +1,55 @@
+"""How long calls wait for a coordinator that is away: until their deadlines, or for `patience`.
+
+The rules: engine/session/rules_test.zig. Coordinators that come back: test_api_journal.py.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pccl_py as pccl
+
+LOOPBACK = "127.0.0.1:0"
+
+
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_patience(
+    patience: float,
+) -> None:
+    with pccl.Coordinator(bind=LOOPBACK) as coordinator:
+        comm = pccl.connect(coordinator.token, patience=patience, deadline=300)
+        comm.admit()
+        array = np.ones(10)
+        comm.all_reduce(array)
+        begun = time.monotonic()
+        coordinator.close()
+        with pytest.raises((pccl.CoordinatorUnreachable, pccl.InDoubt)):  # it may have voted
+            comm.all_reduce(array)
+        for call in (comm.admit, lambda: comm.all_reduce(array)):
+            with pytest.raises(pccl.CoordinatorUnreachable):
+                call()
+        assert time.monotonic() - begun < 60  # not the deadline
+        assert np.array_equal(array, np.ones(10))
+        comm.close()
+
+
+def test_a_coordinator_that_is_back_in_time_is_waited_for(tmp_path: Path) -> None:
+    state = str(tmp_path / "run")
+    coordinator = pccl.Coordinator(bind=LOOPBACK, state=state)
+    with pccl.connect(coordinator.token, patience=60) as comm:
+        comm.admit()
+        coordinator.close()
+        work = comm.all_reduce(np.ones(10), async_op=True)
+        with pytest.raises(TimeoutError):
+            work.wait(0.3)
+        with pccl.Coordinator(bind=LOOPBACK, state=state):
+            work.wait()
+
+
+def test_patience_is_no_negative_time() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="patience must be 0, or positive, finite"):
+        pccl.connect("token", patience=-1)
