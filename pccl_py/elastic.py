@@ -30,8 +30,8 @@ from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import PeerId, Strategy, StrategyName, parse_strategy
 
-# All members get these of an operation, a sync or a safe point of all: this peer stays, and all make
-# the step again. Otherwise they are as those that follow.
+# All members get these of an operation, a sync or a safe point of all: this peer stays, and all
+# make the step again. Otherwise they are as those that follow.
 SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
 # After these the others may have gone on: this peer leaves, comes back, and takes their state.
 ALONE = (CoordinatorUnreachable, Expelled, InDoubt, TooFewPeers)
