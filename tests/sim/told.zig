@@ -28,8 +28,8 @@ const Epoch = struct {
 pub const Facts = struct {
     groups: u64 = 0,
     epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,
-    /// The last epoch of groups that had ended when the file that is there was begun.
-    ended_epoch: u64 = 0,
+    /// Epochs of a group up to this number that the file does not name are over.
+    over: [base.limits.groups_max]u64 = @splat(0),
     /// How much of the file was read.
     read_bytes: usize = 0,
 
@@ -56,8 +56,11 @@ pub const Facts = struct {
     fn take(facts: *Facts, gpa: Allocator, record: *const journal.Record) void {
         switch (record.*) {
             .settings => {},
-            .start => |body| facts.ended_epoch = body.ended_epoch,
-            .group => |body| facts.groups |= @as(u64, 1) << @intCast(body.id),
+            .start => |body| facts.over = @splat(body.ended_epoch),
+            .group => |body| {
+                facts.groups |= @as(u64, 1) << @intCast(body.id);
+                facts.over[body.id] = @max(facts.over[body.id], body.last_epoch);
+            },
             .activation => |*kept| {
                 const body = &kept.told;
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
@@ -100,8 +103,9 @@ pub const Facts = struct {
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
                 // A view of an epoch that is over may still be under way on a slow line, also of
                 // one that began and ended while no journal could be written.
-                const epoch = facts.epochs.getPtr(key) orelse return if (body.epoch <=
-                    facts.ended_epoch) null else "a view of an epoch that is not on the disk";
+                const is_over = body.epoch <= facts.over[body.group];
+                const epoch = facts.epochs.getPtr(key) orelse
+                    return if (is_over) null else "a view of an epoch that is not on the disk";
                 if (!epoch.is_named) return null;
                 const known = base.Mask.full(epoch.members.len).without(&epoch.out);
                 if (!body.alive.covers(&known)) return "a loss that is not on the disk";
