@@ -347,27 +347,27 @@ def connect(
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
-    patience: float | None = None,
+    reconnect_timeout: float | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
     Arguments that are not given come from the environment (docs/ENVIRONMENT.md). `token`: the
     coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
-    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other
-    peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
+    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other peers,
+    ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one, or if the coordinator does not find this peer
     there, the host that it sees. Where a given one is not the host that the connection comes from,
-    the coordinator must reach it. `ports`: the range from which the port to listen on
-    is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
-    default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
-    until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
+    the coordinator must reach it. `ports`: the range from which the port to listen on is taken
+    where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`: default of all
+    operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until
+    CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
     logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
-    `patience`: seconds that calls wait for a coordinator that is away, 0 for not at all: then this
-    peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt after the
-    vote; PCCL_PATIENCE, or until their deadlines.
+    `reconnect_timeout`: seconds that calls wait for a coordinator that is away, 0 for not at all:
+    then this peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt
+    after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -392,7 +392,7 @@ def connect(
         read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
-        read.nanoseconds(patience, "PCCL_PATIENCE", may_be_zero=True),
+        read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)

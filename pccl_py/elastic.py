@@ -55,6 +55,7 @@ class ConnectOptions(TypedDict, total=False):
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
     label: str | None
+    reconnect_timeout: float | None
 
 
 class Step:
