@@ -754,7 +754,7 @@ pub const Member = struct {
             if (!stored.id.eql(op.id)) continue;
             _ = epoch.resumes.swapRemove(index);
             defer m.gpa.free(stored.kept);
-            // What goes on is another call under this number, and nobody holds anything of this one.
+            // Another call under this number goes on, and nobody holds anything of this one.
             const is_foreign = stored.kept.len == 0 and op.state == .running;
             if (is_foreign and is_lost) break;
             return m.actions.vtable.start(m.actions.ctx, op, stored.kept);
