@@ -69,6 +69,14 @@ fn total(counts: []const u32) u32 {
     return sum;
 }
 
+/// The newcomer is out, may come again, and is told all of these; the members stay.
+fn expect_refused(court: *const Court, says: []const []const u8) !void {
+    try expectEqual(members_only, court.members_alive());
+    try expect(court.expelled[newcomer] and court.expelled_refused);
+    for (says) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+    try expectEqual(0, total(&court.aborts));
+}
+
 fn tick(court: *Court) !void {
     try court.pass(500 * ms);
     try court.listen();
@@ -85,12 +93,9 @@ test "a newcomer that calls something else is refused alone, whoever speaks firs
         }
         if (turn == peers_max) try vote(&court, newcomer, 99);
         try tick(&court);
-        try expectEqual(members_only, court.members_alive());
-        try expect(court.expelled[newcomer] and court.expelled_refused);
+        const says = [_][]const u8{ "it called all_reduce(sum, 99", "members called all_reduce" };
+        try expect_refused(&court, &says);
         try expect(court.peers[newcomer] != null); // it may join again
-        const parts = [_][]const u8{ "it called all_reduce(sum, 99", "members called all_reduce" };
-        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
-        try expectEqual(0, total(&court.aborts));
         for (court.commits[0..peers_max]) |commits| try expectEqual(1, commits);
         for (court.expelled[0..peers_max]) |expelled| try expect(!expelled);
     }
@@ -133,9 +138,7 @@ test "when one sees another's call all are asked for theirs, and a newcomer alon
             if (is_asked) try call(&court, index, if (index == newcomer) 99 else 100);
         }
         try tick(&court);
-        try expect(court.expelled[newcomer] and court.expelled_refused);
-        try expectEqual(members_only, court.members_alive());
-        try expectEqual(0, total(&court.aborts));
+        try expect_refused(&court, &.{});
     }
 }
 
@@ -211,15 +214,11 @@ test "a newcomer whose shards do not fit those of a member is refused, on the wo
             try court.say(index, .{ .done = said });
         }
         try tick(&court);
-        try expectEqual(members_only, court.members_alive());
-        try expect(court.expelled[newcomer] and court.expelled_refused);
-        const parts = [_][]const u8{
+        try expect_refused(&court, &.{
             "it called all_to_all(f32, 4 elements for the other and 2 from it) where rank 1 (",
             " called all_to_all(f32, 2 elements for the other and 3 from it) (tag 5",
-        };
-        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+        });
         try expect(court.last_expelled.peer.eql(id_of(1)));
-        try expectEqual(0, total(&court.aborts));
     }
 }
 
@@ -502,14 +501,10 @@ test "a newcomer that waits where nobody calls, while all members wait for it, i
     try wait(&court, warning_ns - 1000 * ms);
     try expectEqual(with_newcomer, court.members_alive());
     try wait(&court, 2000 * ms);
-    try expectEqual(members_only, court.members_alive());
-    try expect(court.expelled[newcomer] and court.expelled_refused);
-    const parts = [_][]const u8{
+    try expect_refused(&court, &.{
         "it waits in all_reduce (tag 6), which no member has called",
         "the members have waited 10 s for its all_reduce (tag 5)",
-    };
-    for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
-    try expectEqual(0, total(&court.aborts));
+    });
 }
 
 test "a newcomer that may be late, and no stray, is not refused" {
