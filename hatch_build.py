@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parent
 GLIBC = (2, 17)
 # Without a terminal a build that takes longer says so every few seconds.
 PROGRESS_SECONDS = 10.0
+# Zig compiles the C++ library file by file when it is needed first.
+NOTES = {"_pccl": ", the last; the first time the C++ library is compiled for it, for minutes"}
 # A line of `zig build --verbose` that is a command.
 COMMAND = re.compile(r"\S*zig(\.exe)? build-(obj|lib|exe) .*--name (?P<name>\S+)")
 
@@ -208,7 +210,8 @@ def tell_progress(news: queue.SimpleQueue[str | None]) -> None:
             return
         if found := COMMAND.match(line):
             commands += 1
-            state = f"compiling {found['name']} (command {commands})"
+            note = NOTES.get(found["name"], "")
+            state = f"compiling {found['name']} (command {commands}){note}"
         elif not line.startswith("install -C "):
             print(line, end="", file=sys.stderr, flush=True)
 

@@ -35,6 +35,14 @@ def root() -> None:
     """Benchmarks of PCCL. Rows go to standard output, with --json as JSON lines."""
 
 
+def _sizes(names: list[str] | None) -> list[int] | None:
+    """In bytes; raises typer.BadParameter for one that is no size."""
+    try:
+        return [common.size_of(name) for name in names] if names else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--size") from None
+
+
 @app.command(name="loopback")
 def loopback_command(
     as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
@@ -65,10 +73,7 @@ def loopback_command(
     """Collectives of f32 against gloo, MPI and bare TCP, on this machine's loopback."""
     if sys.platform != "linux":
         raise typer.BadParameter("pinning and peak memory are read the way of Linux; run it there")
-    try:
-        sizes = [common.size_of(name) for name in size] if size else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--size") from None
+    sizes = _sizes(size)
     unknown = set(collective or []) - set(COLLECTIVES)
     if unknown:
         known = ", ".join(COLLECTIVES)
@@ -100,10 +105,7 @@ def price_command(
     """The cost of the library's safety checks: builds it with and without, and lets both call."""
     if sys.platform != "linux":
         raise typer.BadParameter("libraries are loaded side by side the way of Linux; run it there")
-    try:
-        sizes = [common.size_of(name) for name in size] if size else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--size") from None
+    sizes = _sizes(size)
     price.run(sizes, quick=quick, as_json=as_json, out=out)
 
 
@@ -134,10 +136,7 @@ def kernels_command(
     out: Annotated[Path, typer.Option(help="Folder for kernels.jsonl.")] = Path("bench_out"),
 ) -> None:
     """Each kernel on one thread against its loads and stores alone, and other libraries."""
-    try:
-        sizes = [common.size_of(name) for name in size] if size else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--size") from None
+    sizes = _sizes(size)
     kernels.run(sizes, match, quick=quick, as_json=as_json, out=out)
 
 

@@ -34,7 +34,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
                               std::optional<std::string> ports, uint32_t initial_world_size,
                               uint64_t deadline_ns, uint64_t connect_ns,
                               std::optional<nb::bytes> peer_id,
-                              std::optional<std::string> label, uint64_t patience_ns) {
+                              std::optional<std::string> label, uint64_t reconnect_timeout_ns) {
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.group = group.c_str();
   options.bind = bind ? bind->c_str() : nullptr;
@@ -46,7 +46,7 @@ std::unique_ptr<Comm> connect(const std::string &token, const std::string &group
   options.peer_id = peer_id ? reinterpret_cast<const pccl_peer_id_t *>(peer_id->c_str()) : nullptr;
   options.interrupted = interrupted;
   options.label = label ? label->c_str() : nullptr;
-  options.patience_ns = patience_ns;
+  options.reconnect_timeout_ns = reconnect_timeout_ns;
   pccl_comm_t *native = nullptr;
   pccl_status_t status;
   {
@@ -158,7 +158,8 @@ void init_communicator(nb::module_ &module) {
       .def_static("connect", &connect, nb::arg("token"), nb::arg("group"),
                   nb::arg("bind").none(), nb::arg("advertise").none(), nb::arg("ports").none(),
                   nb::arg("initial_world_size"), nb::arg("deadline_ns"), nb::arg("connect_ns"),
-                  nb::arg("peer_id").none(), nb::arg("label").none(), nb::arg("patience_ns"))
+                  nb::arg("peer_id").none(), nb::arg("label").none(),
+                  nb::arg("reconnect_timeout_ns"))
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
       .def("close", &close)

@@ -269,8 +269,8 @@ typedef struct pccl_comm_options {
                                   names no port (or port 0); NULL: any */
   const char *label;           /* name of this peer for people, up to 80 bytes of UTF-8, shown beside its id in errors,
                                   logs and the status; it decides nothing. NULL or "": "host:pid" */
-  uint64_t patience_ns;        /* how long calls wait for a coordinator that is away, or answers nothing for half of the
-                                  silence limit. Then this peer is out of all its groups: calls end with
+  uint64_t reconnect_timeout_ns; /* how long calls wait for a coordinator that is away, or answers nothing for half of
+                                  the silence limit. Then this peer is out of all its groups: calls end with
                                   PCCL_COORDINATOR_UNREACHABLE, or PCCL_IN_DOUBT after the vote, and new ones fail.
                                   1: at once; 0: calls wait until their deadlines */
 } pccl_comm_options_t;

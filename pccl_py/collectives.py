@@ -14,10 +14,11 @@ from enum import IntEnum
 from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
 from pccl_py import _pccl, buffers
+from pccl_py._in_turn import Turn
 from pccl_py.buffers import Array
 from pccl_py.closing import Closing
 from pccl_py.codec import ErrorFeedback
-from pccl_py.errors import InvalidArgument
+from pccl_py.errors import InvalidArgument, InvalidUsage
 from pccl_py.options import (
     Asked,
     Broadcast,
@@ -30,7 +31,7 @@ from pccl_py.options import (
     ReduceOptions,
     operation,
 )
-from pccl_py.outcome import Outcome, Rosters
+from pccl_py.outcome import Origin, Outcome, Rosters
 from pccl_py.rows import Counts, Rows
 from pccl_py.words import (
     DIFFER_IN_FORM,
@@ -53,9 +54,18 @@ _Taken = TypeVar("_Taken")
 class Collectives(Closing):
     """The operations of a Group. Any thread may call any of them, one at a time per tag."""
 
-    def __init__(self) -> None:
+    def __init__(self, rosters: Rosters, deadline_ns: int) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
-        self._rosters = Rosters()
+        self._rosters = rosters
+        self._deadline_ns = deadline_ns  # of operations that have none of their own
+        self._origins: dict[str, Origin] = {}
+        # Those whose second operation has not begun, so that their tags are in use.
+        self._turns: set[Turn] = set()
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        raise NotImplementedError
 
     @property
     def rank(self) -> int:
@@ -382,7 +392,25 @@ class Collectives(Closing):
     @operation(MessageOptions)
     def barrier(self, **options: Any) -> Call:
         """Returns once every member has called it."""
-        return Call(self._rosters, _pccl.barrier, self._open(), *Asked("barrier", options).timed)
+        tag, deadline_ns = Asked("barrier", options).timed
+        self._check_tag(tag)
+        return Call(self._origin("barrier"), _pccl.barrier, self._open(), tag, deadline_ns)
+
+    def _origin(self, operation: str, *, of_all: bool = True) -> Origin:
+        origin = self._origins.get(operation)
+        if origin is None:
+            origin = Origin(operation, self.name, self._rosters, of_all)
+            self._origins[operation] = origin
+        return origin
+
+    def _check_tag(self, tag: int) -> None:
+        """As the native library does, which sees one operation at a time of two in turn."""
+        for turn in tuple(self._turns):
+            if turn.tag == tag and not turn.is_in_order():
+                raise InvalidUsage(
+                    f"an operation with tag {tag} is in flight on this communicator: wait for it, "
+                    "or use another tag"
+                )
 
     def _rank_of(self, member: Root, name: str = "root") -> int:
         if isinstance(member, PeerId):
@@ -400,6 +428,7 @@ class Collectives(Closing):
     def _asked(self, kind: _Kind, options: Any) -> tuple[Asked, ErrorFeedback | None]:
         """The options of a call, and the losses of its codec that it carries on, if it adds up."""
         asked = Asked(kind.name.lower(), options)
+        self._check_tag(asked.tag)
         feedback = self._feedbacks.get(asked.tag) if asked.codec.encodes else None
         if feedback is None or feedback.closed:
             return asked, None
@@ -441,9 +470,8 @@ class Collectives(Closing):
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
         reword = _Kinds(arrays).told if any(_is_bytes(array) for array in arrays) else None
-        return Call(
-            self._rosters, begin, self._open(), *what, *rest, carried=carried, reword=reword
-        )
+        origin = self._origin(kind.name.lower())
+        return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
 
     def _exchange(
         self,
@@ -469,7 +497,7 @@ class Collectives(Closing):
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
         arguments = self._open(), array.native(), *listed, asked.native(), array
-        return Call(self._rosters, _pccl.all_to_all_v, *arguments)
+        return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
 
     def _shared(
         self, array: object, out: object, counts: Counts, *, dealt: bool = False

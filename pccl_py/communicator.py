@@ -8,6 +8,8 @@ says how they wait for the world.
 
 from __future__ import annotations
 
+import functools
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +18,9 @@ from typing import NoReturn
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
-from pccl_py.errors import InvalidArgument, InvalidUsage
+from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError
 from pccl_py.objects import Objects
-from pccl_py.outcome import Admission, Roster
+from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     PeerId,
@@ -26,6 +28,9 @@ from pccl_py.words import (
     nanoseconds,
     text,
 )
+
+# As engine/abi/comm.zig has it.
+DEADLINE_NS_DEFAULT = 600 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,13 @@ class Group(Objects):
 
     _exit_order = 0
 
-    def __init__(self, native: _pccl.Comm, name: str) -> None:
+    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
         self._native = native
         self._name = name
         self._admission: Admission | None = None
         self._closed = False
         self._forked = False
-        super().__init__()
+        super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
 
@@ -149,6 +154,8 @@ class Group(Objects):
         after peers were lost or left; all members enter it in the same call, each when it comes
         there. So a newcomer returns before members that are at work, and the result's `not_entered`
         names them; operations wait for them. With nothing pending it costs no network round trip.
+        A `broadcast_object` or `all_gather_object` of `async_op`, which all members begin before
+        it, must first have the sizes of all.
 
         `together`: returns when all members have called it, and all of them enter the same new
         epoch or none does; a newcomer returns when all members from before have entered. All must
@@ -160,7 +167,12 @@ class Group(Objects):
         point was not passed.
         """
         native = self._open()
-        answer = native.admit(nanoseconds(deadline, "deadline"), together)
+        deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
+        try:
+            answer = native.admit(self._put_in_order(deadline_ns), together)
+        except PcclError as error:
+            self._origin("admit").mark(error)
+            raise
         epoch, rank, world_size, changed, joined, left = answer
         came, went = (tuple(PeerId(peer) for peer in peers) for peers in (joined, left))
         self._admission = Admission(
@@ -175,7 +187,7 @@ class Group(Objects):
             not_entered=self.not_entered if changed else (),
         )
         if changed:
-            self._remember(native, epoch)
+            self._rosters.learn()
         return self._admission
 
     def pending_agreed(self, deadline: float | None = None) -> int:
@@ -194,13 +206,24 @@ class Group(Objects):
         """
         return tuple(PeerId(peer) for peer in self._open().not_entered())
 
-    def _remember(self, native: _pccl.Comm, epoch: int) -> None:
-        """Keeps the names of an epoch, for the outcomes of its operations."""
-        members = tuple(PeerId(peer) for peer in native.members())
-        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
-        # Else another thread has entered the next one meanwhile, and remembers that.
-        if native.info()[0] == epoch:
-            self._rosters.add(roster)
+    def _put_in_order(self, deadline_ns: int) -> int:
+        """Waits until no second operation of two in turn has to begin before the safe point.
+
+        Returns the nanoseconds that are left.
+        """
+        if not self._turns:
+            return deadline_ns
+        until = time.monotonic() + deadline_ns / 1e9
+        for turn in tuple(self._turns):
+            try:
+                turn.put_in_order(until - time.monotonic())
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"admit of group {self._name!r}: the deadline passed before the sizes of the "
+                    f"objects with tag {turn.tag} were there (probably another member has not made "
+                    "that call, or is stuck). No safe point was passed"
+                ) from None
+        return max(1, round((until - time.monotonic()) * 1e9))
 
     # ---- shared state ------------------------------------------------------------------------
 
@@ -223,7 +246,8 @@ class Group(Objects):
         changes move; a newcomer that makes its state between `connect` and its first `admit`
         fetches it from the members that set this, and then enters.
         """
-        return SharedState(self._open(), tensors, name, revision, may_differ, prefetch)
+        native, origin = self._open(), self._origin("sync")
+        return SharedState(native, origin, tensors, name, revision, may_differ, prefetch)
 
     # ---- leaving -----------------------------------------------------------------------------
 
@@ -290,8 +314,8 @@ class Communicator(Group):
     `close`, or leaving the `with` block, leaves all groups and closes the connections.
     """
 
-    def __init__(self, native: _pccl.Comm, name: str) -> None:
-        super().__init__(native, name)
+    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
+        super().__init__(native, name, deadline_ns)
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
     def group(
@@ -306,12 +330,13 @@ class Communicator(Group):
         Returns once this peer is ready to enter; the Group's first `admit` enters. Arguments as for
         `connect`.
         """
+        deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         native = self._open().join(
             text(name, "name"),
             at_least_one(initial_world_size, "initial_world_size"),
-            nanoseconds(deadline, "deadline"),
+            deadline_ns,
         )
-        group = Group(native, name)
+        group = Group(native, name, deadline_ns)
         self._groups.add(group)
         return group
 
@@ -326,6 +351,17 @@ def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
     return native.label(bytes(peer)) or peer.short
 
 
+def _roster_now(native: _pccl.Comm) -> Roster | None:
+    """The members of the epoch in force; None if it changes meanwhile, or this peer has left."""
+    try:
+        epoch = native.info()[0]
+        members = tuple(PeerId(peer) for peer in native.members())
+        roster = Roster(epoch, members, tuple(_label_of(native, peer) for peer in members))
+        return roster if native.info()[0] == epoch else None
+    except InvalidUsage:
+        return None
+
+
 def connect(
     token: str | None = None,
     *,
@@ -338,27 +374,27 @@ def connect(
     connect_timeout: float | None = None,
     peer_id: PeerId | bytes | str | None = None,
     label: str | None = None,
-    patience: float | None = None,
+    reconnect_timeout: float | None = None,
 ) -> Communicator:
     """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
 
     Arguments that are not given come from the environment (docs/ENVIRONMENT.md). `token`: the
     coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
-    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other
-    peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
+    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" to listen on for other peers,
+    ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to the
     coordinator (on all with `advertise`). `advertise`: the address other peers dial, "host" or
     "host:port"; PCCL_ADVERTISE, or the local one, or if the coordinator does not find this peer
     there, the host that it sees. Where a given one is not the host that the connection comes from,
-    the coordinator must reach it. `ports`: the range from which the port to listen on
-    is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`:
-    default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds
-    until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
+    the coordinator must reach it. `ports`: the range from which the port to listen on is taken
+    where `bind` names none, "29400-29500"; PCCL_PORTS, or any free port. `deadline`: default of all
+    operations, in seconds; PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until
+    CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits;
     PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80 bytes, shown in errors,
     logs and the status, in which %h is the host and %p the process id; PCCL_LABEL, or "%h:%p".
-    `patience`: seconds that calls wait for a coordinator that is away, 0 for not at all: then this
-    peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt after the
-    vote; PCCL_PATIENCE, or until their deadlines.
+    `reconnect_timeout`: seconds that calls wait for a coordinator that is away, 0 for not at all:
+    then this peer is out of its groups, and all calls end with CoordinatorUnreachable, or InDoubt
+    after the vote; PCCL_RECONNECT_TIMEOUT, or until their deadlines.
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
@@ -371,6 +407,7 @@ def connect(
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")
+    deadline_ns = read.nanoseconds(deadline, "PCCL_DEADLINE") or DEADLINE_NS_DEFAULT
     arguments = (
         token,
         name,
@@ -378,15 +415,15 @@ def connect(
         read.text(advertise, "PCCL_ADVERTISE"),
         read.text(ports, "PCCL_PORTS"),
         read.at_least_one(initial_world_size, "PCCL_INITIAL_WORLD_SIZE"),
-        read.nanoseconds(deadline, "PCCL_DEADLINE"),
+        deadline_ns,
         read.nanoseconds(connect_timeout, "PCCL_CONNECT_TIMEOUT"),
         None if peer_id is None else PeerId(peer_id),
         _label(read, label),
-        read.nanoseconds(patience, "PCCL_PATIENCE", may_be_zero=True),
+        read.nanoseconds(reconnect_timeout, "PCCL_RECONNECT_TIMEOUT", may_be_zero=True),
     )
     with _lifecycle.opening():
         native = _pccl.Comm.connect(*arguments)
-    return Communicator(native, name)
+    return Communicator(native, name, deadline_ns)
 
 
 def _label(read: Arguments, value: str | None) -> str | None:

@@ -30,7 +30,8 @@ from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
 from pccl_py.words import PeerId, Strategy, StrategyName, parse_strategy
 
-# All members have the same answer after these, so this peer stays, and all make the step again.
+# All members get these of an operation, a sync or a safe point of all: this peer stays, and all
+# make the step again. Otherwise they are as those that follow.
 SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
 # After these the others may have gone on: this peer leaves, comes back, and takes their state.
 ALONE = (CoordinatorUnreachable, Expelled, InDoubt, TooFewPeers)
@@ -54,6 +55,7 @@ class ConnectOptions(TypedDict, total=False):
     connect_timeout: float | None
     peer_id: PeerId | bytes | str | None
     label: str | None
+    reconnect_timeout: float | None
 
 
 class Step:
@@ -115,9 +117,11 @@ def steps(
                 steps_done += 1
 
     Each turn passes the safe point and syncs the tensors, so that they are equal on all members
-    when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable`, which all members
-    get, this peer stays and repeats the step; after `Expelled`, `InDoubt`, `TooFewPeers` and
-    `CoordinatorUnreachable`, or with another operation still in flight, it leaves, connects again,
+    when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable` of an operation of
+    all members of `comm`, of its `admit` or of a sync, which all of them get, this peer stays and
+    repeats the step. After such an error of a `send` or a `recv`, of another group, or raised by
+    the program itself, which others do not get, after `Expelled`, `InDoubt`, `TooFewPeers` and
+    `CoordinatorUnreachable`, and with another operation still in flight, it leaves, connects again,
     and takes the state of the others: what they say of a doubted call is in that state, so none is
     resolved here. Every other error is raised.
 
@@ -229,12 +233,20 @@ class _Run:
         self._failed = True
         impatient = time.monotonic() - self._well_at > self._patience
         goes_on = isinstance(error, SHARED + ALONE) and not impatient
-        if not (goes_on and isinstance(error, SHARED) and self._idle()):
+        if not (goes_on and isinstance(error, SHARED) and self._is_of_all(error) and self._idle()):
             self.leave()
         if goes_on:
             again = "repeating the step" if self._entered else "connecting again"
             _log.warning("%s: %s; %s", type(error).__name__, error, again)
         return goes_on
+
+    def _is_of_all(self, error: PcclError) -> bool:
+        """Whether all members have the answer `error`: not that of a message, of another group, or
+        of a program that has made it up."""
+        origin, entered = error._origin, self._entered
+        if origin is None or entered is None:
+            return False
+        return origin.of_all and origin.rosters is entered[0]._rosters
 
     def _idle(self) -> bool:
         """Whether this peer is in a group and has nothing in flight there."""

@@ -12,16 +12,30 @@ from typing import TYPE_CHECKING, Any
 from pccl_py import _pccl
 
 if TYPE_CHECKING:
+    from pccl_py.outcome import Origin
     from pccl_py.work import Work
 
 
 class PcclError(Exception):
     """Base of every error of PCCL.
 
-    `work` is the operation that has failed, if the call had begun one.
+    `work` is the operation that has failed, if the call had begun one. `operation` and `group` are
+    the names of the call and of the group that it was in, "all_reduce" and "default" for example;
+    None where the error is not that of an operation, a sync or a safe point.
     """
 
     work: Work[Any] | None = None
+    _origin: Origin | None = None
+
+    @property
+    def operation(self) -> str | None:
+        """The name of the call that has failed in a group."""
+        return None if self._origin is None else self._origin.operation
+
+    @property
+    def group(self) -> str | None:
+        """The name of that group."""
+        return None if self._origin is None else self._origin.group
 
 
 class InvalidArgument(PcclError, ValueError):

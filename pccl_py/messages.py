@@ -42,7 +42,7 @@ class Messages(Collectives):
         `tag` is below 2**38.
         """
         rank, timed = self._rank_of(dst, "dst"), Asked("send", options).timed
-        return self._message(_pccl.send, buffers.readable(array), rank, *timed)
+        return self._message("send", _pccl.send, buffers.readable(array), rank, *timed)
 
     @overload
     def recv(self, array: Array, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
@@ -59,13 +59,18 @@ class Messages(Collectives):
         or the id of a member; there is no receiving from anybody. Otherwise as `send`.
         """
         rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
-        return self._message(_pccl.recv, buffers.writable(array), rank, *timed)
+        return self._message("recv", _pccl.recv, buffers.writable(array), rank, *timed)
 
     def _message(
-        self, begin: Any, buffer: buffers.Buffer, rank: int, tag: int, deadline_ns: int
+        self,
+        name: str,
+        begin: Any,
+        buffer: buffers.Buffer,
+        rank: int,
+        tag: int,
+        deadline_ns: int,
     ) -> Call:
         unsigned(tag, "the tag of a message", TAG_BITS)
         place = (buffer.address, buffer.count, buffer.dtype)
-        return Call(
-            self._rosters, begin, self._open(), *place, rank, tag, deadline_ns, buffer.owner
-        )
+        rest = rank, tag, deadline_ns, buffer.owner
+        return Call(self._origin(name, of_all=False), begin, self._open(), *place, *rest)

@@ -11,15 +11,17 @@ import pickle
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack, overload
+from dataclasses import dataclass
+from typing import Any, TypeAlias, Unpack, overload
 
-from pccl_py._in_turn import InTurn
+from pccl_py import _in_turn
+from pccl_py._in_turn import Made
 from pccl_py.collectives import Root
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import Messages
 from pccl_py.options import Message, MessageOptions, check, documented
 from pccl_py.outcome import Roster
-from pccl_py.words import PeerId, at_least_one, counted, shown
+from pccl_py.words import PeerId, at_least_one, counted, nanoseconds, shown, unsigned
 from pccl_py.work import Work
 
 SIZE_MAX = 64 << 20
@@ -65,32 +67,31 @@ class Objects(Messages):
         it, all members get InvalidArgument, which names the root and says why. `root`: a rank of
         the current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB
         if not given, the same on every peer; a larger one is InvalidArgument on all. `deadline` is
-        that of the whole. A Work unpickles where it is waited for, or awaited.
+        that of the whole, and begins anew where a doubt is resolved: `error.work.resolve()` makes
+        the rest of the call, so it must come before the next safe point. A Work unpickles where it
+        is waited for, or awaited; its tag is in use, and `admit` waits, until all sizes are known.
 
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked("broadcast_object", options, size_max)
+        asked = _Asked("broadcast_object", options, size_max, self._deadline_ns)
         rank = self._rank_of(root)
         is_root = rank == self.rank
         own = _Pickled(value) if is_root else None
         heads = bytearray(_HEAD.size if own is None else own.head)
         roots, roster = [self.members[rank]], self._rosters.of(self.epoch)
 
-        def sizes(async_op: bool) -> Any:
-            return self.broadcast(heads, root, async_op=async_op, **asked.now())
+        def sizes(how: Any) -> object:
+            return self.broadcast(heads, root, **how)
 
-        def content(async_op: bool) -> Any:
+        def content(how: Any) -> object:
             (size,) = _sizes(heads, roots, roster, own)
             asked.check(size, "the object has")
             memory = bytearray(size) if own is None else own.data
-            more: Any = {
-                "async_op": async_op,
-                "_finish": lambda _: value if is_root else pickle.loads(memory),
-            }
-            return self.broadcast(memory, root, **asked.now(), **more)
+            how["_finish"] = lambda _: value if is_root else pickle.loads(memory)
+            return self.broadcast(memory, root, **how)
 
-        return asked.run(sizes, content)
+        return self._in_turn(asked, sizes, content)
 
     @overload
     def all_gather_object(
@@ -117,27 +118,26 @@ class Objects(Messages):
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked("all_gather_object", options, size_max)
+        asked = _Asked("all_gather_object", options, size_max, self._deadline_ns)
         own = _Pickled(value)
         members, roster = self.members, self._rosters.of(self.epoch)
         heads = bytearray(_HEAD.size * len(members))
 
-        def sizes(async_op: bool) -> Any:
-            how: Any = {"async_op": async_op, "recovery": "restart"}
-            return self.all_gather(own.head, heads, **asked.now(), **how)
+        def sizes(how: Any) -> object:
+            return self.all_gather(own.head, heads, recovery="restart", **how)
 
-        def content(async_op: bool) -> Any:
+        def content(how: Any) -> object:
             counts = _sizes(heads, members, roster, own)
             asked.check(sum(counts), "the objects have together")
             memory = bytearray(sum(counts))
-            how: Any = {
-                "async_op": async_op,
-                "recovery": "restart",
-                "_finish": lambda _: _objects(memory, counts),
-            }
-            return self.all_gather(own.data, memory, counts, **asked.now(), **how)
+            how["_finish"] = lambda _: _objects(memory, counts)
+            return self.all_gather(own.data, memory, counts, recovery="restart", **how)
 
-        return asked.run(sizes, content)
+        return self._in_turn(asked, sizes, content)
+
+    def _in_turn(self, asked: _Asked, first: _Begin, second: _Begin) -> Any:
+        both, origin = _Both(asked, first, second), self._origin(asked.name)
+        return _in_turn.run(both, origin, self._turns, asked.tag, asked.async_op)
 
 
 class _Pickled:
@@ -182,19 +182,25 @@ def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
 class _Asked:
     """The options of one call, whose deadline is that of both operations."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], size_max: int) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, Any], size_max: int, deadline_ns: int
+    ) -> None:
         check(name, options, MessageOptions)
-        self._options = {key: options[key] for key in options if key != "async_op"}
-        self._async_op = options.get("async_op", False)
+        self.name = name
+        self.tag = unsigned(options.get("tag", 0), "tag", 64)
+        self.async_op = options.get("async_op", False)
         self._size_max = at_least_one(size_max, "size_max", 63)
-        self._begun = time.monotonic()
+        self._seconds = (nanoseconds(options.get("deadline"), "deadline") or deadline_ns) / 1e9
+        self.again()
 
-    def now(self) -> Any:
+    def again(self) -> None:
+        """Counts the deadline from now."""
+        self._until = time.monotonic() + self._seconds
+
+    def now(self, made: Made) -> Any:
         """The options of an operation that begins now."""
-        given = self._options.get("deadline")
-        if given is None:
-            return self._options
-        return {**self._options, "deadline": max(1e-3, given - (time.monotonic() - self._begun))}
+        left = max(1e-3, self._until - time.monotonic())
+        return {"tag": self.tag, "deadline": left, "async_op": True, "_made": made}
 
     def check(self, size: int, what: str) -> None:
         """After the sizes are known to all, so that all raise, and nobody waits."""
@@ -204,9 +210,24 @@ class _Asked:
                 "pass a larger one on every peer, or send arrays"
             )
 
-    def run(self, first: Callable[[bool], Any], then: Callable[[bool], Any]) -> Any:
-        """Both in turn, each of which is told whether it is to return a Work."""
-        if self._async_op:
-            return InTurn(lambda: first(True), lambda: then(True))
-        first(False)
-        return then(False)
+
+_Begin: TypeAlias = Callable[[Any], object]
+"""Begins an operation with these options."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """The two operations of one call."""
+
+    asked: _Asked
+    begin_first: _Begin
+    begin_second: _Begin
+
+    def first(self, made: Made) -> object:
+        return self.begin_first(self.asked.now(made))
+
+    def second(self, made: Made) -> object:
+        return self.begin_second(self.asked.now(made))
+
+    def again(self) -> None:
+        self.asked.again()

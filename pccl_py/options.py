@@ -210,7 +210,8 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
 def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Parameters, Any]]:
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
-    Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`.
+    Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`; two operations in
+    turn pass `_made`, of `Call.run`.
     """
 
     def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
@@ -219,9 +220,10 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
             async_op: bool = False,
             _finish: Any = None,
             _reword: Any = None,
+            _made: Any = None,
             **options: Any,
         ) -> Any:
-            return prepare(*given, **options).run(async_op, _finish, _reword)
+            return prepare(*given, **options).run(async_op, _finish, _reword, _made)
 
         _KINDS[prepare.__name__] = kind
         method: Any = documented(kind)(functools.wraps(prepare)(run))

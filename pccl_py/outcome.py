@@ -6,10 +6,11 @@ communicator.py. The promises of an outcome are in docs/PROMISE.md (P1, P4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pccl_py.errors import InvalidUsage
+from pccl_py.errors import InvalidUsage, PcclError
 from pccl_py.words import PeerId
 
 
@@ -39,19 +40,52 @@ ROSTERS_KEPT = 16
 
 
 class Rosters:
-    """The last epochs of a group. Any thread may ask; one at a time, in `admit`, adds."""
+    """The last epochs of a group. Any thread may call any method.
 
-    def __init__(self) -> None:
+    `now` tells the members of the epoch in force, or None if that cannot be told.
+    """
+
+    def __init__(self, now: Callable[[], Roster | None]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
         self._by_epoch: dict[int, Roster] = {}
 
-    def add(self, roster: Roster) -> None:
-        """The members of a new epoch; the oldest one gives way."""
-        kept = [*self._by_epoch.values()][1 - ROSTERS_KEPT :]
-        self._by_epoch = {one.epoch: one for one in (*kept, roster)}
+    def learn(self) -> None:
+        """Keeps the members of the epoch in force; the oldest one gives way."""
+        roster = self._now()
+        if roster is None:
+            return
+        with self._lock:
+            if roster.epoch not in self._by_epoch:
+                kept = [*self._by_epoch.values()][1 - ROSTERS_KEPT :]
+                self._by_epoch = {one.epoch: one for one in (*kept, roster)}
 
     def of(self, epoch: int) -> Roster:
-        """The members of an epoch; nobody, if it is not known."""
+        """The members of an epoch; nobody, if it is not known.
+
+        Also while another thread is still in the `admit` that has entered it.
+        """
+        if epoch not in self._by_epoch:
+            self.learn()
         return self._by_epoch.get(epoch, NOBODY)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """The call and the group that an operation and its errors belong to.
+
+    `of_all`: all members of the group take part, and have the same answer; else two of them.
+    """
+
+    operation: str
+    group: str
+    rosters: Rosters
+    of_all: bool
+
+    def mark(self, error: BaseException) -> None:
+        """Tells an error where it comes from."""
+        if isinstance(error, PcclError):
+            error._origin = self
 
 
 def _listed(roster: Roster, peers: Iterable[PeerId]) -> str:

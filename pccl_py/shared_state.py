@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from pccl_py import _pccl, buffers
 from pccl_py.closing import Closing
-from pccl_py.errors import InvalidArgument
-from pccl_py.outcome import SyncOutcome
+from pccl_py.errors import InvalidArgument, PcclError
+from pccl_py.outcome import Origin, SyncOutcome
 from pccl_py.words import Strategy, StrategyName, nanoseconds, parse_strategy, text, unsigned
 
 
@@ -26,6 +26,7 @@ class SharedState(Closing):
     def __init__(
         self,
         comm: _pccl.Comm,
+        origin: Origin,
         tensors: Mapping[str, buffers.Array],
         name: str,
         revision: int,
@@ -58,6 +59,7 @@ class SharedState(Closing):
             )
             owners.append(buffer.owner)
         self._name = text(name, "name")
+        self._origin = origin
         self._native = _pccl.State.create(
             comm, self._name, given, unsigned(revision, "revision", 64), bool(prefetch), owners
         )
@@ -89,7 +91,12 @@ class SharedState(Closing):
         peer equal to the others); and the errors of `Group.all_reduce`. `deadline` is in
         seconds from now (default: the communicator's).
         """
-        answer = self._native.sync(parse_strategy(strategy), nanoseconds(deadline, "deadline"))
+        asked = parse_strategy(strategy), nanoseconds(deadline, "deadline")
+        try:
+            answer = self._native.sync(*asked)
+        except PcclError as error:
+            self._origin.mark(error)
+            raise
         revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]
         bytes_sent, bytes_received, duration_ns, hash_ns, early = answer[7:]
         return SyncOutcome(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overloa
 
 from pccl_py import _pccl, _watcher
 from pccl_py.errors import InDoubt, InvalidUsage, PcclError
-from pccl_py.outcome import Outcome, Range, Rosters
+from pccl_py.outcome import Origin, Outcome, Range, Rosters
 from pccl_py.words import PeerId, wait_nanoseconds
 
 if TYPE_CHECKING:
@@ -48,12 +48,14 @@ class Work(Generic[ResultType]):
     __slots__ = (
         "__weakref__",
         "_finish",
+        "_finishing",
         "_lock",
         "_native",
+        "_origin",
         "_outcome",
         "_result",
+        "_result_lock",
         "_reword",
-        "_rosters",
         "_waiters",
     )
 
@@ -61,16 +63,19 @@ class Work(Generic[ResultType]):
         self,
         finish: Callable[[Outcome], ResultType] | None,
         reword: Callable[[str], str] | None,
-        rosters: Rosters,
+        origin: Origin,
     ) -> None:
         self._native = _pccl.Work()
-        self._rosters = rosters
+        self._origin = origin
         self._finish = finish
         # Says what a sentence of the library says in the words of a frontend.
         self._reword = reword
         self._outcome: Outcome | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
+        # One thread makes the result, with code of the program: that may ask for the Work, too.
+        self._result_lock = threading.RLock()
+        self._finishing = False
         self._waiters: list[Callable[[], object]] = []
 
     def wait(self, timeout: float | None = None) -> ResultType:
@@ -122,7 +127,11 @@ class Work(Generic[ResultType]):
         committed, and TimeoutError if that is still unknown after `timeout` seconds.
         Without doubt it answers like `wait`.
         """
-        self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
+        try:
+            self._native.resolve(wait_nanoseconds(timeout, _pccl.FOREVER_NS), copy)
+        except PcclError as error:
+            self._origin.mark(error)
+            raise
         return self._read_result() if copy else self._read_outcome()
 
     def exception(self, timeout: float | None = None) -> PcclError | None:
@@ -195,23 +204,31 @@ class Work(Generic[ResultType]):
             raise
 
     def _in_own_words(self, error: BaseException) -> None:
+        self._origin.mark(error)
         if self._reword is not None and isinstance(error, PcclError):
             error.args = (self._reword(str(error)),)
 
     def _read_outcome(self) -> Outcome:
-        with self._lock:
+        with self._result_lock:
             if self._outcome is None:
-                self._outcome = _outcome(self._native, self._rosters)
+                self._outcome = _outcome(self._native, self._origin.rosters)
             return self._outcome
 
     def _read_result(self) -> ResultType:
-        with self._lock:
+        with self._result_lock:
             if self._result is _NOTHING:
-                if self._outcome is None:
-                    self._outcome = _outcome(self._native, self._rosters)
+                if self._finishing:
+                    raise InvalidUsage(
+                        "the result of this Work is being made by the code that has called this "
+                        "(as an object is unpickled, or in a signal handler): ask for it later"
+                    )
+                outcome, finish = self._read_outcome(), self._finish
+                self._finishing = True
                 # Where an exception ends it, the next call does it again.
-                finish = self._finish
-                self._result = self._outcome if finish is None else finish(self._outcome)
+                try:
+                    self._result = outcome if finish is None else finish(outcome)
+                finally:
+                    self._finishing = False
                 self._finish = None  # with the arrays that it holds
             return cast(ResultType, self._result)
 
@@ -242,17 +259,17 @@ class Carried(Protocol):
 class Call:
     """A call whose arguments were checked, and of which nothing was sent."""
 
-    __slots__ = ("_arguments", "_begin", "_carried", "_reword", "_rosters")
+    __slots__ = ("_arguments", "_begin", "_carried", "_origin", "_reword")
 
     def __init__(
         self,
-        rosters: Rosters,
+        origin: Origin,
         begin: Callable[..., None],
         *arguments: object,
         carried: Carried | None = None,
         reword: Callable[[str], str] | None = None,
     ) -> None:
-        self._rosters = rosters
+        self._origin = origin
         self._begin = begin
         self._arguments = arguments
         self._carried = carried
@@ -262,22 +279,30 @@ class Call:
     def run(self, async_op: bool) -> Outcome | Work: ...
     @overload
     def run(
-        self, async_op: bool, finish: Callable[[Outcome], Any], reword: Callable[[str], str]
+        self,
+        async_op: bool,
+        finish: Callable[[Outcome], Any],
+        reword: Callable[[str], str],
+        made: Callable[[Work[Any]], object] | None = None,
     ) -> Any: ...
     def run(
         self,
         async_op: bool,
         finish: Callable[[Outcome], Any] | None = None,
         reword: Callable[[str], str] | None = None,
+        made: Callable[[Work[Any]], object] | None = None,
     ) -> Any:
         """Begins the operation, and returns its Work, or waits for it and returns its result.
 
         `finish` makes the result of the outcome, once the operation is committed; by default it is
-        the outcome. `reword` puts a sentence of the library into a frontend's words. The Work is
-        made first, and all happens inside of `try`, so that no exception of a signal handler loses
-        it.
+        the outcome. `reword` puts a sentence of the library into a frontend's words. `made` gets
+        the Work before the operation begins, and keeps it until that is done. The Work is made
+        first, and all happens inside of `try`, so that no exception of a signal handler loses it.
         """
-        work = (_Dropped if async_op else Work)(finish, self._words(reword), self._rosters)
+        kind = _Dropped if async_op and made is None else Work
+        work = kind(finish, self._words(reword), self._origin)
+        if made is not None:
+            made(work)
         carried = self._carried
         try:
             # The Work that carries losses on is known before anybody waits for it.

@@ -32,7 +32,7 @@ pub const CommOptions = extern struct {
     interrupted_context: ?*anyopaque,
     ports: ?[*:0]const u8,
     label: ?[*:0]const u8,
-    patience_ns: u64,
+    reconnect_timeout_ns: u64,
 };
 
 pub const Admission = extern struct {
@@ -120,7 +120,10 @@ fn create(
         .bind = if (bind) |where| net.address.Endpoint.parse(where) catch
             return failure.create(error.BadAddress, place) else null,
         .ports = ports,
-        .patience_ns = if (given.patience_ns == 0) base.never else given.patience_ns,
+        .reconnect_timeout_ns = switch (given.reconnect_timeout_ns) {
+            0 => base.never,
+            else => |ns| ns,
+        },
         .advertise = advertise,
         .connect_deadline = net.clock.after(connect_ns),
         .interrupt = interrupt,

@@ -89,8 +89,8 @@ pub const PeerEngine = struct {
         bind: ?address.Endpoint = null,
         /// Where the port comes from if `bind` names none; null: any free one.
         ports: ?Ports = null,
-        /// Session.Options.patience_ns.
-        patience_ns: u64 = base.never,
+        /// Session.Options.reconnect_timeout_ns.
+        reconnect_timeout_ns: u64 = base.never,
         /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
         /// Until when the coordinator must have answered.
@@ -147,7 +147,7 @@ pub const PeerEngine = struct {
             .address_key = random.array(16),
             .label = options.label,
             .strangers_max = descriptors.strangers_max(),
-            .patience_ns = options.patience_ns,
+            .reconnect_timeout_ns = options.reconnect_timeout_ns,
             .host = .{ .ctx = engine, .vtable = &host },
             .secrets = secret.allocator,
         });

@@ -147,3 +147,49 @@ test "time in which the answer of a member lies unread at the coordinator is not
     try pass_thin(&court, court.c.options.silence_ns + second, 2, all);
     try expectEqual(null, court.peers[2]);
 }
+
+/// For a while this member takes, each half a second, all but what it was told last.
+fn pass_late(court: *Court, duration_ns: u64, late: usize) !void {
+    const until = court.now + duration_ns;
+    while (court.now < until) {
+        const stream = &court.peers[late].?.stream;
+        try pass_thin(court, 500 * ms, late, stream.told_bytes() - stream.sent_bytes);
+    }
+}
+
+/// Decisions that the others have seen, more than a member may leave unsaid.
+fn decide(court: *Court) !void {
+    const count = 2 * base.limits.decisions_untold_max;
+    for (0..count) |tag| try court.give_up(0, tag);
+    for (0..2) |index| try court.say_seen(index, count);
+}
+
+test "a member whose line always has something under way has its time once it is behind" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    try pass_late(&court, 13 * silence_ns, 2);
+    try decide(&court);
+    try pass_late(&court, silence_ns, 2);
+    try expectEqual(0b111, court.members_alive());
+    try pass_thin(&court, 2 * second, 2, all);
+    try expectEqual(null, court.peers[2]);
+}
+
+test "a member that comes back has its time from when it has been told what it missed" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const silence_ns = court.c.options.silence_ns;
+    court.hang_up(2);
+    try decide(&court);
+    try court.pass(second);
+    try court.listen();
+    try court.come_back(2, 1);
+    try court.say(2, .{ .join_end = .{} });
+    try pass_thin(&court, 2 * silence_ns, 2, 10);
+    try expectEqual(0b111, court.members_alive());
+    try pass_thin(&court, silence_ns + second, 2, all);
+    try expectEqual(null, court.peers[2]);
+}

@@ -57,7 +57,7 @@ test "a group that begins names those who have not called admit, to those who ha
     for (0..3) |index| try court.connect(index);
     court.c.peer_of(id_of(2)).?.label = base.Label.read("node7:42").?;
     try court.listen();
-    // That its lanes are missing is another reason, with words of its own.
+    // Missing lanes are another reason, with words of their own.
     try court.prepare(0, court.round, true);
     try court.lack(1, &.{id_of(2)});
     try court.pass(20 * second);

@@ -182,8 +182,12 @@ pub const Court = struct {
 
     /// The three are members, and so many are newcomers of the next epoch.
     pub fn form_with(court: *Court, newcomers: usize) !void {
-        const all = peers_max + newcomers;
         try court.form();
+        try court.grow(newcomers);
+    }
+
+    pub fn grow(court: *Court, newcomers: usize) !void {
+        const all = peers_max + newcomers;
         for (peers_max..all) |index| try court.connect(index);
         try court.next_round();
         for (0..all) |index| try court.prepare(index, court.round, true);

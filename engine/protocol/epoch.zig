@@ -196,7 +196,7 @@ pub const Epoch = struct {
     /// The last record that names it (recovery.zig).
     recorded: u64 = 0,
     alive: Mask,
-    /// Have called an operation that was committed.
+    /// Have called an operation that was committed, or may have before a restart.
     fitted: Mask = .empty,
     /// Have passed the safe point at which it begins.
     activated: Mask = .empty,
@@ -673,6 +673,7 @@ pub const Epoch = struct {
             if (epoch.closed.has(rank)) continue;
             if (!peer.is_present(epoch.group) or member.decisions_seen >= member.seen_wanted) {
                 member.seen_wanted = (epoch.decisions + 1) -| base.limits.decisions_untold_max;
+                member.seen_asked = .{}; // it has answered the one before, or cannot
                 member.seen_asked.ask(peer, now);
             } else if (member.seen_asked.is_overdue(peer, now, silence_ns, late)) {
                 peer.doom("it does not say which decisions it has seen");
@@ -751,9 +752,11 @@ pub const Epoch = struct {
         var it = report.members.iterator();
         for (epoch.members) |*other| if (!it.next().?.eql(other.id)) return error.Unexpected;
         if (report.attempt >= base.limits.attempts_max) return error.Unexpected; // nobody was there
-        if (epoch.recovering)
-            attempts.hear(epoch, rank, report.attempt)
-        else if (report.attempt > epoch.attempt) return error.Unexpected;
+        if (epoch.recovering) {
+            attempts.hear(epoch, rank, report.attempt);
+            // Nobody knows any more on what, and who had a part in it: it may have been all.
+            if (report.decisions_seen > 0) epoch.fitted = .full(epoch.members.len);
+        } else if (report.attempt > epoch.attempt) return error.Unexpected;
         member.report.asked_anew(epoch.attempt);
         try epoch.acknowledge(rank, report.decisions_seen);
         member.seen_before = report.decisions_seen;
@@ -894,6 +897,7 @@ pub const Epoch = struct {
             var once: Circular = .{ .message = &message, .load = .bulk };
             once.send(epoch.group, peer);
         }
+        member.seen_wanted = 0; // what it has seen is asked anew, behind all that
     }
 
     // ---- syncs
@@ -1066,16 +1070,7 @@ pub const Epoch = struct {
         epoch.running = false;
         epoch.replan_at = base.never;
         epoch.reported = .empty;
-        for (epoch.records.items) |known| {
-            known.done = .empty;
-            known.reported = .empty;
-            known.done_reported = .empty;
-            known.stall.begin_attempt();
-            if (known.election) |election| election.reset();
-            known.begun_attempt = std.math.maxInt(u32);
-            known.vote = null;
-            known.votes_differ = false;
-        }
+        epoch.begin_records();
         epoch.forget_reports();
         epoch.broadcast(.{ .view = .{
             .group = epoch.group,
@@ -1087,6 +1082,26 @@ pub const Epoch = struct {
             .hubs = paths.hubs,
         } });
         try epoch.check_reported();
+    }
+
+    fn begin_records(epoch: *Epoch) void {
+        var index = epoch.records.items.len;
+        while (index > 0) {
+            index -= 1;
+            const known = epoch.records.items[index];
+            if (!misfit.is_called(epoch, known)) {
+                epoch.record_free(index);
+                continue;
+            }
+            known.done = .empty;
+            known.reported = .empty;
+            known.done_reported = .empty;
+            known.stall.begin_attempt();
+            if (known.election) |election| election.reset();
+            known.begun_attempt = std.math.maxInt(u32);
+            known.vote = null;
+            known.votes_differ = false;
+        }
     }
 
     /// They are of a passed attempt, or what is kept by them is told.
@@ -1198,7 +1213,11 @@ pub const Epoch = struct {
             index -= 1;
             const known = epoch.records.items[index];
             if (known.reported.is_empty()) {
-                epoch.record_free(index); // only those who are lost had called it
+                // Those who had called it do not say so again, and another may have voted.
+                if (misfit.contradiction(epoch, known)) |verdict|
+                    try epoch.abort_now(known.id, verdict, null)
+                else
+                    epoch.record_free(index);
             } else if (epoch.forgetful and epoch.is_unanimous(known)) {
                 // Somebody who is lost may have been told so by the coordinator before this one.
                 const vote = known.vote.?;

@@ -870,6 +870,9 @@ pub const Group = struct {
 
     /// Whether ways around broken links are to be looked for now, and at whose expense.
     pub fn take_look(group: *Group, now: base.Instant) ?PeerId {
+        // A round may wait for the end of the same pause, and its own look comes first: otherwise
+        // it would wait for as long as anybody has news of links.
+        if (group.look.at <= now) group.advance(now);
         var members: usize = 0;
         for (group.epochs.items) |epoch| members += epoch.members.len;
         return group.look.take(now, members);

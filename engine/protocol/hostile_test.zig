@@ -1090,6 +1090,24 @@ test "a coordinator that forgets what was voted for is refused" {
     try expectEqual(0, w.gave_up);
 }
 
+test "a resume of another call under its number does not begin one whose root is lost" {
+    // Found by: fresh seed 437580121429. Method: a newcomer's call is resumed, of which nothing is
+    // kept, before this member calls a broadcast there.
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    try w.view(2, .full(2));
+    try w.resume_op(2, .{ .tag = 7, .sequence = 0 });
+    try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = 2 });
+    var op: Op = .{ .descriptor = descriptor, .chunks = 1 };
+    op.descriptor.kind = .broadcast;
+    op.descriptor.root = .from_int(3);
+    try w.member.check_start(7);
+    w.member.start(&op, 7);
+    try expectEqual(.root_lost, w.failure.?.reason);
+    try expectEqual(1, w.gave_up);
+}
+
 test "what a resume says of calls to come is of its own attempt" {
     var w: Witness = undefined;
     try w.init();

@@ -805,13 +805,17 @@ pub const Member = struct {
         }
         if (op.state == .running) if (epoch.partner(op.id.tag)) |rank| if (!epoch.alive.has(rank))
             return m.lost_partner(epoch, op, epoch.ids[rank]);
+        const is_lost = root_lost(epoch, op);
         for (epoch.resumes.items, 0..) |stored, index| {
             if (!stored.id.eql(op.id)) continue;
             _ = epoch.resumes.swapRemove(index);
             defer m.gpa.free(stored.kept);
+            // Another call under this number goes on, and nobody holds anything of this one.
+            const is_foreign = stored.kept.len == 0 and op.state == .running;
+            if (is_foreign and is_lost) break;
             return m.actions.vtable.start(m.actions.ctx, op, stored.kept);
         }
-        if (root_lost(epoch, op)) return m.withdraw(epoch, op, .root_lost, op.descriptor.root);
+        if (is_lost) return m.withdraw(epoch, op, .root_lost, op.descriptor.root);
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 

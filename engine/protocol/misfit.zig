@@ -23,6 +23,7 @@ const Group = @import("group.zig").Group;
 const Overdue = @import("stall.zig").Overdue;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Record = @import("epoch.zig").Record;
+const Verdict = @import("epoch.zig").Verdict;
 const stall = @import("stall.zig");
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
@@ -173,18 +174,23 @@ pub fn review(epoch: *Epoch) ProtocolError!void {
         const known = epoch.records.items[index];
         if (!known.misfits.is_open) continue;
         forget_lost(epoch, known);
-        const said = known.misfits.said.items;
-        if (said.len > 0 and elders(epoch).is_empty()) {
-            // Nobody is left whose word would count for more.
-            try epoch.abort(known.id, .{
-                .reason = .mismatch,
-                .peer = epoch.members[known.from].id,
-                .other = epoch.members[said[0].rank].id,
-                .descriptor = known.descriptor,
-                .other_descriptor = said[0].descriptor,
-            }, null);
-        } else open(epoch, known); // in each attempt
+        // Nobody is left whose word would count for more.
+        const verdict = if (elders(epoch).is_empty()) contradiction(epoch, known) else null;
+        if (verdict) |it| try epoch.abort(known.id, it, null) else open(epoch, known);
     }
+}
+
+/// Null: nobody has called anything else.
+pub fn contradiction(epoch: *const Epoch, known: *const Record) ?Verdict {
+    const said = known.misfits.said.items;
+    if (said.len == 0) return null;
+    return .{
+        .reason = .mismatch,
+        .peer = epoch.members[known.from].id,
+        .other = epoch.members[said[0].rank].id,
+        .descriptor = known.descriptor,
+        .other_descriptor = said[0].descriptor,
+    };
 }
 
 fn forget_lost(epoch: *const Epoch, known: *Record) void {
@@ -194,6 +200,15 @@ fn forget_lost(epoch: *const Epoch, known: *Record) void {
         index -= 1;
         if (!epoch.alive.has(said.items[index].rank)) _ = said.orderedRemove(index);
     }
+}
+
+/// Whether anybody is left who has called what the record says. If not, those who are left and have
+/// called something else, and may have voted for it, say so in their reports.
+pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
+    const inside = epoch.inside();
+    var callers = inside.without(&inside.without(&known.stall.called));
+    for (known.misfits.said.items) |*said| callers.unset(said.rank);
+    return !callers.is_empty();
 }
 
 /// Whether this member is to start an operation from nothing in the next attempt, because what

@@ -69,6 +69,14 @@ fn total(counts: []const u32) u32 {
     return sum;
 }
 
+/// The newcomer is out, may come again, and is told all of these; the members stay.
+fn expect_refused(court: *const Court, says: []const []const u8) !void {
+    try expectEqual(members_only, court.members_alive());
+    try expect(court.expelled[newcomer] and court.expelled_refused);
+    for (says) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+    try expectEqual(0, total(&court.aborts));
+}
+
 fn tick(court: *Court) !void {
     try court.pass(500 * ms);
     try court.listen();
@@ -85,12 +93,9 @@ test "a newcomer that calls something else is refused alone, whoever speaks firs
         }
         if (turn == peers_max) try vote(&court, newcomer, 99);
         try tick(&court);
-        try expectEqual(members_only, court.members_alive());
-        try expect(court.expelled[newcomer] and court.expelled_refused);
+        const says = [_][]const u8{ "it called all_reduce(sum, 99", "members called all_reduce" };
+        try expect_refused(&court, &says);
         try expect(court.peers[newcomer] != null); // it may join again
-        const parts = [_][]const u8{ "it called all_reduce(sum, 99", "members called all_reduce" };
-        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
-        try expectEqual(0, total(&court.aborts));
         for (court.commits[0..peers_max]) |commits| try expectEqual(1, commits);
         for (court.expelled[0..peers_max]) |expelled| try expect(!expelled);
     }
@@ -133,9 +138,7 @@ test "when one sees another's call all are asked for theirs, and a newcomer alon
             if (is_asked) try call(&court, index, if (index == newcomer) 99 else 100);
         }
         try tick(&court);
-        try expect(court.expelled[newcomer] and court.expelled_refused);
-        try expectEqual(members_only, court.members_alive());
-        try expectEqual(0, total(&court.aborts));
+        try expect_refused(&court, &.{});
     }
 }
 
@@ -211,15 +214,11 @@ test "a newcomer whose shards do not fit those of a member is refused, on the wo
             try court.say(index, .{ .done = said });
         }
         try tick(&court);
-        try expectEqual(members_only, court.members_alive());
-        try expect(court.expelled[newcomer] and court.expelled_refused);
-        const parts = [_][]const u8{
+        try expect_refused(&court, &.{
             "it called all_to_all(f32, 4 elements for the other and 2 from it) where rank 1 (",
             " called all_to_all(f32, 2 elements for the other and 3 from it) (tag 5",
-        };
-        for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+        });
         try expect(court.last_expelled.peer.eql(id_of(1)));
-        try expectEqual(0, total(&court.aborts));
     }
 }
 
@@ -331,6 +330,55 @@ test "newcomers that contradict each other when all others have gone end the ope
     for (court.aborts[newcomer .. newcomer + 2]) |aborts| try expectEqual(1, aborts);
     try expectEqual(.mismatch, court.last_abort.?.reason);
     try expectEqual(0b11000, court.members_alive());
+}
+
+test "once all whose call differed have left, a newcomer goes on with what it has voted for" {
+    for ([_]control.Recovery{ .resume_chunks, .raise }) |recovery| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        var said = court.vote(tag, 0);
+        said.descriptor.recovery = recovery;
+        said.descriptor.count = 99;
+        try vote(&court, 0, 100);
+        try court.say(newcomer, .{ .done = said });
+        try court.say(0, .{ .leave = .{ .group = 0 } });
+        try court.listen();
+        try report_voted(&court, newcomer, &said.descriptor);
+        for (1..peers_max + 1) |index| try court.report_end(index);
+        const bytes = try court.unread(newcomer);
+        defer gpa.free(bytes);
+        if (recovery == .resume_chunks) try expectEqual(1, try kept_ranges(bytes));
+        try court.listen();
+        if (recovery != .raise) continue;
+        try expectEqual(1, court.aborts[newcomer]);
+        try expectEqual(.peer_lost, court.last_abort.?.reason);
+    }
+}
+
+test "a member that takes back its call ends the one that a newcomer has voted for" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    try vote(&court, 0, 100);
+    try vote(&court, newcomer, 99);
+    try court.stumble();
+    try report_voted(&court, newcomer, &counting(99));
+    for (0..peers_max + 1) |index| try court.report_end(index);
+    try court.listen();
+    try expectEqual(1, court.aborts[newcomer]);
+    try expectEqual(.mismatch, court.last_abort.?.reason);
+}
+
+/// The report of one that has voted, in the attempt before.
+fn report_voted(court: *Court, index: usize, called: *const control.Descriptor) !void {
+    var said = court.running(tag, 1);
+    said.descriptor = called.*;
+    said.state = .done;
+    said.voted_attempt = court.attempt - 1;
+    said.digest = 7;
+    said.settled = .of(&.{.{ .begin = 0, .end = 1, .reduced_attempt = said.voted_attempt }});
+    try court.say(index, .{ .report_op = said });
 }
 
 test "in an attempt that begins before a newcomer is refused it keeps nothing of what others hold" {
@@ -453,14 +501,10 @@ test "a newcomer that waits where nobody calls, while all members wait for it, i
     try wait(&court, warning_ns - 1000 * ms);
     try expectEqual(with_newcomer, court.members_alive());
     try wait(&court, 2000 * ms);
-    try expectEqual(members_only, court.members_alive());
-    try expect(court.expelled[newcomer] and court.expelled_refused);
-    const parts = [_][]const u8{
+    try expect_refused(&court, &.{
         "it waits in all_reduce (tag 6), which no member has called",
         "the members have waited 10 s for its all_reduce (tag 5)",
-    };
-    for (parts) |part| try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
-    try expectEqual(0, total(&court.aborts));
+    });
 }
 
 test "a newcomer that may be late, and no stray, is not refused" {
@@ -504,4 +548,39 @@ test "a coordinator that was frozen does not take its own time for a newcomer's"
     court.now += 10 * warning_ns;
     try wait(&court, 1000 * ms);
     try expectEqual(with_newcomer, court.members_alive());
+}
+
+fn grow(court: *Court) !void {
+    return court.grow(1);
+}
+
+test "after a restart a newcomer that may have taken part before is no stray" {
+    const ids = [_]base.PeerId{ id_of(0), id_of(1), id_of(2), id_of(newcomer) };
+    for ([_]u64{ 0, 1 }) |decisions_seen| {
+        var shelf: court_file.Shelf = .{};
+        defer shelf.deinit();
+        var court: Court = undefined;
+        try court_file.restart_after(&shelf, &court, grow);
+        defer court.c.destroy();
+        court.epoch = 2;
+        for (0..ids.len) |index| {
+            try court.open(index);
+            try court.say(index, .{ .epoch_report = .{
+                .epoch = court.epoch,
+                .attempt = 1,
+                .entered = true,
+                .decisions_seen = decisions_seen,
+                .alive = .full(ids.len),
+                .members = .of(&ids),
+            } });
+            try court.say(index, .{ .join_end = .{} });
+        }
+        try court.listen();
+        for (0..ids.len) |index| try court.report_end(index);
+        try court.called(newcomer, lonely_tag);
+        for (0..peers_max) |index| try court.called(index, tag);
+        try wait(&court, warning_ns + 1000 * ms);
+        const left: u64 = if (decisions_seen > 0) with_newcomer else members_only;
+        try expectEqual(left, court.members_alive());
+    }
 }

@@ -4,7 +4,9 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const court_file = @import("court_test.zig");
+const control = wire.control;
 const gpa = std.testing.allocator;
 const expect = std.testing.expect;
 const expectEqual = std.testing.expectEqual;
@@ -258,7 +260,6 @@ test "members of an epoch are told only what differs from it" {
         defer std.testing.allocator.free(bytes);
         var rest = bytes;
         while (rest.len > 0) {
-            const control = @import("wire").control;
             const total = control.header_bytes +
                 try control.body_length(rest[0..control.header_bytes]);
             switch (try control.decode(rest[0..total])) {
@@ -273,4 +274,39 @@ test "members of an epoch are told only what differs from it" {
         }
     }
     try expectEqual(2, seen);
+}
+
+/// News of a link of this peer.
+fn tell_link(court: *Court, index: usize, other: usize, health: control.LinkHealth) !void {
+    try court.say(index, .{ .link_told = .{
+        .other = id_of(other),
+        .group = 0,
+        .health = health,
+    } });
+}
+
+test "a newcomer gets in however much a peer has to say of its links" {
+    // Method: in a group of 13 a member, or another newcomer, has news for each look.
+    const last = peers_max + 10;
+    for ([_]usize{ 2, last + 1 }) |teller| {
+        var court: Court = undefined;
+        try court.init(gpa);
+        defer court.c.destroy();
+        try court.form_with(10);
+        try court.connect(last);
+        try court.next_round();
+        if (teller > last) try court.connect(teller);
+        try tell_link(&court, teller, 5, .silent); // no path leads over it
+        court.now += 25 * ms;
+        court.c.tick(court.now);
+        for (0..last + 1) |index| try court.prepare(index, court.round, true);
+        for (0..40) |turn| {
+            if (court.group().phase != .prepare) break;
+            const health: control.LinkHealth = if (turn % 2 == 0) .silent else .up;
+            if (court.group().look.at == base.never) try tell_link(&court, teller, 7, health);
+            court.now = court.c.next_deadline();
+            court.c.tick(court.now);
+        }
+        try expectEqual(.ask, court.group().phase);
+    }
 }

@@ -60,8 +60,8 @@ pub const Stall = struct {
     }
 };
 
-/// That those who are missing wait in something else than before is told no more often, in parts of
-/// the warning time: they may change that as often as they like.
+/// The line is written again when the missing peers wait in something else than before, at most
+/// twice in a warning time: they may change that as often as they like.
 const again_part = 2;
 
 /// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
@@ -220,7 +220,7 @@ pub const Waits = struct {
             if (known.state().len > 0) try writer.print(" of \"{s}\"", .{known.state()});
             try writer.writeAll(" (");
         }
-        // That of a sync says nothing to a person.
+        // The tag of a sync says nothing to a person.
         if (known.descriptor.kind != .sync)
             try writer.print("tag {d}, ", .{Pair.user_tag_of(known.id.tag)});
         try writer.print("sequence {d} of epoch {d}), for which {d} of {d} have waited {d} s", .{

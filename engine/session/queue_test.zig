@@ -6,7 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
-const form = @import("hostile_test.zig").form;
+const world_of = @import("hostile_test.zig").form;
 const World = world.World;
 const Node = world.Node;
 const Operation = session.Operation;
@@ -28,18 +28,22 @@ const Caller = struct {
     deadline: u64 = base.never,
 
     fn call(caller: *Caller, tag: u64) !void {
-        const value: *u64 = &caller.memory[caller.count];
+        const value = caller.memory[caller.count..][0..1];
+        caller.operations[caller.count] = try caller.begin(tag, value, value);
+        caller.count += 1;
+    }
+
+    fn begin(caller: *Caller, tag: u64, send: []u64, recv: [*]u64) !*Operation {
         const node = caller.node;
-        caller.operations[caller.count] = try node.s.begin(node.world.now, node.group, .{
+        return node.s.begin(node.world.now, node.group, .{
             .kind = .all_reduce,
-            .send = @ptrCast(value),
-            .recv = @ptrCast(value),
-            .count = 1,
+            .send = @ptrCast(send.ptr),
+            .recv = @ptrCast(recv),
+            .count = send.len,
             .dtype = .u64,
             .tag = tag,
             .deadline = caller.deadline,
         });
-        caller.count += 1;
     }
 
     fn call_all(caller: *Caller, first: u64, end: u64) !void {
@@ -61,26 +65,24 @@ const Caller = struct {
     }
 };
 
-fn callers_of(w: *World) ![2]*Caller {
-    var callers: [2]*Caller = undefined;
-    callers[0] = try gpa.create(Caller);
-    errdefer gpa.destroy(callers[0]);
-    callers[1] = try gpa.create(Caller);
-    for (callers, w.nodes[0..2]) |caller, *node| caller.* = .{ .node = node };
-    return callers;
-}
+/// A world of two peers that call.
+const Two = struct {
+    w: World = .{ .gpa = gpa },
+    callers: [2]Caller = undefined,
 
-fn free(callers: [2]*Caller) void {
-    for (callers) |caller| gpa.destroy(caller);
-}
+    fn form(two: *Two) !void {
+        try world_of(&two.w, 2);
+        for (&two.callers, two.w.nodes[0..2]) |*caller, *node| caller.* = .{ .node = node };
+    }
+};
 
 test "calls beyond those in flight wait, begin in their order, and all succeed" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
-    const first = callers[0];
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
+    const first = &callers[0];
     try first.call_all(0, 200);
     try w.settle();
     // The others were told of those in flight alone, and the rest holds no large buffers.
@@ -100,7 +102,7 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
         for (tag + 1..end) |later| try expectEqual(.running, first.operations[later].op.state);
         for (end..200) |later| try expectEqual(.queued, first.operations[later].op.state);
     }
-    for (callers) |caller| {
+    for (callers) |*caller| {
         try expectEqual(0, caller.node.s.queue.count);
         try caller.expect_sums(2);
         caller.release();
@@ -108,62 +110,45 @@ test "calls beyond those in flight wait, begin in their order, and all succeed" 
 }
 
 test "so many calls wait and no more, and those end like any other" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     try callers[0].call_all(0, most);
-    const node = callers[0].node;
-    var value: u64 = 1;
-    const call: session.Session.Call = .{
-        .kind = .all_reduce,
-        .send = @ptrCast(&value),
-        .recv = @ptrCast(&value),
-        .count = 1,
-        .dtype = .u64,
-        .tag = most,
-        .deadline = base.never,
-    };
-    try expectError(error.TooManyOperations, node.s.begin(w.now, node.group, call));
+    var value = [1]u64{1};
+    try expectError(error.TooManyOperations, callers[0].begin(most, &value, &value));
     // All members may be as far.
     try callers[1].call_all(0, most);
     try w.settle();
-    for (callers) |caller| {
+    for (callers) |*caller| {
         try expect(caller.node.connection != null);
         try caller.expect_sums(2);
         caller.release();
     }
     // The number of the call that was refused is free.
     try callers[1].call(most);
-    const operation = try node.s.begin(w.now, node.group, call);
+    const operation = try callers[0].begin(most, &value, &value);
     try w.settle();
     try callers[1].expect_sums(2);
-    try expectEqual(2, value);
-    node.s.release(operation);
+    try expectEqual(2, value[0]);
+    callers[0].node.s.release(operation);
     callers[1].release();
 }
 
 test "the tag and the memory of a call that waits are in use" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
-    const first = callers[0];
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
+    const first = &callers[0];
     try first.call_all(0, at_once + 2);
     const last = first.operations[at_once + 1];
     try expectError(error.TagInUse, first.call(last.op.id.tag));
-    var other: u64 = 0;
-    try expectError(error.BufferInUse, first.node.s.begin(w.now, first.node.group, .{
-        .kind = .all_reduce,
-        .send = @ptrCast(&first.memory[at_once + 1]),
-        .recv = @ptrCast(&other),
-        .count = 1,
-        .dtype = .u64,
-        .tag = 5000,
-        .deadline = base.never,
-    }));
+    var other = [1]u64{0};
+    const in_use = first.memory[at_once + 1 ..][0..1];
+    try expectError(error.BufferInUse, first.begin(5000, in_use, &other));
     first.node.s.leave(w.now, first.node.group);
     for (first.operations[0..first.count]) |operation| {
         try expect(operation.finished);
@@ -173,12 +158,12 @@ test "the tag and the memory of a call that waits are in use" {
 }
 
 test "the deadline of a call that waits runs from the call, and its number is used up" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
-    const first = callers[0];
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
+    const first = &callers[0];
     try first.call_all(0, at_once);
     first.deadline = w.now + 2 * std.time.ns_per_s;
     try first.call(at_once);
@@ -198,23 +183,23 @@ test "the deadline of a call that waits runs from the call, and its number is us
     try w.settle();
     try expectEqual(.aborted, callers[1].operations[at_once].status);
     try expectEqual(.ok, first.operations[at_once + 1].status);
-    for (callers) |caller| {
+    for (callers) |*caller| {
         caller.release();
         try caller.call(at_once);
     }
     try w.settle();
-    for (callers) |caller| {
+    for (callers) |*caller| {
         try expectEqual(.ok, caller.operations[0].status);
         caller.release();
     }
 }
 
 test "a call that waits ends at once when another member gives it up" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     try callers[0].call_all(0, at_once + 1);
     try callers[1].call(at_once);
     try w.settle();
@@ -226,15 +211,15 @@ test "a call that waits ends at once when another member gives it up" {
     callers[1].release();
     try callers[1].call_all(0, at_once);
     try w.settle();
-    for (callers) |caller| caller.release();
+    for (callers) |*caller| caller.release();
 }
 
 test "a peer that withdraws a call that waits leaves the group, as with any of several" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     try callers[0].call_all(0, at_once + 2);
     callers[0].node.s.desert(w.now, callers[0].operations[at_once]);
     for (callers[0].operations[0 .. at_once + 2]) |operation|
@@ -245,15 +230,15 @@ test "a peer that withdraws a call that waits leaves the group, as with any of s
     try callers[1].call_all(0, at_once + 2);
     try w.settle();
     try callers[1].expect_sums(1);
-    for (callers) |caller| caller.release();
+    for (callers) |*caller| caller.release();
 }
 
 test "nobody is blamed for a call that waits: a member that is asked says that it has called" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     // 64 is called and asked about before it waits, 65 waits before it is asked about.
     try callers[1].call(at_once);
     try w.pass(8 * std.time.ns_per_s);
@@ -272,7 +257,7 @@ test "nobody is blamed for a call that waits: a member that is asked says that i
     // It is asked no more, and not many more than may be in flight are known of it.
     try callers[1].call_all(0, at_once);
     try w.settle();
-    for (callers) |caller| {
+    for (callers) |*caller| {
         try caller.expect_sums(2);
         caller.release();
     }
@@ -283,11 +268,11 @@ fn has_missing(operation: *const Operation) bool {
 }
 
 test "calls that wait belong to their epoch, which is over when they are" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     const newcomer = try w.add();
     try w.settle();
     callers[0].deadline = w.now + 2 * std.time.ns_per_s;
@@ -297,7 +282,7 @@ test "calls that wait belong to their epoch, which is over when they are" {
     const before = callers[0].node.group.epoch();
     try newcomer.s.admit(w.now, newcomer.group, base.never);
     try w.settle();
-    for (callers) |caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
+    for (callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
     try w.settle();
     try expectEqual(3, callers[0].node.group.world_size());
     const member = &callers[0].node.group.member;
@@ -323,11 +308,11 @@ test "calls that wait belong to their epoch, which is over when they are" {
 }
 
 test "a loss does not disturb what waits, and the survivor goes on alone" {
-    var w: World = .{ .gpa = gpa };
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     try callers[0].call_all(0, 3 * at_once);
     try callers[1].call_all(0, at_once / 2);
     for (0..40) |_| _ = try w.step();
@@ -344,24 +329,16 @@ test "a call whose turn finds no memory is withdrawn for all, and later ones go 
     var arena: std.heap.ArenaAllocator = .init(gpa);
     defer arena.deinit();
     var failing: std.testing.FailingAllocator = .init(arena.allocator(), .{});
-    var w: World = .{ .gpa = gpa };
-    w.allocators[0] = failing.allocator();
-    try form(&w, 2);
-    defer w.deinit();
-    const callers = try callers_of(&w);
-    defer free(callers);
+    var two: Two = .{};
+    two.w.allocators[0] = failing.allocator();
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
     try callers[0].call_all(0, at_once);
     const node = callers[0].node;
     var large: [4096]u64 = @splat(1);
-    const waiting = try node.s.begin(w.now, node.group, .{
-        .kind = .all_reduce,
-        .send = @ptrCast(&large),
-        .recv = @ptrCast(&large),
-        .count = large.len,
-        .dtype = .u64,
-        .tag = at_once,
-        .deadline = base.never,
-    });
+    const waiting = try callers[0].begin(at_once, &large, &large);
     failing.fail_index = failing.alloc_index;
     node.s.cancel(w.now, callers[0].operations[0]);
     failing.fail_index = std.math.maxInt(usize);
@@ -376,5 +353,5 @@ test "a call whose turn finds no memory is withdrawn for all, and later ones go 
         try expectEqual(.aborted, callers[1].operations[index].status);
     for ([_]usize{ 1, at_once + 1 }) |index|
         try expectEqual(.ok, callers[1].operations[index].status);
-    for (callers) |caller| caller.release();
+    for (callers) |*caller| caller.release();
 }

@@ -725,14 +725,14 @@ fn cut_off(w: *World, node: *Node) void {
     node.s.control_closed(w.now);
 }
 
-test "a peer gives up a coordinator that is away for longer than its patience, and no other" {
+test "a peer gives up a coordinator that is away for longer than reconnect_timeout, and no other" {
     const second = std.time.ns_per_s;
     var w: World = .{ .gpa = gpa };
     try form(&w, 2);
     defer w.deinit();
     const hasty = &w.nodes[0];
     const patient = &w.nodes[1];
-    hasty.s.patience_ns = 2 * second;
+    hasty.s.reconnect_timeout_ns = 2 * second;
     const operation = try world.sum(hasty, world.elements, .restart);
     // It is back in time, once, and that time does not count again.
     cut_off(&w, hasty);

@@ -155,7 +155,7 @@ pub const Session = struct {
     labels: labels.Labels = .{},
     strangers_max: u32,
     in_flight_max: u32,
-    patience_ns: u64,
+    reconnect_timeout_ns: u64,
     /// Why the coordinator is gone, for the calls that fail with it.
     refusal: ?wire.hello.Verdict = null,
     not_pccl: bool = false,
@@ -222,7 +222,7 @@ pub const Session = struct {
         in_flight_max: u32 = limits.operations_in_flight_max,
         /// A coordinator that is away for so long is lost; `never`: calls wait for it until their
         /// deadlines.
-        patience_ns: u64 = base.never,
+        reconnect_timeout_ns: u64 = base.never,
         host: Host,
         /// Where the session itself lies, which knows the run id; null: like the rest.
         secrets: ?Allocator = null,
@@ -244,7 +244,7 @@ pub const Session = struct {
             .label = options.label,
             .strangers_max = options.strangers_max,
             .in_flight_max = options.in_flight_max,
-            .patience_ns = options.patience_ns,
+            .reconnect_timeout_ns = options.reconnect_timeout_ns,
         };
         s.instance = s.prng.next() | 1;
         return s;
@@ -438,9 +438,9 @@ pub const Session = struct {
     }
 
     /// When a coordinator that is away is given up.
-    fn patience_until(s: *const Session) Instant {
+    fn reconnect_until(s: *const Session) Instant {
         if (s.control_state == .lost or s.away_since == base.never) return base.never;
-        return s.away_since +| s.patience_ns;
+        return s.away_since +| s.reconnect_timeout_ns;
     }
 
     fn end_groups(s: *Session, why: []const u8) void {
@@ -1404,16 +1404,16 @@ pub const Session = struct {
 
     /// Does now what could not be done inside a member's action.
     pub fn run_deferred(s: *Session) void {
-        if (s.votes_changed) {
-            s.votes_changed = false;
-            for (s.groups.items) |group| vote.go_on(s, group);
-        }
         while (true) {
+            if (s.votes_changed) {
+                s.votes_changed = false;
+                for (s.groups.items) |group| vote.go_on(s, group);
+            }
             while (s.deferred.pop()) |operation| {
                 if (operation.op.state == .finished) continue;
                 frames.check_complete(s, operation);
             }
-            if (!queue.step(s)) break;
+            if (!queue.step(s) and !s.votes_changed) break;
         }
         if (s.links_stale) {
             s.links_stale = false;
@@ -1610,8 +1610,8 @@ pub const Session = struct {
         // first.
         const late = s.knows_settings() and now -| s.last_tick > 2 *| s.settings.heartbeat_ns;
         s.last_tick = now;
-        if (now >= s.patience_until())
-            s.lose_coordinator("it was away for longer than this peer's patience");
+        if (now >= s.reconnect_until())
+            s.lose_coordinator("it was away for longer than reconnect_timeout");
         switch (s.control_state) {
             .greeting, .open => s.tick_control(late),
             .away => if (now >= s.reconnect_at) {
@@ -1712,7 +1712,7 @@ pub const Session = struct {
         if (s.knows_settings() and s.control_state != .lost)
             next = @min(next, s.last_tick +| s.settings.heartbeat_ns);
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
-        next = @min(next, s.queue.deadline, s.patience_until());
+        next = @min(next, s.queue.deadline, s.reconnect_until());
         for (s.operations.items) |operation| {
             if (!operation.finished) next = @min(next, operation.deadline);
             if (operation.executor.has_work()) next = @min(next, s.now);

@@ -154,7 +154,7 @@ pub const NamedCall = struct {
     /// Behind the words for what it is.
     pub fn place(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         try writer.writeAll(" (");
-        // That of a sync says nothing to a person.
+        // The tag of a sync says nothing to a person.
         const has_tag = it.kind != .sync and it.op.tag < limits.pending_tag;
         if (has_tag) try writer.print("tag {d}, ", .{base.Pair.user_tag_of(it.op.tag)});
         try writer.print("sequence {d} of epoch {d})", .{ it.op.sequence, it.epoch });

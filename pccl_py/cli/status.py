@@ -321,7 +321,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):
-            # That of a sync says nothing to a person.
+            # The tag of a sync says nothing to a person.
             tag = "" if operation["kind"] == "sync" else f"tag {operation['tag']}, "
             peer = _name(epoch["members"][rank])
             says = (

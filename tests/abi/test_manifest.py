@@ -140,7 +140,7 @@ CHANGES = {
             (True, "field pccl_comm_options_t.interrupted_context is gone"),
             (True, "field pccl_comm_options_t.ports was 8 bytes at 80"),
             (True, "field pccl_comm_options_t.label was 8 bytes at 88"),
-            (True, "field pccl_comm_options_t.patience_ns was 8 bytes at 96"),
+            (True, "field pccl_comm_options_t.reconnect_timeout_ns was 8 bytes at 96"),
         ],
     ),
     "a struct without a size that grows": (

@@ -92,17 +92,105 @@ def test_all_steps_of_all_peers_are_made_once(coordinator: pccl.Coordinator) -> 
         assert len(program.peer_ids) == 1
 
 
-@pytest.mark.parametrize("error", STAY)
+def call_in_turn(group: pccl.Group, over: threading.Event) -> None:
+    """One calls alone, until its deadline; the other comes after that, and gets Aborted."""
+    try:
+        if group.rank == 1:
+            assert over.wait(30)
+        group.all_reduce(np.ones(SIZE), deadline=0.2 if group.rank == 0 else None)
+    finally:
+        over.set()
+
+
+def once(fail: Body) -> Body:
+    """A step that fails in its third turn, when it has written to its tensors."""
+
+    def body(program: Program, comm: pccl.Communicator) -> None:
+        if program.turns == 3:
+            program.weights += 100
+            fail(program, comm)
+            raise AssertionError("it must fail")
+        program.reduce(comm)
+
+    return body
+
+
 def test_what_all_members_get_is_tried_again_in_the_same_group(
-    coordinator: pccl.Coordinator, error: type[pccl.PcclError]
+    coordinator: pccl.Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = Program(coordinator.token).run(failing(error))
-    program.check()
-    assert program.turns == STEPS + 1
-    assert len(program.peer_ids) == 1
+    over = threading.Event()
+    fail = once(lambda _, comm: call_in_turn(comm, over))
+    with caplog.at_level(logging.WARNING, "pccl"):
+        for program in run_all(coordinator, fail, fail):
+            program.check()
+            assert program.turns == STEPS + 1
+            assert len(program.peer_ids) == 1
+    told = [line for line in caplog.messages if line.endswith("; repeating the step")]
+    assert sorted(line.split(":")[0] for line in told) == ["Aborted", "DeadlineExceeded"]
 
 
-@pytest.mark.parametrize("error", LEAVE)
+def test_a_sync_for_which_nobody_has_content_is_tried_again_in_the_same_group(
+    coordinator: pccl.Coordinator,
+) -> None:
+    def sync(_: Program, comm: pccl.Communicator) -> None:
+        with comm.shared_state({"x": np.zeros(SIZE)}, name="other") as other:
+            with pytest.raises(pccl.StateUnavailable) as caught:
+                other.sync("receive_only")
+            assert (caught.value.operation, caught.value.group) == ("sync", comm.name)
+            raise caught.value
+
+    for program in run_all(coordinator, once(sync), once(sync)):
+        program.check()
+        assert program.turns == STEPS + 1
+        assert len(program.peer_ids) == 1
+
+
+def test_the_ends_of_a_message_that_failed_connect_again(coordinator: pccl.Coordinator) -> None:
+    """The third goes on without them meanwhile, and they take its state."""
+    over = threading.Event()
+
+    def message(_: Program, comm: pccl.Communicator) -> None:
+        if comm.rank == 1:
+            try:
+                comm.recv(np.empty(SIZE), 0, deadline=0.2)
+            finally:
+                over.set()
+        elif comm.rank == 0:
+            assert over.wait(30)
+            comm.send(np.ones(SIZE), 1)
+
+    check_that_two_of_three_connect_again(coordinator, message)
+
+
+def test_members_of_a_group_whose_operation_failed_connect_again(
+    coordinator: pccl.Coordinator,
+) -> None:
+    over = threading.Event()
+
+    def in_group(_: Program, comm: pccl.Communicator) -> None:
+        if comm.rank < 2:
+            group = comm.group("two", initial_world_size=2)
+            group.admit()
+            call_in_turn(group, over)
+
+    check_that_two_of_three_connect_again(coordinator, in_group)
+
+
+def check_that_two_of_three_connect_again(coordinator: pccl.Coordinator, fail: Body) -> None:
+    """Goal: no member is a call behind for ever. Ranks 0 and 1 fail in their third turn."""
+
+    def body(program: Program, comm: pccl.Communicator) -> None:
+        if program.turns == 3:
+            fail(program, comm)
+        program.reduce(comm)
+
+    programs = run_all(coordinator, body, body, body, deadline=3.0, patience=15.0)
+    for program in programs:
+        program.check()
+    assert sorted(len(program.peer_ids) for program in programs) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("error", LEAVE + STAY)
 def test_what_one_member_gets_alone_makes_it_connect_again(
     coordinator: pccl.Coordinator, error: type[pccl.PcclError], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,16 +335,17 @@ def test_a_peer_that_was_expelled_comes_back_with_what_the_others_have(
 def test_a_peer_with_another_operation_in_flight_connects_again(
     coordinator: pccl.Coordinator,
 ) -> None:
-    """Its buffers are still written to, and its tag is taken."""
+    """Its buffers are still written to, and its tag is taken. The other one has the same error."""
+    over = threading.Event()
 
-    def body(program: Program, comm: pccl.Communicator) -> None:
-        if program.turns == 3:
-            program.weights += 100
-            comm.all_reduce(program.weights, tag=9, async_op=True)
-            raise pccl.Aborted("made up")
-        program.reduce(comm)
+    def alone(_: Program, comm: pccl.Communicator) -> None:
+        call_in_turn(comm, over)
 
-    stayed, back = run_all(coordinator, well, body)
+    def with_another(program: Program, comm: pccl.Communicator) -> None:
+        comm.all_reduce(program.weights, tag=9, async_op=True)
+        call_in_turn(comm, over)
+
+    stayed, back = run_all(coordinator, once(alone), once(with_another))
     for program in (stayed, back):
         program.check()
     assert (len(stayed.peer_ids), len(back.peer_ids)) == (1, 2)

@@ -50,7 +50,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_CONNECT_TIMEOUT": "7.5",
         "PCCL_PEER_ID": "ab" * 16,
         "PCCL_LABEL": "%h/%p 100%%",
-        "PCCL_PATIENCE": "0",
+        "PCCL_RECONNECT_TIMEOUT": "0",
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)

@@ -18,7 +18,7 @@ import pccl_numpy as pnp
 import pytest
 
 import pccl_py as pccl
-from pccl_py import _pccl
+from pccl_py import _pccl, objects
 
 SIZE = 1000
 
@@ -147,6 +147,31 @@ def test_a_failed_call_carries_its_work_and_a_refused_one_does_not(
     with pytest.raises(pccl.InvalidArgument) as caught:
         pair[0].all_reduce(np.ones(4)[::2])
     assert caught.value.work is None
+
+
+def test_ctrl_c_between_the_two_operations_of_an_object_withdraws_both(
+    pair: list[pccl.Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are known to all, and the others do not wait for the bytes of this peer."""
+    sizes = objects._sizes
+
+    def signal_once(*given: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(objects, "_sizes", sizes)
+            signal.raise_signal(signal.SIGINT)
+        return sizes(*given)
+
+    def gather() -> Any:
+        return pair[1].all_gather_object(1)
+
+    monkeypatch.setattr(objects, "_sizes", signal_once)
+    other, theirs = beside(gather)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pair[0].all_gather_object(0)
+    work = caught.value.work  # type: ignore[attr-defined]
+    assert isinstance(work.exception(), (pccl.Cancelled, pccl.InDoubt))
+    other.join(10)
+    assert theirs in ([[None, 1]], [[0, 1]])
 
 
 class Alarm(Exception):

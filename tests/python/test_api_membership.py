@@ -323,11 +323,38 @@ def test_outcomes_and_admissions_name_peers_as_they_were() -> None:
             comm.close()
 
 
+def test_an_outcome_that_is_read_while_another_thread_is_in_admit_has_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The native library is in the new epoch, and the thread has not come back from there."""
+    read = threading.Event()
+    learn = outcome_file.Rosters.learn
+
+    def learn_late(rosters: outcome_file.Rosters) -> None:
+        if threading.current_thread().name == "admitting":
+            assert read.wait(30)
+        learn(rosters)
+
+    monkeypatch.setattr(outcome_file.Rosters, "learn", learn_late)
+    with pccl.Coordinator(initial_world_size=1) as coordinator, join(coordinator) as comm:
+        admitting = threading.Thread(target=comm.admit, name="admitting")
+        admitting.start()
+        while comm.epoch == 0:
+            continue
+        outcome = comm.barrier()
+        read.set()
+        admitting.join()
+        assert outcome.roster.members == comm.members
+
+
 def test_an_outcome_without_its_epoch_names_peers_by_their_ids() -> None:
-    rosters = outcome_file.Rosters()
     peers = tuple(pccl.PeerId(bytes([n]) * 16) for n in (1, 2))
-    for epoch in range(1, 40):
-        rosters.add(pccl.Roster(epoch, peers, ("a", "b")))
+    epochs = iter(range(1, 40))
+    rosters = outcome_file.Rosters(
+        lambda: next((pccl.Roster(epoch, peers, ("a", "b")) for epoch in epochs), None)
+    )
+    for _ in range(1, 40):
+        rosters.learn()
     assert rosters.of(39).labels == ("a", "b")
     assert rosters.of(24).epoch == 24 and rosters.of(23).members == ()
     parts = (pccl.Range(0, 4, peers, rosters.of(1)),)

@@ -11,12 +11,14 @@ import queue
 import select
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import pccl_py as pccl
+from pccl_py._in_turn import Turn
 from pccl_py.objects import _HEAD
 
 
@@ -255,6 +257,170 @@ def test_a_work_is_withdrawn_in_either_of_its_operations() -> None:
             work.wait()
         if isinstance(caught.value, pccl.InDoubt):  # of the first, after this peer's vote
             assert caught.value.work is work
+
+
+def test_a_safe_point_waits_until_the_second_operation_has_begun() -> None:
+    """Rank 1 comes later, so rank 0 is in `admit` before the sizes are known."""
+
+    def program(comm: pccl.Communicator) -> Any:
+        if comm.rank == 1:
+            work = comm.all_gather_object(comm.rank, tag=5, async_op=True)
+            with pytest.raises(pccl.DeadlineExceeded, match="sizes of the objects with tag 5"):
+                comm.admit(deadline=0.05)
+            in_admit.set()
+        else:
+            assert in_admit.wait(30)
+            work = comm.all_gather_object(comm.rank, tag=5, async_op=True)
+        comm.admit()
+        return work.wait(20)
+
+    in_admit = threading.Event()
+    with pccl.LocalWorld(2, deadline=30) as two:
+        assert two.run(program) == [[0, 1], [0, 1]]
+
+
+def test_the_second_operation_begins_in_the_epoch_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Method: the watcher, which would begin it, does not; `admit` does, and the sums are equal."""
+    monkeypatch.setattr(Turn, "_go_on", lambda turn: None)
+
+    def program(comm: pccl.Communicator) -> Any:
+        work = comm.all_gather_object(comm.rank, async_op=True)
+        if comm.rank == 0:
+            return work.wait(20), comm.admit()
+        comm.admit()
+        return work.wait(20), None
+
+    with pccl.LocalWorld(2, deadline=30) as two:
+        assert [gathered for gathered, _ in two.run(program)] == [[0, 1], [0, 1]]
+
+
+def test_the_tag_is_in_use_until_the_second_operation_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the first is done and the second has not begun: the watcher does not begin it."""
+    monkeypatch.setattr(Turn, "_go_on", lambda turn: None)
+    with pccl.LocalWorld(2, deadline=30) as two:
+        works = [comm.all_gather_object(comm.rank, tag=5, async_op=True) for comm in two.comms]
+        for work in works:
+            work._turn.first.wait(20)  # type: ignore[attr-defined]
+        one = two.comms[0]
+        calls: list[Callable[[], Any]] = [
+            lambda: one.barrier(tag=5),
+            lambda: one.all_reduce(np.ones(4), tag=5),
+            lambda: one.broadcast_object(1, tag=5),
+        ]
+        for call in calls:
+            with pytest.raises(pccl.InvalidUsage, match="tag 5 is in flight"):
+                call()
+        assert [work.wait(20) for work in works[::-1]] == [[0, 1], [0, 1]]
+        assert two.run(lambda comm: comm.broadcast_object(comm.rank, 1, tag=5)) == [1, 1]
+
+
+def test_a_doubt_about_the_sizes_is_resolved_to_the_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The root of a broadcast votes at once; the other one calls after its deadline."""
+    asked = deadlines_of_broadcasts(monkeypatch, lambda: None)
+    with pccl.LocalWorld(2, deadline=30) as two:
+        one, other = two.comms
+        with pytest.raises(pccl.InDoubt) as caught:
+            one.broadcast_object({"the": "object"}, deadline=0.2)
+        work = caught.value.work
+        assert work is not None and work.done()
+        with ThreadPoolExecutor(1) as pool:
+            received = pool.submit(other.broadcast_object)
+            assert work.resolve(20) == {"the": "object"} == received.result(20)
+        ours = [seconds for seconds in asked if seconds < 1]
+        assert len(ours) == 2 and min(ours) > 0.1, "the rest of the call has no time"
+        assert work.wait() == work.resolve() == {"the": "object"}
+        assert two.run(lambda comm: comm.broadcast_object(comm.rank, 1)) == [1, 1]
+
+
+@pytest.mark.parametrize("deadline", [-1, 0, float("nan")])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_bad_deadline_is_refused_as_by_others(
+    world: pccl.LocalWorld, deadline: float, async_op: bool
+) -> None:
+    comm = world.comms[0]
+    with pytest.raises(pccl.InvalidArgument, match="deadline must be positive") as caught:
+        comm.broadcast_object(1, deadline=deadline, async_op=async_op)
+    assert caught.value.work is None
+    with pytest.raises(pccl.InvalidArgument, match="deadline must be positive"):
+        comm.all_gather_object(1, deadline=deadline, async_op=async_op)
+
+
+def test_the_default_deadline_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+
+    def pass_time() -> None:
+        clock[0] += 4
+
+    asked = deadlines_of_broadcasts(monkeypatch, pass_time)
+    with pccl.LocalWorld(1, deadline=30) as alone:
+        monkeypatch.setattr("pccl_py.objects.time.monotonic", lambda: clock[0])
+        assert alone.comms[0].broadcast_object(7) == 7
+    assert asked == [30, 26]
+
+
+def deadlines_of_broadcasts(
+    monkeypatch: pytest.MonkeyPatch, at_each: Callable[[], None]
+) -> list[float]:
+    """The list gets the deadline of each broadcast, before which `at_each` is called."""
+    asked: list[float] = []
+    broadcast = pccl.Communicator.broadcast
+
+    def watch(comm: Any, *given: Any, **options: Any) -> Any:
+        asked.append(options["deadline"])
+        at_each()
+        return broadcast(comm, *given, **options)
+
+    monkeypatch.setattr(pccl.Communicator, "broadcast", watch)
+    return asked
+
+
+def test_a_signal_handler_that_asks_while_the_second_operation_begins_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Method: as a handler does, it asks on the thread that begins the second operation."""
+    monkeypatch.setattr(Turn, "_go_on", lambda turn: None)
+    works: list[pccl.Work[Any]] = []
+
+    def handle() -> None:
+        if works:
+            assert not works[0].done()
+            with pytest.raises(pccl.InvalidUsage, match="signal handler"):
+                works[0].wait()
+
+    asked = deadlines_of_broadcasts(monkeypatch, handle)
+    with pccl.LocalWorld(1, deadline=30) as alone:
+        works.append(alone.comms[0].broadcast_object(7, async_op=True))
+        assert works[0].wait(20) == 7
+    assert len(asked) == 2
+
+
+class Asking:
+    """An object that asks, as it is unpickled, for the Work that brings it."""
+
+    works: ClassVar[list[pccl.Work[Any]]] = []
+    errors: ClassVar[list[Exception]] = []
+
+    def __setstate__(self, state: object) -> None:
+        try:
+            self.works[-1].wait(0)
+        except pccl.InvalidUsage as error:
+            self.errors.append(error)
+
+    def __getstate__(self) -> object:
+        return 1
+
+
+def test_an_object_that_asks_for_its_own_work_is_told_to_ask_later() -> None:
+    with pccl.LocalWorld(1, deadline=30) as alone:
+        Asking.works.append(alone.comms[0].all_gather_object(Asking(), async_op=True))
+        assert isinstance(Asking.works[-1].wait(20)[0], Asking)
+    assert "ask for it later" in str(Asking.errors.pop())
 
 
 def test_an_option_that_they_do_not_have_is_a_type_error(world: pccl.LocalWorld) -> None:

@@ -28,6 +28,8 @@ const Epoch = struct {
 pub const Facts = struct {
     groups: u64 = 0,
     epochs: std.AutoHashMapUnmanaged(Key, Epoch) = .empty,
+    /// Epochs of a group up to this number that the file does not name are over.
+    over: [base.limits.groups_max]u64 = @splat(0),
     /// How much of the file was read.
     read_bytes: usize = 0,
 
@@ -53,8 +55,12 @@ pub const Facts = struct {
 
     fn take(facts: *Facts, gpa: Allocator, record: *const journal.Record) void {
         switch (record.*) {
-            .settings, .start => {},
-            .group => |body| facts.groups |= @as(u64, 1) << @intCast(body.id),
+            .settings => {},
+            .start => |body| facts.over = @splat(body.ended_epoch),
+            .group => |body| {
+                facts.groups |= @as(u64, 1) << @intCast(body.id);
+                facts.over[body.id] = @max(facts.over[body.id], body.last_epoch);
+            },
             .activation => |*kept| {
                 const body = &kept.told;
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
@@ -95,9 +101,11 @@ pub const Facts = struct {
             })) return "an epoch that is not on the disk",
             .view => |body| {
                 const key: Key = .{ .group = body.group, .epoch = body.epoch };
+                // A view of an epoch that is over may still be under way on a slow line, also of
+                // one that began and ended while no journal could be written.
+                const is_over = body.epoch <= facts.over[body.group];
                 const epoch = facts.epochs.getPtr(key) orelse
-                    return "a view of an epoch that is not on the disk";
-                // A view of an epoch that is over may still be under way on a slow line.
+                    return if (is_over) null else "a view of an epoch that is not on the disk";
                 if (!epoch.is_named) return null;
                 const known = base.Mask.full(epoch.members.len).without(&epoch.out);
                 if (!body.alive.covers(&known)) return "a loss that is not on the disk";

@@ -1,4 +1,4 @@
-"""How long calls wait for a coordinator that is away: until their deadlines, or for `patience`.
+"""How long calls wait for a coordinator that is away: `reconnect_timeout`, or their deadlines.
 
 The rules: engine/session/rules_test.zig. Coordinators that come back: test_api_journal.py.
 """
@@ -16,12 +16,12 @@ import pccl_py as pccl
 LOOPBACK = "127.0.0.1:0"
 
 
-@pytest.mark.parametrize("patience", [0, 0.2])
-def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_patience(
-    patience: float,
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_timeout(
+    timeout: float,
 ) -> None:
     with pccl.Coordinator(bind=LOOPBACK) as coordinator:
-        comm = pccl.connect(coordinator.token, patience=patience, deadline=300)
+        comm = pccl.connect(coordinator.token, reconnect_timeout=timeout, deadline=300)
         comm.admit()
         array = np.ones(10)
         comm.all_reduce(array)
@@ -40,7 +40,7 @@ def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_patience(
 def test_a_coordinator_that_is_back_in_time_is_waited_for(tmp_path: Path) -> None:
     state = str(tmp_path / "run")
     coordinator = pccl.Coordinator(bind=LOOPBACK, state=state)
-    with pccl.connect(coordinator.token, patience=60) as comm:
+    with pccl.connect(coordinator.token, reconnect_timeout=60) as comm:
         comm.admit()
         coordinator.close()
         work = comm.all_reduce(np.ones(10), async_op=True)
@@ -50,6 +50,8 @@ def test_a_coordinator_that_is_back_in_time_is_waited_for(tmp_path: Path) -> Non
             work.wait()
 
 
-def test_patience_is_no_negative_time() -> None:
-    with pytest.raises(pccl.InvalidArgument, match="patience must be 0, or positive, finite"):
-        pccl.connect("token", patience=-1)
+def test_it_is_no_negative_time() -> None:
+    with pytest.raises(
+        pccl.InvalidArgument, match="reconnect_timeout must be 0, or positive, finite"
+    ):
+        pccl.connect("token", reconnect_timeout=-1)
