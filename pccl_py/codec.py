@@ -23,6 +23,8 @@ from pccl_py.work import Work
 
 _FLOAT_BYTES = 4
 _BLOCKS = (32, 64, 128, 256)
+# Forms that PCCL 1.0 has, and this library has not.
+_SIXTEEN_BITS = ("min_max_u16", "zero_point_u16")
 
 
 class CodecKind(IntEnum):
@@ -62,6 +64,15 @@ class Rounding(IntEnum):
 RoundingName: TypeAlias = Literal["nearest", "stochastic"]
 
 
+def _parse_kind(value: CodecKind | str | int) -> CodecKind:
+    if value in _SIXTEEN_BITS:
+        raise InvalidArgument(
+            f"there is no codec {value!r}: min_max_u8 and zero_point_u8 have 256 steps, of 8 bits; "
+            "for 16 bits an element there are bf16 and f16"
+        )
+    return parse(CodecKind, value, "codec")
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """A codec with its options; the same on all members of an operation.
@@ -78,7 +89,7 @@ class Codec:
     rounding: Rounding | RoundingName = Rounding.NEAREST
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", parse(CodecKind, self.kind, "codec"))
+        object.__setattr__(self, "kind", _parse_kind(self.kind))
         object.__setattr__(self, "rounding", parse(Rounding, self.rounding, "rounding"))
         if self.block is not None and unsigned(self.block, "block", 32) not in _BLOCKS:
             raise InvalidArgument(f"block is {self.block}; it must be 32, 64, 128 or 256")
@@ -86,7 +97,7 @@ class Codec:
     @property
     def name(self) -> str:
         """The kind in lower case."""
-        return parse(CodecKind, self.kind, "codec").name.lower()
+        return _parse_kind(self.kind).name.lower()
 
     @property
     def encodes(self) -> bool:
@@ -106,7 +117,7 @@ def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
     """A Codec from itself, or from its kind with the default options. Raises InvalidArgument."""
     if isinstance(value, Codec):
         return value
-    return Codec(parse(CodecKind, value, "codec"))
+    return Codec(_parse_kind(value))
 
 
 class ErrorFeedback:

@@ -8,12 +8,13 @@ flight in work.py, what each collective costs and what a loss does to it in docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar, Unpack, overload
 
-from pccl_py import _pccl, buffers
+from pccl_py import _pccl, buffers, many
 from pccl_py._in_turn import Turn
 from pccl_py.buffers import Array
 from pccl_py.closing import Closing
@@ -23,12 +24,15 @@ from pccl_py.options import (
     Asked,
     Broadcast,
     BroadcastOptions,
+    ManyOptions,
     Message,
     MessageOptions,
     Move,
     MoveOptions,
     Reduce,
     ReduceOptions,
+    check,
+    documented,
     operation,
 )
 from pccl_py.outcome import Origin, Outcome, Rosters
@@ -41,6 +45,7 @@ from pccl_py.words import (
     first_of,
     form_of,
     index,
+    nanoseconds,
     unsigned,
 )
 from pccl_py.work import Call, Work
@@ -49,6 +54,16 @@ Root: TypeAlias = SupportsIndex | PeerId
 Arrays: TypeAlias = Array | Sequence[Array]
 Opt: TypeAlias = Arrays | None
 _Taken = TypeVar("_Taken")
+# As base/limits.zig has it: pair_tags_first.
+_TAGS_END = 0xFE << 56
+
+
+class Part(NamedTuple):
+    """One operation of an all_reduce_many: arrays as for all_reduce, and what frontends add."""
+
+    array: Arrays
+    out: Arrays
+    beside: dict[str, Any]
 
 
 class Collectives(Closing):
@@ -110,6 +125,32 @@ class Collectives(Closing):
         """
         arrays = [_Array(*both) for both in _taken(buffers.pair, _each(array, out))]
         return self._call(_Kind.ALL_REDUCE, arrays, options)
+
+    @documented(ManyOptions)
+    def all_reduce_many(
+        self,
+        arrays: Sequence[Arrays],
+        out: Sequence[Arrays] | None = None,
+        **options: Unpack[ManyOptions],
+    ) -> list[Outcome]:
+        """Reduces each of `arrays` over all members, in place or into those of `out`.
+
+        Each is an operation of its own, of whatever `all_reduce` takes; number i has the tag
+        `tag` + i. They begin in their order, at most `in_flight` at once. Those that are aborted
+        are made again, up to `retry` times each: an abort is of all members, so all repeat the
+        same. All members pass as many arrays, and the same `retry`. `deadline` is of the whole.
+
+        All are tried, whatever becomes of the others. Then the error of the first that failed is
+        raised, and `error.works` has the last operation of each: their `exception()` and `outcome`
+        tell which committed. Those have their results; the arrays of the others are as they were,
+        so with `out` all of `arrays` are. For all or none of them, pass a list to `all_reduce`.
+        """
+        parts = []
+        for number, both in enumerate(listed("arrays", arrays, out)):
+            with numbered("arrays", number):
+                pairs = _taken(buffers.pair, _each(*both))
+            parts.append(Part([send for send, _ in pairs], [recv for _, recv in pairs], {}))
+        return self._many(parts, dict(options))
 
     def error_feedback(self, tag: int = 0) -> ErrorFeedback:
         """From now on, codec losses of this peer's contributions with `tag` go into its next call.
@@ -396,6 +437,43 @@ class Collectives(Closing):
         self._check_tag(tag)
         return Call(self._origin("barrier"), _pccl.barrier, self._open(), tag, deadline_ns)
 
+    def _many(self, parts: Sequence[Part], options: Any) -> list[Any]:
+        """The results of all_reduce for each of them."""
+        name = "all_reduce_many"
+        check(name, options, ManyOptions)
+        in_flight = unsigned(options.pop("in_flight", many.IN_FLIGHT), "in_flight", 64)
+        if not 1 <= in_flight <= many.IN_FLIGHT_MAX:
+            raise InvalidArgument(
+                f"in_flight must be between 1 and {many.IN_FLIGHT_MAX}, not {in_flight}"
+            )
+        retry = unsigned(options.pop("retry", many.RETRY), "retry", 64)
+        asked = Asked("all_reduce", options)
+        last = asked.tag + len(parts) - 1
+        if last >= _TAGS_END:
+            raise InvalidArgument(
+                f"the tags of these arrays go up to {last}: those from {_TAGS_END} on are not for "
+                "collectives"
+            )
+        deadline_ns = nanoseconds(options.pop("deadline", None), "deadline") or self._deadline_ns
+        _check_apart(parts)
+
+        all_reduce: Any = self.all_reduce
+
+        def begin(number: int, part: Part) -> many.Begin:
+            how = {**options, "tag": asked.tag + number, "async_op": True, **part.beside}
+            return lambda left, made: all_reduce(
+                part.array, part.out, **how, deadline=left, _made=made
+            )
+
+        begins = [begin(number, part) for number, part in enumerate(parts)]
+        return many.run(
+            begins,
+            self._origin(name),
+            in_flight=in_flight,
+            retry=retry,
+            seconds=deadline_ns / 1e9,
+        )
+
     def _origin(self, operation: str, *, of_all: bool = True) -> Origin:
         origin = self._origins.get(operation)
         if origin is None:
@@ -627,6 +705,62 @@ def _taken(take: Callable[..., _Taken], given: Sequence[tuple[object, ...]]) -> 
                 raise
             raise type(error)(f"array {number} of {len(given)}: {error}") from None
     return made
+
+
+def listed(name: str, arrays: object, out: object) -> list[tuple[object, object | None]]:
+    """The arrays of several operations, each with its output."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"{name} must be a list, not {type(arrays).__name__}")
+    if not arrays:
+        raise InvalidArgument(f"{name} is empty: there is at least one")
+    if out is None:
+        return [(one, None) for one in arrays]
+    if not isinstance(out, list | tuple):
+        raise TypeError(f"out must be a list, as {name} is, not {type(out).__name__}")
+    if len(out) != len(arrays):
+        raise InvalidArgument(f"{name} has {len(arrays)}, out has {len(out)}")
+    return list(zip(arrays, out, strict=True))
+
+
+@contextmanager
+def numbered(name: str, number: int) -> Iterator[None]:
+    """An error about one of several says which it was."""
+    try:
+        yield
+    except (TypeError, InvalidArgument) as error:
+        raise type(error)(f"{name}[{number}]: {error}") from None
+
+
+def _check_apart(parts: Sequence[Part]) -> None:
+    """No operation writes where another one reads or writes: they are in flight together."""
+    spans = sorted(
+        _Span(buffer.address, buffer.end, number, written)
+        for number, part in enumerate(parts)
+        for given, written in ((part.array, False), (part.out, True))
+        for (one,) in _alone(given)
+        for buffer in [buffers.readable(one)]
+        if buffer.address < buffer.end
+    )
+    reaching: list[_Span] = []
+    for span in spans:
+        reaching = [each for each in reaching if each.end > span.begin]
+        for each in reaching:
+            if each.number != span.number and (each.written or span.written):
+                one, other = sorted((each.number, span.number))
+                raise InvalidArgument(
+                    f"arrays {one} and {other} share memory that one of them writes, and may be in "
+                    "flight together: leave out one of them, or copy it"
+                )
+        reaching.append(span)
+
+
+class _Span(NamedTuple):
+    """Memory of one of several operations."""
+
+    begin: int
+    end: int
+    number: int
+    written: bool
 
 
 def check_no_root(out: object) -> None:

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class PcclError(Exception):
     """Base of every error of PCCL.
 
-    `work` is the operation that has failed, if the call had begun one. `operation` and `group` are
-    the names of the call and of the group that it was in, "all_reduce" and "default" for example;
-    None where the error is not that of an operation, a sync or a safe point.
+    `work` is the operation that has failed, if the call had begun one; `works` has the last one of
+    each array of an `all_reduce_many`, None for an array of which none was begun. `operation` and
+    `group` are the names of the call and of the group that it was in, "all_reduce" and "default"
+    for example; None where the error is not that of an operation, a sync or a safe point.
     """
 
     work: Work[Any] | None = None
+    works: tuple[Work[Any] | None, ...] = ()
     _origin: Origin | None = None
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
 from pccl_py.codec import Codec, CodecKind, CodecName, parse_codec
+from pccl_py.many import IN_FLIGHT, IN_FLIGHT_MAX, RETRY
 from pccl_py.words import (
     OpName,
     Plan,
@@ -60,6 +61,13 @@ class ReduceOptions(MoveOptions, total=False):
     """Options of all_reduce, reduce and reduce_scatter."""
 
     op: ReduceOp | OpName
+
+
+class ManyOptions(ReduceOptions, total=False):
+    """Options of all_reduce_many, which has no `async_op`: its caller repeats what was aborted."""
+
+    in_flight: int
+    retry: int
 
 
 class _Wait(TypedDict, total=False):
@@ -140,13 +148,27 @@ class Reduce:
     class Any(ReduceOptions, _Any, total=False): ...
 
 
+class Many:
+    """The forms of ManyOptions: Wait returns results, Both outcomes too, Any what is asked."""
+
+    class Wait(ManyOptions, total=False):
+        return_outcome: Literal[False]
+
+    class Both(ManyOptions):
+        return_outcome: Literal[True]
+
+    class Any(ManyOptions, total=False):
+        return_outcome: bool
+
+
 _KNOWN: dict[type, frozenset[str]] = {
     kind: frozenset(kind.__annotations__)
-    for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions)
+    for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions, ManyOptions)
 }
 
 # `_form` comes from frontends: 0, or a hash of what the arrays are, the same on every peer.
-_ALWAYS = ("async_op", "_form")
+_BESIDE: dict[type, tuple[str, ...]] = dict.fromkeys(_KNOWN, ("async_op", "_form"))
+_BESIDE[ManyOptions] = ()
 
 # By the names of the operations.
 _KINDS: dict[str, type] = {}
@@ -161,6 +183,9 @@ _MEANINGS = {
     "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
     "is the default.",
     "deadline": "seconds from now until the call is given up; the communicator's by default.",
+    "in_flight": f"operations at once at most, 1 to {IN_FLIGHT_MAX}; {IN_FLIGHT} if not given.",
+    "retry": f"how often each operation that was aborted is made again, {RETRY} times if not "
+    "given; the same on every peer.",
     "async_op": "if true, returns a `Work` at once.",
     "return_outcome": "if true, returns (result, `Outcome`).",
 }
@@ -200,8 +225,9 @@ class Asked:
 
 def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
     """Raises TypeError for an option that the operation of this name does not have."""
-    known = _KNOWN[kind or _KINDS[operation]]
-    unknown = [name for name in options if name not in known and name not in _ALWAYS]
+    kind = kind or _KINDS[operation]
+    known = _KNOWN[kind]
+    unknown = [name for name in options if name not in known and name not in _BESIDE[kind]]
     if unknown:
         names = ", ".join(name for name in _MEANINGS if name in known)
         raise TypeError(f"{operation}() has no option {unknown[0]!r}; it has {names}")
@@ -238,7 +264,7 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
 
 def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType]:
     """Adds the options of `kind`, `async_op`, the `flags` and the errors to a docstring."""
-    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], "async_op", *flags)]
+    names = [name for name in _MEANINGS if name in (*_KNOWN[kind], *_BESIDE[kind], *flags)]
     lines = [
         textwrap.fill(
             f"{name}: {_MEANINGS[name]}", 96, initial_indent="  ", subsequent_indent="    "

@@ -11,6 +11,7 @@
     theirs = pnp.all_to_all(comm, whole)                # this rank's rows of every rank's array
     pnp.send(comm, mine, dst=1)                         # rank 1 calls pnp.recv_(comm, mine, src=0)
     pnp.tree.all_reduce_(comm, {"w": w, "b": b})        # several arrays as one operation
+    w, b = pnp.all_reduce_many(comm, [w, b])            # each as its own, repeated if aborted
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
 Functions without an underscore return new arrays; those with one write into their argument. Both
@@ -33,6 +34,8 @@ from pccl_numpy.collectives import (
     all_gather_,
     all_reduce,
     all_reduce_,
+    all_reduce_many,
+    all_reduce_many_,
     all_to_all,
     barrier,
     broadcast,
@@ -55,6 +58,8 @@ __all__ = [
     "all_gather_",
     "all_reduce",
     "all_reduce_",
+    "all_reduce_many",
+    "all_reduce_many_",
     "all_to_all",
     "barrier",
     "broadcast",

@@ -20,6 +20,8 @@ from pccl_py.kit import Functions, flatten
 _trees: Functions[Any] = Functions(NUMPY, flatten)
 all_reduce = _trees.all_reduce
 all_reduce_ = _trees.all_reduce_
+all_reduce_many = _trees.all_reduce_many
+all_reduce_many_ = _trees.all_reduce_many_
 reduce = _trees.reduce
 reduce_ = _trees.reduce_
 broadcast = _trees.broadcast

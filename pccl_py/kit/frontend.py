@@ -197,7 +197,9 @@ class Frontend(ABC, Generic[ArrayType]):
     def _part(self, x: ArrayType, rows: list[Rows] | None, number: int) -> ArrayType:
         return x if rows is None else self.rows(x, rows[number].first, rows[number].end)
 
-    def check_apart(self, arrays: list[ArrayType], names: Sequence[str]) -> None:
+    def check_apart(
+        self, arrays: list[ArrayType], names: Sequence[str], what: str = "leaf "
+    ) -> None:
         """Two that share memory would each be written with a result of its own."""
         if len(arrays) == 1:
             return
@@ -207,8 +209,8 @@ class Frontend(ABC, Generic[ArrayType]):
             if low < reach and self.overlaps(arrays[whose], arrays[number]):
                 one, other = names[min(whose, number)], names[max(whose, number)]
                 raise InvalidArgument(
-                    f"leaves {one} and {other} of the tree share memory, and each receives a "
-                    "result: leave out one of them, or copy it"
+                    f"{what}{one} and {what}{other} share memory, and each receives a result: "
+                    "leave out one of them, or copy it"
                 )
             if high > reach:
                 reach, whose = high, number

@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
-from pccl_py.collectives import Root, check_no_root
+from pccl_py.collectives import Part, Root, check_no_root, listed, numbered
 from pccl_py.communicator import Group
 from pccl_py.errors import InvalidArgument
 from pccl_py.kit.frontend import Form, Frontend, one
 from pccl_py.options import (
     Broadcast,
     BroadcastOptions,
+    Many,
+    ManyOptions,
     Message,
     MessageOptions,
     Move,
@@ -97,6 +99,74 @@ class Functions(Generic[Mode]):
         form, targets = self._places(x, adds=True)
         used = [self._frontend.packed(target) for target in targets]
         return self._run(comm.all_reduce, (_plain(used),), options, form, targets, used)
+
+    @overload
+    def all_reduce_many(
+        self: Functions[Single],
+        comm: Group,
+        xs: Sequence[Like],
+        out: Any = None,
+        **_: Unpack[Many.Any],
+    ) -> Any: ...
+    @overload
+    def all_reduce_many(
+        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Wait]
+    ) -> list[T]: ...
+    @overload
+    def all_reduce_many(
+        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Both]
+    ) -> tuple[list[T], list[Outcome]]: ...
+    @overload
+    def all_reduce_many(
+        self, comm: Group, xs: Sequence[T], out: Any = None, **_: Unpack[Many.Any]
+    ) -> Any: ...
+    @documented(ManyOptions, "return_outcome")
+    def all_reduce_many(
+        self, comm: Group, xs: Sequence[Any], out: Any = None, **options: Any
+    ) -> Any:
+        """The reductions of all `xs`, as a list of new arrays like these, or in those of `out`.
+
+        Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i.
+        They begin in their order, at most `in_flight` at once. Those that are aborted are made
+        again, up to `retry` times each: an abort is of all members, so all repeat the same. All
+        members pass as many, and the same `retry`. `deadline` is that of the whole. With
+        `return_outcome` the second list has an outcome for each.
+
+        All are tried, whatever becomes of the others. Then the error of the first that failed is
+        raised, and `error.works` has the last operation of each. On any error all `xs` are as they
+        were.
+        """
+        told, parts = options.pop("return_outcome", False), _Parts()
+        given = listed("xs", xs, out)
+        for number, (x, into) in enumerate(given):
+            with numbered("xs", number):
+                form, sends = self._sources(x, adds=True)
+                targets = self._targets(sends, into, adds=True)
+            asked = {"return_outcome": True}
+            self._give(parts.all_reduce, sends, targets, (), asked, form, into)
+            parts.receive(form, targets)
+        results = parts.run(self._frontend, comm, options)
+        made = [result for result, _ in results]
+        return (made, [outcome for _, outcome in results]) if told else made
+
+    @documented(ManyOptions)
+    def all_reduce_many_(
+        self, comm: Group, xs: Sequence[Any], **options: Unpack[ManyOptions]
+    ) -> list[Outcome]:
+        """Reduces all `xs`, of any layout, over all members in place, and returns the outcomes.
+
+        On an error each of `xs` has its result, if its operation committed, or is as it was.
+        Otherwise as `all_reduce_many`.
+        """
+        parts = _Parts()
+        for number, (x, _) in enumerate(listed("xs", xs, None)):
+            with numbered("xs", number):
+                form, targets = self._places(x, adds=True)
+            used = [self._frontend.packed(target) for target in targets]
+            self._run(parts.all_reduce, (_plain(used),), {}, form, targets, used)
+            parts.receive(form, targets)
+        outcomes: list[Outcome] = parts.run(self._frontend, comm, dict(options))
+        return outcomes
 
     @overload
     def reduce(
@@ -691,6 +761,29 @@ class Functions(Generic[Mode]):
 
         options |= {"_finish": finish, "_reword": form.reworded, "_form": form.number}
         return collective(*given, **options)
+
+
+class _Parts:
+    """The operations of an all_reduce_many, as they are prepared, and where their results go."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._targets: list[Any] = []
+        self._names: list[str] = []
+
+    def all_reduce(self, array: Any, out: Any = None, **beside: Any) -> None:
+        """Keeps what is asked of the Group's method of this name."""
+        self._parts.append(Part(array, array if out is None else out, beside))
+
+    def receive(self, form: Form, targets: Sequence[Any]) -> None:
+        """Notes the arrays that get results of the operation that was kept last."""
+        number = len(self._parts) - 1
+        self._targets += targets
+        self._names += [f"xs[{number}]{name}" for name in form.names or [""]]
+
+    def run(self, frontend: Frontend[Any], comm: Group, options: Any) -> list[Any]:
+        frontend.check_apart(self._targets, self._names, "")
+        return comm._many(self._parts, options)
 
 
 def _is_root(comm: Group, root: Root) -> bool:

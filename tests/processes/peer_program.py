@@ -145,6 +145,12 @@ class PeerProgram:
     def run(self, kind: str, **options: Any) -> dict[str, Any]:
         return outcome_fields(self.call(kind, **options))
 
+    def reduce_many(self, arrays: list[str], **options: Any) -> list[dict[str, Any]]:
+        """An all_reduce_many of arrays by name, in place."""
+        assert self.comm is not None
+        given = [self.arrays[name] for name in arrays]
+        return [outcome_fields(one) for one in self.comm.all_reduce_many(given, **options)]
+
     def begin(self, work: str, kind: str, **options: Any) -> None:
         self.works[work] = self.call(kind, async_op=True, **options)
 

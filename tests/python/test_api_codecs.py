@@ -148,7 +148,11 @@ def test_a_peer_alone_loses_nothing() -> None:
         ({"codec": pccl.Codec("bf16", block=64)}, "have blocks: leave `block` out"),
         ({"codec": pccl.Codec("none", rotate=True)}, "can be rotated"),
         ({"codec": pccl.Codec("min_max_u8", rounding="stochastic")}, "round to nearest only"),
-        ({"codec": "int8", "op": "max"}, "is for sum and avg, and op is max"),
+        ({"codec": "min_max_u16"}, "no codec 'min_max_u16': min_max_u8 .* bf16 and f16"),
+        (
+            {"codec": "zero_point_u16"},
+            "no codec 'zero_point_u16': .* zero_point_u8 .* bf16 and f16",
+        ),
         ({"plan": "star"}, "unknown plan 'star'"),
     ],
 )
@@ -156,6 +160,18 @@ def test_what_makes_no_sense_is_refused_by_name(
     world: Any, options: dict[str, Any], message: str
 ) -> None:
     refuse(world, np.float32, message, **options)
+
+
+@pytest.mark.parametrize("op", ["prod", "min", "max"])
+@pytest.mark.parametrize("codec", ERRORS)
+def test_codecs_are_for_sum_and_avg(world: Any, codec: str, op: str) -> None:
+    message = f"^codec {codec} is for sum and avg, and op is {op}: use them, or no codec"
+    refuse(world, np.float32, message, codec=codec, op=op)
+
+
+def test_the_kind_of_a_codec_is_refused_by_name_too() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="no codec 'min_max_u16'"):
+        pccl.Codec("min_max_u16")  # type: ignore[arg-type]
 
 
 def refuse(world: Any, dtype: Any, message: str, **options: Any) -> None:

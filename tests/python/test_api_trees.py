@@ -167,9 +167,7 @@ def test_a_tree_that_cannot_be_is_refused_and_stays_as_it_was() -> None:
                 pnp.tree.all_reduce_(comm, [other], **wrong)
         tied = np.ones(6)
         for twice in ([tied, tied], [tied[:4], tied[2:]], [tied[::2], tied[::3]]):
-            with pytest.raises(
-                ValueError, match=r"leaves \[0\] and \[1\] of the tree share memory"
-            ):
+            with pytest.raises(ValueError, match=r"leaf \[0\] and leaf \[1\] share memory"):
                 pnp.tree.all_reduce_(comm, twice)
         pnp.tree.all_reduce_(comm, [tied[::2], tied[1::2]])
         assert list(tied) == [1] * 6
@@ -210,7 +208,7 @@ def test_an_error_about_one_leaf_of_a_tree_names_it() -> None:
                 lambda: tree.reduce_scatter(comm, {"w": good, "x": np.ones(())}),
             ),
             (
-                "leaves ['a'] and ['b'] of the tree share memory",
+                "leaf ['a'] and leaf ['b'] share memory",
                 lambda: tree.all_reduce_(comm, {"b": good[1:], "a": good}),
             ),
         ]

@@ -56,6 +56,22 @@ def test_dtypes_are_kept(comm: pccl.Communicator) -> None:
     assert_type(pnp.all_reduce_(comm, array), pccl.Outcome)
 
 
+def test_many_results_have_the_type_of_the_arrays(comm: pccl.Communicator) -> None:
+    array: NDArray[np.float32] = np.ones((2, 2), np.float32)
+    flag = comm.rank == 0
+    assert_type(comm.all_reduce_many([array, np.ones(3)], in_flight=2), list[pccl.Outcome])
+    assert_type(pnp.all_reduce_many(comm, [array, array]), list[NDArray[np.float32]])
+    both = pnp.all_reduce_many(comm, [array], return_outcome=True, codec="int8")
+    assert_type(both, tuple[list[NDArray[np.float32]], list[pccl.Outcome]])
+    told: Any = pnp.all_reduce_many(comm, [[1.0, 2.0], [3.0]], return_outcome=flag)
+    assert isinstance(told, tuple)
+    assert_type(pnp.all_reduce_many_(comm, [array]), list[pccl.Outcome])
+    tree = {"w": array}
+    assert_type(pnp.tree.all_reduce_many(comm, [tree]), list[dict[str, NDArray[np.float32]]])
+    with pytest.raises(TypeError, match="no option 'async_op'"):
+        comm.all_reduce_many([array], async_op=True)  # type: ignore[call-arg]
+
+
 def test_trees_keep_their_type(comm: pccl.Communicator) -> None:
     tree = {"w": np.ones(3, np.float32), "b": np.ones(2, np.float32)}
     reduced = pnp.tree.all_reduce(comm, tree, codec="int8")
