@@ -130,8 +130,8 @@ fn has_deviated(work: *const Work, epoch: u64) bool {
     return false;
 }
 
-/// It waits where none of the members from before has called, and all of them wait for it elsewhere.
-/// Users that think for long may call in other orders, and then nobody tells that from a mistake.
+/// It waits where none of the members from before has called, and all of them wait for it
+/// elsewhere. Users that think for long may call in other orders, which looks like a mistake.
 fn has_strayed(
     work: *const Work,
     epoch: u64,
