@@ -57,6 +57,7 @@ def main() -> None:
             users = {minor: pythons[minor]} if minor == OLDEST else {m: pythons[m] for m in later}
             wrong += [*wheel_check.complaints(wheel), *use(wheel, machine, users)]
             say(f"{wheel}, {wheel.stat().st_size / 2**20:.1f} MiB")
+    say(f"{build_compat(options.out)}, for all")
     for complaint in wrong:
         say(complaint)
     if wrong:
@@ -94,6 +95,21 @@ def build(python: str, machine: str, out: Path) -> Path:
     )
     (wheel,) = folder.glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.move(wheel, out / wheel.name))
+
+
+def build_compat(out: Path) -> Path:
+    """The wheel with the names of PCCL 1.0, which has no native part."""
+    folder = WORK / "made"
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT / "frontends" / "compat",
+        stdout=subprocess.DEVNULL,
+        timeout=SECONDS_MAX,
+        check=True,
+    )
+    (wheel,) = folder.glob("*.whl")
     return Path(shutil.move(wheel, out / wheel.name))
 
 

@@ -1,0 +1,90 @@
+"""MasterNode: the coordinator of pccl_py, as PCCL 1.0 runs it; and its program, `ccoip_master`.
+
+    python -m pccl.master --listen-address 0.0.0.0:48148
+
+A program of PCCL 1.0 calls `run`, which returns, and ends; what keeps its master alive is that
+`__del__` blocks until `interrupt`, which a signal handler may call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import logging
+import os
+import queue
+import signal
+import weakref
+
+import pccl_py
+from pccl.communicator import RUN_ID
+from pccl.words import PCCLError, Result, told
+
+_running: weakref.WeakSet[MasterNode] = weakref.WeakSet()
+
+
+class MasterNode:
+    """The master of a run, at `listen_address`, "ip:port"."""
+
+    def __init__(self, listen_address: str) -> None:
+        assert ":" in listen_address, (
+            f"Invalid listen address: {listen_address}, expected format: ip:port"
+        )
+        self._address = listen_address
+        self._coordinator: pccl_py.Coordinator | None = None
+        # Its `put` may interrupt its `get`: a signal handler does that.
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Begins to listen, and returns."""
+        if self._coordinator is not None:
+            raise PCCLError(Result.INVALID_USAGE, "pcclRunMaster", "it runs")
+        with told("pcclRunMaster", Result.INTERNAL_ERROR):
+            # Where the environment has another run id, peers need the token with it (PCCL_TOKEN).
+            run_id = None if os.environ.get("PCCL_COORDINATOR_RUN_ID") else RUN_ID
+            self._coordinator = pccl_py.Coordinator(bind=self._address, run_id=run_id)
+        _running.add(self)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, of which a program may have left the choice (":0")."""
+        return 0 if self._coordinator is None else self._coordinator.port
+
+    def interrupt(self) -> None:
+        """Ends the run."""
+        if self._coordinator is None:
+            raise PCCLError(Result.INVALID_USAGE, "pcclInterruptMaster", "it does not run")
+        self._coordinator.close()
+        self._over.put(None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_coordinator", None) is not None:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Returns after an interrupt; at once, if one has come."""
+        self._over.get()
+        self._over.put(None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Before pccl_py closes what is open, for masters that are in a module's variables."""
+    for master in list(_running):
+        master._wait()
+
+
+def main() -> None:
+    """The program."""
+    asked = argparse.ArgumentParser(description="The master of PCCL 1.0, over pccl-py.")
+    asked.add_argument("--listen-address", default="0.0.0.0:48148", help="ip:port")
+    master = MasterNode(asked.parse_args().listen_address)
+    master.run()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: master.interrupt())
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger("pccl").info("the master listens on port %d", master.port)
+
+
+if __name__ == "__main__":
+    main()

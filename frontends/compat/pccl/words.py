@@ -1,0 +1,347 @@
+"""Words of PCCL 1.0: enumerations with its numbers, descriptors, and the error with its result.
+
+Arrays are kept as addresses, as PCCL 1.0 does, and the array beside them, so that its memory stays.
+The calls are in communicator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import pccl_py
+from pccl_py import Buffer, buffers
+from pccl_py.words import parse_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class Result(Enum):
+    """How a call ended."""
+
+    SUCCESS = 0
+    NOT_INITIALIZED = 1
+    INTERNAL_ERROR = 2
+    INVALID_ARGUMENT = 3
+    INVALID_USAGE = 4
+    TOO_FEW_PEERS = 5
+    MASTER_CONNECTION_FAILED = 6
+    RANK_CONNECTION_FAILED = 7
+    RANK_CONNECTION_LOST = 8
+    NO_SHARED_STATE_AVAILABLE = 9
+    PENDING_ASYNC_OPS = 10
+    UPDATE_TOPOLOGY_FAILED = 11
+    TOPOLOGY_OPTIMIZATION_FAILED = 12
+
+
+class PCCLError(Exception):
+    """A call has failed. `result` says how; the error of pccl_py that says why is its cause."""
+
+    def __init__(self, result: Result, func_name: str, why: str = "") -> None:
+        super().__init__(f"{func_name} failed with error: {result.name}" + (why and f": {why}"))
+        self.result = result
+
+    @staticmethod
+    def check(result: int, func_name: str) -> None:
+        """Raises unless `result` is that of success."""
+        if result != Result.SUCCESS.value:
+            raise PCCLError(Result(result), func_name)
+
+
+# The first that fits; Aborted and what ends as it does have a result that the call says.
+_RESULTS: tuple[tuple[type[pccl_py.PcclError], Result], ...] = (
+    (pccl_py.TooFewPeers, Result.TOO_FEW_PEERS),
+    (pccl_py.StateUnavailable, Result.NO_SHARED_STATE_AVAILABLE),
+    (pccl_py.InvalidArgument, Result.INVALID_ARGUMENT),
+    (pccl_py.Mismatch, Result.INVALID_ARGUMENT),
+    (pccl_py.InvalidUsage, Result.INVALID_USAGE),
+    (pccl_py.Expelled, Result.MASTER_CONNECTION_FAILED),
+    (pccl_py.CoordinatorUnreachable, Result.MASTER_CONNECTION_FAILED),
+    (pccl_py.AuthenticationFailed, Result.MASTER_CONNECTION_FAILED),
+    (pccl_py.VersionMismatch, Result.MASTER_CONNECTION_FAILED),
+    (pccl_py.OutOfMemory, Result.INTERNAL_ERROR),
+    (pccl_py.SystemRefused, Result.INTERNAL_ERROR),
+)
+
+
+@contextmanager
+def told(func_name: str, lost: Result = Result.RANK_CONNECTION_LOST) -> Iterator[None]:
+    """Raises an error of pccl_py as that of PCCL 1.0; `lost` stands for a loss or a deadline."""
+    try:
+        yield
+    except pccl_py.PcclError as error:
+        result = next((result for kind, result in _RESULTS if isinstance(error, kind)), lost)
+        raise PCCLError(result, func_name, str(error)) from error
+
+
+class ReduceOp(Enum):
+    """How contributions are combined."""
+
+    SUM = 0
+    AVG = 1
+    PROD = 2
+    MAX = 3
+    MIN = 4
+
+
+class Attribute(Enum):
+    """Numbers that `Communicator.get_attribute` tells."""
+
+    GLOBAL_WORLD_SIZE = 1
+    LOCAL_WORLD_SIZE = 2
+    NUM_DISTINCT_PEER_GROUPS = 3
+    LARGEST_PEER_GROUP_WORLD_SIZE = 4
+
+
+class SharedStateSyncStrategy(Enum):
+    """A peer's wish for its content in a sync. `name` in lower case, from `word`, is pccl_py's."""
+
+    ENFORCE_POPULAR = 0
+    RECEIVE_ONLY = 1
+    SEND_ONLY = 2
+
+    @property
+    def word(self) -> pccl_py.Strategy:
+        return pccl_py.Strategy[self.name.removeprefix("ENFORCE_")]
+
+
+class DataType(Enum):
+    """Type of one element."""
+
+    UINT4 = 0
+    UINT8 = 1
+    INT8 = 2
+    INT16 = 3
+    UINT16 = 4
+    UINT32 = 5
+    INT32 = 6
+    UINT64 = 7
+    INT64 = 8
+    FLOAT16 = 9
+    BFLOAT16 = 10
+    FLOAT = 11
+    DOUBLE = 12
+
+    @property
+    def word(self) -> pccl_py.DType:
+        """That of pccl_py. Raises ValueError for UINT4, which is no type of elements."""
+        return parse_dtype(self._name)
+
+    def to_torch_dtype(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._name)
+        return dtype
+
+    def to_numpy_dtype(self) -> np.dtype[Any]:
+        import numpy as np
+
+        if self is DataType.BFLOAT16:
+            import ml_dtypes  # NumPy itself has none
+
+            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
+        return np.dtype(self._name)
+
+    @classmethod
+    def from_torch_dtype(cls, dtype: torch.dtype) -> DataType:
+        return cls._named(str(dtype).removeprefix("torch."))
+
+    @classmethod
+    def from_numpy_dtype(cls, dtype: np.dtype[Any]) -> DataType:
+        return cls._named(dtype.name)
+
+    @property
+    def _name(self) -> str:
+        if self is DataType.UINT4:
+            raise ValueError("elements of UINT4 are neither reduced nor shared")
+        short = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}
+        return short.get(self, self.name.lower())
+
+    @classmethod
+    def _named(cls, name: str) -> DataType:
+        for each in cls:
+            if each is not cls.UINT4 and each._name == name:
+                return each
+        raise ValueError(f"Unsupported dtype: {name}")
+
+
+class DeviceType(Enum):
+    """Where memory is; CPU alone is taken."""
+
+    CPU = 0
+    CUDA = 1
+
+    @classmethod
+    def from_torch_device_type(cls, device_type: str) -> DeviceType | None:
+        return {"cpu": cls.CPU, "cuda": cls.CUDA}.get(device_type)
+
+
+class DistributionHint(Enum):
+    """How elements are distributed; it changes nothing."""
+
+    NONE = 0
+    NORMAL = 1
+    UNIFORM = 2
+
+
+class QuantizationAlgorithm(Enum):
+    """How elements are encoded."""
+
+    NONE = 0
+    MIN_MAX = 1
+    ZERO_POINT_SCALE = 2
+
+
+class ReduceOperandDescriptor:
+    """The type of the elements of a reduction."""
+
+    def __init__(
+        self, datatype: DataType, distribution_hint: DistributionHint = DistributionHint.NONE
+    ) -> None:
+        self.datatype = datatype
+        self.distribution_hint = distribution_hint
+
+
+class QuantizationOptions:
+    """How elements travel."""
+
+    def __init__(
+        self,
+        quantized_datatype: DataType = DataType.UINT8,
+        algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX,
+    ) -> None:
+        self.quantized_datatype = quantized_datatype
+        self.algorithm = algorithm
+
+    @property
+    def codec(self) -> str:
+        """The codec of pccl_py, "min_max_u8" for example; a name that it refuses for others."""
+        if self.algorithm is QuantizationAlgorithm.NONE:
+            return "none"
+        method = self.algorithm.name.lower().removesuffix("_scale")
+        return f"{method}_{self.quantized_datatype.name.lower().replace('uint', 'u')}"
+
+
+class ReduceDescriptor:
+    """A reduction without its arrays."""
+
+    def __init__(
+        self,
+        count: int,
+        op: ReduceOp,
+        tag: int,
+        operand_descriptor: ReduceOperandDescriptor,
+        quantization_options: QuantizationOptions,
+    ) -> None:
+        self.count = count
+        self.op = op
+        self.tag = tag
+        self.operand_descriptor = operand_descriptor
+        self.quantization_options = quantization_options
+
+
+class ReduceOpDescriptor:
+    """A reduction with its arrays, which are kept."""
+
+    def __init__(
+        self, sendbuf_ptr: int, recvbuf_ptr: int, reduce_descriptor: ReduceDescriptor
+    ) -> None:
+        self.sendbuf_ptr = sendbuf_ptr
+        self.recvbuf_ptr = recvbuf_ptr
+        self.reduce_descriptor = reduce_descriptor
+        self._owners: tuple[object, ...] = ()
+
+    @classmethod
+    def from_torch(
+        cls, send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor
+    ) -> ReduceOpDescriptor:
+        return cls._from(send, recv, reduce_descriptor)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        send: np.ndarray[Any, Any],
+        recv: np.ndarray[Any, Any],
+        reduce_descriptor: ReduceDescriptor,
+    ) -> ReduceOpDescriptor:
+        return cls._from(send, recv, reduce_descriptor)
+
+    @classmethod
+    def _from(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        with told("ReduceOpDescriptor"):
+            given, taken = buffers.pair(send, recv)
+        made = cls(given.address, taken.address, reduce_descriptor)
+        made._owners = (given, taken)
+        return made
+
+    def buffer(self, address: int) -> Buffer:
+        """The memory at one of the two addresses."""
+        what = self.reduce_descriptor
+        dtype = what.operand_descriptor.datatype.word
+        return Buffer(address, what.count, dtype, owner=self._owners)
+
+
+class TensorInfo:
+    """A tensor of a shared state, which is kept."""
+
+    def __init__(
+        self,
+        name: str,
+        data_ptr: int,
+        *,
+        numel: int,
+        dtype: DataType,
+        device_type: DeviceType = DeviceType.CPU,
+        allow_content_inequality: bool = False,
+    ) -> None:
+        if data_ptr == 0:
+            raise ValueError("Invalid data pointer: nullptr")
+        if device_type is not DeviceType.CPU:
+            raise ValueError(f"tensor {name!r} must be on the CPU: copy it there")
+        self.name = name
+        self.data_ptr = data_ptr
+        self.numel = numel
+        self.dtype = dtype
+        self.device_type = device_type
+        self.allow_content_inequality = allow_content_inequality
+        self._owner: object = None
+
+    @classmethod
+    def from_torch(
+        cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False
+    ) -> TensorInfo:
+        """That of a tensor, which may need gradients: its data is shared."""
+        return cls._from(tensor.detach(), name, allow_content_inequality)
+
+    @classmethod
+    def from_numpy(
+        cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False
+    ) -> TensorInfo:
+        """That of an array."""
+        return cls._from(tensor, name, allow_content_inequality)
+
+    @classmethod
+    def _from(cls, tensor: Any, name: str, allow_content_inequality: bool) -> TensorInfo:
+        with told("TensorInfo"):
+            taken = buffers.writable(tensor)
+        made = cls(
+            name,
+            taken.address,
+            numel=taken.count,
+            dtype=next(
+                each for each in DataType if each is not DataType.UINT4 and each.word is taken.dtype
+            ),
+            allow_content_inequality=allow_content_inequality,
+        )
+        made._owner = taken
+        return made
+
+    @property
+    def buffer(self) -> Buffer:
+        """Its memory."""
+        return Buffer(self.data_ptr, self.numel, self.dtype.word, owner=self._owner)
