@@ -112,10 +112,13 @@ def right_column() -> list[str]:
 
 
 def keywords(function: Any) -> set[str]:
-    """Its parameters, and the keys of its options, which are a TypedDict in each overload."""
+    """Its parameters, and the keys of its options: a TypedDict, of its own or of each overload."""
     found = set(inspect.signature(function).parameters)
-    for typed in get_overloads(function):
-        (options,) = get_args(get_type_hints(typed)["_"])
+    unpacked = [get_type_hints(typed)["_"] for typed in get_overloads(function)]
+    if "options" in found:
+        unpacked.append(function.__annotations__["options"])
+    for typed in unpacked:
+        (options,) = get_args(typed)
         found |= options.__required_keys__ | options.__optional_keys__
     return found
 
