@@ -55,7 +55,10 @@ FOREIGN |= frozenset(
         reduce_scatter_tensor broadcast_object_list DistributedDataParallel backward
         bcast allgather
         Get_rank Get_size Allgatherv Reduce_scatter Scatterv Gatherv Alltoallv Iallreduce Wait
-        ANY_SOURCE ccoip_master pip
+        ANY_SOURCE MasterNode ccoip_master are_peers_pending update_topology optimize_topology
+        get_attribute PCCLError ReduceInfo local_world_size all_reduce_multiple_with_retry
+        QuantizationOptions QuantizationAlgorithm ZERO_POINT_SCALE TensorInfo sync_shared_state
+        push_revision SharedStateSyncInfo rx_bytes TOO_FEW_PEERS p2p_connection_pool_size
         """,
     )
 )
