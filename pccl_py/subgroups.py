@@ -1,7 +1,7 @@
 """Sub-groups: which members of an epoch make a group of their own, and what it is called.
 
-Pure values: communicator.py calls the members together, and enters. A founder that is lost meanwhile
-is left out by the coordinator (docs/PROTOCOL.md, sub-groups).
+Pure values: communicator.py calls the members together, and enters. A founder that is lost
+meanwhile is left out by the coordinator (docs/PROTOCOL.md, sub-groups).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one member says in a split. `splits`: how many it has made in this epoch."""
+    """One member's word in a split. `splits`: how many it has made in this epoch."""
 
     color: int | None
     key: int
@@ -97,7 +97,7 @@ class Split:
 
     @property
     def number(self) -> int:
-        """Of this split in its epoch: one that failed may have been counted by some only."""
+        """The number of this split in its epoch. Some may have counted one that failed."""
         return max(wish.splits for wish in self.wishes if wish is not None)
 
     def run(self, rank: int) -> Run:

@@ -427,8 +427,8 @@ pub fn join(
         ),
         error.BadFounders => fail(
             .invalid_argument,
-            "the founders of sub-group \"{s}\" must be members of the communicator's epoch, this " ++
-                "peer among them, each named once",
+            "the founders of sub-group \"{s}\" must be members of the communicator's epoch, " ++
+                "this peer among them, each named once",
             .{name},
         ),
         error.Closed => closed(),

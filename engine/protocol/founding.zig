@@ -1,8 +1,9 @@
-//! founding: groups that are made of members of one epoch of another group, their parent (sub-groups).
-//! Each founder names the same peers in the same order, which is that of the ranks. The group
-//! begins when all founders have asked for it that have not been lost to the parent, or left it,
-//! since its first founder asked. Nobody else ever enters. The founders are not in the journal: after a restart
-//! those who wait ask anew, and a group that has begun is only known to be closed.
+//! founding: groups that are made of members of one epoch of another group, their parent
+//! (sub-groups). Each founder names the same peers in the same order, which is that of the ranks.
+//! The group begins when all founders have asked for it that have not been lost to the parent, or
+//! left it, since its first founder asked. Nobody else ever enters. The founders are not in the
+//! journal: after a restart those who wait ask anew, and a group that has begun is only known to be
+//! closed.
 //!
 //! Free functions on Coordinator, so that coordinator.zig stays readable. The round that lets them
 //! in: group.zig.
@@ -22,7 +23,7 @@ const PeerId = base.PeerId;
 const control = wire.control;
 const limits = base.limits;
 
-/// Of a group that the journal knows: nobody.
+/// The founders of a group; nobody where it comes from the journal.
 pub const Founding = struct {
     /// The number of the parent, and its epoch.
     parent: u16 = limits.groups_max,
@@ -77,7 +78,7 @@ pub const Founding = struct {
     }
 };
 
-/// What a peer names in its join; null: nobody. `objection` has found nothing against it.
+/// Those that a peer names in its join; null: nobody. `objection` has found nothing against it.
 pub fn of(
     c: *const Coordinator,
     peer: *const Peer,

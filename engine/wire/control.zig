@@ -302,8 +302,8 @@ pub const StateTensor = struct {
     pub const bounds = .{ .name = limits.state_page_bytes, .shape = limits.state_dimensions_max };
 };
 
-/// Members of one epoch of another group, in the rank order of the group that they make. No members:
-/// a group takes whoever comes.
+/// Members of one epoch of another group, in the rank order of the group that they make. Without
+/// any, a group takes whoever comes.
 pub const Founders = struct {
     /// The name of the other group.
     parent: Bytes = .{},

@@ -49,12 +49,19 @@ def test_colors_make_groups_and_keys_their_order(world: pccl.LocalWorld) -> None
     def split(comm: pccl.Communicator) -> tuple[Any, ...]:
         group = comm.split(comm.rank % 2, key=-comm.rank)
         assert group is not None
-        assert group.members == tuple(comm.members[rank] for rank in (2 + comm.rank % 2, comm.rank % 2))
+        assert group.members == tuple(
+            comm.members[rank] for rank in (2 + comm.rank % 2, comm.rank % 2)
+        )
         # The run's min_world_size is not that of its sub-groups.
         return group.rank, group.world_size, total(group, comm.rank), comm.run
 
     answers = world.run(split)
-    assert [answer[:3] for answer in answers] == [(1, 2, 2.0), (1, 2, 4.0), (0, 2, 2.0), (0, 2, 4.0)]
+    assert [answer[:3] for answer in answers] == [
+        (1, 2, 2.0),
+        (1, 2, 4.0),
+        (0, 2, 2.0),
+        (0, 2, 4.0),
+    ]
     for rank, run in enumerate(answer[3] for answer in answers):
         assert run == pccl.Run(1, rank, (0, 1, 0, 1))
         assert (run.world_size, run.groups, run.largest_group) == (4, 2, 2)
@@ -105,7 +112,9 @@ def test_a_mesh_that_loses_one_and_gains_one_changes_shape_in_one_step(
     lost.close()
     rest = world.comms[:3]
     # Those who are left in a sub-group go on.
-    assert [job.result() for job in each(pool, lambda mesh: total(mesh[0], 1.0), [meshes[2]])] == [1.0]
+    assert [job.result() for job in each(pool, lambda mesh: total(mesh[0], 1.0), [meshes[2]])] == [
+        1.0
+    ]
     newcomer = pool.submit(enter, world.coordinator)
     sums: list[set[float]] = []
     while rest[0].epoch == 1 or len(rest[0].members) < 4:
@@ -142,7 +151,9 @@ def test_a_member_that_dies_before_it_asks_is_left_out_by_all(
     groups = [job.result() for job in jobs]
     for group in groups:
         assert group.members == world.comms[0].members[:3]
-    assert [job.result() for job in each(pool, lambda group: total(group, 1.0), groups)] == [3.0] * 3
+    assert [job.result() for job in each(pool, lambda group: total(group, 1.0), groups)] == [
+        3.0
+    ] * 3
 
 
 def test_a_lost_member_has_no_color(world: pccl.LocalWorld, pool: ThreadPoolExecutor) -> None:
@@ -166,11 +177,11 @@ def test_ranks_make_a_group_in_their_order_and_the_others_do_nothing(
         assert groups[0].name == name_of("default", 1, name) == f"default@1:{name}"
     # A group that has begun is closed, under its name.
     with pytest.raises(pccl.InvalidUsage, match="in group .* already"):
-        one.subgroup([3, 1])
+        one.subgroup([3, 1], name="another")
     with pytest.raises(pccl.InvalidUsage, match="has begun without this peer"):
-        world.comms[0].subgroup([3, 0, 1])
+        world.comms[0].subgroup([3, 0, 1], name="another")
     with pytest.raises(pccl.InvalidUsage, match="nobody enters a group of founders"):
-        world.comms[0].group("default@1:")
+        world.comms[0].group("default@1:another")
     for group in groups:
         group.close()
 
@@ -212,9 +223,11 @@ def test_arguments_are_checked_before_anybody_is_asked(world: pccl.LocalWorld) -
         comm.split("red")  # type: ignore[arg-type]
     with pytest.raises(pccl.InvalidArgument, match="key must be between"):
         comm.split(0, 1 << 63)
-    group = comm.group("outside", initial_world_size=1)
-    with pytest.raises(pccl.InvalidUsage):
-        group.split(0)
+    with pccl.connect(world.coordinator.token, bind=LOOPBACK) as outside:
+        with pytest.raises(pccl.InvalidUsage, match="admit"):
+            outside.split(0)
+        with pytest.raises(pccl.InvalidUsage, match="admit"):
+            outside.subgroup([0])
 
 
 def test_closing_the_communicator_closes_its_sub_groups(world: pccl.LocalWorld) -> None:

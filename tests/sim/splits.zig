@@ -1,7 +1,7 @@
 //! Splits: users that make sub-groups of their group's members, at places of the program that all
 //! members agree on (engine/protocol/founding.zig). The colors and the order of each are drawn from
-//! the place, so all know them without talking. A user waits there until it is in its sub-group, and
-//! keeps that until it splits again. The oracle: a sub-group has exactly the founders that the
+//! the place, so all know them without talking. A user waits there until it is in its sub-group,
+//! and keeps that until it splits again. The oracle: a sub-group has exactly the founders that the
 //! coordinator had not lost to the parent's epoch, in their order, and all members see the same.
 
 const std = @import("std");
@@ -38,7 +38,7 @@ pub const Sub = struct {
     const Heard = enum { ready, admitted, over };
 };
 
-/// What all who have entered a sub-group's epoch see of it.
+/// The members of each sub-group, as the first to enter has seen them.
 pub const Seen = std.AutoHashMapUnmanaged(u64, u64);
 
 /// Whether members split at this place, after a safe point.
@@ -262,8 +262,8 @@ fn check(user: *User) void {
     );
 }
 
-/// Only one that the coordinator has lost to the parent's epoch. What it knew of an epoch that is
-/// over nobody can tell.
+/// Only one that the coordinator has lost to the parent's epoch. Nobody can tell what it knew of an
+/// epoch that is over.
 fn may_be_missed(world: *const World, sub: *const Sub, id: PeerId) bool {
     if (world.nodes[world_file.coordinator_index].state != .up) return true;
     if (world.checkers.forgetful) return true;

@@ -138,6 +138,11 @@ pub const Statistics = struct {
             statistics.subs_short,
             statistics.subs_failed,
         });
+        statistics.print_faults();
+    }
+
+    fn print_faults(statistics: *const Statistics) void {
+        const out = std.debug.print;
         out("  faults:", .{});
         for (std.enums.values(Class)) |class| {
             out(" {t} {d}", .{ class, statistics.faults.get(class) });
