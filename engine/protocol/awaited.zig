@@ -1,9 +1,9 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
-//! newcomers have called `admit`, and one of founders when all of these have asked for it. Where it
-//! has members, newcomers wait outside while one of them has not come to the safe point of the epoch
-//! that has begun, as after a loss, or has calls of the epoch before in flight. The newcomers, the
-//! log and the status are told for whom they wait. No decision depends on it: rounds are
-//! group.zig's, missing calls of operations are stall.zig's.
+//! newcomers have called `admit`, and one of founders when all of these have asked for it. Where
+//! it has members, newcomers wait outside while one of them has not come to the safe point of the
+//! epoch that has begun, as after a loss, or has calls of the epoch before in flight. The
+//! newcomers, the log and the status are told for whom they wait. No decision depends on it:
+//! rounds are group.zig's, missing calls of operations are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");
