@@ -55,6 +55,20 @@ fn expect_members(court: *const Court, members: []const usize) !void {
     for (members, epoch.members) |index, *member| try expect(member.id.eql(id_of(index)));
 }
 
+/// One that names no founders does not enter.
+fn expect_join_refused(court: *Court, index: usize) !void {
+    try court.say(index, .{ .join = .{
+        .name = .of("sub"),
+        .address = .of("a:1"),
+        .address_key = @splat(0),
+        .initial_world_size = 0,
+        .round = 0,
+        .stop_round = 0,
+    } });
+    try court.say(index, .{ .join_end = .{} });
+    try expect_refused(court, true);
+}
+
 fn expect_refused(court: *Court, expected: bool) !void {
     court.refused = false;
     try court.listen();
@@ -74,6 +88,18 @@ test "a group of founders begins when all have asked, and has their order" {
     for ([_]usize{ 0, 2 }) |index| try prepare(&court, index, true);
     try expect_members(&court, &.{ 2, 0 });
     try expectEqual(2, sub(&court).current().?.began.joined);
+    try expectEqual(1, sub(&court).current().?.min_world_size);
+}
+
+test "a founder that was lost before the first one asked is not waited for" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.say(1, .{ .leave = .{ .group = 0 } });
+    for ([_]usize{ 2, 0 }) |index| try ask(&court, index, 1, &all);
+    for ([_]usize{ 2, 0 }) |index| try prepare(&court, index, true);
+    try expect_members(&court, &.{ 0, 2 });
 }
 
 test "a founder that is lost to the parent, or has left it, is not waited for" {
@@ -149,18 +175,7 @@ test "nobody but a founder enters, before the group begins and afterwards" {
     defer court.c.destroy();
     try court.form_with(1);
     try ask(&court, 0, 2, &.{ 0, 1 });
-    for ([_]usize{ 2, 1 }) |index| {
-        try court.say(index, .{ .join = .{
-            .name = .of("sub"),
-            .address = .of("a:1"),
-            .address_key = @splat(0),
-            .initial_world_size = 0,
-            .round = 0,
-            .stop_round = 0,
-        } });
-        try court.say(index, .{ .join_end = .{} });
-        try expect_refused(&court, true);
-    }
+    for ([_]usize{ 2, 1 }) |index| try expect_join_refused(&court, index);
     try ask(&court, 1, 2, &.{ 0, 1 });
     for (0..2) |index| try prepare(&court, index, true);
     try expect_members(&court, &.{ 0, 1 });
@@ -168,6 +183,7 @@ test "nobody but a founder enters, before the group begins and afterwards" {
     for ([_]usize{ 1, 2 }) |index| {
         try ask(&court, index, 2, &.{ 0, 1, 2 });
         try expect_refused(&court, true);
+        try expect_join_refused(&court, index);
     }
     try expectEqual(0, sub(&court).newcomers.items.len);
 }
@@ -195,6 +211,26 @@ test "founders that name others, or in another order, are a mismatch for all" {
         for (all) |index| try ask(&court, index, 1, other);
         try expect(sub(&court).founding.?.differs.eql(.none));
     }
+}
+
+test "founders of two epochs differ, though their names are the same" {
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    try court.form();
+    try court.connect(outsider);
+    try court.next_round();
+    for (0..outsider + 1) |index| try court.prepare(index, court.round, true);
+    for (all) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try court.listen();
+    try expectEqual(2, court.group().epochs.items.len);
+    for (0..2) |index| try ask(&court, index, 1 + index, &.{ 0, 1 });
+    try court.listen();
+    for (0..2) |index| try expect(court.expelled[index]);
 }
 
 test "one that is no founder cannot make founders differ" {
