@@ -72,6 +72,31 @@ std::unique_ptr<Comm> join(Comm &comm, const std::string &group, uint32_t initia
   return finish_create(status, native);
 }
 
+pccl_peer_id_t to_id(nb::bytes peer) {
+  pccl_peer_id_t id = {};
+  if (peer.size() != sizeof id.bytes) throw nb::value_error("a peer id has 16 bytes");
+  std::memcpy(id.bytes, peer.data(), sizeof id.bytes);
+  return id;
+}
+
+std::unique_ptr<Comm> subgroup(Comm &comm, const std::string &group, nb::list founders,
+                               uint64_t deadline_ns) {
+  std::vector<pccl_peer_id_t> ids(founders.size());
+  for (size_t index = 0; index < ids.size(); index += 1)
+    ids[index] = to_id(nb::cast<nb::bytes>(founders[index]));
+  pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
+  options.group = group.c_str();
+  options.deadline_ns = deadline_ns;
+  options.interrupted = interrupted;
+  pccl_comm_t *native = nullptr;
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_subgroup(comm.handle->native, ids.data(), ids.size(), &options, &native);
+  }
+  return finish_create(status, native);
+}
+
 void close(Comm &comm) {
   pccl_status_t status;
   {
@@ -128,9 +153,7 @@ nb::tuple info(Comm &comm) {
 }
 
 std::string label(Comm &comm, nb::bytes peer) {
-  pccl_peer_id_t id = {};
-  if (peer.size() != sizeof id.bytes) throw nb::value_error("a peer id has 16 bytes");
-  std::memcpy(id.bytes, peer.data(), sizeof id.bytes);
+  pccl_peer_id_t id = to_id(peer);
   char text[PCCL_LABEL_BYTES_MAX + 1];
   check(pccl_comm_label(comm.handle->native, &id, text, sizeof text));
   return text;
@@ -162,6 +185,9 @@ void init_communicator(nb::module_ &module) {
                   nb::arg("reconnect_timeout_ns"))
       .def("join", &join, nb::arg("group"), nb::arg("initial_world_size"),
            nb::arg("deadline_ns"))
+      .def("subgroup", &subgroup, nb::arg("group"), nb::arg("founders"), nb::arg("deadline_ns"),
+           nb::sig("def subgroup(self, group: str, founders: list[bytes], deadline_ns: int) -> "
+                   "Comm"))
       .def("close", &close)
       .def("admit", &admit, nb::arg("deadline_ns"), nb::arg("together"),
            nb::sig("def admit(self, deadline_ns: int, together: bool) -> "

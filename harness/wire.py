@@ -72,7 +72,8 @@ def words(*texts: bytes) -> bytes:
 def join(group: bytes, address: bytes = b"127.0.0.1:1", *, world_size: int = 1) -> bytes:
     """A newcomer's wish to be in a group, whole. Nobody who looks for it there will find it."""
     key = bytes(16)
-    body = words(group, address) + key + struct.pack("<BIQQ", 1, world_size, 0, 0) + words(b"")
+    body = words(group, address) + key + struct.pack("<BIQQ", 1, world_size, 0, 0)
+    body += words(b"") + words(b"") + struct.pack("<QI", 0, 0)  # no label, no founders
     return message(JOIN, body) + message(JOIN_END)
 
 

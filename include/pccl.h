@@ -284,6 +284,15 @@ PCCL_API pccl_status_t pccl_comm_create(const char *token, const pccl_comm_optio
 /* Joins another group of the same run through the connection and the port that comm already has.
  * Only group, initial_world_size and deadline_ns of options count. */
 PCCL_API pccl_status_t pccl_comm_join(pccl_comm_t *comm, const pccl_comm_options_t *options, pccl_comm_t **joined);
+/* Asks for a sub-group: a group that is made of these members of comm's current epoch, in this order of ranks, and that
+ * nobody else ever enters. All founders must call this with the same list and the same name, at the same place of the
+ * program; PCCL_MISMATCH tells all of them if they do not. Returns when all have called that have not been lost to comm
+ * or left it; pccl_comm_admit of the sub-group then enters, and returns when all have called that. A sub-group of
+ * another epoch needs another name: take the epoch into it. It is a group of its own: it survives losses, and safe
+ * points of comm, until it is closed. It has no minimum size. Only group, deadline_ns and interrupted of options count.
+ * 64 groups are in a run and 8 around a peer at a time. */
+PCCL_API pccl_status_t pccl_comm_subgroup(pccl_comm_t *comm, const pccl_peer_id_t *founders, uint32_t count,
+    const pccl_comm_options_t *options, pccl_comm_t **subgroup);
 /* Leaves the group gracefully: the others go on without this peer. Operations in flight here end with
  * PCCL_CANCELLED. The last communicator of a peer also closes its connections. Idempotent; every later
  * call answers PCCL_INVALID_USAGE. */

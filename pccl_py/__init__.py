@@ -56,6 +56,7 @@ from pccl_py.local_world import LocalWorld
 from pccl_py.outcome import Admission, Outcome, Range, Roster, SyncOutcome
 from pccl_py.paths import include_dir, library_dir
 from pccl_py.shared_state import SharedState
+from pccl_py.subgroups import Run
 from pccl_py.words import (
     DType,
     OpName,
@@ -110,6 +111,7 @@ __all__ = [
     "Roster",
     "Rounding",
     "RoundingName",
+    "Run",
     "SharedState",
     "StateUnavailable",
     "Step",

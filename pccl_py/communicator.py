@@ -1,6 +1,7 @@
 """Groups: entering and leaving them, and safe points.
 
-A Communicator is this process in a run, and in its first group; `Communicator.group` enters more.
+A Communicator is this process in a run, and in its first group; `Communicator.group` enters more,
+and `split` and `subgroup` make groups of members of one (subgroups.py).
 Arguments are checked here; everything else is decided in the native library. Operations of members
 together are in collectives.py, messages.py, objects.py and shared_state.py; docs/ARCHITECTURE.md
 says how they wait for the world.
@@ -11,9 +12,9 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, SupportsIndex
 
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
@@ -22,6 +23,7 @@ from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, Pccl
 from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
+from pccl_py.subgroups import Run, Split, name_of, ranks_of, room_for, wish_of
 from pccl_py.words import (
     PeerId,
     at_least_one,
@@ -69,10 +71,20 @@ class Group(Objects):
 
     _exit_order = 0
 
-    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
+    def __init__(
+        self,
+        native: _pccl.Comm,
+        name: str,
+        deadline_ns: int,
+        groups: weakref.WeakSet[Group] | None = None,
+    ) -> None:
         self._native = native
         self._name = name
         self._admission: Admission | None = None
+        self._run: Run | None = None
+        self._splits = 0  # of the epoch in force
+        # The groups of this peer beside its first.
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet() if groups is None else groups
         self._closed = False
         self._forked = False
         super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
@@ -188,6 +200,7 @@ class Group(Objects):
         )
         if changed:
             self._rosters.learn()
+            self._splits = 0
         return self._admission
 
     def pending_agreed(self, deadline: float | None = None) -> int:
@@ -205,6 +218,86 @@ class Group(Objects):
         As far as this peer knows: they are in the epoch before, and operations wait for them.
         """
         return tuple(PeerId(peer) for peer in self._open().not_entered())
+
+    # ---- sub-groups --------------------------------------------------------------------------
+
+    def split(
+        self,
+        color: SupportsIndex | None,
+        key: SupportsIndex = 0,
+        *,
+        tag: int = 0,
+        deadline: float | None = None,
+    ) -> Group | None:
+        """Makes one sub-group for each color, of the members that say it, and enters this peer's.
+
+        All members must call it, like any operation: `color` is an integer, or None for no group.
+        `key`: ranks in the sub-group follow it, and then the ranks here. Returns when all members
+        of the color are there. Members that are lost meanwhile are left out, so its `members` are
+        what counts; `run` says what all said. `tag`: of the operation that all take part in.
+
+        A sub-group is a Group of its own: collectives and losses in it concern its members alone,
+        whatever run's `min_world_size` is. Nobody enters it later, and a safe point here does not
+        change it: close it and split again after an `admit` that has `changed`, since a peer is in
+        at most 8 groups and a run has 64.
+
+        Raises the errors of an operation, on all members; and what keeps the members of this color
+        from meeting (DeadlineExceeded, Expelled), on those, though with one that gives up others
+        may just have entered, and lose it.
+        """
+        wish = wish_of(color, key, self._splits)
+        epoch, members, rank = self.epoch, self.members, self.rank
+        until = time.monotonic() + (nanoseconds(deadline, "deadline") or self._deadline_ns) / 1e9
+        memory = room_for(len(members))
+        left = max(1e-3, until - time.monotonic())
+        self.all_gather(wish.encode(), memory, recovery="restart", tag=tag, deadline=left)
+        split = Split.decode(epoch, memory)
+        self._splits = split.number + 1
+        self._run = split.run(rank)
+        if wish.color is None:
+            return None
+        founders = [members[rank] for rank in split.ranks(wish.color)]
+        return self._found(split.name(self._name, wish.color), founders, until)
+
+    @property
+    def run(self) -> Run:
+        """The groups that the last `split` made, the same on all members."""
+        if self._run is None:
+            raise InvalidUsage("the groups of the run are known after the first split(): call it")
+        return self._run
+
+    def subgroup(
+        self,
+        ranks: Sequence[SupportsIndex],
+        *,
+        name: str = "",
+        deadline: float | None = None,
+    ) -> Group:
+        """Makes a sub-group of these ranks of the epoch, in this order, and enters it.
+
+        Only they call it, all with the same list and the same `name`; Mismatch tells all of them if
+        they do not. Two sub-groups of one epoch need two names as long as the first is open. Which
+        ranks there are must be known to all, so that members call it in the same order; `split`
+        asks them. Otherwise as `split`.
+        """
+        numbers = ranks_of(ranks, self.world_size)
+        until = time.monotonic() + (nanoseconds(deadline, "deadline") or self._deadline_ns) / 1e9
+        members = self.members
+        founders = [members[number] for number in numbers]
+        return self._found(name_of(self._name, self.epoch, text(name, "name")), founders, until)
+
+    def _found(self, name: str, founders: list[PeerId], until: float) -> Group:
+        left = max(1, round((until - time.monotonic()) * 1e9))
+        ids = [bytes(peer) for peer in founders]
+        native = self._open().subgroup(name, ids, left)
+        group = Group(native, name, self._deadline_ns, self._groups)
+        self._groups.add(group)
+        try:
+            group.admit(max(1e-3, until - time.monotonic()))
+        except BaseException:
+            group.close()
+            raise
+        return group
 
     def _put_in_order(self, deadline_ns: int) -> int:
         """Waits until no second operation of two in turn has to begin before the safe point.
@@ -314,10 +407,6 @@ class Communicator(Group):
     `close`, or leaving the `with` block, leaves all groups and closes the connections.
     """
 
-    def __init__(self, native: _pccl.Comm, name: str, deadline_ns: int) -> None:
-        super().__init__(native, name, deadline_ns)
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
     def group(
         self,
         name: str,
@@ -336,7 +425,7 @@ class Communicator(Group):
             at_least_one(initial_world_size, "initial_world_size"),
             deadline_ns,
         )
-        group = Group(native, name, deadline_ns)
+        group = Group(native, name, deadline_ns, self._groups)
         self._groups.add(group)
         return group
 

@@ -192,7 +192,12 @@ fn group_name(options: *const CommOptions) status.Error![]const u8 {
     return name;
 }
 
-const Join = struct { group: []const u8, interrupt: net.reach.Interrupt, deadline_ns: u64 };
+const Join = struct {
+    group: []const u8,
+    interrupt: net.reach.Interrupt,
+    deadline_ns: u64,
+    founders: ?net.Membership.Founders = null,
+};
 
 fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) status.Error!*Comm {
     if (options.initial_world_size > base.limits.peers_max) return status.fail(
@@ -206,6 +211,7 @@ fn join_engine(engine: *net.PeerEngine, options: *const CommOptions, how: Join) 
     const membership = net.Membership.join(engine, .{
         .name = how.group,
         .initial_world_size = options.initial_world_size,
+        .founders = how.founders,
         .deadline = net.clock.after(how.deadline_ns),
         .interrupt = how.interrupt,
     }, &details) catch |err| return failure.join(err, &details, how.group);
@@ -228,6 +234,15 @@ export fn pccl_comm_join(
 fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Error!void {
     const parent = try usable(handle);
     const out = joined orelse return status.is_null("joined");
+    out.* = try join_beside(parent, options, null);
+}
+
+/// A group of the run that a communicator is in.
+fn join_beside(
+    parent: *Comm,
+    options: ?*const CommOptions,
+    founders: ?net.Membership.Founders,
+) status.Error!*Comm {
     const given = sized.read(CommOptions, options) catch
         return status.bad_size("pccl_comm_options_t");
     _ = parent.membership.info() catch return failure.closed();
@@ -235,10 +250,44 @@ fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Er
         .function = given.interrupted,
         .context = given.interrupted_context,
     };
-    out.* = try join_engine(parent.membership.engine, &given, .{
+    return join_engine(parent.membership.engine, &given, .{
         .group = try group_name(&given),
         .interrupt = if (given.interrupted == null) parent.interrupt else own,
         .deadline_ns = if (given.deadline_ns == 0) parent.deadline_ns else given.deadline_ns,
+        .founders = founders,
+    });
+}
+
+export fn pccl_comm_subgroup(
+    handle: ?*Comm,
+    founders: ?[*]const PeerIdBytes,
+    count: u32,
+    options: ?*const CommOptions,
+    subgroup: ?**Comm,
+) Status {
+    return status.code(make_subgroup(handle, founders, count, options, subgroup));
+}
+
+fn make_subgroup(
+    handle: ?*Comm,
+    founders: ?[*]const PeerIdBytes,
+    count: u32,
+    options: ?*const CommOptions,
+    subgroup: ?**Comm,
+) status.Error!void {
+    const parent = try usable(handle);
+    const given = founders orelse return status.is_null("founders");
+    const out = subgroup orelse return status.is_null("subgroup");
+    if (count == 0 or count > base.limits.peers_max) return status.fail(
+        .invalid_argument,
+        "count is {d}; a sub-group has 1 to {d} founders",
+        .{ count, base.limits.peers_max },
+    );
+    var ids: [base.limits.peers_max]PeerId = undefined;
+    for (given[0..count], ids[0..count]) |*id, *to| to.* = .{ .bytes = id.bytes };
+    out.* = try join_beside(parent, options, .{
+        .parent = parent.membership,
+        .ids = ids[0..count],
     });
 }
 

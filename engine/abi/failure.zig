@@ -419,6 +419,18 @@ pub fn join(
             "this peer is in group \"{s}\" already: use the communicator it has, or close it first",
             .{name},
         ),
+        error.NotReady => fail(
+            .invalid_usage,
+            "sub-group \"{s}\" is made of members of an epoch: call admit on this communicator " ++
+                "first",
+            .{name},
+        ),
+        error.BadFounders => fail(
+            .invalid_argument,
+            "the founders of sub-group \"{s}\" must be members of the communicator's epoch, " ++
+                "this peer among them, each named once",
+            .{name},
+        ),
         error.Closed => closed(),
         error.DeadlineExceeded => if (failure.why().len > 0) fail(
             .deadline_exceeded,
@@ -439,8 +451,8 @@ pub fn join(
                 "the coordinator refused group \"{s}\": {s}",
                 .{ name, failure.why() },
             ),
+            .mismatch => fail(.mismatch, "the sub-group was not made: {s}", .{failure.why()}),
             .ok,
-            .mismatch,
             .aborted,
             .expelled,
             .in_doubt,

@@ -58,14 +58,20 @@ pub const Membership = struct {
         name: []const u8,
         /// 0: the coordinator's default.
         initial_world_size: u32 = 0,
+        /// The group is made of these members of another one's epoch, in this order.
+        founders: ?Founders = null,
         deadline: Instant,
         interrupt: Interrupt = .{},
     };
+    pub const Founders = struct { parent: *const Membership, ids: []const PeerId };
 
     pub const JoinError = error{
         OutOfMemory,
         /// This process is in the group already.
         AlreadyJoined,
+        /// See Session.FoundError.
+        NotReady,
+        BadFounders,
         Closed,
         DeadlineExceeded,
         Interrupted,
@@ -91,8 +97,16 @@ pub const Membership = struct {
                 return error.Failed;
             }
             const now = clock.now();
-            const group =
-                try engine.session.join(now, options.name, options.initial_world_size);
+            const group = if (options.founders) |*founders| founded: {
+                const parent = founders.parent;
+                if (parent.left) return error.Closed;
+                break :founded try engine.session.found(
+                    now,
+                    options.name,
+                    parent.group,
+                    founders.ids,
+                );
+            } else try engine.session.join(now, options.name, options.initial_world_size);
             membership.* = .{ .engine = engine, .group = group };
             group.user = @intFromPtr(membership);
             engine.communicators += 1;

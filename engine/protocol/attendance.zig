@@ -16,6 +16,7 @@ pub const Count = struct {
 /// Null: enough have come, or the group has members, who wait for nobody.
 pub fn of(group: *const Group) ?Count {
     if (group.current()) |epoch| if (!epoch.alive.is_empty()) return null;
+    if (group.founding != null) return null; // it waits for these peers by name (awaited.zig)
     const needed = group.least();
     var here: usize = group.newcomers.items.len;
     // They are looked for where they say they are (addresses.zig).

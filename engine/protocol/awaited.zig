@@ -1,8 +1,9 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
-//! newcomers have called `admit`. Where it has members, newcomers wait outside while one of them
-//! has not come to the safe point of the epoch that has begun, as after a loss, or has calls of the
-//! epoch before in flight. The newcomers, the log and the status are told for whom they wait. No
-//! decision depends on it: rounds are group.zig's, missing calls of operations are stall.zig's.
+//! newcomers have called `admit`, and one of founders when all of these have asked for it. Where
+//! it has members, newcomers wait outside while one of them has not come to the safe point of the
+//! epoch that has begun, as after a loss, or has calls of the epoch before in flight. The
+//! newcomers, the log and the status are told for whom they wait. No decision depends on it:
+//! rounds are group.zig's, missing calls of operations are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -70,6 +71,14 @@ pub fn find(group: *const Group, missing: *Missing) void {
             missing.add_ranks(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside());
         return;
     };
+    if (group.founding) |*founding| {
+        const awaited = founding.awaited(group.newcomers.items);
+        missing.why = .founders;
+        for (founding.members, 0..) |id, place| if (awaited.has(place)) {
+            if (group.coordinator.peer_of(id)) |peer| missing.add(.{ .peer = peer });
+        };
+        if (missing.count > 0) return;
+    }
     missing.why = .begin;
     var waits = false;
     for (group.newcomers.items) |*newcomer| {
@@ -111,6 +120,7 @@ fn what(why: Why) []const u8 {
         .begin => "call admit",
         .safe_point => "pass its next safe point (admit)",
         .in_flight => "finish its calls of the epoch before",
+        .founders => "ask for the group, of which it is a founder",
     };
 }
 

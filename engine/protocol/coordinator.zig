@@ -13,6 +13,7 @@ const wire = @import("wire");
 const addresses = @import("addresses.zig");
 const dial_back = @import("dial_back.zig");
 const Epoch = @import("epoch.zig").Epoch;
+const founding = @import("founding.zig");
 const Group = @import("group.zig").Group;
 const Hold = @import("hold.zig").Hold;
 const journal_file = @import("journal.zig");
@@ -823,7 +824,7 @@ pub const Coordinator = struct {
         c.expel_as(now, group, peer, .{ .group = group.id, .why = .of(why) });
     }
 
-    fn expel_as(
+    pub fn expel_as(
         c: *Coordinator,
         now: Instant,
         group: *Group,
@@ -1164,7 +1165,10 @@ pub const Coordinator = struct {
         name: []const u8,
         told: *const lobby.Told,
     ) Allocator.Error!void {
-        const group = c.group_named(name) orelse try c.make_group(name) orelse
+        if (founding.objection(c, name, peer, &told.founders)) |why|
+            return refuse_group(peer, name, why);
+        const group = c.group_named(name) orelse
+            try c.make_group(name, peer, &told.founders) orelse
             return refuse_group(peer, name, "the run has 64 groups already; use one of them");
         if (group.contains(peer) and peer.is_present(group.id))
             return refuse_group(peer, name, "this peer is in the group already");
@@ -1197,19 +1201,28 @@ pub const Coordinator = struct {
     }
 
     /// Null: there are too many.
-    fn make_group(c: *Coordinator, name: []const u8) Allocator.Error!?*Group {
+    fn make_group(
+        c: *Coordinator,
+        name: []const u8,
+        peer: *const Peer,
+        founders: *const control.Founders,
+    ) Allocator.Error!?*Group {
         if (c.groups.items.len >= limits.groups_max) c.end_groups();
         if (c.groups.items.len >= limits.groups_max) return null;
         try c.groups.ensureUnusedCapacity(c.gpa, 1);
         var id = c.next_group;
         while (c.group_at(id) != null) id = (id + 1) % limits.groups_max;
+        var founded = try founding.of(c, peer, founders);
+        errdefer if (founded) |*it| it.deinit(c.gpa);
+        const is_founded = founded != null;
         const group = try Group.create(c.gpa, .{
             .coordinator = c,
             .id = id,
             .name = name,
-            .initial_world_size = c.options.initial_world_size,
-            .min_world_size = c.options.min_world_size,
+            .initial_world_size = if (is_founded) 1 else c.options.initial_world_size,
+            .min_world_size = if (is_founded) 1 else c.options.min_world_size,
             .prepare_ns = c.options.prepare_ns,
+            .founding = founded,
         });
         c.next_group = (id + 1) % limits.groups_max;
         // A group of this name, or of this number, may have been there before.
@@ -1332,7 +1345,7 @@ pub const Coordinator = struct {
     const knows_more = "it knows more than the coordinator, which has started again without its " ++
         "journal, or with one that had failed";
 
-    fn welcome_to(group: *const Group, peer: *Peer) void {
+    pub fn welcome_to(group: *const Group, peer: *Peer) void {
         peer.present |= @as(u64, 1) << @intCast(group.id);
         peer.send(group.id, .{ .joined = .{ .name = .of(group.name), .group = group.id } });
     }
@@ -1345,6 +1358,7 @@ pub const Coordinator = struct {
         peer: *Peer,
         initial_world_size: u32,
     ) Allocator.Error!void {
+        if (founding.turns_away(c, now, group, peer)) return;
         welcome_to(group, peer);
         c.log(.info, "peer {f} asks to join group {s}", .{ peer.named(), group.name });
         try group.add(now, peer, initial_world_size);

@@ -18,6 +18,7 @@ const attempts = @import("attempts.zig");
 const attendance = @import("attendance.zig");
 const awaited_file = @import("awaited.zig");
 const entering_file = @import("entering.zig");
+const founding_file = @import("founding.zig");
 const journal = @import("journal.zig");
 const labels = @import("labels.zig");
 const misfit = @import("misfit.zig");
@@ -29,6 +30,7 @@ const Epoch = @import("epoch.zig").Epoch;
 const Look = @import("look.zig").Look;
 const ProtocolError = @import("epoch.zig").ProtocolError;
 const Circular = @import("coordinator.zig").Circular;
+const Founding = founding_file.Founding;
 const Patience = @import("patience.zig").Patience;
 const Peer = @import("coordinator.zig").Peer;
 const Removals = @import("removals.zig").Removals;
@@ -127,6 +129,8 @@ pub const Group = struct {
     here_said: u32 = 0,
     /// It has had an epoch.
     had_members: bool = false,
+    /// Those it is made of, where it does not take whoever comes.
+    founding: ?Founding = null,
 
     pub const Phase = enum { idle, prepare, ask, activate };
     const WaitsFor = enum {
@@ -162,6 +166,7 @@ pub const Group = struct {
             .min_world_size = options.min_world_size,
             .prepare_ns = options.prepare_ns,
             .round = options.coordinator.first_round(),
+            .founding = options.founding,
         };
         return group;
     }
@@ -173,6 +178,8 @@ pub const Group = struct {
         initial_world_size: u32,
         min_world_size: u32,
         prepare_ns: u64,
+        /// The group's from then on.
+        founding: ?Founding = null,
     };
 
     pub fn destroy(group: *Group) void {
@@ -184,6 +191,7 @@ pub const Group = struct {
         group.returned.deinit(group.gpa);
         group.broken.deinit(group.gpa);
         group.unreached.deinit(group.gpa);
+        if (group.founding) |*founding| founding.deinit(group.gpa);
         group.gpa.free(group.name);
         group.gpa.destroy(group);
     }
@@ -198,7 +206,7 @@ pub const Group = struct {
     }
 
     /// A peer, perhaps one that is gone, in a line of the log.
-    fn named(group: *const Group, id: PeerId) base.Named {
+    pub fn named(group: *const Group, id: PeerId) base.Named {
         if (group.coordinator.peer_of(id)) |peer| return peer.named();
         for (group.epochs.items) |epoch| if (epoch.ranks.get(id)) |rank|
             return .{ .id = id, .label = epoch.members[rank].label().* };
@@ -230,6 +238,7 @@ pub const Group = struct {
             .name = .of(group.name),
             .initial_world_size = group.initial_world_size,
             .last_epoch = group.last_epoch,
+            .is_founded = group.founding != null,
         };
     }
 
@@ -415,6 +424,7 @@ pub const Group = struct {
     /// Newcomers that a round needs, unless it closes gaps.
     pub fn least(group: *const Group) u32 {
         if (group.current()) |epoch| if (!epoch.alive.is_empty()) return 1;
+        if (group.founding) |*founding| return founding.least(group.newcomers.items);
         return @max(group.initial_world_size, group.min_world_size);
     }
 
@@ -466,7 +476,8 @@ pub const Group = struct {
         labels.tell(group.id, peers, group.roster.members);
     }
 
-    /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id.
+    /// Members of the next epoch in rank order: incumbents as they are, then newcomers by id, or
+    /// founders as they are named.
     fn future_members(group: *Group) Allocator.Error![]*Peer {
         var peers: std.ArrayList(*Peer) = .empty;
         errdefer peers.deinit(group.gpa);
@@ -477,7 +488,10 @@ pub const Group = struct {
         for (group.newcomers.items) |*newcomer| {
             if (newcomer.in_round) try peers.append(group.gpa, newcomer.peer);
         }
-        std.mem.sort(*Peer, peers.items[incumbents..], {}, Peer.less_than);
+        if (group.founding) |*founding| {
+            const order: *const Founding = founding;
+            std.mem.sort(*Peer, peers.items[incumbents..], order, Founding.less_than);
+        } else std.mem.sort(*Peer, peers.items[incumbents..], {}, Peer.less_than);
         return peers.toOwnedSlice(group.gpa);
     }
 
@@ -536,7 +550,8 @@ pub const Group = struct {
             const some = group.entering();
             if (some < group.roster.newcomers()) {
                 // Lanes are open: from here on it is their users who take their time.
-                const others_wait = some > 0 or group.has_gaps();
+                // Founders enter together or not at all.
+                const others_wait = group.has_gaps() or (some > 0 and group.founding == null);
                 return group.wait_for(now, if (others_wait) .users else .any_user);
             }
             group.phase = .ask;
@@ -812,6 +827,7 @@ pub const Group = struct {
         group.removals.note(peer.id, why);
         group.broken.forget(peer.id);
         group.unreached.forget(peer.id);
+        founding_file.lose(now, group, peer.id);
         const recorded = group.note(.{ .removal = .{
             .group = group.id,
             .peer = peer.id,

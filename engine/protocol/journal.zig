@@ -71,6 +71,8 @@ pub const GroupMade = struct {
     initial_world_size: u32,
     /// No epoch has this number or a smaller one again.
     last_epoch: u64,
+    /// Once it has begun, nobody else enters it (founding.zig).
+    is_founded: bool = false,
 
     pub const bounds = .{
         .id = limits.groups_max - 1,

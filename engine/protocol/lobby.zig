@@ -1,13 +1,15 @@
 //! Lobby: joins of newcomers that wait because there were too many, of one peer or from one network
 //! (rates.zig). The coordinator reads on: it hears and answers everything else that the peer says,
 //! since the peer may be a member of other groups. Joins of one network are let in in the order in
-//! which they came. Members that come back and name their epochs do not wait here.
+//! which they came. Members that come back and name their epochs do not wait here. Founders of a
+//! group (founding.zig) are members of another: they wait for themselves alone.
 //!
 //! Free functions on Coordinator, so that coordinator.zig stays readable.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const founding = @import("founding.zig");
 const rates = @import("rates.zig");
 const Coordinator = @import("coordinator.zig").Coordinator;
 const Group = @import("group.zig").Group;
@@ -26,16 +28,22 @@ pub const Lobby = struct {
     const Waiting = struct {
         peer: *Peer,
         name: []u8,
-        /// When it came.
-        aim: Aim,
+        /// When it came; null for one of a founder, who is a member elsewhere: it keeps to its own
+        /// rate alone.
+        aim: ?Aim,
         told: Told,
         /// The peer has told everything.
         is_whole: bool = false,
     };
 
     pub fn deinit(lobby: *Lobby, gpa: Allocator) void {
-        for (lobby.waiting.items) |*item| gpa.free(item.name);
+        for (lobby.waiting.items) |*item| free(gpa, item);
         lobby.waiting.deinit(gpa);
+    }
+
+    fn free(gpa: Allocator, item: *const Waiting) void {
+        gpa.free(item.name);
+        founding.free(gpa, &item.told.founders);
     }
 
     fn find(lobby: *const Lobby, peer: *const Peer, name: []const u8) ?*Waiting {
@@ -56,12 +64,15 @@ pub const Lobby = struct {
 pub const Told = struct {
     rounds: Group.Rounds,
     initial_world_size: u32,
+    /// In the bytes of the message, or in the lobby's.
+    founders: control.Founders,
     newest: u64 = 0,
 
     pub fn of(body: *const control.Join) Told {
         return .{
             .rounds = .{ .preparing = body.round, .stopping = body.stop_round },
             .initial_world_size = body.initial_world_size,
+            .founders = body.founders,
         };
     }
 };
@@ -76,32 +87,40 @@ pub fn set_aside(
     const name = body.name.data;
     // One whose user has given up and tries again has one answer.
     if (c.lobby.find(peer, name)) |item| {
+        const founders = try founding.copy(c.gpa, &body.founders);
+        founding.free(c.gpa, &item.told.founders);
         item.told = .of(body);
+        item.told.founders = founders;
         item.is_whole = false;
         return true;
     }
-    const aim = aim_of(c, name);
+    const aim = aim_of(c, name, &body.founders);
     const wait_ns = if (is_behind(c, peer, aim)) limits.pause_ns_min else pay(c, now, peer, aim);
     if (wait_ns == 0) return false;
     try c.lobby.waiting.ensureUnusedCapacity(c.gpa, 1);
+    var told: Told = .of(body);
+    told.founders = try founding.copy(c.gpa, &body.founders);
+    errdefer founding.free(c.gpa, &told.founders);
     c.lobby.waiting.appendAssumeCapacity(.{
         .peer = peer,
         .name = try c.gpa.dupe(u8, name),
         .aim = aim,
-        .told = .of(body),
+        .told = told,
     });
     peer.joins_waiting += 1;
     look_again(c, now, wait_ns);
     return true;
 }
 
-fn aim_of(c: *const Coordinator, name: []const u8) Aim {
+fn aim_of(c: *const Coordinator, name: []const u8, founders: *const control.Founders) ?Aim {
+    if (founders.members.count > 0) return null;
     return if (c.group_named(name) == null) .begins_group else .enters_group;
 }
 
 /// Others from there, who want the like, were first.
-fn is_behind(c: *const Coordinator, peer: *const Peer, aim: Aim) bool {
+fn is_behind(c: *const Coordinator, peer: *const Peer, aim: ?Aim) bool {
     for (c.lobby.waiting.items) |*item| {
+        if (aim == null and item.peer != peer) continue;
         if (item.aim == aim and base.places.same_network(item.peer.source, peer.source))
             return true;
     }
@@ -109,11 +128,15 @@ fn is_behind(c: *const Coordinator, peer: *const Peer, aim: Aim) bool {
 }
 
 /// How long the join has to wait; 0: it is paid for.
-fn pay(c: *Coordinator, now: Instant, peer: *Peer, aim: Aim) u64 {
+fn pay(c: *Coordinator, now: Instant, peer: *Peer, aim: ?Aim) u64 {
     const own = &peer.rates.joins;
     const own_ns = own.wait_ns(now, rates.joins);
     if (own_ns > 0) return own_ns;
-    const shared = c.arrivals.of(c.gpa, now, peer.source, aim);
+    const arrives = aim orelse {
+        own.take(now, rates.joins, 1);
+        return 0;
+    };
+    const shared = c.arrivals.of(c.gpa, now, peer.source, arrives);
     const shared_ns = shared.wait_ns(now, rates.joins_of_network);
     if (shared_ns > 0) return shared_ns;
     own.take(now, rates.joins, 1);
@@ -143,7 +166,7 @@ pub fn let_in(c: *Coordinator, now: Instant) void {
         const peer = item.peer;
         const may_enter = item.is_whole and peer.telling == null and !peer.refused;
         const wait_ns = if (may_enter)
-            pay(c, now, peer, aim_of(c, item.name))
+            pay(c, now, peer, aim_of(c, item.name, &item.told.founders))
         else
             limits.pause_ns_max;
         if (wait_ns > 0) {
@@ -152,7 +175,7 @@ pub fn let_in(c: *Coordinator, now: Instant) void {
             continue;
         }
         const gone = c.lobby.remove(index);
-        defer c.gpa.free(gone.name);
+        defer Lobby.free(c.gpa, &gone);
         peer.idle_since = now;
         enter(c, now, &gone) catch |err| peer.doom(Coordinator.fault_of(err));
     }
@@ -172,7 +195,8 @@ pub fn disconnected(c: *Coordinator, peer: *const Peer) void {
     while (index > 0) {
         index -= 1;
         if (c.lobby.waiting.items[index].peer != peer) continue;
-        c.gpa.free(c.lobby.remove(index).name);
+        const gone = c.lobby.remove(index);
+        Lobby.free(c.gpa, &gone);
     }
 }
 

@@ -290,8 +290,9 @@ fn restore_group(c: *Coordinator, body: *const journal.GroupMade) Error!void {
         .id = body.id,
         .name = body.name.data,
         .initial_world_size = body.initial_world_size,
-        .min_world_size = c.options.min_world_size,
+        .min_world_size = if (body.is_founded) 1 else c.options.min_world_size,
         .prepare_ns = c.options.prepare_ns,
+        .founding = if (body.is_founded) .{} else null,
     });
     group.last_epoch = body.last_epoch;
     c.groups.appendAssumeCapacity(group);

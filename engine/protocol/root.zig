@@ -28,6 +28,8 @@ test {
     _ = @import("entering.zig");
     _ = @import("entering_test.zig");
     _ = @import("coordinator.zig");
+    _ = @import("founding.zig");
+    _ = @import("founding_test.zig");
     _ = @import("group.zig");
     _ = @import("epoch.zig");
     _ = @import("election.zig");

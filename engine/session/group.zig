@@ -17,6 +17,8 @@ pub const Group = struct {
     user: usize = 0,
     name: []u8,
     initial_world_size: u32,
+    /// The peers that it is made of, where it does not take whoever comes.
+    founding: ?Founding = null,
     /// Given by the coordinator.
     id: ?u16 = null,
     member: protocol.Member,
@@ -57,8 +59,26 @@ pub const Group = struct {
         peer: PeerId,
         descriptor: wire.control.Descriptor,
     };
+    /// Members of an epoch of another group.
+    pub const Founding = struct {
+        parent: []u8,
+        epoch: u64,
+        /// In rank order.
+        members: []PeerId,
+    };
     pub const Attendance = struct { here: u32, needed: u32, emptied: bool };
     const removed_bytes_max = base.limits.expelled_bytes_max;
+
+    /// As a newcomer tells them: a member is one, whoever the founders were.
+    pub fn founders(group: *const Group) wire.control.Founders {
+        const founding = if (group.founding) |*it| it else return .{};
+        if (group.member.newest() > 0) return .{};
+        return .{
+            .parent = .of(founding.parent),
+            .epoch = founding.epoch,
+            .members = .of(founding.members),
+        };
+    }
 
     /// In the coordinator's words, as they can be shown. Set once, before anybody is told that the
     /// membership is over.

@@ -28,6 +28,7 @@ test {
     _ = @import("link.zig");
     _ = @import("dial_back.zig");
     _ = @import("dial_back_test.zig");
+    _ = @import("founding_test.zig");
     _ = @import("labels.zig");
     _ = @import("links.zig");
     _ = @import("outline.zig");

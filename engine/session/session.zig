@@ -642,12 +642,17 @@ pub const Session = struct {
 
     fn on_refused(s: *Session, body: *const control.Refused) void {
         for (s.groups.items) |group| {
-            if (group.state != .joining or !std.mem.eql(u8, group.name, body.name.data)) continue;
-            group.state = .left;
-            s.host.vtable.group_event(s.host.ctx, group, .{ .join_failed = .{
-                .status = .cancelled,
-                .why = body.why.data,
-            } });
+            if (!std.mem.eql(u8, group.name, body.name.data)) continue;
+            if (group.state == .joining) {
+                group.state = .left;
+                s.host.vtable.group_event(s.host.ctx, group, .{ .join_failed = .{
+                    .status = .cancelled,
+                    .why = body.why.data,
+                } });
+            } else if (group.state == .joined and group.member.newest() == 0) {
+                // It waited, and has asked anew on another connection.
+                return s.lose_membership(group, body.why.data);
+            }
         }
     }
 
@@ -694,7 +699,9 @@ pub const Session = struct {
             group.member.on_expelled(body.refused);
             // The last that is said of it: then the number may be that of another group.
             if (!everywhere) s.send(.{ .leave = .{ .group = body.group } });
-            s.group_gone(group, .expelled, body.why.data);
+            // A newcomer that has called nothing differs in what it has named (founding.zig).
+            const named_others = body.refused and !group.ready_told;
+            s.group_gone(group, if (named_others) .mismatch else .expelled, body.why.data);
         }
     }
 
@@ -710,6 +717,53 @@ pub const Session = struct {
         initial_world_size: u32,
     ) JoinError!*Group {
         s.reach(now);
+        return s.open(name, initial_world_size, null);
+    }
+
+    pub const FoundError = JoinError || error{
+        /// This peer is in no epoch of the parent.
+        NotReady,
+        /// Not all founders are members of the epoch, or one is named twice, or this peer is none.
+        BadFounders,
+    };
+
+    /// Asks for a group that is made of these members of the parent's epoch, in this order, and of
+    /// nobody else; they must all ask. `ready` or `join_failed` follows when all of them have that
+    /// are not lost.
+    pub fn found(
+        s: *Session,
+        now: Instant,
+        name: []const u8,
+        parent: *const Group,
+        founders: []const PeerId,
+    ) FoundError!*Group {
+        s.reach(now);
+        const epoch = parent.member.current orelse return error.NotReady;
+        if (parent.state != .joined) return error.NotReady;
+        var named: base.Mask = .empty;
+        for (founders) |id| {
+            const rank = epoch.rank_of(id) orelse return error.BadFounders;
+            if (named.has(rank)) return error.BadFounders;
+            named.set(rank);
+        }
+        if (!named.has(epoch.rank)) return error.BadFounders;
+        const members = try s.gpa.dupe(PeerId, founders);
+        errdefer s.gpa.free(members);
+        const parent_name = try s.gpa.dupe(u8, parent.name);
+        errdefer s.gpa.free(parent_name);
+        return s.open(name, 0, .{
+            .parent = parent_name,
+            .epoch = epoch.number,
+            .members = members,
+        });
+    }
+
+    fn open(
+        s: *Session,
+        name: []const u8,
+        initial_world_size: u32,
+        founding: ?Group.Founding,
+    ) JoinError!*Group {
         for (s.groups.items) |group| {
             if (group.state != .left and std.mem.eql(u8, group.name, name))
                 return error.AlreadyJoined;
@@ -721,6 +775,7 @@ pub const Session = struct {
             .session = s,
             .name = try s.gpa.dupe(u8, name),
             .initial_world_size = initial_world_size,
+            .founding = founding,
             .member = .init(s.gpa, 0, s.self, .{ .ctx = group, .vtable = &member_actions }),
         };
         group.member.in_flight_max = s.in_flight_max;
@@ -743,6 +798,7 @@ pub const Session = struct {
             .round = if (member.round != 0) member.round else member.linked_round,
             .stop_round = member.stop_round,
             .label = .of(s.label.slice()),
+            .founders = group.founders(),
         } });
         member.present();
     }
@@ -775,6 +831,10 @@ pub const Session = struct {
         group.missing_told.deinit(s.gpa);
         for (group.states.items) |state| prefetch.forget(state);
         group.states.deinit(s.gpa);
+        if (group.founding) |*founding| {
+            s.gpa.free(founding.parent);
+            s.gpa.free(founding.members);
+        }
         s.gpa.free(group.name);
         s.gpa.destroy(group);
     }

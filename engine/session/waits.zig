@@ -107,6 +107,7 @@ pub const Awaited = struct {
             .begin => " must call admit first: every peer must call it equally often",
             .safe_point => " must pass the next safe point (call admit) first: newcomers enter " ++
                 "after all members have",
+            .founders => " must ask for the group first: it begins when all its founders have",
             .in_flight => " must finish calls of the epoch before first: newcomers enter then",
         });
     }

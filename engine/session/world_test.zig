@@ -40,6 +40,8 @@ pub const Node = struct {
     ready: bool = false,
     admitted: u32 = 0,
     admit_failure: ?session.Status = null,
+    /// Why it is not in a group that it asked for, or not any more.
+    failure: ?session.Status = null,
     finished: u32 = 0,
     alive: bool = true,
 };
@@ -340,7 +342,8 @@ pub const World = struct {
             .ready => node.ready = true,
             .admitted => node.admitted += 1,
             .admit_failed => |status| node.admit_failure = status,
-            .join_failed, .gone => {},
+            .join_failed => |body| node.failure = body.status,
+            .gone => |status| node.failure = status,
         }
     }
     fn operation_finished(ctx: *anyopaque, _: *Operation) void {

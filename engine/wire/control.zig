@@ -302,6 +302,21 @@ pub const StateTensor = struct {
     pub const bounds = .{ .name = limits.state_page_bytes, .shape = limits.state_dimensions_max };
 };
 
+/// Members of one epoch of another group, in the rank order of the group that they make. Without
+/// any, a group takes whoever comes.
+pub const Founders = struct {
+    /// The name of the other group.
+    parent: Bytes = .{},
+    epoch: u64 = 0,
+    members: List(PeerId) = .{},
+
+    pub const bounds = .{
+        .parent = limits.name_bytes_max,
+        .epoch = .any,
+        .members = limits.peers_max,
+    };
+};
+
 // ---- peer to coordinator
 /// Opens every connection, once per group: a newcomer's wish, or the return of a member. The
 /// memberships of the peer follow (epoch_report, knows_commit, knows_abort, gave_up), then
@@ -320,6 +335,8 @@ pub const Join = struct {
     stop_round: u64,
     /// The name of the peer for people; none if it is empty.
     label: Bytes = .{},
+    /// The group is made of these, and this peer is one of them; a member names none.
+    founders: Founders = .{},
 
     pub const bounds = .{
         .name = limits.name_bytes_max,
@@ -922,6 +939,8 @@ pub const Awaited = struct {
         safe_point = 1,
         /// They have calls of the epoch before in flight.
         in_flight = 2,
+        /// They are founders of the group, and have not asked for it.
+        founders = 3,
     };
 };
 pub const AwaitedEntry = struct {

@@ -216,6 +216,7 @@ _AWAITS = {
     "begin": "to call admit",
     "safe_point": "to pass its next safe point (admit)",
     "in_flight": "to finish its calls of the epoch before",
+    "founders": "to ask for the sub-group, of which it is a founder",
 }
 
 

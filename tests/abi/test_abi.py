@@ -105,7 +105,7 @@ def null_calls() -> dict[str, Any]:
     out = ffi.new("char[600]")
     work, comm = ffi.new("pccl_work_t **"), ffi.new("pccl_comm_t **")
     length, level = ffi.new("size_t *"), ffi.new("pccl_log_level_t *")
-    state = ffi.new("pccl_state_t **")
+    state, ids = ffi.new("pccl_state_t **"), ffi.new("pccl_peer_id_t[1]")
     token = ffi.new("char[]", b"pccl1-x")
     null, good = ffi.NULL, {}
     data, counts = ffi.new("float[4]"), ffi.new("uint64_t[2]", [3, 1])
@@ -129,6 +129,9 @@ def null_calls() -> dict[str, Any]:
         "comm_create comm": lambda c: lib.pccl_comm_create(token, null, null),
         "comm_join comm": lambda c: lib.pccl_comm_join(null, null, comm),
         "comm_join joined": lambda c: lib.pccl_comm_join(c, null, null),
+        "subgroup comm": lambda c: lib.pccl_comm_subgroup(null, ids, 1, null, comm),
+        "subgroup founders": lambda c: lib.pccl_comm_subgroup(c, null, 1, null, comm),
+        "subgroup subgroup": lambda c: lib.pccl_comm_subgroup(c, ids, 1, null, null),
         "comm_close": lambda c: lib.pccl_comm_close(null),
         "admit comm": lambda c: lib.pccl_comm_admit(null, 0, options("admission")),
         "admit_together comm": lambda c: lib.pccl_comm_admit_together(null, 0, null),
@@ -709,6 +712,17 @@ def test_membership_from_create_to_destroy() -> None:
         check(lib.pccl_comm_join(comm, options("comm_options", group=group), joined))
         check(lib.pccl_comm_admit(joined[0], 0, admission))
         assert admission.world_size == 1
+        assert lib.pccl_comm_members(comm, ids, 2) == 1
+        named = options("comm_options", group=ffi.new("char[]", b"sub"))
+        sub = ffi.new("pccl_comm_t **")
+        check(lib.pccl_comm_subgroup(comm, ids, 1, named, sub))
+        check(lib.pccl_comm_admit(sub[0], 0, admission))
+        assert admission.world_size == 1
+        lib.pccl_comm_destroy(sub[0])
+        for count in (0, 513):
+            assert "1 to 512" in refused(lib.pccl_comm_subgroup(comm, ids, count, named, sub))
+        ids[1].bytes = ids[0].bytes
+        assert "each named once" in refused(lib.pccl_comm_subgroup(comm, ids, 2, named, sub))
         for name in (b"\xff", b"cut \xc3", b"\xed\xa0\x80", b"caf\xe9"):
             none = options("comm_options", group=ffi.new("char[]", name))
             assert "UTF-8" in refused(lib.pccl_comm_join(comm, none, joined))

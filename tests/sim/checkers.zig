@@ -45,6 +45,8 @@ pub const Check = enum {
     election,
     /// Those who pass a safe point together go on in the same epoch.
     together,
+    /// A sub-group has its founders that are not lost, in their order, and nobody else.
+    founders,
     /// Epochs and views are the same to everybody.
     views,
     /// A link costs nobody its place while there is a ring without it, and a connection to the

@@ -89,7 +89,7 @@ pub fn step(world: *World) void {
             .stopped => inside = user,
             .left => {},
             .outside => user.state = .left,
-            .joining, .between, .admitting, .running => busy = user,
+            .joining, .between, .admitting, .splitting, .running => busy = user,
         };
     }
     if (busy) |user| {

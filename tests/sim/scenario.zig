@@ -15,6 +15,7 @@ const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
 const faults = @import("faults.zig");
 const program = @import("program.zig");
+const splits = @import("splits.zig");
 const users = @import("users.zig");
 const insider = @import("insider.zig");
 const stranger = @import("stranger.zig");
@@ -103,6 +104,8 @@ pub const all = .{
     "root_without_a_result",
     "sender_dies_in_a_frame",
     "statuses_keep_nobody_out",
+    "sub_groups",
+    "sub_groups_across_a_restart",
     "structures_asked_in_a_passed_attempt",
     "votes_for_a_private_result",
     "withdrawn_unheard",
@@ -325,6 +328,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
         rejoin,
         admit,
         admit_together,
+        found,
         call,
         cancel,
         crash,
@@ -374,6 +378,7 @@ fn obey(script: *Script, verb: []const u8, words: *Words) Error!void {
                 world.settle(node);
             }
         },
+        .found => try found_sub(script, words),
         .call => try call(script, words),
         .cancel => {
             const work = try work_of(script, words);
@@ -572,6 +577,45 @@ fn work_of(script: *Script, words: *Words) Error!*calls.Work {
 }
 
 // ---- what happens
+
+/// "PEERS NAME FOUNDERS": these ask for a sub-group of those, in that order.
+fn found_sub(script: *Script, words: *Words) Error!void {
+    var peers = try peer_list(script, words);
+    const name = try take_word(script, words);
+    var founders: std.ArrayList(base.PeerId) = .empty;
+    var listed = try peer_list(script, words);
+    while (listed.next()) |node| try founders.append(script.gpa, node.id);
+    while (peers.next()) |node| {
+        splits.found_scripted(&node.users[0], name, founders.items) catch |err|
+            return script.fail("p{d} cannot ask for {s}: {t}", .{ node.index, name, err });
+        script.world.settle(node);
+    }
+}
+
+/// "PEERS FOUNDERS|none": the members of the sub-group that these are in.
+fn expect_sub(script: *Script, words: *Words) Error!void {
+    var peers = try peer_list(script, words);
+    const rest = words.rest();
+    while (peers.next()) |node| {
+        const sub = &node.users[0].sub;
+        const members = if (sub.state == .inside) sub.group.?.members() else &.{};
+        var again = words_of(rest);
+        if (std.mem.eql(u8, std.mem.trim(u8, rest, " "), "none")) {
+            if (members.len == 0) continue;
+            return script.fail("p{d} is in a sub-group", .{node.index});
+        }
+        var wanted = try peer_list(script, &again);
+        var rank: usize = 0;
+        while (wanted.next()) |other| : (rank += 1) {
+            if (rank < members.len and members[rank].eql(other.id)) continue;
+            return script.fail("p{d} has not p{d} as rank {d}, of {d}", .{
+                node.index, other.index, rank, members.len,
+            });
+        }
+        if (rank != members.len)
+            return script.fail("p{d} is one of {d}", .{ node.index, members.len });
+    }
+}
 
 /// N peers that have all entered the first epoch, with ranks in their order.
 fn start_peers(script: *Script, count: u32) Error!void {
@@ -1141,6 +1185,7 @@ fn expect(script: *Script, words: *Words) Error!void {
         }
         return;
     }
+    if (std.mem.eql(u8, what, "sub")) return expect_sub(script, words);
     const label = try label_of(script, what);
     var peers = try peer_list(script, words);
     const wanted = try take_word(script, words);

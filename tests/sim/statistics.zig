@@ -51,6 +51,11 @@ pub const Statistics = struct {
     leaves_early: u64 = 0,
     admissions: u64 = 0,
     epochs: u64 = 0,
+    /// Sub-groups that peers have entered; those without a founder that was lost; and those that
+    /// came about for nobody who asked.
+    subs: u64 = 0,
+    subs_short: u64 = 0,
+    subs_failed: u64 = 0,
     peers: u64 = 0,
     connections: u64 = 0,
 
@@ -128,6 +133,16 @@ pub const Statistics = struct {
             statistics.leaves_early,
             statistics.syncs_retried,
         });
+        out("  sub-groups: {d} entered, {d} without a lost founder; {d} given up\n", .{
+            statistics.subs,
+            statistics.subs_short,
+            statistics.subs_failed,
+        });
+        statistics.print_faults();
+    }
+
+    fn print_faults(statistics: *const Statistics) void {
+        const out = std.debug.print;
         out("  faults:", .{});
         for (std.enums.values(Class)) |class| {
             out(" {t} {d}", .{ class, statistics.faults.get(class) });

@@ -126,6 +126,8 @@ const large_one_in = 600;
 const groups_one_in = 40;
 /// One seed in so many has adversaries.
 const adversaries_one_in = 3;
+/// In one of so many, members make sub-groups.
+const splits_one_in = 4;
 /// In one of so many, those who do not call are let go.
 const stall_one_in = 6;
 /// Peers that a world may start with.
@@ -172,6 +174,8 @@ pub const Config = struct {
     /// States outlive their calls, members give them to newcomers in the background, and those
     /// fetch before they enter. Else each call makes its own.
     keeps_state: bool,
+    /// Members make sub-groups (splits.zig).
+    splits: bool = false,
     /// Scenarios may do without: then nobody waits for a disk.
     has_journal: bool = true,
 
@@ -227,6 +231,8 @@ pub const Config = struct {
             config.groups = @intCast(groups.between(3, 8));
         var in_flight = stream(seed, "in_flight");
         if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));
+        var split = stream(seed, "splits");
+        config.splits = split.chance(splits_one_in);
         var adversaries = stream(seed, "adversaries");
         if (adversaries.chance(adversaries_one_in)) config.draw_adversaries(&adversaries);
         return config;

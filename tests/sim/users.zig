@@ -10,6 +10,7 @@ const ending = @import("ending.zig");
 const faults = @import("faults.zig");
 const floats = @import("floats.zig");
 const program = @import("program.zig");
+const splits = @import("splits.zig");
 const syncs = @import("syncs.zig");
 const protocol = @import("protocol");
 const session_layer = @import("session");
@@ -69,6 +70,8 @@ pub const User = struct {
     is_together: bool = false,
     seen_attempt: u32 = 0,
     seen_epoch: u64 = 0,
+    /// Made of members of its group.
+    sub: splits.Sub = .{},
 
     pub const State = enum {
         /// Has no group, and will join when woken.
@@ -77,6 +80,8 @@ pub const User = struct {
         /// Between two rounds: calls admit when woken.
         between,
         admitting,
+        /// Waits for its sub-group, and then runs.
+        splitting,
         running,
         /// Has done all it has to do (phase ending).
         stopped,
@@ -96,6 +101,7 @@ pub const User = struct {
         user.* = .init(before.node, before.index);
         user.version = before.version;
         user.admits = before.admits;
+        user.sub.count = before.sub.count;
     }
 
     pub fn world(user: *const User) *World {
@@ -146,7 +152,7 @@ fn act(user: *User) void {
         .outside => join(user),
         .between => admit(user),
         .running => run_program(user),
-        .joining, .admitting, .stopped, .left => {},
+        .joining, .admitting, .splitting, .stopped, .left => {},
     }
 }
 
@@ -186,8 +192,8 @@ fn forget_group(user: *User) void {
     user.kept = null;
     user.heard_count = 0;
     user.state = .outside;
-    user.old_groups.append(world.gpa, group) catch @panic("out of memory");
-    user.node.session.?.leave(user.node.here(), group);
+    splits.drop(user);
+    leave_group(user, group);
     for (user.node.open_works.items) |work| {
         if (work.group == group and work.state == .in_doubt and !world.failed()) {
             world.checkers.fail(.interface, "p{d} left, and {f} is still in doubt", .{
@@ -195,6 +201,12 @@ fn forget_group(user: *User) void {
             });
         }
     }
+}
+
+/// It is freed later.
+pub fn leave_group(user: *User, group: *Group) void {
+    user.old_groups.append(user.world().gpa, group) catch @panic("out of memory");
+    user.node.session.?.leave(user.node.here(), group);
 }
 
 /// Groups that were left are freed once their last call has been looked at.
@@ -229,6 +241,7 @@ pub fn leave(user: *User) void {
 pub fn group_event(node: *Node, group: *Group, event: GroupEvent) void {
     const user: *User = @ptrFromInt(group.user);
     assert(user.node == node);
+    if (user.sub.group == group) return splits.hear(user, event);
     if (user.group != group) return; // it was left already
     const heard: User.Heard = switch (event) {
         .ready => .ready,
@@ -355,10 +368,17 @@ fn admitted(user: *User) void {
         .count_max = world.config.count_max,
         .tags = world.config.tags,
     });
-    user.state = .running;
     user.next_step = 0;
     user.clean = true;
     draw_order(user);
+    user.state = .splitting;
+    if (!splits.begin(user)) split_over(user);
+}
+
+/// There is nothing to wait for any more.
+pub fn split_over(user: *User) void {
+    const world = user.world();
+    user.state = .running;
     world.note("p{d} runs g{d}/e{d}/r{d}", .{
         user.node.index, user.index, user.epoch, user.round_number,
     });
@@ -446,6 +466,7 @@ fn finish_round(user: *User) void {
     }
     if (world.phase == .ending and ending.reached(user)) {
         if (user.in_flight() > 0) return;
+        splits.drop(user);
         user.state = .stopped;
         return;
     }
@@ -460,6 +481,7 @@ pub fn listen(node: *Node) bool {
     var any = false;
     const world = node.world;
     for (node.users) |*user| {
+        any = splits.listen(user) or any;
         var place: u8 = 0;
         // come_again() empties the list.
         while (place < user.heard_count) : (place += 1) {
@@ -553,6 +575,7 @@ pub fn node_down(node: *Node) void {
         user.group = null;
         user.kept = null;
         user.heard_count = 0;
+        user.sub = .{ .count = user.sub.count };
         user.old_groups.clearRetainingCapacity();
         user.state = .left;
         user.version += 1;

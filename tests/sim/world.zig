@@ -31,6 +31,7 @@ const fuzz = @import("fuzz.zig");
 const insider = @import("insider.zig");
 const network = @import("network.zig");
 const rules = @import("rules.zig");
+const splits = @import("splits.zig");
 const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const syncs = @import("syncs.zig");
@@ -221,6 +222,7 @@ pub const What = union(enum) {
     scribble: u32,
     watchdog: u32,
     admit_watchdog: struct { node: NodeIndex, user: u8, count: u32 },
+    split_due: struct { node: NodeIndex, user: u8, count: u32 },
     stop: NodeIndex,
     heal,
     check_progress,
@@ -241,6 +243,7 @@ pub const What = union(enum) {
             .thawed => |index| index,
             .user => |body| body.node,
             .admit_watchdog => |body| body.node,
+            .split_due => |body| body.node,
             .dial_control => |index| index,
             .written => coordinator_index,
             .cancel, .scribble, .watchdog => |index| world.works.items[index].node.index,
@@ -339,6 +342,7 @@ pub const World = struct {
     calls_finished: u32 = 0,
     peers_started: NodeIndex = 0,
     rest: ending.Rest = .{},
+    subs_seen: splits.Seen = .empty,
     starved: rules.Starved = .{},
 
     prng_network: Prng,
@@ -584,6 +588,10 @@ pub const World = struct {
             .scribble => |index| syncs.scribble(world.works.items[index]),
             .watchdog => |index| calls.watchdog(world.works.items[index]),
             .admit_watchdog => |body| users.admit_watchdog(
+                &world.nodes[body.node].users[body.user],
+                body.count,
+            ),
+            .split_due => |body| splits.due(
                 &world.nodes[body.node].users[body.user],
                 body.count,
             ),

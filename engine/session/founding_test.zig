@@ -1,0 +1,111 @@
+//! Sub-groups as peers see them: entering, disagreement, other connections. When they begin is
+//! decided in protocol/founding.zig. Worlds as in world_test.zig; with faults: tests/sim.
+
+const std = @import("std");
+const base = @import("base");
+const session = @import("root.zig");
+const world = @import("world_test.zig");
+const form = @import("hostile_test.zig").form;
+const Node = world.Node;
+const World = world.World;
+const gpa = std.testing.allocator;
+const expect = std.testing.expect;
+const expectEqual = std.testing.expectEqual;
+
+/// A node asks for a sub-group of these.
+fn ask(node: *Node, founders: []const usize) !*session.Group {
+    var ids: [world.nodes_max]base.PeerId = undefined;
+    for (founders, ids[0..founders.len]) |index, *id| id.* = .from_int(index + 1);
+    const members = ids[0..founders.len];
+    return node.s.found(node.world.now, "sub", node.group, members);
+}
+
+/// The connection to the coordinator ends; another one comes.
+fn reconnect(node: *Node) !void {
+    const w = node.world;
+    w.coordinator.closed(w.now, node.connection.?);
+    node.connection = null;
+    node.s.control_closed(w.now);
+    while (node.connection == null) try w.pass(1);
+    try w.settle();
+}
+
+test "founders enter a sub-group in the order in which they are named, and nobody else does" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    const first = try ask(&w.nodes[2], &.{ 2, 0 });
+    try w.settle();
+    const second = try ask(&w.nodes[0], &.{ 2, 0 });
+    try w.settle();
+    for ([_]*session.Group{ first, second }, [_]usize{ 2, 0 }) |group, index|
+        try w.nodes[index].s.admit(w.now, group, base.never);
+    try w.settle();
+    try expectEqual(0, first.rank());
+    try expectEqual(1, second.rank());
+    for ([_]*session.Group{ first, second }) |group| {
+        try expectEqual(2, group.world_size());
+        try expect(group.members()[0].eql(.from_int(3)));
+    }
+}
+
+test "founders that name others hear that they do not agree" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    _ = try ask(&w.nodes[0], &.{ 0, 1 });
+    try w.settle();
+    _ = try ask(&w.nodes[1], &.{ 0, 1, 2 });
+    try w.settle();
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(.mismatch, node.failure.?);
+        try expectEqual(.joined, node.group.state);
+    }
+}
+
+test "a member of a sub-group comes back as a member, and a founder that waits asks anew" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const first = try ask(node, &.{ 0, 1 });
+    try w.settle();
+    try expectEqual(2, first.founders().members.count);
+    try reconnect(node);
+    const second = try ask(&w.nodes[1], &.{ 0, 1 });
+    try w.settle();
+    try node.s.admit(w.now, first, base.never);
+    try w.nodes[1].s.admit(w.now, second, base.never);
+    try w.settle();
+    try expectEqual(2, first.world_size());
+    try expectEqual(0, first.founders().members.count);
+    try reconnect(node);
+    try expectEqual(.joined, first.state);
+    try expectEqual(2, first.alive());
+}
+
+test "a founder that asks anew and is refused does not wait any more" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 2);
+    defer w.deinit();
+    const node = &w.nodes[0];
+    const group = try ask(node, &.{ 0, 1 });
+    try w.settle();
+    try expectEqual(.joined, group.state);
+    group.founding.?.epoch += 1; // as if it had been over meanwhile
+    try reconnect(node);
+    try expectEqual(.left, group.state);
+    try expectEqual(.expelled, node.failure.?);
+    try expectEqual(.joined, node.group.state);
+}
+
+test "founders are members of the epoch, each once, with this peer" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 3);
+    defer w.deinit();
+    for ([_][]const usize{ &.{ 1, 2 }, &.{ 0, 1, 0 }, &.{ 0, 5 }, &.{} }) |founders|
+        try std.testing.expectError(error.BadFounders, ask(&w.nodes[0], founders));
+    const newcomer = try w.add();
+    try w.settle();
+    try std.testing.expectError(error.NotReady, ask(newcomer, &.{3}));
+}
