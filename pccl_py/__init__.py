@@ -65,6 +65,8 @@ from pccl_py.words import (
     Recovery,
     RecoveryName,
     ReduceOp,
+    StateRule,
+    StateRuleName,
     Strategy,
     StrategyName,
 )
@@ -111,6 +113,8 @@ __all__ = [
     "Rounding",
     "RoundingName",
     "SharedState",
+    "StateRule",
+    "StateRuleName",
     "StateUnavailable",
     "Step",
     "Strategy",
