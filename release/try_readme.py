@@ -31,6 +31,7 @@ import ast, os, sys
 import numpy as np
 import pccl_py as pccl
 
+rng = np.random.default_rng()
 parameters = np.zeros(1000, np.float32)
 steps_done = np.zeros(1, np.int64)
 gradients = np.ones(1000, np.float32)
@@ -90,8 +91,7 @@ def follow_programs(first: str, by_hand: str, more: str) -> None:
     steps = {line.partition("] ")[2] for line in lines if "step 20: " in line}
     assert len(lines) == 80 and len(steps) == 1, lines
     assert steps.pop().startswith("step 20: 4 peers, digest ")
-    # By hand there is no step that ends it.
-    counted = by_hand.rstrip() + "\n        steps_done += 1\n    print(int(steps_done[0]))\n"
+    counted = by_hand.rstrip() + "\n    print(int(steps_done[0]))\n"
     (FOLDER / "by_hand.py").write_text(BEFORE + counted)
     said = run("pccl", "run", "-n", "2", "--", "by_hand.py")
     assert sorted(said.splitlines()) == ["[0] 20", "[1] 20"], said

@@ -409,7 +409,7 @@ test "successive: the revision goes up by one, and content of another one is not
     // One that has made its state anew knows of no commit, and receives.
     case.held[0].node.s.state_remove(case.held[0].state);
     case.held[0].state.destroy();
-    try case.held[0].init(&case.world.nodes[0], 4, 0);
+    try case.held[0].init(&case.world.nodes[0], 4, 50);
     case.held[0].rule(.{ .successive = true });
     try case.sync_all();
     for (case.all()) |*held| {

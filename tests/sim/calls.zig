@@ -295,6 +295,7 @@ pub fn call(work: *Work) !void {
         .state = .running,
         .of_insider = user.node.is_insider,
         .began = world.stamp,
+        .called_at = world.now,
         .membership = user.membership,
         .asked = asked(step, &work.layout),
         .after_success = work.record.won != null,

@@ -86,6 +86,7 @@ pub const Call = struct {
     status: Status = .ok,
     began: u64 = 0,
     finished: u64 = 0,
+    called_at: base.Instant = 0,
     /// Which stay of this peer in the group it belongs to: rejoining starts another.
     membership: u32 = 0,
     /// The request, as one number; peers that called the same have the same.

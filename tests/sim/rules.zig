@@ -102,6 +102,8 @@ pub fn check_mismatch(work: *const Work) void {
             const is_newcomer = in.rank >= before and before > 0;
             const may_be = is_newcomer or work.rules.refuse;
             if (may_be and has_deviated(work, in.number)) return;
+            if (!is_newcomer) continue;
+            if (has_strayed(work, in.number, in.ids[0..before], &in.alive)) return;
         }
         const why = "p{d} is refused for {f}, and has called what all others have";
         return world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
@@ -183,6 +185,42 @@ fn has_deviated(work: *const Work, epoch: u64) bool {
         }
     }
     return false;
+}
+
+/// It waits where none of the members from before has called, and all of them wait for it
+/// elsewhere. Users that think for long may call in other orders, which looks like a mistake.
+fn has_strayed(
+    work: *const Work,
+    epoch: u64,
+    before: []const base.PeerId,
+    alive: *const Mask,
+) bool {
+    const world = work.node.world;
+    var elders: Mask = .empty;
+    for (before, 0..) |id, rank| {
+        if (alive.has(rank)) elders.set(calls.digit_of(world, id) orelse return false);
+    }
+    var is_lonely = false;
+    var is_awaited = false;
+    for (world.checkers.records.values()) |record| {
+        if (record.key.group != work.step.key.group or record.key.epoch != epoch) continue;
+        const mine = &record.calls[work.node.digit()];
+        var callers: usize = 0;
+        var waiting: usize = 0;
+        for (0..elders.count()) |position| {
+            const call = &record.calls[elders.at(position)];
+            callers += @intFromBool(call.state != .none);
+            waiting += @intFromBool(has_waited(world, call));
+        }
+        is_lonely = is_lonely or callers == 0 and has_waited(world, mine);
+        is_awaited = is_awaited or mine.state == .none and waiting == elders.count();
+    }
+    return is_lonely and is_awaited;
+}
+
+/// For the time of the stall warning; clocks may be slow, and words take time.
+fn has_waited(world: *const World, call: *const Call) bool {
+    return call.state != .none and world.now -| call.called_at > world.config.stall_warning_ns / 2;
 }
 
 // ---- raise and restart
