@@ -2,10 +2,12 @@
 // tensors that the native side may read and write until it is closed.
 #include "common.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -33,12 +35,15 @@ struct State {
   State &operator=(const State &) = delete;
 };
 
+// An epoch has no more (base/limits.zig).
+constexpr uint32_t peers_max = 512;
+
 // (name, address, shape, dtype, flags)
 using Tensor = std::tuple<std::string, uintptr_t, std::vector<uint64_t>, int, uint32_t>;
 
 std::unique_ptr<State> create(Comm &comm, const std::string &name,
                               const std::vector<Tensor> &tensors, uint64_t revision,
-                              bool prefetch, nb::object owners) {
+                              uint32_t flags, nb::object owners) {
   std::vector<pccl_tensor_t> native(tensors.size());
   for (size_t index = 0; index < tensors.size(); index += 1) {
     const auto &[tensor_name, address, shape, dtype, flags] = tensors[index];
@@ -55,7 +60,7 @@ std::unique_ptr<State> create(Comm &comm, const std::string &name,
   options.tensors = native.data();
   options.tensor_count = native.size();
   options.revision = revision;
-  options.flags = prefetch ? PCCL_STATE_PREFETCH : 0;
+  options.flags = flags;
   auto handle = std::make_shared<StateHandle>();
   handle->comm = comm.handle;
   pccl_status_t status;
@@ -70,12 +75,22 @@ std::unique_ptr<State> create(Comm &comm, const std::string &name,
   return state;
 }
 
-nb::tuple sync(State &state, int strategy, uint64_t deadline_ns) {
+nb::tuple sync(State &state, int strategy, std::optional<uint64_t> revision,
+               uint64_t deadline_ns) {
   std::shared_ptr<StateHandle> handle = state.handle;
   nb::object tensors = state.tensors;  // also if another thread closes the state meanwhile
   pccl_sync_options_t options = PCCL_SYNC_OPTIONS_INIT;
   options.strategy = static_cast<pccl_strategy_t>(strategy);
   options.deadline_ns = deadline_ns;
+  if (revision) {
+    options.revision = *revision;
+    options.flags = PCCL_SYNC_AT_REVISION;
+  }
+  std::vector<pccl_peer_id_t> contributors(peers_max);
+  std::vector<uint8_t> held(peers_max);
+  options.contributors = contributors.data();
+  options.holders = held.data();
+  options.capacity = peers_max;
   pccl_sync_outcome_t outcome = PCCL_SYNC_OUTCOME_INIT;
   pccl_status_t status;
   {
@@ -85,10 +100,17 @@ nb::tuple sync(State &state, int strategy, uint64_t deadline_ns) {
   // The exception of a signal handler that ran inside the call goes before the call's own status.
   if (PyErr_Occurred()) throw nb::python_error();
   check(status);
-  return nb::make_tuple(outcome.revision, outcome.epoch, outcome.sequence, outcome.attempts,
-                        outcome.sources, outcome.leaves, outcome.leaves_moved, outcome.bytes_sent,
-                        outcome.bytes_received, outcome.duration_ns, outcome.hash_ns,
-                        outcome.leaves_early);
+  nb::list holders;
+  for (uint32_t place = 0; place < outcome.contributor_count; place += 1)
+    holders.append(held[place] == 1);
+  return nb::make_tuple(
+      nb::make_tuple(outcome.revision, outcome.elected_revision, outcome.epoch, outcome.sequence,
+                     outcome.attempts, outcome.sources),
+      nb::make_tuple(outcome.leaves, outcome.leaves_moved, outcome.leaves_early),
+      nb::make_tuple(outcome.bytes_sent, outcome.bytes_received, outcome.hash_bytes_sent,
+                     outcome.hash_bytes_received),
+      nb::make_tuple(outcome.duration_ns, outcome.hash_ns),
+      to_list(contributors.data(), outcome.contributor_count), holders);
 }
 
 uint64_t revision(State &state) {
@@ -112,19 +134,24 @@ void close(State &state) {
 void init_state(nb::module_ &module) {
   nb::class_<State>(module, "State", "Owns a pccl_state_t and the tensors it borrows.")
       .def_static("create", &create, nb::arg("comm"), nb::arg("name"), nb::arg("tensors"),
-                  nb::arg("revision"), nb::arg("prefetch"), nb::arg("owners").none(),
+                  nb::arg("revision"), nb::arg("flags"), nb::arg("owners").none(),
                   nb::sig("def create(comm: Comm, name: str, "
                           "tensors: list[tuple[str, int, tuple[int, ...], int, int]], "
-                          "revision: int, prefetch: bool, owners: object | None) -> State"),
-                  "Each tensor is (name, address, shape, dtype, flags).")
-      .def("sync", &sync, nb::arg("strategy"), nb::arg("deadline_ns"),
-           nb::sig("def sync(self, strategy: int, deadline_ns: int) -> "
-                   "tuple[int, int, int, int, int, int, int, int, int, int, int, int]"),
-           "(revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,\n"
-           "bytes_received, duration_ns, hash_ns, leaves_early)")
+                          "revision: int, flags: int, owners: object | None) -> State"),
+                  "Each tensor is (name, address, shape, dtype, flags). flags: STATE_PREFETCH,\n"
+                  "and the numbers of rules.")
+      .def("sync", &sync, nb::arg("strategy"), nb::arg("revision").none(), nb::arg("deadline_ns"),
+           nb::sig("def sync(self, strategy: int, revision: int | None, deadline_ns: int) -> "
+                   "tuple[tuple[int, int, int, int, int, int], tuple[int, int, int], "
+                   "tuple[int, int, int, int], tuple[int, int], list[bytes], list[bool]]"),
+           "((revision, elected_revision, epoch, sequence, attempts, sources),\n"
+           "(leaves, leaves_moved, leaves_early),\n"
+           "(bytes_sent, bytes_received, hash_bytes_sent, hash_bytes_received),\n"
+           "(duration_ns, hash_ns), contributors, which of them held what was elected)")
       .def("revision", &revision)
       .def("close", &close);
   module.attr("TENSOR_MAY_DIFFER") = PCCL_TENSOR_MAY_DIFFER;
+  module.attr("STATE_PREFETCH") = PCCL_STATE_PREFETCH;
 }
 
 }  // namespace pccl_binding

@@ -658,6 +658,17 @@ typedef struct pccl_state_options {
  * that at their first sync only what has changed since moves. Created by a newcomer, between pccl_comm_create and its
  * first pccl_comm_admit, it is fetched from the members that set this flag; that admit waits until it is. */
 #define PCCL_STATE_PREFETCH 1
+/* Rules that all syncs of a state keep; the same on every member, else PCCL_MISMATCH. The judges are the members of the
+ * epoch before, or all members where none of those is left.
+ * SUCCESSIVE: only content of the expected revision is elected, which is one more than the last one that a judge has
+ *   committed with this state; any before the first commit. A member with another revision receives.
+ * REFUSE: a member that does not fit is refused (PCCL_MISMATCH there alone; it is no member then), and the others go
+ *   on: one whose names, shapes or dtypes are not those that most judges have, and by SUCCESSIVE one that would give
+ *   content of a higher revision than the expected one. Where no structure has most judges, all get PCCL_MISMATCH.
+ * ONE_SENDER: beside a member that passes PCCL_SEND_ONLY all others pass PCCL_RECEIVE_ONLY; else PCCL_MISMATCH. */
+#define PCCL_STATE_SUCCESSIVE 2
+#define PCCL_STATE_REFUSE 4
+#define PCCL_STATE_ONE_SENDER 8
 
 /* Names, shapes and the array of tensors are copied; only the tensors' memory stays the caller's. Nothing is sent. A
  * state must be destroyed before its communicator. */
@@ -670,12 +681,20 @@ typedef enum pccl_strategy {
   PCCL_RECEIVE_ONLY = 2  /* the content of this peer is never taken */
 } pccl_strategy_t;
 
+/* In the flags of a sync: `revision` is that of this peer's content in this call, instead of the state's own. */
+#define PCCL_SYNC_AT_REVISION 1
+
 typedef struct pccl_sync_options {
   size_t size;
   pccl_strategy_t strategy;
-  uint64_t deadline_ns;  /* relative to the call; 0: the communicator's default */
+  uint64_t deadline_ns;           /* relative to the call; 0: the communicator's default */
+  uint64_t revision;              /* PCCL_SYNC_AT_REVISION: below 2**62; 0 without that flag */
+  pccl_peer_id_t *contributors;   /* NULL, or room for `capacity` ids of the members that took part, in rank order */
+  uint8_t *holders;               /* NULL, or as much room: 1 for those of them that held what was elected, else 0 */
+  uint32_t capacity;
+  uint32_t flags;
 } pccl_sync_options_t;
-#define PCCL_SYNC_OPTIONS_INIT { sizeof(pccl_sync_options_t), PCCL_POPULAR, 0 }
+#define PCCL_SYNC_OPTIONS_INIT { sizeof(pccl_sync_options_t), PCCL_POPULAR, 0, 0, NULL, NULL, 0, 0 }
 
 typedef struct pccl_sync_outcome {
   size_t size;
@@ -686,19 +705,25 @@ typedef struct pccl_sync_outcome {
   uint32_t sources;        /* members that leaves came from */
   uint64_t leaves;         /* of the state: 256 KiB each, the last of each tensor perhaps less */
   uint64_t leaves_moved;   /* those that this peer received, which had differed */
-  uint64_t bytes_sent;     /* payload of this sync that this peer sent and received */
+  uint64_t bytes_sent;     /* of tensors, that this peer sent and received in this sync */
   uint64_t bytes_received;
   uint64_t duration_ns;    /* from the call to the commit */
   uint64_t hash_ns;        /* of that, hashing this peer's tensors */
   uint64_t leaves_early;   /* leaves that had differed and were fetched before the sync (PCCL_STATE_PREFETCH) */
+  uint64_t elected_revision;     /* of the content that was elected, equal on every member */
+  uint64_t hash_bytes_sent;      /* of hashes of leaves, apart from `bytes_sent` */
+  uint64_t hash_bytes_received;
+  uint32_t contributor_count;    /* members that took part: what was elected is the content of one of them */
+  uint32_t holder_count;         /* those of them that held it when it was elected */
 } pccl_sync_outcome_t;
-#define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define PCCL_SYNC_OUTCOME_INIT { sizeof(pccl_sync_outcome_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Makes the state equal on all members, which must call it equally often. Blocks until committed or failed. On any
  * status but PCCL_OK the tensors and the revision are as they were. Tensors must not be written during the call, and
  * must not be read before it returns. One call per state at a time. options and outcome may be NULL.
- * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), or two members insist on different contents.
- * If only a newcomer differs, it alone gets that, and is not a member then; the others succeed.
+ * PCCL_MISMATCH: names, shapes or dtypes differ (the sentence lists how), two members insist on different contents, or
+ * a rule of the state is broken. If only a newcomer differs, it alone gets that, and is not a member then; the others
+ * succeed.
  * PCCL_STATE_UNAVAILABLE: no member holds content that may be taken. After PCCL_IN_DOUBT, sync again.
  * `interrupted` of the communicator withdraws it. */
 PCCL_API pccl_status_t pccl_state_sync(pccl_state_t *state, const pccl_sync_options_t *options,

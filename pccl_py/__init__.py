@@ -66,6 +66,8 @@ from pccl_py.words import (
     Recovery,
     RecoveryName,
     ReduceOp,
+    StateRule,
+    StateRuleName,
     Strategy,
     StrategyName,
 )
@@ -113,6 +115,8 @@ __all__ = [
     "RoundingName",
     "Run",
     "SharedState",
+    "StateRule",
+    "StateRuleName",
     "StateUnavailable",
     "Step",
     "Strategy",

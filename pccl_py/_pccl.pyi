@@ -238,23 +238,37 @@ class State:
         name: str,
         tensors: list[tuple[str, int, tuple[int, ...], int, int]],
         revision: int,
-        prefetch: bool,
+        flags: int,
         owners: object | None,
     ) -> State:
-        """Each tensor is (name, address, shape, dtype, flags)."""
+        """
+        Each tensor is (name, address, shape, dtype, flags). flags: STATE_PREFETCH,
+        and the numbers of rules.
+        """
 
     def sync(
-        self, strategy: int, deadline_ns: int
-    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int]:
+        self, strategy: int, revision: int | None, deadline_ns: int
+    ) -> tuple[
+        tuple[int, int, int, int, int, int],
+        tuple[int, int, int],
+        tuple[int, int, int, int],
+        tuple[int, int],
+        list[bytes],
+        list[bool],
+    ]:
         """
-        (revision, epoch, sequence, attempts, sources, leaves, leaves_moved, bytes_sent,
-        bytes_received, duration_ns, hash_ns, leaves_early)
+        ((revision, elected_revision, epoch, sequence, attempts, sources),
+        (leaves, leaves_moved, leaves_early),
+        (bytes_sent, bytes_received, hash_bytes_sent, hash_bytes_received),
+        (duration_ns, hash_ns), contributors, which of them held what was elected)
         """
 
     def revision(self) -> int: ...
     def close(self) -> None: ...
 
 TENSOR_MAY_DIFFER: int = 1
+
+STATE_PREFETCH: int = 1
 
 def kernel_names() -> list[str]:
     """The kernels that kernel_run can measure."""

@@ -26,6 +26,7 @@ from pccl_py.shared_state import SharedState
 from pccl_py.subgroups import Run, Split, name_of, ranks_of, room_for, wish_of
 from pccl_py.words import (
     PeerId,
+    StateRules,
     at_least_one,
     nanoseconds,
     text,
@@ -328,6 +329,7 @@ class Group(Objects):
         revision: int = 0,
         may_differ: Iterable[str] = (),
         prefetch: bool = False,
+        rules: StateRules = (),
     ) -> SharedState:
         """Named arrays that `SharedState.sync` makes equal on all members. Nothing is sent yet.
 
@@ -337,10 +339,11 @@ class Group(Objects):
         `may_differ`: names of tensors whose content is each peer's own. `prefetch`: newcomers may
         read the arrays at any time, while this peer trains, so that at their first sync only later
         changes move; a newcomer that makes its state between `connect` and its first `admit`
-        fetches it from the members that set this, and then enters.
+        fetches it from the members that set this, and then enters. `rules`: what all its syncs
+        keep, e.g. `rules=("successive", "refuse")`, the same on every peer; see `StateRule`.
         """
         native, origin = self._open(), self._origin("sync")
-        return SharedState(native, origin, tensors, name, revision, may_differ, prefetch)
+        return SharedState(native, origin, tensors, name, revision, may_differ, prefetch, rules)
 
     # ---- leaving -----------------------------------------------------------------------------
 

@@ -28,7 +28,14 @@ from pccl_py.errors import (
 )
 from pccl_py.outcome import Admission, SyncOutcome
 from pccl_py.shared_state import SharedState
-from pccl_py.words import PeerId, Strategy, StrategyName, parse_strategy
+from pccl_py.words import (
+    PeerId,
+    StateRules,
+    Strategy,
+    StrategyName,
+    parse_rules,
+    parse_strategy,
+)
 
 # All members get these of an operation, a sync or a safe point of all: this peer stays, and all
 # make the step again. Otherwise they are as those that follow.
@@ -101,6 +108,7 @@ def steps(
     revision: int = 0,
     may_differ: Iterable[str] = (),
     prefetch: bool = False,
+    rules: StateRules = (),
     strategy: Strategy | StrategyName = Strategy.POPULAR,
     patience: float = 1800.0,
     keep: bool = True,
@@ -125,7 +133,7 @@ def steps(
     and takes the state of the others: what they say of a doubted call is in that state, so none is
     resolved here. Every other error is raised.
 
-    `tensors`, `name`, `revision`, `may_differ`, `prefetch`: as for `Group.shared_state`;
+    `tensors`, `name`, `revision`, `may_differ`, `prefetch`, `rules`: as for `Group.shared_state`;
     `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after
     which an error is raised instead. `keep`: copy the tensors at the beginning of each block, to
     restore them if it fails; without it the block must write them after its last collective only.
@@ -138,6 +146,8 @@ def steps(
     if not patience > 0:
         raise InvalidArgument(f"patience must be a number of seconds above 0, not {patience!r}")
     parse_strategy(strategy)
+    rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)  # for each `connect`
+    parse_rules(rules)
 
     def enter(at: int | None) -> tuple[Communicator, SharedState]:
         comm = connect(**options)
@@ -148,6 +158,7 @@ def steps(
                 revision=revision if at is None else at,
                 may_differ=may_differ,
                 prefetch=prefetch,
+                rules=rules,
             )
         except BaseException:
             comm.close()

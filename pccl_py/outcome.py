@@ -108,6 +108,12 @@ class Range:
         return f"[{self.begin}, {self.end}): {_listed(self.roster, self.contributors)}"
 
 
+def _ranks(epoch: int, roster: Roster, peers: Iterable[PeerId]) -> tuple[int, ...]:
+    if not roster.members:
+        raise InvalidUsage(f"the members of epoch {epoch} are not known any more")
+    return tuple(map(roster.members.index, peers))
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A committed operation. Equal on every peer but for the bytes and the duration, and the ranges
@@ -150,10 +156,7 @@ class Outcome:
         Raises InvalidUsage if the epoch's members are not known, as of an outcome that was first
         asked for many epochs later.
         """
-        members = self.roster.members
-        if not members:
-            raise InvalidUsage(f"the members of epoch {self.epoch} are not known any more")
-        return tuple(members.index(peer) for peer in self.contributors)
+        return _ranks(self.epoch, self.roster, self.contributors)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -175,15 +178,22 @@ class Outcome:
 class SyncOutcome:
     """A committed sync of a shared state.
 
-    `revision`, `epoch` and `sequence` are equal on every peer. `revision` is that of the state from
-    now on, `attempts` is 1 without a loss. From the `leaves` of the state (256 KiB each),
-    `leaves_moved` came in here, from `sources` members, and `leaves_early` more had differed and
-    were fetched before the sync, in the background. Sizes are payload bytes of this sync that this
-    peer sent and received; `duration` is seconds from the call to the commit, `hash_duration` those
-    of it that went into hashing this peer's tensors.
+    The revisions, `epoch`, `sequence`, `contributors` and `holders` are equal on every peer (with
+    one exception: `holders`, if the coordinator was started again in the middle).
+    `elected_revision` is that of the elected content, `revision` that of the state from now on;
+    `attempts` is 1 without a loss. `contributors` are the members that took part, in rank order:
+    the content is that of one of them. `holders` are those of them that held it when it was
+    elected. `ranks` and `labels` name the contributors, from `roster`, the members of the epoch.
+    From the `leaves` of the state (256 KiB each), `leaves_moved` came in here, from `sources`
+    members, and `leaves_early` more had differed and were fetched before the sync, in the
+    background. `bytes_sent` and `bytes_received` are bytes of tensors that this peer sent and
+    received in this sync, `hash_bytes_sent` and `hash_bytes_received` those of hashes. `duration`
+    is seconds from the call to the commit, `hash_duration` those of it that went into hashing this
+    peer's tensors.
     """
 
     revision: int
+    elected_revision: int
     epoch: int
     sequence: int
     attempts: int
@@ -193,8 +203,23 @@ class SyncOutcome:
     leaves_early: int
     bytes_sent: int
     bytes_received: int
+    hash_bytes_sent: int
+    hash_bytes_received: int
     duration: float
     hash_duration: float
+    contributors: tuple[PeerId, ...]
+    holders: tuple[PeerId, ...]
+    roster: Roster = field(default=NOBODY, repr=False, compare=False)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of `contributors`, in their order, as they were in the epoch."""
+        return _ranks(self.epoch, self.roster, self.contributors)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of `contributors`, in their order, as they were in the epoch."""
+        return tuple(self.roster.label(peer) for peer in self.contributors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,23 @@ docs/PROMISE.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import compress
 
 from pccl_py import _pccl, buffers
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, PcclError
 from pccl_py.outcome import Origin, SyncOutcome
-from pccl_py.words import Strategy, StrategyName, nanoseconds, parse_strategy, text, unsigned
+from pccl_py.words import (
+    PeerId,
+    StateRules,
+    Strategy,
+    StrategyName,
+    nanoseconds,
+    parse_rules,
+    parse_strategy,
+    text,
+    unsigned,
+)
 
 
 class SharedState(Closing):
@@ -32,6 +43,7 @@ class SharedState(Closing):
         revision: int,
         may_differ: Iterable[str],
         prefetch: bool,
+        rules: StateRules,
     ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to arrays, not be {type(tensors).__name__}")
@@ -46,7 +58,7 @@ class SharedState(Closing):
                 f"may_differ names {unknown[0]!r}, which is not among the tensors"
             )
         given: list[tuple[str, int, tuple[int, ...], int, int]] = []
-        owners = []
+        owners: list[object] = []
         for key, array in tensors.items():
             try:
                 buffer = buffers.readable(array) if key in own else buffers.writable(array)
@@ -60,8 +72,9 @@ class SharedState(Closing):
             owners.append(buffer.owner)
         self._name = text(name, "name")
         self._origin = origin
+        flags = parse_rules(rules) | (_pccl.STATE_PREFETCH if prefetch else 0)
         self._native = _pccl.State.create(
-            comm, self._name, given, unsigned(revision, "revision", 64), bool(prefetch), owners
+            comm, self._name, given, unsigned(revision, "revision", 64), flags, owners
         )
 
     @property
@@ -71,47 +84,56 @@ class SharedState(Closing):
 
     @property
     def revision(self) -> int:
-        """Number of committed syncs, counted from the revision given at creation."""
+        """One more than the revision that the last committed sync elected.
+
+        Before the first one: that given at creation. So it counts syncs, unless some name a
+        revision.
+        """
         return self._native.revision()
 
     def sync(
-        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
+        self,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
     ) -> SyncOutcome:
         """Makes the arrays equal on all members, which must call it equally often. Blocks.
 
         If they differ, one content is elected and the others get it: see `Strategy`. Only differing
         leaves move, from all members that hold them. On any error the arrays and the revision are
         as they were. The call runs without the GIL; other threads must not write or read the arrays
-        until it returns.
+        until it returns. `revision`: that of this peer's content in this call (default:
+        `self.revision`).
 
-        Raises Mismatch if names, shapes or dtypes differ (the message lists how) or two peers
-        insist on different contents (if one of them is new in the group, it raises there alone,
-        and that peer is out of the group); StateUnavailable if no member holds content that may be
+        Raises Mismatch if names, shapes or dtypes differ (the message lists how), if two peers
+        insist on different contents, or if a rule of the state is broken (if one of them is new in
+        the group, or by the rule "refuse", it raises there alone, and that peer is out of the
+        group); StateUnavailable if no member holds content that may be
         taken; InDoubt if the coordinator was lost at the last moment (call it again: it makes this
         peer equal to the others); and the errors of `Group.all_reduce`. `deadline` is in
         seconds from now (default: the communicator's).
         """
-        asked = parse_strategy(strategy), nanoseconds(deadline, "deadline")
+        asked = (
+            parse_strategy(strategy),
+            None if revision is None else unsigned(revision, "revision", 64),
+            nanoseconds(deadline, "deadline"),
+        )
         try:
-            answer = self._native.sync(*asked)
+            numbers, leaves, sizes, durations, peers, held = self._native.sync(*asked)
         except PcclError as error:
             self._origin.mark(error)
             raise
-        revision, epoch, sequence, attempts, sources, leaves, moved = answer[:7]
-        bytes_sent, bytes_received, duration_ns, hash_ns, early = answer[7:]
+        contributors = tuple(map(PeerId, peers))
         return SyncOutcome(
-            revision=revision,
-            epoch=epoch,
-            sequence=sequence,
-            attempts=attempts,
-            sources=sources,
-            leaves=leaves,
-            leaves_moved=moved,
-            leaves_early=early,
-            bytes_sent=bytes_sent,
-            bytes_received=bytes_received,
-            duration=duration_ns / 1e9,
-            hash_duration=hash_ns / 1e9,
+            *numbers,
+            *leaves,
+            *sizes,
+            duration=durations[0] / 1e9,
+            hash_duration=durations[1] / 1e9,
+            contributors=contributors,
+            holders=tuple(compress(contributors, held)),
+            roster=self._origin.rosters.of(numbers[2]),
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 
@@ -116,6 +116,23 @@ class Strategy(IntEnum):
     RECEIVE_ONLY = 2
 
 
+class StateRule(IntEnum):
+    """A rule that all syncs of a shared state keep. Functions also take the lower-case names.
+
+    The judges are the members of the epoch before, or all members where none of those is left.
+    SUCCESSIVE: only content of the expected revision is elected: one more than the last one that a
+    judge has committed; any before the first commit. A member with another revision receives.
+    REFUSE: a member that does not fit is refused, and the others go on: one whose names, shapes or
+    dtypes are not those that most judges have, and with SUCCESSIVE one that would give content of a
+    higher revision than the expected one. Where no structure has most judges, all get `Mismatch`.
+    ONE_SENDER: beside a member that passes "send_only" all others must pass "receive_only".
+    """
+
+    SUCCESSIVE = 2
+    REFUSE = 4
+    ONE_SENDER = 8
+
+
 class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name.
 
@@ -132,6 +149,9 @@ class Plan(IntEnum):
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
+StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
+# One rule, or several.
+StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRuleName]
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]
 
 
@@ -184,6 +204,20 @@ def parse_recovery(value: Recovery | str | int | None) -> Recovery:
 def parse_strategy(value: Strategy | str | int) -> Strategy:
     """A Strategy from itself, its name or its number. Raises InvalidArgument."""
     return parse(Strategy, value, "strategy")
+
+
+def parse_rules(value: object) -> int:
+    """Rules of a shared state, each itself or its name, as the flags of pccl.h.
+
+    Raises InvalidArgument for an unknown one, and TypeError for what is no collection.
+    """
+    rules = [value] if isinstance(value, (str, int)) else value
+    if not isinstance(rules, Iterable):
+        raise TypeError(f"rules must be names of rules, not {type(value).__name__}")
+    flags = 0
+    for rule in rules:
+        flags |= parse(StateRule, rule, "rule")
+    return flags
 
 
 def parse_plan(value: Plan | str | int) -> Plan:

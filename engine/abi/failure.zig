@@ -813,6 +813,7 @@ pub fn sync(err: net.SharedState.SyncError) Error {
             .{},
         ),
         error.Ended => fail(.cancelled, "the shared state is closed: make a new one", .{}),
+        error.RevisionTooLarge => state(error.RevisionTooLarge, "", 0),
         error.TagInUse => fail(
             .invalid_usage,
             "a sync of a shared state of this name is under way on this communicator",
@@ -886,8 +887,8 @@ pub fn operation(op: *const session.Operation) Error {
             .state_unavailable,
             "{s}: nobody holds the shared state: all members that are left only receive, or " ++
                 "a holder sent other bytes than it offered (do not write to tensors during a " ++
-                "sync). The tensors are as they were",
-            .{name},
+                "sync){f}. The tensors are as they were",
+            .{ name, OutOfRule{ .op = op } },
         ),
         .cancelled => withdrawn(op, name),
     };
@@ -1028,7 +1029,8 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             "{s} was aborted, because {f} withdrew it; it may be called again. {s}",
             .{ name, peer, kept(op) },
         ),
-        .mismatch, .contradiction, .structure, .state_conflict => mismatch(op, name),
+        .mismatch, .contradiction => mismatch(op, name),
+        .structure, .state_conflict, .state_strategy => mismatch(op, name),
         .state_unavailable => fail(.state_unavailable, "{s}: nobody holds the state", .{name}),
         .digest => fail(
             .aborted,
@@ -1084,6 +1086,22 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
     };
 }
 
+/// ", or none brings the revision that is expected (rule successive); this peer brought 10 and ..."
+const OutOfRule = struct {
+    op: *const session.Operation,
+
+    pub fn format(it: OutOfRule, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+        if (!it.op.op.descriptor.rules.successive) return;
+        try writer.writeAll(", or none brings the revision that is expected (rule successive)");
+        const moved = it.op.sync orelse return;
+        if (moved.expected == 0) return;
+        try writer.print("; this peer brought {d} and expected {d}", .{
+            moved.revision,
+            moved.expected,
+        });
+    }
+};
+
 /// Whose link to this peer is broken, where it is one of this peer's.
 fn unreachable_peer(op: *const session.Operation) ?base.PeerId {
     if (!op.unreachable_peer.eql(.none)) return op.unreachable_peer;
@@ -1098,8 +1116,8 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     // Decisions have a reason: this peer alone was told. Which call it was stands in the words.
     if (op.failure.reason == null) return fail(
         .mismatch,
-        "{s}: this peer is new in the group and was refused; the members go on without it: {s}. " ++
-            "{f}{s}. Correct that, then connect again",
+        "{s}: this peer was refused, and is no member any more; the others go on without it: " ++
+            "{s}. {f}{s}. Correct that, then connect again",
         .{ @tagName(op.op.descriptor.kind), op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
@@ -1112,6 +1130,13 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .mismatch,
         "{s}: {f} and {f} both insist on their content (send_only), and it differs: at " ++
             "most one content can be sent. The tensors are as they were",
+        .{ name, peer, other },
+    );
+    if (op.failure.reason == .state_strategy) return fail(
+        .mismatch,
+        "{s}: {f} and {f} both give their content, and one of them sends it (send_only): by the " ++
+            "rule one_sender all others must only receive (receive_only). The tensors are as " ++
+            "they were",
         .{ name, peer, other },
     );
     if (op.failure.reason == .contradiction) return fail(

@@ -38,12 +38,23 @@ pub const StateOptions = extern struct {
     reserved: u32,
 
     const prefetch: u32 = 1;
+    const successive: u32 = 2;
+    const refuse: u32 = 4;
+    const one_sender: u32 = 8;
+    const known = prefetch | successive | refuse | one_sender;
 };
 
 pub const SyncOptions = extern struct {
     size: usize,
     strategy: c_uint,
     deadline_ns: u64,
+    revision: u64,
+    contributors: ?[*]comm_file.PeerIdBytes,
+    holders: ?[*]u8,
+    capacity: u32,
+    flags: u32,
+
+    const at_revision: u32 = 1;
 };
 
 pub const SyncOutcome = extern struct {
@@ -60,6 +71,11 @@ pub const SyncOutcome = extern struct {
     duration_ns: u64,
     hash_ns: u64,
     leaves_early: u64,
+    elected_revision: u64,
+    hash_bytes_sent: u64,
+    hash_bytes_received: u64,
+    contributor_count: u32,
+    holder_count: u32,
 };
 
 /// pccl_state_t
@@ -89,7 +105,7 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
     const to = out orelse return status.is_null("state");
     const given = sized.read(StateOptions, options) catch
         return status.bad_size("pccl_state_options_t");
-    if (given.flags & ~StateOptions.prefetch != 0 or given.reserved != 0) return status.fail(
+    if (given.flags & ~StateOptions.known != 0 or given.reserved != 0) return status.fail(
         .invalid_argument,
         "the options of the state have flags that this library does not know, or were not zeroed",
         .{},
@@ -111,6 +127,11 @@ fn create(handle: ?*Comm, options: ?*const StateOptions, out: ?**State) status.E
         .name = name,
         .tensors = tensors,
         .revision = given.revision,
+        .rules = .{
+            .successive = given.flags & StateOptions.successive != 0,
+            .refuse = given.flags & StateOptions.refuse != 0,
+            .one_sender = given.flags & StateOptions.one_sender != 0,
+        },
         .prefetch = given.flags & StateOptions.prefetch != 0,
     }, &at) catch |err| {
         const about = if (at < tensors.len) tensors[at].name else name;
@@ -213,19 +234,31 @@ fn sync(
         "strategy {d} is unknown; see pccl_strategy_t",
         .{given.strategy},
     );
+    const at_revision = given.flags & SyncOptions.at_revision != 0;
+    if (given.flags & ~SyncOptions.at_revision != 0 or (given.revision != 0 and !at_revision))
+        return status.fail(
+            .invalid_argument,
+            "the options of the sync have flags that this library does not know, or a revision " ++
+                "without the flag for it, or were not zeroed",
+            .{},
+        );
     // Before anything moves: afterwards a bad argument could not be repaired.
     if (outcome) |to| sized.check(SyncOutcome, to) catch
         return status.bad_size("pccl_sync_outcome_t");
     const comm = state.comm;
+    var ids: [base.limits.peers_max]base.PeerId = undefined;
     const done = state.shared.sync(.{
         .strategy = strategy,
+        .revision = if (at_revision) given.revision else null,
         .deadline = comm.deadline(given.deadline_ns),
         .interrupt = comm.interrupt,
+        .ids = &ids,
     }, tell) catch |err| {
         if (err == error.Left) if (comm.membership.lost()) |why|
             return failure.membership(why, comm.membership.why_removed());
         return failure.sync(err);
     };
+    put_contributors(&given, &done, &ids);
     if (outcome) |to| sized.write(SyncOutcome, to, .{
         .size = undefined,
         .revision = done.revision,
@@ -240,7 +273,26 @@ fn sync(
         .duration_ns = done.duration_ns,
         .hash_ns = done.hash_ns,
         .leaves_early = done.leaves_early,
+        .elected_revision = done.elected_revision,
+        .hash_bytes_sent = done.hash_bytes_sent,
+        .hash_bytes_received = done.hash_bytes_received,
+        .contributor_count = done.contributors.count(),
+        .holder_count = done.holders.count(),
     }) catch unreachable; // it was checked
+}
+
+/// Writes as many as the caller has room for.
+fn put_contributors(
+    options: *const SyncOptions,
+    done: *const net.SharedState.Outcome,
+    ids: *const [base.limits.peers_max]base.PeerId,
+) void {
+    const count = @min(options.capacity, done.contributors.count());
+    for (0..count) |position| {
+        const rank = done.contributors.at(position);
+        if (options.contributors) |to| to[position] = .{ .bytes = ids[rank].bytes };
+        if (options.holders) |to| to[position] = @intFromBool(done.holders.has(rank));
+    }
 }
 
 /// Keeps status and sentence of a sync that failed, which `failure.sync` finds again.

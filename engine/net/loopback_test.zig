@@ -731,10 +731,13 @@ const Shared = struct {
     }
 
     fn sync(shared: *Shared, deadline_ns: u64) !net.SharedState.Outcome {
+        var ids: [base.limits.peers_max]base.PeerId = undefined;
         const options: net.SharedState.Options = .{
             .strategy = .popular,
+            .revision = null,
             .deadline = clock.after(deadline_ns),
             .interrupt = .{},
+            .ids = &ids,
         };
         return shared.state.sync(options, ignore);
     }

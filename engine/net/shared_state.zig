@@ -104,12 +104,20 @@ pub const SharedState = struct {
 
     pub const Options = struct {
         strategy: wire.control.Strategy,
+        /// That of the content in this call; null: the state's own.
+        revision: ?u64,
         deadline: Instant,
         interrupt: Interrupt,
+        /// The members of its epoch are written there.
+        ids: *[base.limits.peers_max]base.PeerId,
     };
 
     pub const Outcome = struct {
         revision: u64,
+        elected_revision: u64,
+        /// Ranks: those that took part, and those of them that held what was elected.
+        contributors: base.Mask,
+        holders: base.Mask,
         epoch: u64,
         sequence: u64,
         attempts: u32,
@@ -119,6 +127,8 @@ pub const SharedState = struct {
         sources: u32,
         bytes_sent: u64,
         bytes_received: u64,
+        hash_bytes_sent: u64,
+        hash_bytes_received: u64,
         duration_ns: u64,
         hash_ns: u64,
     };
@@ -148,15 +158,18 @@ pub const SharedState = struct {
         try shared.begin(&work, options);
         _ = options.interrupt.wait(&work.finished, base.never) catch work.cancel();
         const status = work.wait(base.never).?; // the session keeps the deadline
-        const outcome = shared.outcome_of(&work, began, hashed - began);
-        if (status != .ok) failed(work.operation);
+        const ids = work.operation.member_ids();
+        @memcpy(options.ids[0..ids.len], ids);
+        const hash_ns = hashed - began;
+        const outcome = if (status == .ok) shared.outcome_of(&work, began, hash_ns) else null;
+        if (outcome == null) failed(work.operation);
         shared.lock.lock();
         shared.work = null;
         shared.lock.unlock();
         work.deinit();
-        if (status != .ok) return error.Failed;
+        const done = outcome orelse return error.Failed;
         shared.state.apply();
-        return outcome;
+        return done;
     }
 
     fn occupy(shared: *SharedState) SyncError!void {
@@ -184,6 +197,7 @@ pub const SharedState = struct {
         try work.begin_sync(shared.membership, .{
             .state = shared.state,
             .strategy = options.strategy,
+            .revision = options.revision,
             .deadline = options.deadline,
         });
         shared.work = work;
@@ -194,6 +208,9 @@ pub const SharedState = struct {
         const moved = operation.sync.?;
         return .{
             .revision = moved.revision_after(),
+            .elected_revision = moved.revision,
+            .contributors = session.Sync.contributors(operation).*,
+            .holders = session.Sync.holders_of(operation).*,
             .epoch = operation.op.epoch,
             .sequence = operation.op.id.sequence,
             .attempts = operation.op.attempts,
@@ -203,6 +220,8 @@ pub const SharedState = struct {
             .sources = moved.sources.count(),
             .bytes_sent = moved.bytes_sent,
             .bytes_received = moved.bytes_received,
+            .hash_bytes_sent = moved.hash_bytes_sent,
+            .hash_bytes_received = moved.hash_bytes_received,
             .duration_ns = operation.finished_at - began,
             .hash_ns = hash_ns,
         };

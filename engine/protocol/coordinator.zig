@@ -1483,7 +1483,7 @@ pub const Coordinator = struct {
         }
     }
 
-    /// Newcomers whose calls are not those of the members.
+    /// Members whose calls, or shared states, are not those of the others: newcomers as a rule.
     fn refuse_misfits(c: *Coordinator, now: Instant) void {
         var misfits: stall.Overdue = .{};
         for (c.groups.items) |group| while (misfit.find(group, &misfits) or

@@ -12,6 +12,16 @@
 //!      weights of three newcomers never outvote one incumbent.
 //!   4. If all hold the elected content at its revision, and nobody only receives, the offers are
 //!      votes, and nothing moves.
+//!
+//! A state may have further rules (wire.control.StateRules). For two of them the word of the judges
+//! counts: that of the members from before, or of all where none of those is left.
+//!
+//!   successive  Only content of the revision that is expected is elected: one more than the last
+//!               one that a judge has committed. Before the first commit any may be.
+//!   refuse      Where more judges have one structure than any other, members of another one are
+//!               refused. So are members that would give content of a higher revision than is
+//!               expected, if there is content that may be elected.
+//!   one_sender  Beside a send_only member, all others must be receive_only.
 
 const std = @import("std");
 const base = @import("base");
@@ -21,16 +31,21 @@ const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const PeerId = base.PeerId;
 const Hash = wire.control.Hash;
+const StateRules = wire.control.StateRules;
 const Strategy = wire.control.Strategy;
 const assert = std.debug.assert;
 
 pub const Offer = struct {
     digest: u128,
     revision: u64,
+    /// One more than its last committed revision; 0 if it has none.
+    expected: u64 = 0,
     structure: Hash,
     root: Hash,
     strategy: Strategy,
     voted: bool,
+    /// Its member takes it for a vote, should all be equal.
+    is_vote: bool,
 };
 
 pub const Verdict = union(enum) {
@@ -38,12 +53,19 @@ pub const Verdict = union(enum) {
     equal: u128,
     elected: Elected,
     /// Structures of these two ranks differ.
-    structure: [2]u16,
+    structure: Differ,
     /// These two ranks insist on different contents.
     conflict: [2]u16,
+    /// These two ranks give, and one alone may.
+    givers: [2]u16,
+    /// These ranks are refused, and the others go on.
+    ahead: Ahead,
     /// Nobody offers anything that may be taken.
     unavailable,
 
+    /// `refuses`: the second is not that of the judges, and they go on without it.
+    pub const Differ = struct { ranks: [2]u16, refuses: bool };
+    pub const Ahead = struct { ranks: Mask, expected: u64 };
     pub const Elected = struct { revision: u64, root: Hash, holders: Mask };
 };
 
@@ -55,17 +77,36 @@ pub const Election = struct {
     decided: bool = false,
     /// While it is found out how structures differ.
     structures: ?Structures = null,
-    /// Newcomers whose offers do not fit, and that must leave for it (misfit.zig).
+    /// Members whose offers do not fit, and that must leave for it (misfit.zig).
     misfits: Mask = .empty,
+    /// The part of them that does not fit.
+    blame: Blame = .structure,
+    /// Also a member from before must leave for its structure.
+    refuses: bool = false,
     /// The name of the state, as the first member that offered has it.
     name: base.Label = .{},
 
-    /// The members as the epoch knows them.
+    pub const Blame = union(enum) {
+        structure,
+        content,
+        strategy,
+        /// The one that is expected.
+        revision: u64,
+    };
+
+    /// The members as the epoch knows them, and the rules that they have called for.
     pub const Members = struct {
         ids: []const PeerId,
         alive: *const Mask,
         /// Ranks below this were members of the epoch before.
         incumbents: usize,
+        rules: StateRules = .{},
+
+        fn judges(members: *const Members) Mask {
+            const newcomers = members.alive.without(&.full(members.incumbents));
+            const before = members.alive.without(&newcomers);
+            return if (before.is_empty()) members.alive.* else before;
+        }
     };
 
     pub fn create(gpa: Allocator, ranks: usize) Allocator.Error!*Election {
@@ -87,6 +128,7 @@ pub const Election = struct {
         if (election.structures) |*structures| structures.deinit(election.gpa);
         election.structures = null;
         election.misfits = .empty;
+        election.refuses = false;
         election.offered = .empty;
         election.decided = false;
         @memset(election.offers, null);
@@ -105,15 +147,105 @@ pub const Election = struct {
         if (election.decided or !election.offered.covers(members.alive)) return null;
         if (members.alive.is_empty()) return null;
         election.decided = true;
-        const first = members.alive.at(0);
-        if (election.unlike(members, first, structures_equal)) |other|
-            return .{ .structure = .{ first, other } };
-        const winner = election.voted_for(members) orelse switch (election.insisted(members)) {
-            .none => election.best(members) orelse return .unavailable,
+        if (election.misshapen(&members)) |differ| return .{ .structure = differ };
+        if (members.rules.one_sender) if (election.givers(members.alive)) |ranks|
+            return .{ .givers = ranks };
+        if (election.voted_for(members)) |rank| return election.proclaim(members, rank);
+        const next = election.expected(&members);
+        const allowed = election.in_rule(&members, next);
+        const winner = switch (election.insisted(&allowed)) {
+            .none => election.best(members, &allowed) orelse return .unavailable,
             .rank => |rank| rank,
             .conflict => |ranks| return .{ .conflict = ranks },
         };
+        if (members.rules.refuse) if (election.ahead(&members, next)) |those|
+            return .{ .ahead = those };
         return election.proclaim(members, winner);
+    }
+
+    /// The revision that must come next; 0 if any may.
+    fn expected(election: *const Election, members: *const Members) u64 {
+        if (!members.rules.successive) return 0;
+        const judges = members.judges();
+        var most: u64 = 0;
+        for (0..judges.count()) |position|
+            most = @max(most, election.at(judges.at(position)).expected);
+        return most;
+    }
+
+    /// Those whose revision may be elected.
+    fn in_rule(election: *const Election, members: *const Members, next: u64) Mask {
+        var allowed = members.alive.*;
+        if (next == 0) return allowed;
+        for (0..members.alive.count()) |position| {
+            const rank = members.alive.at(position);
+            if (election.at(rank).revision != next) allowed.unset(rank);
+        }
+        return allowed;
+    }
+
+    /// Those who would give more than is expected. One that gives less merely receives.
+    fn ahead(election: *const Election, members: *const Members, next: u64) ?Verdict.Ahead {
+        var found: Verdict.Ahead = .{ .ranks = .empty, .expected = next };
+        if (next == 0) return null;
+        for (0..members.alive.count()) |position| {
+            const rank = members.alive.at(position);
+            const offer = election.at(rank);
+            const gives = offer.strategy != .receive_only;
+            if (gives and offer.revision > next) found.ranks.set(rank);
+        }
+        return if (found.ranks.is_empty()) null else found;
+    }
+
+    /// One that sends, and another that does not only receive, in order of their ranks.
+    fn givers(election: *const Election, alive: *const Mask) ?[2]u16 {
+        const sender = for (0..alive.count()) |position| {
+            if (election.at(alive.at(position)).strategy == .send_only) break alive.at(position);
+        } else return null;
+        for (0..alive.count()) |position| {
+            const rank = alive.at(position);
+            if (rank == sender or election.at(rank).strategy == .receive_only) continue;
+            return .{ @min(rank, sender), @max(rank, sender) };
+        }
+        return null;
+    }
+
+    fn misshapen(election: *const Election, members: *const Members) ?Verdict.Differ {
+        const first = members.alive.at(0);
+        const other = election.unlike(members, first) orelse return null;
+        if (members.rules.refuse) if (election.usual(members)) |rank| return .{
+            .ranks = .{ rank, election.unlike(members, rank).? },
+            .refuses = true,
+        };
+        return .{ .ranks = .{ first, other }, .refuses = false };
+    }
+
+    /// A judge with the structure that more judges have than any other; null if two are equal.
+    fn usual(election: *const Election, members: *const Members) ?u16 {
+        const judges = members.judges();
+        var found = judges.at(0);
+        var most: usize = 0;
+        var is_tied = false;
+        for (0..judges.count()) |position| {
+            const rank = judges.at(position);
+            const count = election.alike(&judges, rank);
+            if (count < most) continue;
+            const is_other = !structures_equal(election.at(found), election.at(rank));
+            if (count == most) is_tied = is_tied or is_other;
+            if (count == most) continue;
+            found, most, is_tied = .{ rank, count, false };
+        }
+        return if (is_tied) null else found;
+    }
+
+    /// How many of them have the structure of this member.
+    fn alike(election: *const Election, of: *const Mask, rank: u16) usize {
+        var count: usize = 0;
+        for (0..of.count()) |position| {
+            const is_equal = structures_equal(election.at(rank), election.at(of.at(position)));
+            count += @intFromBool(is_equal);
+        }
+        return count;
     }
 
     fn proclaim(election: *const Election, members: Members, winner: u16) Verdict {
@@ -130,7 +262,7 @@ pub const Election = struct {
             if (std.mem.eql(u8, &other.root, &offer.root)) elected.holders.set(rank);
             if (other.digest != offer.digest) equal = false;
             if (other.revision != offer.revision) equal = false;
-            if (other.strategy == .receive_only and !other.voted) equal = false;
+            if (!other.is_vote) equal = false;
         }
         equal = equal and elected.holders.eql(members.alive);
         return if (equal) .{ .equal = offer.digest } else .{ .elected = elected };
@@ -144,16 +276,11 @@ pub const Election = struct {
         return std.mem.eql(u8, &a.structure, &b.structure);
     }
 
-    /// The first member whose offer is unlike that of `rank`.
-    fn unlike(
-        election: *const Election,
-        members: Members,
-        rank: u16,
-        comptime alike: fn (*const Offer, *const Offer) bool,
-    ) ?u16 {
+    /// The first member whose structure is not that of `rank`.
+    fn unlike(election: *const Election, members: *const Members, rank: u16) ?u16 {
         for (0..members.alive.count()) |position| {
             const other = members.alive.at(position);
-            if (!alike(election.at(rank), election.at(other))) return other;
+            if (!structures_equal(election.at(rank), election.at(other))) return other;
         }
         return null;
     }
@@ -169,10 +296,10 @@ pub const Election = struct {
 
     const Insisted = union(enum) { none, rank: u16, conflict: [2]u16 };
 
-    fn insisted(election: *const Election, members: Members) Insisted {
+    fn insisted(election: *const Election, allowed: *const Mask) Insisted {
         var first: ?u16 = null;
-        for (0..members.alive.count()) |position| {
-            const rank = members.alive.at(position);
+        for (0..allowed.count()) |position| {
+            const rank = allowed.at(position);
             if (election.at(rank).strategy != .send_only) continue;
             const before = first orelse {
                 first = rank;
@@ -186,11 +313,11 @@ pub const Election = struct {
         return if (first) |rank| .{ .rank = rank } else .none;
     }
 
-    fn best(election: *const Election, members: Members) ?u16 {
+    fn best(election: *const Election, members: Members, allowed: *const Mask) ?u16 {
         var buffer: [base.limits.peers_max]u16 = undefined;
         var count: usize = 0;
-        for (0..members.alive.count()) |position| {
-            const rank = members.alive.at(position);
+        for (0..allowed.count()) |position| {
+            const rank = allowed.at(position);
             if (election.at(rank).strategy != .popular) continue;
             buffer[count] = rank;
             count += 1;
@@ -245,6 +372,7 @@ const Case = struct {
     ids: [8]PeerId,
     alive: Mask,
     incumbents: usize = 0,
+    rules: StateRules = .{},
 
     fn init(ranks: usize) !Case {
         var case: Case = .{
@@ -265,8 +393,25 @@ const Case = struct {
             .root = @splat(root),
             .strategy = strategy,
             .voted = false,
+            .is_vote = strategy != .receive_only,
         });
         try std.testing.expect(taken);
+    }
+
+    /// One whose last committed revision is known, as session/sync.zig makes it.
+    fn offer_after(case: *Case, rank: u16, root: u8, revision: u64, after: ?u64) !void {
+        try case.offer(rank, root, revision, .popular);
+        const made = &case.election.offers[rank].?;
+        made.expected = if (after) |last| last + 1 else 0;
+        made.is_vote = after == null or made.revision == made.expected;
+    }
+
+    fn shape(case: *Case, shapes: []const u8) !void {
+        case.election.reset();
+        for (shapes, 0..) |structure, rank| {
+            try case.offer(@intCast(rank), 1, 0, .popular);
+            case.election.offers[rank].?.structure = @splat(structure);
+        }
     }
 
     fn decide(case: *Case) ?Verdict {
@@ -274,6 +419,7 @@ const Case = struct {
             .ids = &case.ids,
             .alive = &case.alive,
             .incumbents = case.incumbents,
+            .rules = case.rules,
         });
     }
 
@@ -394,5 +540,163 @@ test "structures that differ are named before anything else" {
     defer case.election.destroy();
     for (0..3) |rank| try case.offer(@intCast(rank), 1, 0, .popular);
     case.election.offers[2].?.structure = @splat(2);
-    try std.testing.expectEqual([2]u16{ 0, 2 }, case.decide().?.structure);
+    const differ = case.decide().?.structure;
+    try std.testing.expectEqual(Verdict.Differ{ .ranks = .{ 0, 2 }, .refuses = false }, differ);
+}
+
+// ---- the rules of a state
+
+test "successive: another revision than the one that follows is not elected, whoever has it" {
+    var case = try Case.init(4);
+    defer case.election.destroy();
+    case.rules.successive = true;
+    case.incumbents = 3;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 2, 1000, 10); // it names a revision of its own
+    try case.offer_after(2, 2, 10, 9); // it was in doubt about the last one
+    try case.offer_after(3, 3, 4000, null); // a newcomer from another checkpoint
+    try case.expect(1, 11, &.{0});
+
+    // One that insists, too.
+    case.election.reset();
+    for (0..3) |rank| try case.offer_after(@intCast(rank), 1, 11, 10);
+    try case.offer(3, 3, 12, .send_only);
+    try case.expect(1, 11, &.{ 0, 1, 2 });
+
+    // Nobody has it.
+    case.election.reset();
+    for (0..4) |rank| try case.offer_after(@intCast(rank), 1, 12, 10);
+    try std.testing.expectEqual(.unavailable, std.meta.activeTag(case.decide().?));
+}
+
+test "successive: before the first commit any revision may be, and a newcomer's word is none" {
+    var case = try Case.init(3);
+    defer case.election.destroy();
+    case.rules.successive = true;
+    try case.offer_after(0, 1, 3, null);
+    try case.offer_after(1, 2, 7, null);
+    try case.offer_after(2, 3, 0, null);
+    try case.expect(2, 7, &.{1});
+
+    case.election.reset();
+    case.incumbents = 2;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 1, 11, 10);
+    try case.offer_after(2, 3, 90, 89); // it says that it has committed 89
+    try case.expect(1, 11, &.{ 0, 1 });
+
+    // Nobody is left from before: then the greatest of all counts.
+    case.election.reset();
+    case.incumbents = 0;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 2, 12, 11);
+    try case.offer_after(2, 3, 13, null);
+    try case.expect(2, 12, &.{1});
+}
+
+test "successive: an offer that its member knows to be out of rule is no vote" {
+    var case = try Case.init(2);
+    defer case.election.destroy();
+    case.rules.successive = true;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 1, 11, 9); // in doubt, and told by its program
+    try case.expect(1, 11, &.{ 0, 1 });
+}
+
+test "successive: what a survivor has voted for stays, also if all who knew its revision are gone" {
+    var case = try Case.init(2);
+    defer case.election.destroy();
+    case.rules = .{ .successive = true, .refuse = true };
+    try case.offer_after(0, 1, 11, 9);
+    case.election.offers[0].?.voted = true;
+    try case.offer_after(1, 2, 10, 9);
+    try case.expect(1, 11, &.{0});
+}
+
+test "refuse: the structure that most judges have is right, and none is where two are equal" {
+    var case = try Case.init(5);
+    defer case.election.destroy();
+    const Shaped = struct { shapes: *const [5]u8, incumbents: usize, ranks: [2]u16, refuses: bool };
+    for ([_]Shaped{
+        // Most have the second; of those that have another, the first is compared.
+        .{ .shapes = "abbcb", .incumbents = 5, .ranks = .{ 1, 0 }, .refuses = true },
+        .{ .shapes = "abbcb", .incumbents = 0, .ranks = .{ 1, 0 }, .refuses = true },
+        .{ .shapes = "aabcd", .incumbents = 5, .ranks = .{ 0, 2 }, .refuses = true },
+        // Newcomers are no judges, however many they are.
+        .{ .shapes = "aabbb", .incumbents = 2, .ranks = .{ 0, 2 }, .refuses = true },
+        .{ .shapes = "abbbb", .incumbents = 1, .ranks = .{ 0, 1 }, .refuses = true },
+        // Two have as many judges.
+        .{ .shapes = "aabbc", .incumbents = 5, .ranks = .{ 0, 2 }, .refuses = false },
+        .{ .shapes = "abaaa", .incumbents = 2, .ranks = .{ 0, 1 }, .refuses = false },
+    }) |shaped| for ([_]bool{ true, false }) |refuses| {
+        case.incumbents = shaped.incumbents;
+        case.rules.refuse = refuses;
+        try case.shape(shaped.shapes);
+        const differ = case.decide().?.structure;
+        try std.testing.expectEqual(shaped.refuses and refuses, differ.refuses);
+        const first: u16 = if (refuses) shaped.ranks[0] else 0;
+        try std.testing.expectEqual(first, differ.ranks[0]);
+        if (refuses) try std.testing.expectEqual(shaped.ranks[1], differ.ranks[1]);
+    };
+}
+
+test "refuse: members ahead of the revision that follows leave, if anybody has it" {
+    var case = try Case.init(4);
+    defer case.election.destroy();
+    case.rules = .{ .successive = true, .refuse = true };
+    case.incumbents = 3;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 1, 1000, 10);
+    try case.offer_after(2, 1, 10, 9); // behind: it receives
+    try case.offer(3, 1, 4000, .receive_only); // gives nothing
+    const ahead = case.decide().?.ahead;
+    try std.testing.expectEqual(11, ahead.expected);
+    try std.testing.expect(ahead.ranks.has(1) and ahead.ranks.count() == 1);
+
+    // Nobody would be left.
+    case.election.reset();
+    for (0..4) |rank| try case.offer_after(@intCast(rank), 1, 1000, 10);
+    try std.testing.expectEqual(.unavailable, std.meta.activeTag(case.decide().?));
+
+    // Without the other rule there is no revision that follows.
+    case.election.reset();
+    case.rules.successive = false;
+    try case.offer_after(0, 1, 11, 10);
+    try case.offer_after(1, 2, 1000, 10);
+    for (2..4) |rank| try case.offer_after(@intCast(rank), 1, 11, 10);
+    try case.expect(2, 1000, &.{1});
+}
+
+test "who leaves is found out anew in each attempt" {
+    var case = try Case.init(2);
+    defer case.election.destroy();
+    case.election.refuses = true;
+    case.election.misfits.set(1);
+    case.election.reset();
+    try std.testing.expect(!case.election.refuses and case.election.misfits.is_empty());
+}
+
+test "one_sender: beside one that sends, all others only receive, also what is the same" {
+    var case = try Case.init(3);
+    defer case.election.destroy();
+    const Given = struct { strategies: [3]Strategy, givers: ?[2]u16 };
+    for ([_]Given{
+        .{ .strategies = .{ .receive_only, .send_only, .receive_only }, .givers = null },
+        .{ .strategies = .{ .popular, .popular, .receive_only }, .givers = null },
+        .{ .strategies = .{ .popular, .receive_only, .send_only }, .givers = .{ 0, 2 } },
+        .{ .strategies = .{ .receive_only, .send_only, .popular }, .givers = .{ 1, 2 } },
+        .{ .strategies = .{ .send_only, .receive_only, .send_only }, .givers = .{ 0, 2 } },
+    }) |given| for ([_]bool{ true, false }) |one_sender| {
+        case.election.reset();
+        case.rules.one_sender = one_sender;
+        for (given.strategies, 0..) |strategy, rank|
+            try case.offer(@intCast(rank), 1, 0, strategy);
+        const verdict = case.decide().?;
+        const expected: ?[2]u16 = if (one_sender) given.givers else null;
+        const found: ?[2]u16 = switch (verdict) {
+            .givers => |ranks| ranks,
+            else => null,
+        };
+        try std.testing.expectEqual(expected, found);
+    };
 }

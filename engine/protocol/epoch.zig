@@ -634,6 +634,7 @@ pub const Epoch = struct {
             .contradiction,
             .structure,
             .state_conflict,
+            .state_strategy,
             => return error.Unexpected,
         }
         try epoch.check_party(message.op, rank);
@@ -922,10 +923,12 @@ pub const Epoch = struct {
         if (!election.take(rank, .{
             .digest = message.digest,
             .revision = message.revision,
+            .expected = message.expected,
             .structure = message.structure,
             .root = message.root,
             .strategy = message.strategy,
             .voted = message.voted,
+            .is_vote = message.is_vote(),
         })) return error.Unexpected;
         try epoch.elect(known);
     }
@@ -939,6 +942,7 @@ pub const Epoch = struct {
             .ids = ids,
             .alive = &epoch.alive,
             .incumbents = epoch.members.len - epoch.began.joined,
+            .rules = known.descriptor.rules,
         }) orelse return;
         switch (verdict) {
             .equal => |digest| {
@@ -956,19 +960,31 @@ pub const Epoch = struct {
                 .root = elected.root,
                 .holders = elected.holders,
             } }),
-            .structure => |ranks| {
+            .structure => |differ| {
+                const ranks = differ.ranks;
+                election.refuses = differ.refuses;
                 election.structures = .init(.{
                     epoch.members[ranks[0]].ranked(ranks[0]),
                     epoch.members[ranks[1]].ranked(ranks[1]),
                 });
                 try epoch.compare_structures(known);
             },
-            .conflict => |ranks| if (!misfit.blames(epoch, known, ranks))
+            .conflict => |ranks| if (!misfit.blames(epoch, known, ranks, .content))
                 try epoch.abort(known.id, .{
                     .reason = .state_conflict,
                     .peer = ids[ranks[0]],
                     .other = ids[ranks[1]],
                 }, null),
+            .givers => |ranks| if (!misfit.blames(epoch, known, ranks, .strategy))
+                try epoch.abort(known.id, .{
+                    .reason = .state_strategy,
+                    .peer = ids[ranks[0]],
+                    .other = ids[ranks[1]],
+                }, null),
+            .ahead => |*ahead| {
+                election.misfits = ahead.ranks;
+                election.blame = .{ .revision = ahead.expected };
+            },
             .unavailable => try epoch.abort(known.id, .{ .reason = .state_unavailable }, null),
         }
     }
@@ -987,8 +1003,8 @@ pub const Epoch = struct {
         try epoch.compare_structures(known);
     }
 
-    /// Finds out how two structures differ. Then a newcomer is refused, or all hear it, and the
-    /// operation is aborted.
+    /// Finds out how two structures differ. Then a newcomer, or one of few, is refused; or all hear
+    /// it, and the operation is aborted.
     fn compare_structures(epoch: *Epoch, known: *Record) ProtocolError!void {
         const structures = &known.election.?.structures.?;
         switch (structures.next()) {
@@ -1002,7 +1018,7 @@ pub const Epoch = struct {
                 .first = ask.first,
             } }),
             .over => {
-                if (misfit.blames(epoch, known, structures.ranks)) return;
+                if (misfit.blames(epoch, known, structures.ranks, .structure)) return;
                 epoch.broadcast(.{ .state_differs = .{
                     .group = epoch.group,
                     .epoch = epoch.number,

@@ -859,6 +859,7 @@ pub const Member = struct {
             .contradiction,
             .structure,
             .state_conflict,
+            .state_strategy,
             => unreachable,
         };
         m.actions.vtable.finished(m.actions.ctx, op, .{
@@ -967,6 +968,7 @@ pub const Member = struct {
     pub const Offer = struct {
         digest: u128,
         revision: u64,
+        expected: u64,
         structure: control.Hash,
         root: control.Hash,
         strategy: control.Strategy,
@@ -981,8 +983,23 @@ pub const Member = struct {
         if (!epoch.running) return;
         // Nobody would hear it. The coordinator that comes back begins a new attempt.
         if (!m.connected) return;
-        // An offer that is never taken is no vote either, whatever the others hold.
-        const votes = what.strategy != .receive_only or what.voted;
+        const message: control.StateOffer = .{
+            .group = m.group,
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .op = op.id,
+            .descriptor = op.descriptor,
+            .digest = what.digest,
+            .revision = what.revision,
+            .expected = what.expected,
+            .structure = what.structure,
+            .root = what.root,
+            .strategy = what.strategy,
+            .voted = what.voted,
+            .decisions_seen = epoch.decisions_seen,
+            .name = .of(what.name.slice()),
+        };
+        const votes = message.is_vote();
         switch (op.state) {
             .running, .voted => op.state = if (votes) .voted else .running,
             // Others would wait for an offer that cannot come any more.
@@ -992,21 +1009,7 @@ pub const Member = struct {
         op.voted_attempt = if (votes) epoch.attempt else 0;
         op.complete = false;
         op.digest = what.digest;
-        m.send(.{ .state_offer = .{
-            .group = m.group,
-            .epoch = epoch.number,
-            .attempt = epoch.attempt,
-            .op = op.id,
-            .descriptor = op.descriptor,
-            .digest = what.digest,
-            .revision = what.revision,
-            .structure = what.structure,
-            .root = what.root,
-            .strategy = what.strategy,
-            .voted = what.voted,
-            .decisions_seen = epoch.decisions_seen,
-            .name = .of(what.name.slice()),
-        } });
+        m.send(.{ .state_offer = message });
         epoch.decisions_told = epoch.decisions_seen;
         m.ask_to_abort(op);
     }
@@ -1197,6 +1200,7 @@ pub const Member = struct {
         return .{
             .status = switch (message.reason) {
                 .mismatch, .contradiction, .structure, .state_conflict => .mismatch,
+                .state_strategy => .mismatch,
                 .state_unavailable => .state_unavailable,
                 .too_few_peers => .too_few_peers,
                 .deadline, .cancelled, .digest, .peer_lost, .root_lost, .link_broken => .aborted,
@@ -1334,7 +1338,7 @@ pub const Member = struct {
         m.end(.coordinator_unreachable, .in_doubt);
     }
 
-    /// `refused`: what a newcomer has called does not fit, so that is what its calls say.
+    /// `refused`: what this peer has called does not fit, so that is what its calls say.
     pub fn on_expelled(m: *Member, refused: bool) void {
         const status: Status = if (refused) .mismatch else .expelled;
         m.end(status, status);

@@ -11,6 +11,9 @@
 //! all_to_all, so the word of one is enough there: a newcomer is refused when it and a member
 //! disagree, whichever of them says so.
 //!
+//! The rules of a shared state may also have members from before refused, at any of its syncs
+//! (election.zig).
+//!
 //! A newcomer may make its first call on a tag, or of a shared state, that nobody else uses. It is
 //! refused, too, when all members from before have waited for it in their first call elsewhere, and
 //! it in its own, for the time of the stall warning.
@@ -18,6 +21,7 @@
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
+const Election = @import("election.zig").Election;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
 const Overdue = @import("stall.zig").Overdue;
@@ -219,15 +223,23 @@ pub fn is_one(known: *const Record, rank: u16) bool {
 
 // ---- shared states
 
-/// Two members contradict each other about a shared state, of which the second is a newcomer. It is
-/// refused, with those who hold the same structure; if both insist on their contents, also where
-/// the first is a newcomer, too.
-pub fn blames(epoch: *const Epoch, known: *Record, ranks: [2]u16) bool {
-    if (!may_be(epoch, known.id) or !is_newcomer(epoch, ranks[1])) return false;
+/// Two members contradict each other about a shared state. The second is refused if it is a
+/// newcomer or the state's rules say so, with those who hold the same structure; where it is not
+/// about structures, also if the first is a newcomer, too.
+pub fn blames(
+    epoch: *const Epoch,
+    known: *Record,
+    ranks: [2]u16,
+    blame: Election.Blame,
+) bool {
     const election = known.election.?;
-    if (is_newcomer(epoch, ranks[0]) and election.structures != null) return false;
+    if (!election.refuses) {
+        if (!may_be(epoch, known.id) or !is_newcomer(epoch, ranks[1])) return false;
+        if (is_newcomer(epoch, ranks[0]) and blame == .structure) return false;
+    }
+    election.blame = blame;
     election.misfits.set(ranks[1]);
-    if (election.structures == null) return true;
+    if (blame != .structure) return true;
     const wrong = &election.offers[ranks[1]].?.structure;
     for (0..epoch.alive.count()) |position| {
         const rank = epoch.alive.at(position);
@@ -311,7 +323,7 @@ const Call = struct {
 
 // ---- letting go
 
-/// Newcomers that must leave, and why: of one operation, those who have called the same.
+/// Members that must leave, and why: of one operation, those who have called the same.
 pub fn find(group: *const Group, overdue: *Overdue) bool {
     for (group.epochs.items) |epoch| {
         if (epoch.recovering) continue;
@@ -337,11 +349,20 @@ fn take_state(epoch: *const Epoch, known: *Record, overdue: *Overdue) void {
         const rank = election.misfits.at(position);
         if (epoch.members[rank].peer) |peer| overdue.add(peer);
     }
-    if (election.structures) |*structures| overdue.say(
-        "its shared state \"{s}\" is not that of the members: {s}",
-        .{ election.name.slice(), structures.text() },
-    ) else overdue.say("it insists on its content of a shared state (send_only), and so does " ++
-        "another member, on its own: at most one content can be sent", .{});
+    switch (election.blame) {
+        .structure => overdue.say(
+            "its shared state \"{s}\" is not that of the members: {s}",
+            .{ election.name.slice(), election.structures.?.text() },
+        ),
+        .content => overdue.say("it insists on its content of a shared state (send_only), and " ++
+            "so does another member, on its own: at most one content can be sent", .{}),
+        .strategy => overdue.say("it gives its content of the shared state \"{s}\", and so " ++
+            "does another member; by the rule one_sender all but a member that sends " ++
+            "(send_only) must only receive (receive_only)", .{election.name.slice()}),
+        .revision => |expected| overdue.say("the revision of its content of the shared state " ++
+            "\"{s}\" is above {d}, the one that follows the last sync of the members; by the " ++
+            "rule successive it goes up by one", .{ election.name.slice(), expected }),
+    }
     election.misfits = .empty;
 }
 

@@ -425,6 +425,9 @@ fn kept_ranges(bytes: []const u8) !u32 {
 const Offer = struct {
     root: u8 = 1,
     strategy: control.Strategy = .popular,
+    revision: u64 = 0,
+    expected: u64 = 0,
+    rules: control.StateRules = .{},
     name: []const u8 = "weights",
 };
 
@@ -439,9 +442,11 @@ fn offer(court: *Court, index: usize, what: Offer) !void {
             .dtype = .u8,
             .op = .sum,
             .recovery = .resume_chunks,
+            .rules = what.rules,
         }),
         .digest = what.root,
-        .revision = 0,
+        .revision = what.revision,
+        .expected = what.expected,
         .structure = @splat(1),
         .root = @splat(what.root),
         .strategy = what.strategy,
@@ -479,6 +484,56 @@ test "of two newcomers that insist on different contents the second is refused, 
     try expectEqual(members_only | 1 << newcomer, court.members_alive());
     try expect(court.expelled[newcomer + 1] and court.expelled_refused);
     try expect(std.mem.indexOf(u8, court.why_expelled(), "insists on its content") != null);
+}
+
+test "refuse: a member from before leaves that is ahead, and nobody else" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    for (0..newcomer + 1) |index| try offer(&court, index, .{
+        .revision = ([_]u64{ 11, 1000, 10, 0 })[index],
+        .expected = ([_]u64{ 11, 11, 10, 0 })[index],
+        .rules = .{ .successive = true, .refuse = true },
+    });
+    try tick(&court);
+    try expectEqual(0, total(&court.aborts));
+    try expectEqual(with_newcomer & ~@as(u64, 1 << 1), court.members_alive());
+    try expect(court.expelled[1] and court.expelled_refused);
+    for ([_][]const u8{ "\"weights\"", "is above 11", "successive" }) |part|
+        try expect(std.mem.indexOf(u8, court.why_expelled(), part) != null);
+}
+
+test "one_sender: of two from before that give all hear, else a newcomer goes" {
+    const rules: control.StateRules = .{ .one_sender = true };
+    for ([_]bool{ true, false }) |is_newcomer| {
+        var court: Court = undefined;
+        try form(&court, 1);
+        defer court.c.destroy();
+        const sender: usize = if (is_newcomer) newcomer else 1;
+        for (0..newcomer + 1) |index| try offer(&court, index, .{
+            .strategy = if (index == sender) .send_only else .popular,
+            .rules = rules,
+        });
+        try tick(&court);
+        try expectEqual(@as(u32, if (is_newcomer) 0 else 4), total(&court.aborts));
+        try expectEqual(is_newcomer, court.expelled[newcomer]);
+        try expectEqual(with_newcomer, court.members_alive() | @as(u64, 1) << newcomer);
+        if (!is_newcomer) continue;
+        try expect(std.mem.indexOf(u8, court.why_expelled(), "one_sender") != null);
+    }
+}
+
+test "rules that differ are a mismatch that shows them" {
+    var court: Court = undefined;
+    try form(&court, 1);
+    defer court.c.destroy();
+    for (0..newcomer + 1) |index| try offer(&court, index, .{
+        .rules = if (index == newcomer) .{ .refuse = true, .successive = true } else .{},
+    });
+    try tick(&court);
+    try expectEqual(members_only, court.members_alive());
+    const words = "it called sync(rules successive and refuse) where the members called sync()";
+    try expect(std.mem.indexOf(u8, court.why_expelled(), words) != null);
 }
 
 // ---- calls that nobody else makes

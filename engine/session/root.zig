@@ -18,6 +18,7 @@ pub const outline = @import("outline.zig");
 pub const Operation = @import("operation.zig").Operation;
 pub const Span = @import("uses.zig").Span;
 pub const State = @import("state.zig").State;
+pub const Sync = @import("sync.zig").Sync;
 pub const Tensor = @import("state.zig").Tensor;
 pub const Status = @import("protocol").Status;
 pub const How = @import("protocol").Member.How;

@@ -956,6 +956,8 @@ pub const Session = struct {
         codec: base.Codec = .none,
         residual: ?kernels.Residual = null,
         plan: base.Plan = .auto,
+        /// Those of the state, in a sync.
+        rules: control.StateRules = .{},
         tag: u64 = 0,
         purpose: Purpose = .data,
         deadline: Instant,
@@ -1222,10 +1224,16 @@ pub const Session = struct {
     pub const SyncCall = struct {
         state: *State,
         strategy: control.Strategy,
+        /// That of the state's content in this call; null: the state's own.
+        revision: ?u64 = null,
         deadline: Instant,
     };
 
-    pub const SyncError = protocol.Member.StartError || error{ Left, BufferInUse };
+    pub const SyncError = protocol.Member.StartError || error{
+        Left,
+        BufferInUse,
+        RevisionTooLarge,
+    };
 
     /// Starts a sync of a state whose leaves and root are hashed; as `begin`. After a commit, the
     /// caller applies the state.
@@ -1234,6 +1242,8 @@ pub const Session = struct {
         const state = sync_call.state;
         const group = state.group;
         if (group.state != .joined) return error.Left;
+        if (sync_call.revision) |revision| if (revision >= base.limits.state_revisions_max)
+            return error.RevisionTooLarge;
         try group.member.check_start(state.tag);
         assert(state.operation == null);
         prefetch.stop(s, state);
@@ -1244,10 +1254,12 @@ pub const Session = struct {
         uses.sort();
         if (s.is_in_use(&uses)) return error.BufferInUse;
         const epoch = group.member.current.?;
-        const made = try Sync.create(s.gpa, state, sync_call.strategy, epoch.ids.len);
+        const revision = sync_call.revision;
+        const made = try Sync.create(s.gpa, state, sync_call.strategy, revision, epoch.ids.len);
         errdefer made.destroy();
         const call: Call = .{
             .kind = .sync,
+            .rules = state.rules,
             .recovery = .resume_chunks,
             .tag = state.tag,
             .deadline = sync_call.deadline,
@@ -1287,6 +1299,7 @@ pub const Session = struct {
                 outline.hash_alone(call.form),
             .outline = if (listed) |items| items.sums().outline else .{},
             .root = if (call.kind.has_root()) epoch.ids[call.root_rank] else .none,
+            .rules = call.rules,
             .safe_points = group.member.safe_points,
         };
         const waiting = s.queue.count;

@@ -37,6 +37,10 @@ pub const State = struct {
     /// The tag of its operations; follows from the name.
     tag: u64,
     revision: u64,
+    /// A sync of it was committed here, so the next one brings this revision.
+    is_synced: bool = false,
+    /// All its syncs keep them.
+    rules: wire.control.StateRules,
     /// In order of their names.
     entries: []Entry,
     leaf_bytes: u32,
@@ -62,6 +66,7 @@ pub const State = struct {
         name: []const u8,
         tensors: []const Tensor,
         revision: u64 = 0,
+        rules: wire.control.StateRules = .{},
         leaf_bytes: u32 = limits.state_leaf_bytes,
         /// Give to newcomers, and fetch as one, in the background.
         prefetch: bool = false,
@@ -94,6 +99,7 @@ pub const State = struct {
             .name = "",
             .tag = tag_of(options.name),
             .revision = options.revision,
+            .rules = options.rules,
             .entries = &.{},
             .leaf_bytes = options.leaf_bytes,
             .hashes = &.{},
@@ -117,6 +123,11 @@ pub const State = struct {
         state.hashes[0] = try state.structure_hash();
         state.wanted[0] = state.hashes[0];
         return state;
+    }
+
+    /// The revision that follows the last committed sync of this peer; 0: there was none.
+    pub fn expected(state: *const State) u64 {
+        return if (state.is_synced) state.revision else 0;
     }
 
     /// No operation uses it any more.

@@ -42,7 +42,9 @@ pub const Sync = struct {
     revision: u64,
     root: Hash,
     voted: bool = false,
-    /// The content that the attempt under way has elected.
+    /// The revision that this peer expects (StateOffer).
+    expected: u64,
+    /// The content that the attempt under way has elected, and who had it then; nobody: all did.
     elected_revision: u64 = 0,
     elected_root: Hash = undefined,
     holders: Mask = .empty,
@@ -59,9 +61,11 @@ pub const Sync = struct {
     /// By rank.
     exchanges: []Exchange,
 
-    /// In all attempts.
+    /// In all attempts: those of leaves, and those of their hashes.
     bytes_sent: u64 = 0,
     bytes_received: u64 = 0,
+    hash_bytes_sent: u64 = 0,
+    hash_bytes_received: u64 = 0,
     leaves_given: u32 = 0,
     leaves_moved: u32 = 0,
     /// Leaves that differ and had been fetched before the call.
@@ -104,11 +108,13 @@ pub const Sync = struct {
     const class_leaf = prefetch.class_leaf;
     const class_hashes = prefetch.class_hashes;
 
-    /// Reserves all that it needs but the leaves that will come in.
+    /// Reserves all that it needs but the leaves that will come in. `revision`: that of the state's
+    /// content, unless it is the state's own.
     pub fn create(
         gpa: Allocator,
         state: *State,
         strategy: control.Strategy,
+        revision: ?u64,
         ranks: usize,
     ) Allocator.Error!*Sync {
         const sync = try gpa.create(Sync);
@@ -121,8 +127,9 @@ pub const Sync = struct {
             .gpa = gpa,
             .state = state,
             .strategy = strategy,
-            .revision = state.revision,
+            .revision = revision orelse state.revision,
             .root = state.root,
+            .expected = state.expected(),
             .fetch = fetch,
             .exchanges = exchanges,
         };
@@ -143,6 +150,17 @@ pub const Sync = struct {
     /// The revision after the commit. A liar may have brought it to the limit: it stays there.
     pub fn revision_after(sync: *const Sync) u64 {
         return @min(sync.revision + 1, limits.state_revisions_max);
+    }
+
+    /// The members whose offers the committed content was elected from: those of that attempt.
+    pub fn contributors(operation: *const Operation) *const Mask {
+        return operation.history.members(operation.op.voted_attempt);
+    }
+
+    /// Those of them that held it when it was elected.
+    pub fn holders_of(operation: *const Operation) *const Mask {
+        const sync = operation.sync.?;
+        return if (sync.holders.is_empty()) contributors(operation) else &sync.holders;
     }
 
     /// Structures differ: how, in words.
@@ -224,9 +242,11 @@ pub fn step(s: *Session, operation: *Operation) void {
             // In doubt it has let go of the state, and offers nothing.
             const structure = if (sync.state) |state| state.structure() else sync.root;
             sync.phase = .offered;
+            sync.holders = .empty;
             member.offer(&operation.op, .{
                 .digest = Sync.digest_of(&sync.root, sync.revision),
                 .revision = sync.revision,
+                .expected = sync.expected,
                 .structure = structure,
                 .root = sync.root,
                 .strategy = sync.strategy,
@@ -255,6 +275,7 @@ pub fn over(operation: *Operation, committed: bool) void {
     state.operation = null;
     if (!committed) return; // what is staged serves the next call
     state.revision = sync.revision_after();
+    state.is_synced = true;
     // The difference is complete in `wanted` and `staged`; the caller applies it.
     if (std.mem.eql(u8, &sync.root, &state.root)) state.forget_staged();
 }
@@ -492,8 +513,11 @@ pub fn next(lane: *Lane, link: *Link, operation: *Operation) bool {
 /// A leaf or a page has gone.
 pub fn sent(s: *Session, lane: *const Lane, operation: *Operation) void {
     const sync = operation.sync.?;
+    if (lane.out.kind != .leaf) {
+        sync.hash_bytes_sent += lane.out.payload.len;
+        return;
+    }
     sync.bytes_sent += lane.out.payload.len;
-    if (lane.out.kind != .leaf) return;
     sync.leaves_given += 1;
     s.sync_point(operation, .sync_given, sync.leaves_given);
 }
@@ -597,14 +621,15 @@ pub fn arrived(s: *Session, lane: *Lane, operation: *Operation, header: *const H
     const sync = operation.sync.?;
     const state = sync.state orelse return;
     const rank = sync.rank_of(lane.link.?) orelse return;
-    sync.bytes_received += header.payload_bytes;
     sync.exchanges[rank].gave_at = s.now;
     if (header.kind == .hashes) {
+        sync.hash_bytes_received += header.payload_bytes;
         sync.exchanges[rank].owes_page = false;
         const wanted = sync.phase == .hashes and sync.hashes_from == rank and
             header.index == sync.pages_got;
         if (wanted) page_arrived(s, operation, rank);
     } else {
+        sync.bytes_received += header.payload_bytes;
         const leaf: u32 = @intCast(header.index);
         if (!state.check_staged(leaf)) return discard(s, operation, rank, not_elected);
         sync.fetch.delivered(rank, leaf);

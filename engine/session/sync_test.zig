@@ -31,6 +31,7 @@ const Held = struct {
     weights: [leaves * leaf_bytes]u8 = undefined,
     bias: [5]u8 = undefined,
     own: [3]u8 = undefined,
+    rules: wire.control.StateRules = .{},
     operation: ?*Operation = null,
 
     const shapes = [_][]const u64{ &.{ leaves, leaf_bytes }, &.{5}, &.{ 0, 7 }, &.{3} };
@@ -61,9 +62,25 @@ const Held = struct {
             .name = "model",
             .tensors = tensors,
             .revision = revision,
+            .rules = held.rules,
             .leaf_bytes = leaf_bytes,
         }, &at);
         try held.node.s.state_add(held.state);
+    }
+
+    /// Another state of the same name, of one tensor.
+    fn share_anew(held: *Held, shape: []const u64, revision: u64) !void {
+        held.node.s.state_remove(held.state);
+        held.state.destroy();
+        try held.share(&.{
+            .{ .name = "weights", .dtype = .u8, .shape = shape, .data = &held.weights },
+        }, revision);
+    }
+
+    /// The same tensors under these rules.
+    fn rule(held: *Held, rules: wire.control.StateRules) void {
+        held.rules = rules;
+        held.state.rules = rules;
     }
 
     fn deinit(held: *Held) void {
@@ -72,11 +89,21 @@ const Held = struct {
     }
 
     fn sync(held: *Held, strategy: wire.control.Strategy, deadline: u64) !void {
+        try held.sync_at(null, strategy, deadline);
+    }
+
+    fn sync_at(
+        held: *Held,
+        revision: ?u64,
+        strategy: wire.control.Strategy,
+        deadline: u64,
+    ) !void {
         held.state.hash_leaves(0, held.state.leaf_count());
         held.state.hash_root();
         held.operation = try held.node.s.begin_sync(held.node.world.now, .{
             .state = held.state,
             .strategy = strategy,
+            .revision = revision,
             .deadline = deadline,
         });
     }
@@ -302,6 +329,184 @@ test "a newcomer whose state does not fit is refused alone, told both, and the o
         }
         try expect(std.mem.allEqual(u8, &late.weights, 9));
         try expectEqual(3, w.nodes[0].group.alive());
+    }
+}
+
+// ---- revisions that are given, and rules
+
+test "a revision that the caller gives is that of this call, and an outcome names who had it" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 2 }, &.{ 3, 3, 3 });
+    defer case.deinit();
+    try case.held[0].sync_at(70, .popular, deadline_never);
+    for (case.all()[1..]) |*held| try held.sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        const operation = held.operation.?;
+        try expectEqual(70, operation.sync.?.revision);
+        try expect(session.Sync.contributors(operation).eql(&.full(3)));
+        try expect(session.Sync.holders_of(operation).eql(&.full(1)));
+        try held.end(.ok);
+        try held.expect_value(1, 71);
+    }
+    // A call that fails leaves the state's own, and one that moves nothing was held by all.
+    const last = base.limits.state_revisions_max;
+    try expectError(error.RevisionTooLarge, case.held[0].sync_at(last, .popular, deadline_never));
+    for (case.all()) |*held| try held.sync_at(9, .receive_only, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| try held.end(.state_unavailable);
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try expectEqual(71, held.operation.?.sync.?.revision);
+        try expect(session.Sync.holders_of(held.operation.?).eql(&.full(3)));
+        try held.end(.ok);
+        try held.expect_value(1, 72);
+    }
+}
+
+test "hashes are counted apart from what they are of" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2 }, &.{ 3, 0 });
+    defer case.deinit();
+    try case.sync_all();
+    const bytes = leaves * leaf_bytes + 5;
+    const hashes = (leaves + 1) * @sizeOf(wire.control.Hash);
+    for (case.all(), [_][2]u64{ .{ bytes, hashes }, .{ 0, 0 } }, 0..) |*held, sent, index| {
+        const moved = held.operation.?.sync.?;
+        try expectEqual(sent[0], moved.bytes_sent);
+        try expectEqual(sent[1], moved.hash_bytes_sent);
+        try expectEqual(bytes * index, moved.bytes_received);
+        try expectEqual(hashes * index, moved.hash_bytes_received);
+        try held.end(.ok);
+    }
+}
+
+test "successive: the revision goes up by one, and content of another one is not taken" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1, 2 }, &.{ 3, 3, 7 });
+    defer case.deinit();
+    for (case.all()) |*held| held.rule(.{ .successive = true });
+    try case.sync_all(); // the first: any
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(2, 8);
+    }
+    @memset(&case.held[2].weights, 9);
+    for (case.all(), [_]?u64{ null, null, 1000 }) |*held, revision|
+        try held.sync_at(revision, .popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(2, 9);
+    }
+    // Nobody has it: nothing is elected, also if all have the same.
+    for (case.all()) |*held| try held.sync_at(10, .popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        try held.end(.state_unavailable);
+        try held.expect_value(2, 9);
+    }
+    // One that has made its state anew knows of no commit, and receives.
+    case.held[0].node.s.state_remove(case.held[0].state);
+    case.held[0].state.destroy();
+    try case.held[0].init(&case.world.nodes[0], 4, 50);
+    case.held[0].rule(.{ .successive = true });
+    try case.sync_all();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(2, 10);
+    }
+}
+
+test "a member that has missed a commit takes part with the revision that its program gives" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 1 }, &.{ 3, 3 });
+    defer case.deinit();
+    for (case.all()) |*held| held.rule(.{ .successive = true });
+    try case.sync_all();
+    for (case.all()) |*held| try held.end(.ok);
+    case.held[0].state.revision = 3; // as after a doubt
+    try case.held[0].sync_at(4, .popular, deadline_never);
+    try case.held[1].sync(.popular, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(1, 5);
+    }
+}
+
+test "holders are those of the attempt that was committed" {
+    // Method: the only other one is lost when it has given a little; then its content is nobody's.
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 2 }, &.{ 9, 3, 3 });
+    defer case.deinit();
+    for (case.all()) |*held| try held.sync(.popular, deadline_never);
+    try run_until_moved(&case, &case.held[1], 2);
+    case.world.kill(case.held[0].node);
+    try case.world.settle();
+    for (case.all()[1..]) |*held| {
+        const operation = held.operation.?;
+        var left: base.Mask = .full(3);
+        left.unset(0);
+        try expectEqual(2, operation.op.attempts);
+        try expect(session.Sync.contributors(operation).eql(&left));
+        try expect(session.Sync.holders_of(operation).eql(&left));
+        try held.end(.ok);
+        try held.expect_value(2, 4);
+    }
+}
+
+test "refuse: a member from before goes whose structure, or revision, is not that of the others" {
+    for ([_]bool{ true, false }) |is_shape| {
+        var case: Case = undefined;
+        try case.init(&.{ 1, 1, 1 }, &.{ 3, 3, 3 });
+        defer case.deinit();
+        for (case.all()) |*held| held.rule(.{ .successive = true, .refuse = true });
+        try case.sync_all();
+        for (case.all()) |*held| try held.end(.ok);
+        const odd = &case.held[1];
+        if (is_shape) try odd.share_anew(&.{ 39, 16 }, 4);
+        for (case.all()) |*held| {
+            const revision: ?u64 = if (!is_shape and held == odd) 1000 else null;
+            try held.sync_at(revision, .popular, deadline_never);
+        }
+        try case.world.settle();
+        try case.world.pass(std.time.ns_per_s / 2);
+        for ([_]*Held{ &case.held[0], &case.held[2] }) |held| {
+            try held.end(.ok);
+            try held.expect_value(1, 5);
+        }
+        try odd.end(.mismatch);
+        const why = odd.node.group.why_removed();
+        const words = if (is_shape) "u8[39, 16] on rank 1" else "is above 4";
+        try expect(std.mem.indexOf(u8, why, words) != null);
+        try expectEqual(2, case.world.nodes[0].group.alive());
+    }
+}
+
+test "one_sender: all hear of two that give, and nothing is written" {
+    var case: Case = undefined;
+    try case.init(&.{ 1, 2, 3 }, &.{ 0, 0, 0 });
+    defer case.deinit();
+    for (case.all()) |*held| held.rule(.{ .one_sender = true });
+    try case.held[0].sync(.receive_only, deadline_never);
+    try case.held[1].sync(.popular, deadline_never);
+    try case.held[2].sync(.send_only, deadline_never);
+    try case.world.settle();
+    for (case.all(), 1..) |*held, value| {
+        const failure = &held.operation.?.failure;
+        try expectEqual(.state_strategy, failure.reason.?);
+        try expect(failure.peer.eql(case.world.nodes[1].s.self));
+        try expect(failure.other.eql(case.world.nodes[2].s.self));
+        try held.end(.mismatch);
+        try held.expect_value(@intCast(value), 0);
+    }
+    for (case.all(), 0..) |*held, index|
+        try held.sync(if (index == 2) .send_only else .receive_only, deadline_never);
+    try case.world.settle();
+    for (case.all()) |*held| {
+        try held.end(.ok);
+        try held.expect_value(3, 1);
     }
 }
 

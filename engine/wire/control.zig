@@ -130,6 +130,8 @@ pub const Descriptor = struct {
     /// Beside a hash: says which of them differs, if one does (session/outline.zig).
     outline: Outline = .{},
     root: PeerId = .none,
+    /// Those of the shared state, for a sync.
+    rules: StateRules = .{},
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
 
@@ -175,7 +177,7 @@ pub const Descriptor = struct {
         return std.hash.Crc32.hash(&encode_descriptor(descriptor));
     }
 };
-pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 8;
+pub const descriptor_bytes = 4 + 4 + 4 + 8 + 8 + 16 + 16 + 3 + 8;
 
 /// Sums over the counts and the dtypes of several arrays, or over those of shards; `_at`: each
 /// times its number, from 1 on.
@@ -217,6 +219,8 @@ pub const AbortReason = enum(u8) {
     state_unavailable = 11,
     /// A message: the link between its sender and its receiver does not work.
     link_broken = 12,
+    /// A sync: two members give their contents, and its rules let one alone do that.
+    state_strategy = 13,
 };
 
 pub const LinkState = enum(u8) {
@@ -290,6 +294,16 @@ pub const Strategy = enum(u8) {
     send_only = 1,
     /// This member's content is never taken.
     receive_only = 2,
+};
+
+/// The rules that all syncs of a shared state keep (protocol/election.zig).
+pub const StateRules = struct {
+    /// The revision goes up by exactly one: content of another revision is not elected.
+    successive: bool = false,
+    /// A member whose content does not fit is refused, and the others go on.
+    refuse: bool = false,
+    /// Beside a member that sends (send_only), all others only receive.
+    one_sender: bool = false,
 };
 
 /// One tensor of a structure.
@@ -576,6 +590,8 @@ pub const StateOffer = struct {
     /// A digest of root and revision: its vote, should all be equal.
     digest: u128,
     revision: u64,
+    /// One more than the last revision that was committed here; 0 if none was.
+    expected: u64 = 0,
     structure: Hash,
     root: Hash,
     strategy: Strategy,
@@ -591,9 +607,20 @@ pub const StateOffer = struct {
         .attempt = .any,
         .digest = .any,
         .revision = limits.state_revisions_max,
+        .expected = limits.state_revisions_max,
         .decisions_seen = .any,
         .name = limits.label_bytes_max,
     };
+
+    /// Whether it is its member's vote, should all offer the same. Content that is never taken, or
+    /// is out of rule as far as its member knows, is none: a coordinator that starts again commits
+    /// votes.
+    pub fn is_vote(offer: *const StateOffer) bool {
+        if (offer.voted) return true;
+        if (offer.strategy == .receive_only) return false;
+        if (!offer.descriptor.rules.successive or offer.expected == 0) return true;
+        return offer.revision == offer.expected;
+    }
 };
 /// A part of the answer to state_ask: tensors in order of their names.
 pub const StateTensors = struct {

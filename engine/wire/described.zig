@@ -101,6 +101,11 @@ pub fn Described(comptime Names: type) type {
                 try writer.print("{s}plan {t}", .{ comma, descriptor.plan });
                 comma = ", ";
             }
+            if (it.differs(.rules)) {
+                try writer.writeAll(comma);
+                try put_rules(&descriptor.rules, writer);
+                comma = ", ";
+            }
             if (it.differs(.safe_points))
                 try writer.print("{s}after {f}", .{
                     comma,
@@ -108,14 +113,31 @@ pub fn Described(comptime Names: type) type {
                 });
         }
 
+        /// "rules successive and refuse"
+        fn put_rules(
+            rules: *const control.StateRules,
+            writer: *std.Io.Writer,
+        ) std.Io.Writer.Error!void {
+            var word: []const u8 = "rules ";
+            inline for (std.meta.fields(control.StateRules)) |field| {
+                if (@field(rules, field.name)) {
+                    try writer.print("{s}{s}", .{ word, field.name });
+                    word = " and ";
+                }
+            }
+        }
+
+        const Option = enum { recovery, codec, plan, rules, safe_points };
+
         /// Whether the caller has to see an option. One that it has not named is not shown.
-        fn differs(it: It, comptime option: enum { recovery, codec, plan, safe_points }) bool {
+        fn differs(it: It, comptime option: Option) bool {
             const own = it.descriptor;
             const is_named = switch (option) {
                 .recovery => own.kind != .sync and own.kind != .send_recv and
                     own.recovery != control.Recovery.default(own.op),
                 .codec => own.codec.kind != .none,
                 .plan => own.plan != .auto,
+                .rules => !std.meta.eql(own.rules, .{}),
                 .safe_points => true,
             };
             const other = it.other orelse return is_named;

@@ -13,6 +13,7 @@ from pccl_numpy.arrays import NUMPY, Array
 from pccl_py import Group, InvalidArgument, Strategy, StrategyName, SyncOutcome
 from pccl_py import SharedState as CoreState
 from pccl_py.closing import Closing
+from pccl_py.words import StateRules
 
 
 class SharedState(Closing):
@@ -32,13 +33,14 @@ class SharedState(Closing):
         revision: int = 0,
         may_differ: Iterable[str] = (),
         prefetch: bool = False,
+        rules: StateRules = (),
     ) -> None:
         own = may_differ if isinstance(may_differ, str) else list(may_differ)
         # Arrays of other layouts, and the packed ones that stand for them.
         self._packed: list[tuple[Array, Array]] = []
         shared = {key: self._share(key, array, key in own) for key, array in arrays.items()}
         self._state: CoreState = comm.shared_state(
-            shared, name=name, revision=revision, may_differ=own, prefetch=prefetch
+            shared, name=name, revision=revision, may_differ=own, prefetch=prefetch, rules=rules
         )
 
     def _share(self, key: str, array: object, may_differ: bool) -> Array:
@@ -64,16 +66,20 @@ class SharedState(Closing):
 
     @property
     def revision(self) -> int:
-        """Number of committed syncs, counted from the revision given at creation."""
+        """One more than the revision that the last committed sync elected."""
         return self._state.revision
 
     def sync(
-        self, strategy: Strategy | StrategyName = Strategy.POPULAR, *, deadline: float | None = None
+        self,
+        strategy: Strategy | StrategyName = Strategy.POPULAR,
+        *,
+        revision: int | None = None,
+        deadline: float | None = None,
     ) -> SyncOutcome:
         """Makes the arrays equal on all members; see `pccl_py.SharedState.sync`."""
         for array, packed in self._packed:
             packed[...] = array
-        outcome = self._state.sync(strategy, deadline=deadline)
+        outcome = self._state.sync(strategy, revision=revision, deadline=deadline)
         if outcome.leaves_moved + outcome.leaves_early > 0:
             for array, packed in self._packed:
                 array[...] = packed
@@ -95,8 +101,15 @@ def shared_state(
     revision: int = 0,
     may_differ: Iterable[str] = (),
     prefetch: bool = False,
+    rules: StateRules = (),
 ) -> SharedState:
     """Named arrays, of any strides, that `SharedState.sync` makes equal on all members."""
     return SharedState(
-        comm, arrays, name=name, revision=revision, may_differ=may_differ, prefetch=prefetch
+        comm,
+        arrays,
+        name=name,
+        revision=revision,
+        may_differ=may_differ,
+        prefetch=prefetch,
+        rules=rules,
     )

@@ -69,6 +69,8 @@ def test_constants_are_those_of_python() -> None:
         (pccl.Strategy, "pccl_strategy_t", "PCCL_"),
     ):
         assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
+    for rule in pccl.StateRule:
+        assert getattr(lib, f"PCCL_STATE_{rule.name}") == rule
     statuses = ffi.typeof("pccl_status_t").relements
     assert set(statuses.values()) == {0, *errors.CLASS_OF_STATUS}
     for name, number in statuses.items():
@@ -1368,8 +1370,57 @@ def test_a_shared_state_from_create_to_destroy(pair: tuple[Any, Any]) -> None:
     assert [list(array) for array in floats] == [[1.0] * 6] * 2
     assert [list(array) for array in own] == [[0, 0], [1, 1]]
     assert [outcome.leaves_moved for outcome in outcomes] == [1, 0]
-    assert outcomes[0].bytes_received == outcomes[1].bytes_sent > 24
+    assert outcomes[0].bytes_received == outcomes[1].bytes_sent == 24
+    assert outcomes[0].hash_bytes_received == outcomes[1].hash_bytes_sent == 32
     assert (outcomes[0].sources, outcomes[1].sources) == (1, 0)
+    for outcome in outcomes:
+        assert outcome.elected_revision == 10
+        assert (outcome.contributor_count, outcome.holder_count) == (2, 1)
+
+
+def test_a_sync_names_its_contributors_and_takes_a_revision(pair: tuple[Any, Any]) -> None:
+    room = 2
+
+    def program(rank: int) -> None:
+        rules = lib.PCCL_STATE_SUCCESSIVE | lib.PCCL_STATE_REFUSE | lib.PCCL_STATE_ONE_SENDER
+        data = ffi.new("float[6]", [rank] * 6)
+        parts, kept = tensors((b"x", data, [6], lib.PCCL_F32, 0))
+        given = options("state_options", tensors=parts, tensor_count=1, flags=rules)
+        made = ffi.new("pccl_state_t **")
+        check(lib.pccl_state_create(pair[rank], given, made))
+        ids, held = ffi.new("pccl_peer_id_t[]", room + 1), ffi.new("uint8_t[]", b"\xa5" * 3)
+        chosen = options(
+            "sync_options",
+            strategy=lib.PCCL_RECEIVE_ONLY if rank == 1 else lib.PCCL_SEND_ONLY,
+            flags=lib.PCCL_SYNC_AT_REVISION,
+            revision=40 + rank,
+            contributors=ids,
+            holders=held,
+            capacity=room,
+        )
+        outcome = options("sync_outcome")
+        check(lib.pccl_state_sync(made[0], chosen, outcome))
+        assert (outcome.elected_revision, outcome.revision) == (40, 41)
+        members = ffi.new("pccl_peer_id_t[]", room)
+        assert lib.pccl_comm_members(pair[rank], members, room) == room
+        assert bytes(ffi.buffer(ids, 32)) == bytes(ffi.buffer(members))
+        assert bytes(ffi.buffer(held, 4)) == b"\x01\x00\xa5\x00"
+        assert list(data) == [0.0] * 6
+        # No more than there is room for, and no place where none is given.
+        chosen.revision, chosen.capacity, chosen.holders = 41, 1, ffi.NULL
+        ffi.buffer(ids)[:] = b"\xa5" * (16 * (room + 1))
+        check(lib.pccl_state_sync(made[0], chosen, outcome))
+        assert bytes(ffi.buffer(ids, 32)) == bytes(ffi.buffer(members, 16)) + b"\xa5" * 16
+        chosen.revision = 2**62
+        assert "2**62" in refused(lib.pccl_state_sync(made[0], chosen, ffi.NULL))
+        chosen.flags = 2
+        assert "flags" in refused(lib.pccl_state_sync(made[0], chosen, ffi.NULL))
+        chosen.flags, chosen.revision = 0, 7
+        assert "without the flag" in refused(lib.pccl_state_sync(made[0], chosen, ffi.NULL))
+        lib.pccl_state_destroy(made[0])
+        assert kept
+
+    together([lambda: program(0), lambda: program(1)])
 
 
 def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, Any]) -> None:
@@ -1396,7 +1447,7 @@ def test_tensors_and_strategies_that_make_no_sense_are_refused(pair: tuple[Any, 
     assert '"x"' in create(good, (b"x", data + 9, [1], lib.PCCL_F32, 0))
     assert "larger than memory" in create((b"x", data, [2**40, 2**40], lib.PCCL_F32, 0))
     for field in ("flags", "reserved"):
-        unknown = options("state_options", **{field: 2})
+        unknown = options("state_options", **{field: 16})
         assert "flags" in refused(lib.pccl_state_create(pair[0], unknown, made))
     too_many = options("state_options", tensors=tensors(good)[0], tensor_count=65537)
     assert "65536" in refused(lib.pccl_state_create(pair[0], too_many, made))

@@ -192,8 +192,11 @@ class PeerProgram:
     def sync(self, strategy: pccl.StrategyName = "popular") -> dict[str, Any]:
         """The outcome, and the values that the state has then."""
         assert self.state is not None
-        outcome = dataclasses.asdict(self.state.sync(strategy))
-        return {**outcome, "values": np.unique(self.arrays["state"]).tolist()}
+        done = self.state.sync(strategy)
+        outcome = dataclasses.asdict(done)
+        del outcome["contributors"], outcome["holders"], outcome["roster"]
+        values = np.unique(self.arrays["state"]).tolist()
+        return {**outcome, "ranks": done.ranks, "values": values}
 
     # ---- load
 

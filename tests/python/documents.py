@@ -58,7 +58,7 @@ FOREIGN |= frozenset(
         ANY_SOURCE MasterNode ccoip_master are_peers_pending update_topology optimize_topology
         get_attribute PCCLError ReduceInfo local_world_size all_reduce_multiple_with_retry
         QuantizationOptions QuantizationAlgorithm ZERO_POINT_SCALE TensorInfo sync_shared_state
-        push_revision SharedStateSyncInfo rx_bytes TOO_FEW_PEERS p2p_connection_pool_size
+        SharedStateSyncInfo tx_bytes rx_bytes TOO_FEW_PEERS p2p_connection_pool_size
         init_device_mesh get_group UNDEFINED Create_group Attribute LARGEST_PEER_GROUP_WORLD_SIZE
         """,
     )

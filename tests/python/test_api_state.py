@@ -88,6 +88,14 @@ def test_all_leave_with_the_bytes_of_the_highest_revision(world: pccl.LocalWorld
     assert moved[1] == 0 and moved[0] == moved[2] == outcomes[0].leaves
     # The first of the two to have everything may give to the other one, and twice the same comes.
     assert outcomes[1].sources == 0 and 1 <= outcomes[0].sources <= 2
+    members = world.comms[0].members
+    for outcome in outcomes:
+        assert outcome.elected_revision == 41
+        assert outcome.contributors == outcome.roster.members == members
+        assert outcome.holders == members[1:2]
+        assert outcome.ranks == (0, 1, 2)
+        assert outcome.labels == world.comms[0].labels
+    assert {outcome.hash_bytes_received for outcome in outcomes} == {0, 32 * outcomes[0].leaves}
     received = sum(outcome.bytes_received for outcome in outcomes)
     sent = sum(outcome.bytes_sent for outcome in outcomes)
     assert sent >= received > 2 * rows[0].size * 16
@@ -95,7 +103,9 @@ def test_all_leave_with_the_bytes_of_the_highest_revision(world: pccl.LocalWorld
     # Equal states: nothing moves any more.
     for outcome in sync(world, states):
         assert (outcome.bytes_sent, outcome.bytes_received, outcome.leaves_moved) == (0, 0, 0)
+        assert (outcome.hash_bytes_sent, outcome.hash_bytes_received) == (0, 0)
         assert outcome.revision == 43
+        assert outcome.holders == members
     for state in states:
         state.close()
 
@@ -148,6 +158,119 @@ def test_strategies(world: pccl.LocalWorld) -> None:
         states[0].sync("best")  # type: ignore[arg-type]
     for state in states:
         state.close()
+
+
+def test_a_revision_that_is_given_is_that_of_one_call(world: pccl.LocalWorld) -> None:
+    arrays = [{"x": np.full(10, rank)} for rank in range(3)]
+    states = share(world, arrays, name="given")
+    outcomes = world.run(lambda comm: states[comm.rank].sync(revision=[5, 900, 7][comm.rank]))
+    assert {(one.elected_revision, one.revision) for one in outcomes} == {(900, 901)}
+    assert all((array["x"] == 1).all() for array in arrays)
+    assert {state.revision for state in states} == {901}
+    assert {one.elected_revision for one in sync(world, states)} == {901}
+    for bad in (-1, 2**62):
+        with pytest.raises(pccl.InvalidArgument, match="revision"):
+            states[0].sync(revision=bad)
+    with pytest.raises(TypeError, match="revision"):
+        states[0].sync(revision=1.5)  # type: ignore[arg-type]
+    for state in states:
+        state.close()
+
+
+def test_successive_revisions_go_up_by_one(world: pccl.LocalWorld) -> None:
+    arrays = [{"x": np.full(10, rank)} for rank in range(3)]
+    states = share(world, arrays, name="successive", rules="successive", revision=lambda r: 10 * r)
+    sync(world, states)  # the first: any
+    assert {state.revision for state in states} == {21}
+    arrays[1]["x"][:] = 7
+    # One that names a later revision receives.
+    world.run(lambda comm: states[comm.rank].sync(revision=[21, 1000, None][comm.rank]))
+    assert all((array["x"] == 2).all() for array in arrays)
+    assert {state.revision for state in states} == {22}
+    # Nobody has the right one.
+    errors = failures(world, [lambda s=s: s.sync(revision=23) for s in states])
+    for error in errors:
+        assert isinstance(error, pccl.StateUnavailable)
+        assert "this peer brought 23 and expected 22" in str(error), error
+    assert {state.revision for state in states} == {22}
+    for state in states:
+        state.close()
+
+
+def test_one_sender_alone_gives(world: pccl.LocalWorld) -> None:
+    arrays = [{"x": np.full(10, rank)} for rank in range(3)]
+    states = share(world, arrays, name="one sender", rules=[pccl.StateRule.ONE_SENDER])
+    names: list[pccl.StrategyName] = ["receive_only", "send_only", "popular"]
+    errors = failures(
+        world, [lambda s=s, n=n: s.sync(n) for s, n in zip(states, names, strict=True)]
+    )
+    for error in errors:
+        assert isinstance(error, pccl.Mismatch)
+        for part in ("rank 1 (", "rank 2 (", "rule one_sender"):
+            assert part in str(error), error
+    assert [array["x"][0] for array in arrays] == [0, 1, 2]
+    world.run(
+        lambda comm: states[comm.rank].sync("send_only" if comm.rank == 1 else "receive_only")
+    )
+    assert all((array["x"] == 1).all() for array in arrays)
+    for state in states:
+        state.close()
+
+
+def test_rules_are_words_and_the_same_on_all(world: pccl.LocalWorld) -> None:
+    array = np.zeros(3)
+    with pytest.raises(pccl.InvalidArgument, match="'successive', 'refuse', 'one_sender'"):
+        world.comms[0].shared_state({"x": array}, rules=["best"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="rules"):
+        world.comms[0].shared_state({"x": array}, rules=None)  # type: ignore[arg-type]
+    arrays = [{"x": np.zeros(3)} for _ in range(3)]
+    states = share(
+        world, arrays, name="rules", rules=lambda rank: () if rank else ("refuse", "successive")
+    )
+    for error in failures(world, [state.sync for state in states]):
+        assert isinstance(error, pccl.Mismatch)
+        assert "sync(rules successive and refuse)" in str(error), error
+    for state in states:
+        state.close()
+
+
+@pytest.mark.parametrize("what", ["shape", "revision"])
+def test_a_member_that_does_not_fit_is_refused_and_the_others_go_on(what: str) -> None:
+    """Goal: it fails no sync of the others twice. Method: at the second sync, not as a newcomer."""
+    rules: tuple[pccl.StateRuleName, ...] = ("successive", "refuse")
+    with pccl.LocalWorld(3, deadline=30) as world:
+        arrays = [{"x": np.full(10, 7.0)} for _ in range(3)]
+        states = share(world, arrays, rules=rules)
+        sync(world, states)
+        if what == "shape":
+            states[1].close()
+            odd = {"x": np.zeros((5, 2))}
+            states[1] = world.comms[1].shared_state(odd, rules=rules, revision=1)
+
+        def one(comm: pccl.Communicator) -> pccl.SyncOutcome | pccl.PcclError:
+            try:
+                is_ahead = what == "revision" and comm.rank == 1
+                return states[comm.rank].sync(revision=1000 if is_ahead else None)
+            except pccl.PcclError as error:
+                return error
+
+        first, refused, third = world.run(one)
+        for outcome in (first, third):
+            assert isinstance(outcome, pccl.SyncOutcome)
+            assert outcome.ranks == (0, 2)
+            assert outcome.elected_revision == 1
+        assert isinstance(refused, pccl.Mismatch)
+        says = "f64[5, 2] on rank 1" if what == "shape" else "is above 1"
+        assert says in str(refused) and "the others go on" in str(refused)
+        with pytest.raises(pccl.PcclError):
+            states[1].sync()
+        others = [world.comms[0], world.comms[2]]
+        threads = [threading.Thread(target=comm.admit) for comm in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [comm.world_size for comm in others] == [2, 2]
 
 
 def test_structures_that_differ_are_listed_on_every_peer(world: pccl.LocalWorld) -> None:

@@ -98,6 +98,7 @@ def test_words_that_do_not_exist_are_refused(comm: pccl.Communicator) -> None:
         (words.PlanName, pccl.Plan),
         (words.RecoveryName, pccl.Recovery),
         (words.StrategyName, pccl.Strategy),
+        (words.StateRuleName, pccl.StateRule),
         (pccl.CodecName, pccl.CodecKind),
         (pccl.RoundingName, pccl.Rounding),
     ],

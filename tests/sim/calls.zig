@@ -27,7 +27,9 @@ const Instant = base.Instant;
 const Group = session_layer.Group;
 const Node = world_file.Node;
 const Operation = session_layer.Operation;
+const Sync = session_layer.Sync;
 const Step = program.Step;
+const StateRules = wire.control.StateRules;
 const Strategy = wire.control.Strategy;
 const User = users.User;
 const World = world_file.World;
@@ -61,6 +63,8 @@ pub const Work = struct {
     // For a sync (syncs.zig).
     shared: ?*session_layer.State = null,
     strategy: Strategy = .popular,
+    revision: ?u64 = null,
+    rules: StateRules = .{},
     /// The tensors and their state are the user's, before and after.
     kept: bool = false,
     /// The user wrote to the tensors meanwhile: what it holds is its own fault.
@@ -269,6 +273,8 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
         .impatient = impatient,
         .kept = kept != null,
         .strategy = if (step.kind == .sync) syncs.draw_strategy(user) else .popular,
+        .revision = if (step.kind == .sync) syncs.draw_revision(user) else null,
+        .rules = world.config.state_rules,
         .residual = floats.lend(user, &step, layout.total(), index),
     };
     world.works.append(gpa, work) catch @panic("out of memory");
@@ -475,6 +481,7 @@ pub fn finished(work: *Work) void {
         .mismatch => {
             record.state = .failed;
             rules.check_mismatch(work);
+            if (op.failure.reason == null) syncs.learn(work.user);
         },
         .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
         .too_few_peers, .state_unavailable => record.state = .failed,
@@ -547,6 +554,7 @@ fn check_expected(work: *Work) void {
     const cut = world.phase == .safety or settles;
     const is_broken = work.op.?.failure.reason == .link_broken;
     if (cut and is_broken and world.config.has(.cut_pair)) return;
+    if (rules.may_refuse(&world.config, work.op.?)) return;
     world.checkers.fail(.spurious, "p{d}: {f} returned {t} although nothing was wrong", .{
         work.node.index, work.name(), status,
     });
@@ -581,6 +589,7 @@ fn succeed(work: *Work) void {
     }
     if (work.step.kind != .sync) check_send(work);
     var ranges_hash: u64 = if (work.shared) |state| state.revision else 0;
+    if (work.step.kind == .sync) ranges_hash = hash_of_members(work, ranges_hash);
     var it = op.ranges();
     while (it.next()) |range| {
         const digits = contributors_of(work, &range.contributors);
@@ -609,6 +618,19 @@ fn succeed(work: *Work) void {
         .sequence = op.op.id.sequence,
         .asked = work.call().asked,
     });
+}
+
+/// A hash of those that took part in a sync, and of those that had the content.
+fn hash_of_members(work: *Work, before: u64) u64 {
+    const op = work.op.?;
+    var hash = before;
+    for ([_]*const base.Mask{ Sync.contributors(op), Sync.holders_of(op) }) |mask| {
+        const digits = contributors_of(work, mask);
+        hash = std.hash.Wyhash.hash(hash, std.mem.asBytes(&digits.words));
+        // A coordinator that dies may have told some, but not all, who has it.
+        if (!work.node.world.keeps_coordinator()) break;
+    }
+    return hash;
 }
 
 /// The hash of what a sync has made equal.

@@ -98,6 +98,7 @@ pub const Call = struct {
     // For a sync: what it offered (syncs.zig).
     content: u64 = 0,
     revision: u64 = 0,
+    expected: u64 = 0,
     strategy: wire.control.Strategy = .popular,
     /// After a doubt: was it committed?
     resolved: ?bool = null,

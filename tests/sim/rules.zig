@@ -10,7 +10,10 @@ const protocol = @import("protocol");
 const wire = @import("wire");
 const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
+const session_layer = @import("session");
 const Call = checkers_file.Call;
+const Config = @import("swarm.zig").Config;
+const StateRules = wire.control.StateRules;
 const Descriptor = wire.control.Descriptor;
 const Mask = base.Mask;
 const Work = calls.Work;
@@ -72,8 +75,17 @@ pub const Starved = struct {
 
 // ---- newcomers that are refused
 
-/// A newcomer is refused only if it has called something else than a member from before, and where
-/// members from before have called the same, no newcomer has them see a mismatch.
+/// Failures that come of the loss of a member that is refused although it has made no mistake: its
+/// content is ahead, as may be that of a newcomer.
+pub fn may_refuse(config: *const Config, op: *const session_layer.Operation) bool {
+    if (!config.state_rules.refuse or !config.state_rules.successive) return false;
+    const reason = op.failure.reason orelse return op.status == .mismatch;
+    return reason == .peer_lost or reason == .root_lost or reason == .too_few_peers;
+}
+
+/// A member is refused only if it has called something else than another, and, unless the rules of
+/// states refuse members from before, if it is a newcomer. Where members from before have called
+/// the same, no newcomer has them see a mismatch.
 pub fn check_mismatch(work: *const Work) void {
     const world = work.node.world;
     const op = work.op.?;
@@ -87,13 +99,16 @@ pub fn check_mismatch(work: *const Work) void {
         for (work.group.member.epochs) |slot| {
             const in = slot orelse continue;
             const before = in.ids.len - in.joined;
-            if (in.rank < before or before == 0) continue;
-            if (has_deviated(work, in.number)) return;
+            const is_newcomer = in.rank >= before and before > 0;
+            const may_be = is_newcomer or work.rules.refuse;
+            if (may_be and has_deviated(work, in.number)) return;
+            if (!is_newcomer) continue;
             if (has_strayed(work, in.number, in.ids[0..before], &in.alive)) return;
         }
         const why = "p{d} is refused for {f}, and has called what all others have";
         return world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
     }
+    if (work.rules.refuse and op.failure.reason == .structure) check_tie(work, epoch, elders);
     if (op.op.id.sequence != 0 or work.step.pair != null or epoch.rank >= elders) return;
     if (op.failure.reason == .contradiction) return;
     // Nobody else can compare what two newcomers are to each other.
@@ -107,14 +122,50 @@ pub fn check_mismatch(work: *const Work) void {
     for (epoch.ids[0..elders]) |id| {
         const digit = calls.digit_of(world, id) orelse return;
         const call = &work.record.calls[digit];
-        const insists = call.strategy == .send_only and op.failure.reason == .state_conflict;
+        const insists = call.strategy == .send_only and
+            (op.failure.reason == .state_conflict or op.failure.reason == .state_strategy);
         if (call.state != .none and (call.asked != work.call().asked or insists)) return;
     }
     const why = "p{d}: {f} is a mismatch, and only newcomers have called something else";
     world.checkers.fail(.place, why, .{ work.node.index, fmt_key(work.step.key) });
 }
 
-/// In this epoch it has called something else than another, or insisted on its content.
+/// Where all get the mismatch although outliers are refused, no structure has most judges.
+fn check_tie(work: *const Work, epoch: anytype, elders: usize) void {
+    const world = work.node.world;
+    var judges = epoch.alive.without(&epoch.alive.without(&.full(elders)));
+    if (judges.is_empty()) judges = epoch.alive;
+    // The members of that attempt, if all of these are there still.
+    if (!judges.eql(&.full(if (elders > 0) elders else epoch.ids.len))) return;
+    var most: usize = 0;
+    var tied = false;
+    for (0..judges.count()) |rank| {
+        const asked = asked_by(work, epoch.ids[rank]) orelse return;
+        var same: usize = 0;
+        var is_first = true;
+        for (0..judges.count()) |other| {
+            const is_same = (asked_by(work, epoch.ids[other]) orelse return) == asked;
+            if (is_same and other < rank) is_first = false;
+            same += @intFromBool(is_same);
+        }
+        if (same < most or !is_first) continue;
+        tied = same == most;
+        most = same;
+    }
+    if (tied) return;
+    world.checkers.fail(.election, "p{d}: {f} fails for all, and {d} of {d} agree", .{
+        work.node.index, fmt_key(work.step.key), most, judges.count(),
+    });
+}
+
+fn asked_by(work: *const Work, id: base.PeerId) ?u64 {
+    const digit = calls.digit_of(work.node.world, id) orelse return null;
+    const call = &work.record.calls[digit];
+    return if (call.state == .none) null else call.asked;
+}
+
+/// In this epoch it has called something else than another, or insisted on its content, or was
+/// ahead of another.
 fn has_deviated(work: *const Work, epoch: u64) bool {
     const key = work.step.key;
     const digit = work.node.digit();
@@ -124,7 +175,13 @@ fn has_deviated(work: *const Work, epoch: u64) bool {
         if (mine.state == .none) continue;
         if (mine.strategy == .send_only) return true;
         for (record.calls) |*call| {
-            if (call.state != .none and call.asked != mine.asked) return true;
+            if (call.state == .none) continue;
+            if (call.asked != mine.asked) return true;
+            const is_ahead = mine.revision > call.expected and call.expected > 0;
+            if (work.rules.successive and work.rules.refuse and is_ahead) return true;
+            // Both give, and one of them sends.
+            const sends = call.strategy == .send_only and mine.strategy != .receive_only;
+            if (work.rules.one_sender and sends) return true;
         }
     }
     return false;
@@ -227,7 +284,9 @@ fn check_election(work: *Work) void {
         );
         candidates.appendAssumeCapacity(.{ .rank = rank, .id = id, .call = call });
     }
-    const winner = elect(candidates.items, incumbents) orelse return world.checkers.fail(
+    check_offers(work, candidates.items, incumbents);
+    const elected = elect(candidates.items, incumbents, work.rules);
+    const winner = elected orelse return world.checkers.fail(
         .election,
         "{f} has succeeded, and nobody offers what may be taken",
         .{fmt_key(work.step.key)},
@@ -246,9 +305,52 @@ fn check_election(work: *Work) void {
     );
 }
 
+/// Some offers let nobody be elected, by the rules of the state.
+fn check_offers(work: *const Work, candidates: []const Candidate, incumbents: usize) void {
+    const world = work.node.world;
+    const next = expected(candidates, incumbents, work.rules);
+    var senders: usize = 0;
+    var receivers: usize = 0;
+    for (candidates) |*one| {
+        senders += @intFromBool(one.call.strategy == .send_only);
+        receivers += @intFromBool(one.call.strategy == .receive_only);
+        const is_ahead = next > 0 and one.call.revision > next;
+        if (work.rules.refuse and is_ahead and one.call.strategy != .receive_only)
+            return world.checkers.fail(
+                .election,
+                "{f} was elected beside revision {d}, and {d} was expected",
+                .{ fmt_key(work.step.key), one.call.revision, next },
+            );
+    }
+    if (!work.rules.one_sender or senders == 0 or senders + receivers == candidates.len) {
+        if (!work.rules.one_sender or senders < 2) return;
+    }
+    world.checkers.fail(.election, "{f} was elected with {d} that send and {d} that receive", .{
+        fmt_key(work.step.key), senders, receivers,
+    });
+}
+
+/// The revision that the rules let be elected; 0: any.
+fn expected(candidates: []const Candidate, incumbents: usize, rules: StateRules) u64 {
+    if (!rules.successive) return 0;
+    var of_old: ?u64 = null;
+    var of_all: u64 = 0;
+    for (candidates) |*one| {
+        if (one.rank < incumbents) of_old = @max(of_old orelse 0, one.call.expected);
+        of_all = @max(of_all, one.call.expected);
+    }
+    return of_old orelse of_all;
+}
+
 /// A member that insists wins; else the highest revision, then incumbents, then what most hold,
-/// then the smallest id (docs/PROTOCOL.md).
-fn elect(candidates: []const Candidate, incumbents: usize) ?*const Call {
+/// then the smallest id (docs/PROTOCOL.md). Revisions out of rule are as if nobody had them.
+fn elect(everybody: []const Candidate, incumbents: usize, rules: StateRules) ?*const Call {
+    var buffer: [base.limits.peers_max]Candidate = undefined;
+    var allowed: std.ArrayList(Candidate) = .initBuffer(&buffer);
+    const next = expected(everybody, incumbents, rules);
+    for (everybody) |one| if (next == 0 or one.call.revision == next)
+        allowed.appendAssumeCapacity(one);
+    const candidates = allowed.items;
     var insists: ?*const Call = null;
     for (candidates) |*one| if (one.call.strategy == .send_only) {
         if (insists == null or one.call.revision > insists.?.revision) insists = one.call;
@@ -293,14 +395,28 @@ test "who insists wins, then revisions, incumbents, numbers and ids" {
         call.content = rank;
         one.* = .{ .rank = rank, .id = .from_int(9 - rank), .call = call };
     }
-    try expectEqual(&offers[3], elect(&candidates, 4)); // the smallest id
+    try expectEqual(&offers[3], elect(&candidates, 4, .{})); // the smallest id
     offers[1].content = offers[0].content;
-    try expectEqual(&offers[1], elect(&candidates, 4)); // what most hold, of these the smaller id
-    try expectEqual(&offers[2], elect(candidates[2..], 3)); // the only incumbent
+    // The content that most hold, of these the smaller id.
+    try expectEqual(&offers[1], elect(&candidates, 4, .{}));
+    try expectEqual(&offers[2], elect(candidates[2..], 3, .{})); // the only incumbent
     offers[3].revision = 1;
-    try expectEqual(&offers[3], elect(&candidates, 1));
+    try expectEqual(&offers[3], elect(&candidates, 1, .{}));
     offers[0].strategy = .send_only;
-    try expectEqual(&offers[0], elect(&candidates, 1));
+    try expectEqual(&offers[0], elect(&candidates, 1, .{}));
     for (&offers) |*call| call.strategy = .receive_only;
-    try expectEqual(null, elect(&candidates, 1));
+    try expectEqual(null, elect(&candidates, 1, .{}));
+    // By the rule, the revision that the incumbents expect, or else that of any.
+    const rules: StateRules = .{ .successive = true };
+    for (&offers, 0..) |*call, rank| {
+        call.strategy = .popular;
+        call.revision = rank + 5;
+    }
+    try expectEqual(&offers[3], elect(&candidates, 4, rules));
+    offers[1].expected = 7;
+    offers[3].expected = 6;
+    try expectEqual(&offers[2], elect(&candidates, 3, rules));
+    try expectEqual(&offers[2], elect(&candidates, 0, rules));
+    offers[1].expected = 99;
+    try expectEqual(null, elect(&candidates, 2, rules));
 }

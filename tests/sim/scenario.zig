@@ -102,6 +102,7 @@ pub const all = .{
     "restart",
     "root_dies_as_ranks_shift",
     "root_without_a_result",
+    "rules_of_a_state",
     "sender_dies_in_a_frame",
     "statuses_keep_nobody_out",
     "sub_groups",
@@ -644,6 +645,7 @@ fn start_peers(script: *Script, count: u32) Error!void {
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
 /// [in_place] [average] [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
+/// [strategy=S] [revision=N] [rules=RULE+RULE]: of a sync
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
     const kind_text = try take_word(script, words);
@@ -667,6 +669,7 @@ fn call(script: *Script, words: *Words) Error!void {
     var deadline_ns: u64 = 60_000 * ms;
     var src: u16 = 0;
     var dst: u16 = 1;
+    var sync: SyncOptions = .{};
     while (words.next()) |option| {
         const equals = std.mem.indexOfScalar(u8, option, '=') orelse option.len;
         const name = option[0..equals];
@@ -696,7 +699,7 @@ fn call(script: *Script, words: *Words) Error!void {
                 .resume_chunks
             else
                 std.meta.stringToEnum(program.Recovery, value) orelse return script.syntax(option);
-        } else return script.syntax(option);
+        } else if (!sync.take(name, value)) return script.syntax(option);
     }
     if (kind == .send_recv) {
         const pair: base.Pair = .{ .src = src, .dst = dst };
@@ -718,6 +721,7 @@ fn call(script: *Script, words: *Words) Error!void {
         const work = calls.lend(user, step, deadline, true) orelse
             return script.fail("no more memory to lend", .{});
         script.works[label][node.index] = work;
+        work.strategy, work.revision, work.rules = .{ sync.strategy, sync.revision, sync.rules };
         calls.call(work) catch |err| return script.fail(
             "p{d} cannot call: {t}",
             .{ node.index, err },
@@ -726,6 +730,36 @@ fn call(script: *Script, words: *Words) Error!void {
     }
     if (peers.bad) return script.syntax("peers");
 }
+
+const SyncOptions = struct {
+    strategy: wire.control.Strategy = .popular,
+    revision: ?u64 = null,
+    rules: wire.control.StateRules = .{},
+
+    /// False: it is none.
+    fn take(options: *SyncOptions, name: []const u8, value: []const u8) bool {
+        if (std.mem.eql(u8, name, "strategy")) {
+            options.strategy = std.meta.stringToEnum(wire.control.Strategy, value) orelse
+                return false;
+        } else if (std.mem.eql(u8, name, "revision")) {
+            options.revision = std.fmt.parseInt(u64, value, 10) catch return false;
+        } else if (std.mem.eql(u8, name, "rules")) {
+            var it = std.mem.splitScalar(u8, value, '+');
+            while (it.next()) |word| if (!options.rule(word)) return false;
+        } else return false;
+        return true;
+    }
+
+    fn rule(options: *SyncOptions, word: []const u8) bool {
+        inline for (std.meta.fields(wire.control.StateRules)) |field| {
+            if (std.mem.eql(u8, word, field.name)) {
+                @field(options.rules, field.name) = true;
+                return true;
+            }
+        }
+        return false;
+    }
+};
 
 /// crash PEER [killed|reset|vanished] [at POINT [CHUNKS]]
 /// crash PEER after BYTES PEER: when so many bytes have passed between the two, in either direction

@@ -6,6 +6,7 @@
 const std = @import("std");
 const base = @import("base");
 const Prng = base.Prng;
+const StateRules = @import("wire").control.StateRules;
 
 pub const Class = enum {
     // The network.
@@ -176,6 +177,8 @@ pub const Config = struct {
     keeps_state: bool,
     /// Members make sub-groups (splits.zig).
     splits: bool = false,
+    /// Those of the states of all.
+    state_rules: StateRules = .{},
     /// Scenarios may do without: then nobody waits for a disk.
     has_journal: bool = true,
 
@@ -229,6 +232,12 @@ pub const Config = struct {
         var groups = stream(seed, "groups");
         if (config.peers_start <= 5 and groups.chance(groups_one_in))
             config.groups = @intCast(groups.between(3, 8));
+        var state_rules = stream(seed, "state_rules");
+        if (state_rules.chance(2)) config.state_rules = .{
+            .successive = state_rules.chance(2),
+            .refuse = !is_special and state_rules.chance(2),
+            .one_sender = state_rules.chance(4),
+        };
         var in_flight = stream(seed, "in_flight");
         if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));
         var split = stream(seed, "splits");
@@ -374,6 +383,8 @@ pub const Config = struct {
 
     /// True if nothing that can make a call fail is on.
     pub fn is_calm(config: *const Config) bool {
+        // A newcomer may bring a revision that is ahead.
+        if (config.state_rules.refuse and config.state_rules.successive) return false;
         for (config.strikes) |maybe| if (maybe) |strike| if (!strike.goes_unnoticed()) return false;
         for (std.enums.values(Class)) |class| {
             const harmless = switch (class) {
@@ -401,6 +412,9 @@ pub const Config = struct {
                 config.tags,           config.in_flight_max, config.calls,
             },
         );
+        inline for (std.meta.fields(StateRules)) |field| {
+            if (@field(config.state_rules, field.name)) try writer.writeAll(field.name ++ ", ");
+        }
         try writer.writeAll(if (config.keeps_state) "states kept; faults:" else "faults:");
         var any = false;
         for (std.enums.values(Class)) |class| {

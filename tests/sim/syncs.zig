@@ -100,7 +100,8 @@ pub fn keep(user: *User) void {
     const shared = bytes - own_bytes;
     @memcpy(memory[0..shared], user.content.bytes[0..shared]);
     @memset(memory[shared..], own_byte(user.node));
-    const state = create(user, user.group.?, memory, true) catch |err| {
+    const rules = world.config.state_rules;
+    const state = create(user, user.group.?, memory, rules, true) catch |err| {
         return world.note("p{d} cannot share now: {t}", .{ user.node.index, err });
     };
     user.kept = .{ .state = state, .memory = memory };
@@ -131,7 +132,13 @@ fn destroy(node: *Node, state: *State) void {
     state.destroy();
 }
 
-fn create(user: *User, group: *session_layer.Group, memory: []u8, prefetch: bool) !*State {
+fn create(
+    user: *User,
+    group: *session_layer.Group,
+    memory: []u8,
+    rules: wire.control.StateRules,
+    prefetch: bool,
+) !*State {
     const layout = Layout.of(memory.len);
     const bias = memory[layout.weights..];
     const shapes = [_][1]u64{ .{layout.weights}, .{layout.bias}, .{own_bytes} };
@@ -152,12 +159,15 @@ fn create(user: *User, group: *session_layer.Group, memory: []u8, prefetch: bool
         .name = "state",
         .tensors = &tensors,
         .revision = user.content.revision,
+        .rules = rules,
         .leaf_bytes = leaf_bytes,
         .prefetch = prefetch,
     }, &at) catch |err| switch (err) {
         error.OutOfMemory => return error.OutOfMemory,
         else => unreachable, // these tensors are good
     };
+    // As a user's own state, which outlives the call.
+    state.is_synced = user.synced_in == user.membership;
     user.node.session.?.state_add(state) catch |err| {
         state.destroy();
         return switch (err) {
@@ -175,17 +185,19 @@ pub fn begin(work: *Work) !*session_layer.Operation {
     const world = user.world();
     const s = user.node.session.?;
     const state = if (work.kept) user.kept.?.state else //
-        try create(user, work.group, work.send, false);
+        try create(user, work.group, work.send, work.rules, false);
     work.shared = state;
     state.hash_leaves(0, state.leaf_count());
     state.hash_root();
     const call = work.call();
     call.content = content_hash(work, work.send);
-    call.revision = state.revision;
+    call.revision = work.revision orelse state.revision;
+    call.expected = state.expected();
     call.strategy = work.strategy;
     const op = try s.begin_sync(user.node.here(), .{
         .state = state,
         .strategy = work.strategy,
+        .revision = work.revision,
         .deadline = work.deadline,
     });
     if (faults.chance(world, .scribble, 4)) {
@@ -205,6 +217,19 @@ pub fn draw_strategy(user: *User) Strategy {
     if (!faults.chance(world, .strategy, 3)) return .popular;
     world.statistics.fault(.strategy);
     return if (world.faults.stream(.strategy).chance(2)) .receive_only else .send_only;
+}
+
+/// Another revision than that of its content: a little less or more.
+pub fn draw_revision(user: *User) ?u64 {
+    const world = user.world();
+    if (!faults.chance(world, .strategy, 4)) return null;
+    world.statistics.fault(.strategy);
+    return user.content.revision -| 2 + world.faults.stream(.strategy).below(5);
+}
+
+/// Its call has shown it that it does not fit: it comes again as one that has nothing.
+pub fn learn(user: *User) void {
+    user.content.revision = 0;
 }
 
 /// A user writes to what it shares while it must not: others must not take it for what was offered.
@@ -248,6 +273,7 @@ pub fn take(work: *Work) void {
     const shared = work.send.len - own_bytes;
     @memcpy(content.bytes[0..shared], work.send[0..shared]);
     content.revision = state.revision;
+    work.user.synced_in = work.user.membership;
 }
 
 pub fn check(work: *Work) void {
@@ -276,6 +302,7 @@ pub fn check(work: *Work) void {
         .{ work.node.index, fmt_key(work.step.key), revision - 1 },
     );
     const mine = work.call();
+    if (work.rules.successive) return; // what may be taken follows from more: rules.zig
     if (mine.strategy == .popular and mine.revision >= revision and !insists)
         return world.checkers.fail(
             .election,

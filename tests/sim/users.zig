@@ -37,6 +37,8 @@ pub const User = struct {
     index: u8,
     /// The content that it shares in syncs.
     content: syncs.Content,
+    /// The membership in which a sync of it was committed.
+    synced_in: ?u32 = null,
     kept: ?syncs.Kept = null,
     /// The codecs' losses that it carries on.
     residuals: floats.Residuals = .{},

@@ -514,6 +514,12 @@ pub const World = struct {
         world.at(world.now + ns, what);
     }
 
+    /// Nobody has, or will have, another coordinator than the first.
+    pub fn keeps_coordinator(world: *const World) bool {
+        for (world.config.strikes) |maybe| if (maybe) |strike| if (strike.node == 0) return false;
+        return !world.scripted and !world.config.loses_coordinator();
+    }
+
     pub fn failed(world: *const World) bool {
         return world.checkers.violation != null;
     }
