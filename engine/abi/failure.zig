@@ -1116,7 +1116,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
     // Decisions have a reason: this peer alone was told. Which call it was stands in the words.
     if (op.failure.reason == null) return fail(
         .mismatch,
-        "{s}: this peer was refused, and is no member any more; the others go on without it: " ++
+        "{s}: this peer was refused, and is no member any more; the members go on without it: " ++
             "{s}. {f}{s}. Correct that, then connect again",
         .{ @tagName(op.op.descriptor.kind), op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );

@@ -92,6 +92,25 @@ def test_all_steps_of_all_peers_are_made_once(coordinator: pccl.Coordinator) -> 
         assert len(program.peer_ids) == 1
 
 
+def test_a_state_may_have_rules(coordinator: pccl.Coordinator) -> None:
+    """Goal: they are those of each sync. Method: a peer whose rules are others does not fit."""
+    with pytest.raises(pccl.InvalidArgument, match="rule 'best'"):
+        pccl.steps({"x": np.zeros(1)}, rules="best")  # type: ignore[arg-type]
+    rules = iter(("successive", "refuse"))  # each connection asks for them anew
+    programs = [
+        Program(coordinator.token, 2, rules=rules),
+        Program(coordinator.token, 2, rules=["refuse", "successive"]),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(program.run, well) for program in programs]:
+            each.result(timeout=60).check()
+    odd = [Program(coordinator.token, 2, rules=each) for each in ("refuse", ())]
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(program.run, well) for program in odd]:
+            with pytest.raises(pccl.Mismatch, match="sync\\(rules refuse\\)"):
+                each.result(timeout=60)
+
+
 def call_in_turn(group: pccl.Group, over: threading.Event) -> None:
     """One calls alone, until its deadline; the other comes after that, and gets Aborted."""
     try:

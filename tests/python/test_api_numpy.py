@@ -477,7 +477,12 @@ def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
     made = [arrays(rank) for rank in range(len(world.comms))]
     states = [
         pnp.shared_state(
-            comm, made[comm.rank], revision=int(comm.rank == 0), may_differ=["own"], name="layouts"
+            comm,
+            made[comm.rank],
+            revision=int(comm.rank == 0),
+            may_differ=["own"],
+            name="layouts",
+            rules="successive",
         )
         for comm in world.comms
     ]
@@ -493,6 +498,9 @@ def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
         for key, value in part.items():
             assert (value == (rank if key == "own" else 0)).all(), (rank, key)
     assert {state.revision for state in states} == {outcomes[0].revision} == {2}
+    made[1]["strided"][:] = 9
+    world.run(lambda comm: states[comm.rank].sync(revision=8 if comm.rank == 1 else 2))
+    assert all((part["strided"] == 0).all() for part in made)  # by the rule 2 follows, not 8
     for state in states:
         state.close()
     comm = world.comms[0]

@@ -261,7 +261,7 @@ def test_a_member_that_does_not_fit_is_refused_and_the_others_go_on(what: str) -
             assert outcome.elected_revision == 1
         assert isinstance(refused, pccl.Mismatch)
         says = "f64[5, 2] on rank 1" if what == "shape" else "is above 1"
-        assert says in str(refused) and "the others go on" in str(refused)
+        assert says in str(refused) and "the members go on" in str(refused)
         with pytest.raises(pccl.PcclError):
             states[1].sync()
         others = [world.comms[0], world.comms[2]]
