@@ -241,7 +241,9 @@ pub const Config = struct {
         var in_flight = stream(seed, "in_flight");
         if (in_flight.chance(6)) config.in_flight_max = @intCast(in_flight.between(1, 2));
         var split = stream(seed, "splits");
-        config.splits = split.chance(splits_one_in);
+        // A peer is in 8 groups at most, and each of its groups may have a sub-group.
+        const has_room = 2 * config.groups <= base.limits.groups_per_peer_max;
+        config.splits = split.chance(splits_one_in) and has_room;
         var adversaries = stream(seed, "adversaries");
         if (adversaries.chance(adversaries_one_in)) config.draw_adversaries(&adversaries);
         return config;
