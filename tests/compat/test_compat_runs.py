@@ -398,6 +398,35 @@ def test_strategies(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
     assert [(info.tx_bytes, info.rx_bytes) for info in infos] == [(0, 0)] * 3
 
 
+def test_one_that_sends_beside_one_that_does_not_only_receive(
+    master: pccl.MasterNode, pool: ThreadPoolExecutor
+) -> None:
+    peers = joined(master, pool, [0, 0])
+    arrays = [np.full(3, 1.0), np.full(3, 2.0)]
+    states = [pccl.SharedState([pccl.TensorInfo.from_numpy(array, "x")]) for array in arrays]
+    together(
+        pool,
+        *[
+            lambda each=each: each[0].sync_shared_state(each[1])
+            for each in zip(peers, states, strict=True)
+        ],
+    )
+    before = arrays[0].copy()
+    arrays[1] += 1
+    strategies = STRATEGY.ENFORCE_POPULAR, STRATEGY.SEND_ONLY
+    results = together(
+        pool,
+        *[
+            lambda each=each: refused(lambda: each[0].sync_shared_state(each[1], each[2]))
+            for each in zip(peers, states, strategies, strict=True)
+        ],
+    )
+    assert results == [Result.INVALID_ARGUMENT] * 2
+    assert [state.revision for state in states] == [0, 0]
+    assert (arrays[0] == before).all()
+    assert (arrays[1] == before + 1).all()
+
+
 def test_a_sync_in_which_nobody_gives(master: pccl.MasterNode, pool: ThreadPoolExecutor) -> None:
     peers = joined(master, pool, [0, 0])
 

@@ -188,11 +188,10 @@ class Communicator:
         tensors = {info.name: info.buffer for info in infos}
         with (
             told("pcclSynchronizeSharedState"),
-            group.shared_state(tensors, revision=shared_state.revision, may_differ=own) as state,
+            group.shared_state(tensors, may_differ=own, rules=["one_sender"]) as state,
         ):
-            outcome = state.sync(strategy.word)
-        # It has counted one more.
-        shared_state.revision = outcome.revision - 1
+            outcome = state.sync(strategy.word, revision=shared_state.revision)
+        shared_state.revision = outcome.elected_revision
         return SharedStateSyncInfo(outcome.bytes_sent, outcome.bytes_received)
 
     def all_reduce(
@@ -275,19 +274,21 @@ class Communicator:
             array.array("Q", [mine]), everybody, tag=SPLIT_TAG, recovery="restart"
         )
         there = set(outcome.contributors)
-        said = [each for each, peer in zip(everybody, run.members, strict=True) if peer in there]
-        self._sizes = Counter(each % _GROUPLESS for each in said)
-        if all(each < _GROUPLESS for each in said):
+        said = {
+            rank: each
+            for rank, (each, peer) in enumerate(zip(everybody, run.members, strict=True))
+            if peer in there
+        }
+        self._sizes = Counter(each % _GROUPLESS for each in said.values())
+        if all(each < _GROUPLESS for each in said.values()):
             return
         old, self._group = self._group, None
         if old is not None and old is not run:
             old.close()
         group: pccl_py.Group = run
         if len(self._sizes) > 1:
-            size = self._sizes[self._peer_group]
-            name = f"{self._peer_group} of {run.epoch}.{outcome.sequence}"
-            group = run.group(name, initial_world_size=size)
-            group.admit()
+            mates = [rank for rank, each in said.items() if each % _GROUPLESS == self._peer_group]
+            group = run.subgroup(mates, name=f"{self._peer_group}.{outcome.sequence}")
         self._group = group
 
     def _begin(
