@@ -1170,8 +1170,13 @@ pub const Coordinator = struct {
         const group = c.group_named(name) orelse
             try c.make_group(name, peer, &told.founders) orelse
             return refuse_group(peer, name, "the run has 64 groups already; use one of them");
-        if (group.contains(peer) and peer.is_present(group.id))
-            return refuse_group(peer, name, "this peer is in the group already");
+        if (group.contains(peer) and peer.is_present(group.id)) {
+            if (group.newcomer_of(peer) == null)
+                return refuse_group(peer, name, "this peer is in the group already");
+            // Its user had given up, and tries again: the answer that is under way is for this.
+            peer.telling = .of(null, told);
+            return;
+        }
         peer.present &= ~Peer.bit(group.id);
         peer.telling = .of(group, told);
         group.begin_report(peer);

@@ -31,9 +31,13 @@ fn told(court: *Court, index: usize, kind: std.meta.Tag(control.Message)) !usize
 }
 
 fn join(court: *Court, index: usize, name: []const u8) !void {
+    return join_at(court, index, name, "a:1");
+}
+
+fn join_at(court: *Court, index: usize, name: []const u8, address: []const u8) !void {
     try court.say(index, .{ .join = .{
         .name = .of(name),
-        .address = .of("a:1"),
+        .address = .of(address),
         .initial_world_size = 1,
         .round = 0,
         .stop_round = 0,
@@ -69,7 +73,7 @@ test "a group is told of when its record is on the disk; other groups and beats 
     try expectEqual(.ok, court.c.journal_state);
     // A refusal does not overtake the answer before it, whose number it does not name.
     try join(&court, 1, "i");
-    try join(&court, 1, "i");
+    try join_at(&court, 1, "i", "no address");
     try expectEqual(0, try told(&court, 1, .refused));
     try shelf.write(&court);
     try expectEqual(1, try told(&court, 1, .joined));

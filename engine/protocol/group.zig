@@ -213,7 +213,7 @@ pub const Group = struct {
         return .{ .id = id, .label = .{} };
     }
 
-    fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
+    pub fn newcomer_of(group: *const Group, peer: *const Peer) ?*Newcomer {
         for (group.newcomers.items) |*newcomer| if (newcomer.peer == peer) return newcomer;
         return null;
     }

@@ -140,6 +140,22 @@ test "a peer has no more joins that wait than it may have groups, and none witho
     try expectEqual(0, court.c.lobby.waiting.items.len);
 }
 
+test "a peer whose user gives up and tries again before it hears an answer has that answer" {
+    // Found by: fresh seed 529266064231. Method: it does not know the number to leave yet.
+    var court: Court = undefined;
+    try court.init(gpa);
+    defer court.c.destroy();
+    const peer = try greet(&court, 0);
+    for (0..2) |_| try join(&court, 0, "one");
+    try court.listen();
+    try expect(is_in(&court, peer, "one"));
+    try expect(!court.refused);
+    // Its next word about the group is one of a newcomer.
+    const id = court.c.group_named("one").?.id;
+    try court.say(0, .{ .leave = .{ .group = id } });
+    try expect(!is_in(&court, peer, "one"));
+}
+
 test "what a peer says of a group by a number from before is void until its join is answered" {
     // Method: a newcomer that was in a round has another connection, on which its join waits.
     for ([_]bool{ true, false }) |waits| {
