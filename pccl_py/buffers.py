@@ -189,7 +189,10 @@ def _without_buffer_protocol(array: Any, refusal: Exception) -> Buffer:
         return _from_dlpack(array)
     remedy = ""
     if isinstance(array, (dict, list, tuple)):
-        remedy = "; pccl_numpy.tree takes dicts and lists of arrays"
+        remedy = (
+            "; pccl_numpy.tree has collectives for dicts and lists of arrays, and a shared state "
+            "takes one array for each name"
+        )
     elif isinstance(array, (int, float)):
         remedy = f"; numpy.array({array}) is one"
     raise TypeError(

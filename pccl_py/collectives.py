@@ -432,7 +432,10 @@ class Collectives(Closing):
     def barrier(self, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
     @operation(MessageOptions)
     def barrier(self, **options: Any) -> Call:
-        """Returns once every member has called it."""
+        """Returns once every member has called it.
+
+        It votes as it is called, so after its deadline it raises InDoubt.
+        """
         tag, deadline_ns = Asked("barrier", options).timed
         self._check_tag(tag)
         return Call(self._origin("barrier"), _pccl.barrier, self._open(), tag, deadline_ns)

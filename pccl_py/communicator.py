@@ -173,11 +173,13 @@ class Group(Objects):
         `together`: returns when all members have called it, and all of them enter the same new
         epoch or none does; a newcomer returns when all members from before have entered. All must
         pass it at the same safe points. It costs an operation of all members, and its errors are
-        raised: nobody has passed the safe point then, so call it again. A program in several groups
+        raised: this peer has not passed the safe point then, so call it again. No other has,
+        either, except perhaps after a deadline, and then the next call passes it, too. A member
+        that calls it without `together` does not wait for the others. A program in several groups
         must pass those of its groups in the same order on all peers.
 
-        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); the safe
-        point was not passed.
+        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); this peer
+        has not passed the safe point.
         """
         native = self._open()
         deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
@@ -495,7 +497,7 @@ def connect(
     read = Arguments("PCCL_")
     token = (read.text(token, "PCCL_TOKEN") or "").strip()
     if not token:
-        raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run` does)")
+        raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run -n 1 -- PROGRAM` does)")
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")

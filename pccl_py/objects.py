@@ -206,7 +206,7 @@ class _Asked:
         """After the sizes are known to all, so that all raise, and nobody waits."""
         if size > self._size_max:
             raise InvalidArgument(
-                f"{what} {counted(size, 'byte')} as pickles, and size_max is {self._size_max}: "
+                f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "
                 "pass a larger one on every peer, or send arrays"
             )
 

@@ -528,8 +528,8 @@ const removed = "this peer is no longer a member of the group: ";
 
 /// A coordinator with its state is the one that was there; any other begins another run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
-    "--state DIR` goes on with the run) and call again; for another run, close this " ++
-    "communicator and connect again";
+    "--state DIR` goes on with the run) and call again; for another run, or once " ++
+    "reconnect_timeout has passed, close this communicator and connect again";
 
 /// Why a peer is not a member any more, or did not pass a safe point. `said`: by the coordinator,
 /// if it has removed this peer.

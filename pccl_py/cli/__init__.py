@@ -308,8 +308,7 @@ of the first that failed.
         raise pccl_py.InvalidArgument(f"--min-world-size is {min_world_size}, but -n only {n}")
     run.refuse_what_one_process_can_have(n, os.environ)
     command = run.command_of(command)
-    if verbose:
-        log.to_stderr(logging.DEBUG)
+    log.to_stderr(logging.DEBUG if verbose else logging.WARNING)
     logs = None if log_dir is None else log.Folder(log_dir)
     policy = run.Policy(min_world_size, on_failure is OnFailure.STOP, restarts)
     with pccl_py.Coordinator(

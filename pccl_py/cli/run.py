@@ -47,6 +47,8 @@ def command_of(words: Sequence[str]) -> list[str]:
     Raises InvalidArgument if there is no such file.
     """
     first = words[0]
+    if not first:
+        raise InvalidArgument("the command is an empty word: pass a program, or a Python file")
     if not first.endswith(".py") or shutil.which(first) is not None:
         return list(words)
     if not Path(first).is_file():
