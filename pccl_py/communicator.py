@@ -497,7 +497,9 @@ def connect(
     read = Arguments("PCCL_")
     token = (read.text(token, "PCCL_TOKEN") or "").strip()
     if not token:
-        raise InvalidArgument("no token: pass one, or set PCCL_TOKEN (`pccl run -n 1 -- PROGRAM` does)")
+        raise InvalidArgument(
+            "no token: pass one, or set PCCL_TOKEN (`pccl run -n 1 -- PROGRAM` does)"
+        )
     name = read.text(group, "PCCL_GROUP")
     name = "default" if name is None else name
     peer_id, _ = read.given(peer_id, "PCCL_PEER_ID")

@@ -147,6 +147,11 @@ class Processes:
         elif self._policy.stop_on_failure and not self._ending:
             self._say("stopping the others")
             self._stop(signal.SIGTERM)
+        elif not self._ending and (left := len(self._running) + len(self._due)):
+            self._say(
+                f"{left} of {self._n} processes are left; if the run has not begun yet, they wait "
+                f"for {self._n} peers (`pccl status`)"
+            )
 
     def _may_restart(self, index: int) -> bool:
         """Not while all are being ended, and not once a process has finished its work.
