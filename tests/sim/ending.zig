@@ -6,6 +6,7 @@
 const std = @import("std");
 const calls = @import("calls.zig");
 const checkers_file = @import("checkers.zig");
+const splits = @import("splits.zig");
 const users = @import("users.zig");
 const world_file = @import("world.zig");
 const fmt_key = checkers_file.fmt_key;
@@ -89,7 +90,15 @@ pub fn step(world: *World) void {
             .stopped => inside = user,
             .left => {},
             .outside => user.state = .left,
-            .joining, .between, .admitting, .splitting, .running => busy = user,
+            // Others may never come to it: they stop at different places.
+            .splitting => {
+                splits.give_up(user);
+                busy = user;
+            },
+            .joining, .admitting => if (user.epoch > 0) {
+                busy = user;
+            } else users.come_again(user), // it had got on, and was refused since
+            .between, .running => busy = user,
         };
     }
     if (busy) |user| {

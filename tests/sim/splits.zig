@@ -64,8 +64,8 @@ fn color_of(user: *const User, rank: usize) u8 {
 
 /// Begins a split, if there is one at this place; the user waits until it is over.
 pub fn begin(user: *User) bool {
-    if (!is_drawn(user)) return false;
     const world = user.world();
+    if (!is_drawn(user) or world.phase == .ending) return false;
     drop(user);
     const parent = user.group.?;
     const sub = &user.sub;
@@ -206,6 +206,12 @@ fn over(user: *User) void {
     drop(user);
     if (!waits) return;
     user.world().statistics.subs_failed += 1;
+    go_on(user);
+}
+
+/// The world comes to an end.
+pub fn give_up(user: *User) void {
+    drop(user);
     go_on(user);
 }
 
