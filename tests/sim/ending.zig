@@ -131,6 +131,7 @@ pub fn step(world: *World) void {
 pub const Rest = struct {
     stage: enum { none, settling, measuring, over } = .none,
     connections: usize = 0,
+    open_ends: u64 = 0,
     bytes: u64 = 0,
     began: u64 = 0,
 };
@@ -155,6 +156,7 @@ fn rest(world: *World) ?u64 {
             state.* = .{
                 .stage = .measuring,
                 .connections = world.connections.items.len,
+                .open_ends = count_open_ends(world),
                 .bytes = world.statistics.bytes,
                 .began = world.now,
             };
@@ -171,6 +173,14 @@ fn rest(world: *World) ?u64 {
     }
 }
 
+fn count_open_ends(world: *const World) u64 {
+    var ends: u64 = 0;
+    for (world.connections.items) |connection| {
+        for (&connection.ends) |*end| ends += @intFromBool(end.state == .open);
+    }
+    return ends;
+}
+
 /// Nothing but signs of life is sent, and nobody dials.
 fn check_quiet(world: *World) void {
     const new = world.connections.items.len - world.rest.connections;
@@ -179,10 +189,8 @@ fn check_quiet(world: *World) void {
         "{d} connections were made although nothing was wrong",
         .{new},
     );
-    var ends: u64 = 0;
-    for (world.connections.items) |connection| {
-        for (&connection.ends) |*end| ends += @intFromBool(end.state == .open);
-    }
+    // Lanes that nobody needs any more are closed meanwhile.
+    const ends = @max(world.rest.open_ends, count_open_ends(world));
     const beats = 2 + 12 * (world.now - world.rest.began) / (10 * world.config.heartbeat_ns);
     // A ping is sent every half heartbeat, a heartbeat and its answer every one.
     const most = ends * beats * 2 * 64;
