@@ -490,6 +490,7 @@ const Run = struct {
                 run.decisions = body.decision;
                 told.commit += 1;
             },
+            .entered => {}, // nothing follows from it
             else => return error.UnexpectedAnswer,
         }
     }
