@@ -2,7 +2,7 @@
 //! so a layer breach does not compile. The vector kernels are compiled once per CPU level and all
 //! linked into the one library. Python calls the step `python` (hatch_build.py).
 //!
-//! Steps: the default installs libpccl and its header; check, test, test-<layer>, sim, mutants,
+//! Steps: the default installs libpccl and its headers; check, test, test-<layer>, sim, mutants,
 //! python.
 //! How to work with it: docs/HACKING.md.
 
@@ -49,6 +49,13 @@ const layers = [_]struct { name: []const u8, root: []const u8, imports: []const 
         .imports = &.{ "base", "wire", "kernels", "protocol", "collective", "session", "net" },
     },
 };
+
+/// The headers of C programs, below include/: our interface, and that of PCCL 1.0.
+const headers = [_][]const u8{ "pccl.h", "compat/pccl.h", "compat/ccoip.h", "compat/ccoip_inet.h" };
+
+fn header_file(b: *std.Build, name: []const u8) std.Build.LazyPath {
+    return b.path(b.pathJoin(&.{ "include", name }));
+}
 
 /// The CPU levels of each architecture, ascending, each containing the one before.
 /// kernels/dispatch.zig knows how to detect them.
@@ -120,7 +127,7 @@ pub fn build(b: *std.Build) void {
         .use_llvm = if (tsan) true else null,
     });
     if (is_without_compiler_rt(target, optimize, tsan)) library.bundle_compiler_rt = false;
-    library.installHeader(b.path("include/pccl.h"), "pccl.h");
+    for (headers) |name| library.installHeader(header_file(b, name), name);
     b.installArtifact(library);
 
     const check_step = b.step("check", "Compile everything, link nothing");
@@ -750,12 +757,14 @@ fn add_python(
     extension.each_lib_rpath = false; // for the same reason
 
     const folder = "pccl_py";
-    const installs = [_]*std.Build.Step.InstallFile{
+    for ([_]*std.Build.Step.InstallFile{
         b.addInstallFile(extension.getEmittedBin(), b.pathJoin(&.{ folder, ext_name })),
         b.addInstallFile(library.getEmittedBin(), b.pathJoin(&.{ folder, library.out_filename })),
-        b.addInstallFile(b.path("include/pccl.h"), b.pathJoin(&.{ folder, "include", "pccl.h" })),
-    };
-    for (installs) |install| step.dependOn(&install.step);
+    }) |install| step.dependOn(&install.step);
+    for (headers) |name| {
+        const to = b.pathJoin(&.{ folder, "include", name });
+        step.dependOn(&b.addInstallFile(header_file(b, name), to).step);
+    }
 }
 
 const Cpp = struct { abi3: bool, is_nanobind: bool, tsan: bool };

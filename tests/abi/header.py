@@ -1,7 +1,8 @@
 """include/pccl.h as cffi reads it: the header itself is the source, five rules make it plain C.
 
 The header stays free of inline functions and of macros in declarations so that this is all it
-takes. test_abi.py tests what the functions do, test_manifest.py what programs rely on.
+takes. test_abi.py tests what the functions do, test_manifest.py what programs rely on. The other
+header, COMPAT, has the names of PCCL 1.0 (tests/compat/test_compat_c.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pccl_py
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "include" / "pccl.h"
+COMPAT = ROOT / "include" / "compat" / "pccl.h"
 LIBRARY = Path(pccl_py.__file__).with_name(
     {"darwin": "libpccl.dylib", "win32": "pccl.dll"}.get(sys.platform, "libpccl.so")
 )
@@ -25,20 +27,20 @@ LIBRARY = Path(pccl_py.__file__).with_name(
 def declarations(text: str) -> str:
     """The declarations of a header, without what only a C compiler understands."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    text = text.replace("\\\n", " ").replace("PCCL_API ", "")
+    text = re.sub(r"PCCL_(API|EXPORT|NULLABLE) ", "", text.replace("\\\n", " "))
     text = re.sub(r"#ifdef __cplusplus.*?#endif", "", text, flags=re.DOTALL)
-    numbers = re.findall(r"^#define PCCL_\w+ +\d+ *$", text, flags=re.MULTILINE)
+    numbers = re.findall(r"^#define \w+ +\d+ *$", text, flags=re.MULTILINE)
     return "\n".join(numbers) + re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
 
 
-def functions() -> set[str]:
+def functions(header: Path = HEADER) -> set[str]:
     """The names of all functions that the header declares."""
-    plain = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
-    return set(re.findall(r"PCCL_API [^;]*?\b(pccl_\w+)\(", plain))
+    plain = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
+    return set(re.findall(r"PCCL_(?:API|EXPORT) [^;]*?\b(pccl\w+)\(", plain))
 
 
-def load() -> tuple[Any, Any]:
+def load(header: Path = HEADER) -> tuple[Any, Any]:
     """(ffi, library)."""
     ffi = cffi.FFI()
-    ffi.cdef(declarations(HEADER.read_text()))
+    ffi.cdef(declarations(header.read_text()))
     return ffi, ffi.dlopen(str(LIBRARY))

@@ -1,8 +1,8 @@
 """The manifest of the ABI: what programs were compiled against, a line for each thing, in abi.txt.
 
-`python tests/abi/manifest.py` writes abi.txt anew from include/pccl.h and says what that changes
-for programs that were compiled before; the commit of a change to the header has it. Its tests:
-test_manifest.py.
+`python tests/abi/manifest.py` writes abi.txt anew from include/pccl.h, and include/compat/pccl.h
+with the names of PCCL 1.0, and says what that changes for programs that were compiled before; the
+commit of a change to a header has it. Its tests: test_manifest.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cffi
-from header import HEADER, declarations
+from header import COMPAT, HEADER, declarations
 
 GOLDEN = Path(__file__).with_name("abi.txt")
 
 HEAD = """\
-# The promises of include/pccl.h to programs that are compiled already, where pointers have 64 bits.
+# The promises of include/pccl.h, and then of include/compat/pccl.h, to programs that are compiled
+# already, where pointers have 64 bits.
 # Made by tests/abi/manifest.py, which says what a change means to them; read by test_manifest.py.
 """
 
@@ -37,14 +38,19 @@ def manifest(header: str) -> Manifest:
     ffi = cffi.FFI()
     ffi.cdef(plain)
     lines: Manifest = {}
-    for name, value in re.findall(r"^#define (PCCL_\w+) +(\d+)", plain, flags=re.MULTILINE):
+    for name, value in re.findall(r"^#define (\w+) +(\d+)", plain, flags=re.MULTILINE):
         if not name.startswith("PCCL_VERSION_"):
             lines[f"constant {name}"] = value
     for name in ffi.list_types()[0]:
         lines.update(_type(ffi, name))
-    for name in sorted(re.findall(r"\b(pccl_\w+)\([^;]*;", plain)):
+    for name in sorted(re.findall(r"\b(pccl\w+)\([^;]*;", plain)):
         lines[f"function {name}"] = _signature(ffi, plain, name)
     return lines
+
+
+def of_all() -> Manifest:
+    """The promises of both headers."""
+    return {**manifest(HEADER.read_text()), **manifest(COMPAT.read_text())}
 
 
 def _type(ffi: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -182,7 +188,7 @@ def exports(library: Path) -> set[str]:
 
 
 def main() -> None:
-    new = manifest(HEADER.read_text())
+    new = of_all()
     old = from_text(GOLDEN.read_text()) if GOLDEN.exists() else {}
     GOLDEN.write_text(to_text(new))
     for change in changes(old, new):

@@ -395,7 +395,7 @@ CALLS: dict[str, Any] = {
         (4, 2**31 - 1, {}, "dtype"),
         (4, 0, {"op": 5}, "op"),
         (4, 0, {"op": 2**32 - 1}, "op"),
-        (4, 0, {"recovery": 4}, "recovery"),
+        (4, 0, {"recovery": 5}, "recovery"),
         (2**40 + 1, 4, {}, "count"),
         (2**62, 0, {}, "count"),
         (2**64 - 1, 10, {}, "count"),
@@ -697,6 +697,7 @@ def test_membership_from_create_to_destroy() -> None:
         info = options("comm_info")
         check(lib.pccl_comm_info(comm, info))
         assert list(info.peer_id.bytes) == [7] * 16
+        assert info.lost == lib.PCCL_OK
         ids = ffi.new("pccl_peer_id_t[2]")
         assert lib.pccl_comm_joined(comm, ids, 2) == 1
         assert list(ids[0].bytes) == [7] * 16

@@ -122,7 +122,7 @@ def test_an_error_says_its_result_the_call_and_why() -> None:
 
 
 def test_every_error_of_pccl_py_has_a_result() -> None:
-    """Those of a loss and of a deadline have the one that the call says."""
+    """A loss and a deadline have the result that the call says."""
     from pccl.words import told
 
     lost = {"Aborted", "Cancelled", "DeadlineExceeded", "InDoubt", "PcclError"}

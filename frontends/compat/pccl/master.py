@@ -1,6 +1,6 @@
 """MasterNode: the coordinator of pccl_py, as PCCL 1.0 runs it; and its program, `ccoip_master`.
 
-    python -m pccl.master --listen-address 0.0.0.0:48148
+    ccoip_master --listen-address 0.0.0.0:48148
 
 A program of PCCL 1.0 calls `run`, which returns, and ends; what keeps its master alive is that
 `__del__` blocks until `interrupt`, which a signal handler may call.

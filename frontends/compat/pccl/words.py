@@ -128,7 +128,7 @@ class DataType(Enum):
 
     @property
     def word(self) -> pccl_py.DType:
-        """That of pccl_py. Raises ValueError for UINT4, which is no type of elements."""
+        """The type of pccl_py. Raises ValueError for UINT4, which is no type of elements."""
         return parse_dtype(self._name)
 
     def to_torch_dtype(self) -> torch.dtype:
@@ -315,14 +315,14 @@ class TensorInfo:
     def from_torch(
         cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False
     ) -> TensorInfo:
-        """That of a tensor, which may need gradients: its data is shared."""
+        """Describes a tensor, which may need gradients: its data is shared."""
         return cls._from(tensor.detach(), name, allow_content_inequality)
 
     @classmethod
     def from_numpy(
         cls, tensor: np.ndarray[Any, Any], name: str, *, allow_content_inequality: bool = False
     ) -> TensorInfo:
-        """That of an array."""
+        """Describes an array: its data is shared."""
         return cls._from(tensor, name, allow_content_inequality)
 
     @classmethod

@@ -1,0 +1,115 @@
+//! environment: the variables of docs/ENVIRONMENT.md as options of include/pccl.h, for programs of
+//! PCCL 1.0, which have no arguments for them. pccl_py reads the same ones by itself; functions of
+//! include/pccl.h read none.
+
+const std = @import("std");
+const words = @import("words.zig");
+
+/// With the terminating zero; a label that is longer is refused where it is used.
+pub const label_bytes_max = 512;
+
+/// Options of that type in which each field is what its variable says: `prefix` and its name.
+pub fn options(comptime T: type, comptime prefix: []const u8) words.Error!T {
+    @setEvalBranchQuota(10_000);
+    var made = std.mem.zeroes(T);
+    made.size = @sizeOf(T);
+    inline for (@typeInfo(T).@"struct".fields) |field| {
+        const variable = comptime prefix ++ name_of(field.name);
+        const is_time = comptime std.mem.endsWith(u8, field.name, "_ns");
+        if (text_of(variable)) |given| switch (field.type) {
+            ?[*:0]const u8 => @field(made, field.name) = given,
+            u32, u64 => @field(made, field.name) = if (is_time)
+                try nanoseconds(variable, std.mem.span(given))
+            else
+                try number(field.type, variable, std.mem.span(given)),
+            else => {},
+        };
+    }
+    return made;
+}
+
+/// An empty value counts as unset.
+pub fn text_of(comptime variable: [:0]const u8) ?[*:0]const u8 {
+    const given = std.c.getenv(variable) orelse return null;
+    return if (given[0] == 0) null else given;
+}
+
+/// "RECONNECT_TIMEOUT" for "reconnect_timeout_ns"
+fn name_of(comptime field: []const u8) [:0]const u8 {
+    if (comptime std.mem.eql(u8, field, "memory_bytes")) return "MEMORY";
+    if (comptime std.mem.eql(u8, field, "state_dir")) return "STATE";
+    const end = comptime if (std.mem.endsWith(u8, field, "_ns")) field.len - 3 else field.len;
+    return comptime name: {
+        var text: [end:0]u8 = undefined;
+        for (&text, field[0..end]) |*to, from| to.* = std.ascii.toUpper(from);
+        const upper = text;
+        break :name &upper;
+    };
+}
+
+fn number(comptime T: type, comptime variable: []const u8, given: []const u8) words.Error!T {
+    const value = std.fmt.parseInt(T, given, 10) catch 0;
+    if (value > 0) return value;
+    const format = variable ++ " must be an integer from 1 on, not \"{s}\"";
+    return words.refuse(error.InvalidArgument, format, .{given});
+}
+
+/// Seconds. A time of zero, which is for PCCL_RECONNECT_TIMEOUT alone, is the shortest one.
+fn nanoseconds(comptime variable: []const u8, given: []const u8) words.Error!u64 {
+    const seconds_max = 1e9;
+    const may_be_zero = comptime std.mem.eql(u8, variable, "PCCL_RECONNECT_TIMEOUT");
+    const seconds = std.fmt.parseFloat(f64, given) catch -1;
+    const is_some = seconds > 0 or (may_be_zero and seconds == 0);
+    if (is_some and seconds <= seconds_max)
+        return @max(1, @as(u64, @intFromFloat(seconds * std.time.ns_per_s)));
+    const format = variable ++ " must be a number of seconds above 0, not \"{s}\"";
+    return words.refuse(error.InvalidArgument, format, .{given});
+}
+
+/// A label with the host in the place of %h, the process id in that of %p, and % in that of %%.
+pub fn filled_in(pattern: [*:0]const u8, to: *[label_bytes_max:0]u8) [*:0]const u8 {
+    var writer: std.Io.Writer = .fixed(to[0..label_bytes_max]);
+    fill_in(std.mem.span(pattern), &writer) catch {}; // too long: cut, and refused where it is used
+    to[writer.end] = 0;
+    return to;
+}
+
+fn fill_in(pattern: []const u8, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+    var host: [256]u8 = @splat(0);
+    _ = std.c.gethostname(&host, host.len - 1);
+    var at: usize = 0;
+    while (at < pattern.len) : (at += 1) {
+        const is_place = pattern[at] == '%' and at + 1 < pattern.len;
+        switch (if (is_place) pattern[at + 1] else 0) {
+            'h' => try writer.writeAll(std.mem.sliceTo(&host, 0)),
+            'p' => try writer.print("{d}", .{std.c.getpid()}),
+            '%' => try writer.writeByte('%'),
+            else => {
+                try writer.writeByte(pattern[at]);
+                continue;
+            },
+        }
+        at += 1;
+    }
+}
+
+test "places of a label are filled in, and one that is too long is cut" {
+    var room: [label_bytes_max:0]u8 = undefined;
+    var own: [32]u8 = undefined;
+    const expected = try std.fmt.bufPrint(&own, "50% %x {d} #2%", .{std.c.getpid()});
+    try std.testing.expectEqualStrings(expected, std.mem.span(filled_in("50%% %x %p #2%", &room)));
+    try std.testing.expectEqual(label_bytes_max, std.mem.span(filled_in("y" ** 600, &room)).len);
+}
+
+test "numbers and times are read, and nonsense is refused by the name of its variable" {
+    const expect = std.testing.expectEqual;
+    try expect(7, try number(u32, "PCCL_X", "7"));
+    try expect(1_500_000_000, try nanoseconds("PCCL_X", "1.5"));
+    try expect(1, try nanoseconds("PCCL_RECONNECT_TIMEOUT", "0"));
+    for ([_][]const u8{ "", "x", "-1", "0", "nan", "inf", "1e300" }) |bad| {
+        try std.testing.expectError(error.InvalidArgument, nanoseconds("PCCL_X", bad));
+        try std.testing.expectError(error.InvalidArgument, number(u32, "PCCL_X", bad));
+    }
+    try std.testing.expectEqualStrings("RECONNECT_TIMEOUT", name_of("reconnect_timeout_ns"));
+    try std.testing.expectEqualStrings("MEMORY", name_of("memory_bytes"));
+}

@@ -1,0 +1,100 @@
+/* hello: a program in C for PCCL 1.0, unchanged: peers add up numbers, and go on when one dies.
+ *
+ *     cc examples/compat/hello.c $(pccl flags --compat) -o hello
+ *     pccl run -n 3 --restarts 1 -- ./hello 200 1@50
+ *
+ * The arguments are the number of steps and, if it is wanted, RANK@STEP: the process with that RANK
+ * kills itself in that step; `pccl run` starts it again, and it joins. The names are those of PCCL
+ * 1.0, of include/compat/pccl.h; what differs from it is in docs/MIGRATING.md.
+ */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <pccl.h>
+
+enum { COUNT = 1024 };
+
+static void check(pcclResult_t result, const char *what) {
+  if (result == pcclSuccess) return;
+  fprintf(stderr, "hello: %s: %d: %s\n", what, (int)result, pccl_last_error());
+  exit(1);
+}
+
+static const char *variable(const char *name) {
+  const char *text = getenv(name);
+  return text ? text : "0";
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) {
+    fprintf(stderr, "usage: pccl run -n 2 -- ./hello STEPS [RANK@STEP]\n");
+    return 2;
+  }
+  const uint64_t steps = strtoull(argv[1], NULL, 10);
+  const char *rank = variable("RANK");
+  const char *at = argc > 2 ? strchr(argv[2], '@') : NULL;
+  const size_t length = at ? (size_t)(at - argv[2]) : 0;
+  const int dies = at && strlen(rank) == length && !strncmp(argv[2], rank, length) &&
+                   !strcmp(variable("PCCL_RESTARTS"), "0");
+
+  check(pcclInit(), "init");
+  pcclCommCreateParams_t params = {0};
+  params.master_address.inet.protocol = inetIPv4;
+  params.master_address.inet.ipv4 = (ccoip_ipv4_address_t){{127, 0, 0, 1}};
+  params.master_address.port = CCOIP_PROTOCOL_PORT_MASTER;
+  pcclComm_t *communicator = NULL;
+  check(pcclCreateCommunicator(&params, &communicator), "create");
+  check(pcclConnect(communicator), "connect");
+
+  float weights[COUNT] = {0}, gradients[COUNT];
+  pcclTensorInfo_t infos[] = {{"weights", weights, COUNT, pcclFloat, pcclDeviceCpu, false}};
+  pcclSharedState_t state = {0, 1, infos};
+  int size = 0, known = 0;
+  for (int is_new = 1;; is_new = 0) {
+    /* The safe point: those who wait enter here. A newcomer has just passed it in pcclConnect. */
+    pcclResult_t result;
+    while (!is_new && (result = pcclUpdateTopology(communicator)) != pcclSuccess) {
+      if (result == pcclMasterConnectionFailed) check(result, "update");
+      printf("[%s] update: %s; once more\n", rank, pccl_last_error());
+    }
+    check(pcclGetAttribute(communicator, PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE, &size), "size");
+    if (size != known)
+      printf("[%s] %d peers at revision %" PRIu64 "\n", rank, size, state.revision);
+    fflush(stdout);
+    known = size;
+    if (size < 2) {
+      nanosleep(&(struct timespec){0, 100000000}, NULL);
+      continue;
+    }
+    check(pcclSynchronizeSharedState(communicator, &state,
+                                     PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, NULL),
+          "sync");
+    if (state.revision >= steps) break;
+    if (dies && state.revision == strtoull(at + 1, NULL, 10)) raise(SIGKILL);
+
+    for (size_t i = 0; i < COUNT; i++) gradients[i] = (float)(i % 7);
+    pcclReduceDescriptor_t descriptor = {0};
+    descriptor.count = COUNT;
+    descriptor.op = pcclAvg;
+    descriptor.src_descriptor.datatype = pcclFloat;
+    pcclAsyncReduceOp_t reduction;
+    pcclReduceInfo_t info;
+    if (pcclAllReduceAsync(gradients, gradients, &descriptor, communicator, &reduction) ||
+        pcclAwaitAsyncReduce(&reduction, &info)) {
+      printf("[%s] reduction: %s; next turn\n", rank, pccl_last_error());
+      continue;
+    }
+    for (size_t i = 0; i < COUNT; i++) weights[i] += gradients[i];
+    state.revision++;
+  }
+
+  double sum = 0;
+  for (size_t i = 0; i < COUNT; i++) sum += weights[i];
+  printf("[%s] end at revision %" PRIu64 ", weights %.0f\n", rank, state.revision, sum);
+  check(pcclDestroyCommunicator(communicator), "destroy");
+  return 0;
+}

@@ -1,0 +1,321 @@
+/* pccl.h of PCCL 1.0, over this library: programs that were written for PCCL 1.0 compile and run as they are.
+ *
+ * It owns the names of PCCL 1.0 with its numbers and fields; ../pccl.h is the interface of this library, which new
+ * programs use. Each has the file name pccl.h, so one include path names one of them (`pccl flags --compat` names this
+ * one). Both are in libpccl, and every function here does its work by functions of ../pccl.h. Differences from PCCL
+ * 1.0, each with its reason, are in docs/MIGRATING.md.
+ *
+ * Rules that hold for every function:
+ *   - It returns a pcclResult_t. After a failure pccl_last_error(), the only name that PCCL 1.0 does not have, gives
+ *     one sentence for a person; it is per thread. A NULL argument, and a number that an enum does not have, are
+ *     pcclInvalidArgument.
+ *   - Before pcclInit, calls on communicators answer pcclNotInitialized. Calls on masters need no pcclInit.
+ *   - One thread makes the calls of a communicator. Others may reduce (pcclAllReduceAsync, pcclAwaitAsyncReduce) and
+ *     read attributes beside it, but must not be in a call during pcclUpdateTopology and pcclDestroyCommunicator.
+ *   - Calls that all peers make together block until all have made them, for 10 minutes at most: PCCL_DEADLINE, in
+ *     seconds, in the environment changes that. Further variables are in docs/ENVIRONMENT.md; PCCL_TOKEN names the run
+ *     instead of an address, so that programs run under `pccl run`.
+ *   - pcclMasterConnectionFailed: this peer has lost the master, or was removed; destroy the communicator, and connect
+ *     with another one. After every other result the communicator may be used again.
+ */
+#ifndef PCCL_COMPAT_PCCL_H
+#define PCCL_COMPAT_PCCL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define PCCL_EXPORT __declspec(dllimport)
+#else
+#define PCCL_EXPORT __attribute__((visibility("default")))
+#endif
+/* It marks arguments that may be NULL. */
+#define PCCL_NULLABLE
+
+/* The port of a master where nothing else is said. Peers listen on the first free one above it (PCCL_PORTS). */
+#define CCOIP_PROTOCOL_PORT_MASTER 48148
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Addresses ------------------------------------------------------------------------------------------- */
+
+typedef enum ccoip_inet_protocol_t { inetIPv4 = 0, inetIPv6 = 1 } ccoip_inet_protocol_t;
+
+typedef struct ccoip_ipv4_address_t {
+  uint8_t data[4];
+} ccoip_ipv4_address_t;
+
+typedef struct ccoip_ipv6_address_t {
+  uint8_t data[16];
+} ccoip_ipv6_address_t;
+
+typedef struct ccoip_inet_address_t {
+  ccoip_inet_protocol_t protocol;
+  union {
+    ccoip_ipv4_address_t ipv4;
+    ccoip_ipv6_address_t ipv6;
+  };
+} ccoip_inet_address_t;
+
+typedef struct ccoip_socket_address_t {
+  ccoip_inet_address_t inet;
+  uint16_t port;
+} ccoip_socket_address_t;
+
+/* ---- Words ----------------------------------------------------------------------------------------------- */
+
+typedef enum pcclResult_t {
+  pcclSuccess = 0,
+  pcclNotInitialized = 1,
+  pcclInternalError = 2,              /* no memory, or the operating system refused: a port is in use */
+  pcclInvalidArgument = 3,            /* also: peers have called the same thing with different arguments */
+  pcclInvalidUsage = 4,               /* called in a wrong state: before pcclConnect, a tag that is in use */
+  pcclTooFewPeers = 5,                /* this peer is alone in its peer group */
+  pcclMasterConnectionFailed = 6,
+  pcclRankConnectionFailed = 7,       /* never: a peer that cannot be reached is not a member */
+  pcclRankConnectionLost = 8,         /* all other peers were lost, or a deadline has passed; input is as it was */
+  pcclNoSharedStateAvailable = 9,     /* nobody holds a state that may be taken */
+  pcclPendingAsyncOps = 10,           /* await the reductions first */
+  pcclUpdateTopologyFailed = 11,      /* nobody has passed the safe point: call it again */
+  pcclTopologyOptimizationFailed = 12 /* never */
+} pcclResult_t;
+
+/* Type of one element. There are no elements of the first two. */
+typedef enum pcclDataType_t {
+  pcclUint2 = 0,
+  pcclUint4 = 1,
+  pcclUint8 = 2,
+  pcclInt8 = 3,
+  pcclInt16 = 4,
+  pcclUint16 = 5,
+  pcclUint32 = 6,
+  pcclInt32 = 7,
+  pcclUint64 = 8,
+  pcclInt64 = 9,
+  pcclFloat16 = 10,
+  pcclBFloat16 = 11,
+  pcclFloat = 12,
+  pcclDouble = 13
+} pcclDataType_t;
+
+/* Where memory is. The CPU alone is taken. */
+typedef enum pcclDeviceType_t { pcclDeviceCpu = 0, pcclDeviceCuda = 1, pcclDeviceHip = 2 } pcclDeviceType_t;
+
+typedef enum pcclRedOp_t { pcclSum = 0, pcclAvg = 1, pcclProd = 2, pcclMax = 3, pcclMin = 4 } pcclRedOp_t;
+
+typedef enum pcclAttribute_t {
+  PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,             /* peers of the run */
+  PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2,         /* those in the peer group of this one */
+  PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,      /* peer groups that have peers */
+  PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4  /* peers of the largest one */
+} pcclAttribute_t;
+
+/* A peer's wish for its content in a sync. */
+typedef enum pcclSharedStateSyncStrategy_t {
+  PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR = 0, /* the content of most peers is taken */
+  PCCL_SHARED_STATE_SYNC_STRATEGY_RECEIVE_ONLY = 1,    /* that of this peer is never taken */
+  PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY = 2        /* all get that of this peer; the others receive only */
+} pcclSharedStateSyncStrategy_t;
+
+/* How elements are distributed; it changes nothing. The second names are those of earlier headers of PCCL 1.0. */
+typedef enum pcclDistributionHint_t {
+  pcclDistributionNone = 0,
+  pcclDistributionNormal = 1,
+  pcclDistributionUniform = 2,
+  PCCL_DISTRIBUTION_HINT_NONE = 0,
+  PCCL_NORMAL_DISTRIBUTION_HINT = 1,
+  PCCL_UNIFORM_DISTRIBUTION_HINT = 2
+} pcclDistributionHint_t;
+
+/* How floats travel in a sum or an average. Both algorithms encode to pcclUint8. */
+typedef enum pcclQuantizationAlgorithm_t {
+  pcclQuantNone = 0,
+  pcclQuantMinMax = 1,
+  pcclQuantZeroPointScale = 2
+} pcclQuantizationAlgorithm_t;
+
+/* ---- Structs --------------------------------------------------------------------------------------------- */
+
+typedef struct pcclCommCreateParams_t {
+  ccoip_socket_address_t master_address; /* with PCCL_TOKEN in the environment: not looked at */
+  uint32_t peer_group;                   /* peers reduce and share state with those of their number */
+  uint32_t p2p_connection_pool_size;     /* not looked at: PCCL_COORDINATOR_LANES_PER_LINK of the master says it */
+} pcclCommCreateParams_t;
+
+typedef struct pcclComm_t pcclComm_t;         /* opaque */
+typedef struct pcclRankInfo_t pcclRankInfo_t; /* opaque; no function has it */
+
+typedef struct pcclRankUuid_t {
+  uint8_t data[16];
+} pcclRankUuid_t;
+
+typedef struct pcclReduceInfo_t {
+  uint32_t local_world_size; /* peers that have contributed */
+  uint64_t tx_bytes;         /* payload that this peer sent and received */
+  uint64_t rx_bytes;
+} pcclReduceInfo_t;
+
+typedef struct pcclReduceOperandDescriptor_t {
+  pcclDataType_t datatype;
+  pcclDistributionHint_t distribution_hint;
+} pcclReduceOperandDescriptor_t;
+
+typedef struct pcclQuantizationOptions_t {
+  pcclDataType_t quantized_datatype; /* not looked at with pcclQuantNone */
+  pcclQuantizationAlgorithm_t algorithm;
+} pcclQuantizationOptions_t;
+
+typedef struct pcclReduceDescriptor_t {
+  size_t count; /* elements, at least one */
+  pcclRedOp_t op;
+  uint64_t tag; /* reductions with different tags may be in flight together; below 1 << 62 */
+  pcclReduceOperandDescriptor_t src_descriptor;
+  pcclQuantizationOptions_t quantization_options;
+} pcclReduceDescriptor_t;
+
+typedef struct pcclReduceSingleDescriptor_t {
+  void *sendbuf;
+  void *recvbuf;
+  pcclReduceDescriptor_t descriptor;
+} pcclReduceOpDescriptor_t;
+
+typedef struct pcclAsyncReduceOp_t {
+  pcclComm_t *comm;
+  uint64_t tag;
+} pcclAsyncReduceOp_t;
+
+typedef struct pcclTensorInfo_t {
+  const char *name; /* unique in its state */
+  void *data;
+  size_t count;
+  pcclDataType_t datatype;
+  pcclDeviceType_t device_type;
+  bool allow_content_inequality; /* it counts in the structure, but its content may differ and is never written */
+} pcclTensorInfo_t;
+
+typedef struct pcclSharedState_t {
+  uint64_t revision; /* of the content; the program sets it, below 1 << 62 */
+  size_t count;
+  pcclTensorInfo_t *infos;
+} pcclSharedState_t;
+
+typedef struct pcclSharedStateSyncInfo_t {
+  uint64_t tx_bytes; /* of tensors, that this peer sent and received */
+  uint64_t rx_bytes;
+} pcclSharedStateSyncInfo_t;
+
+typedef struct pcclMasterInstanceState_t pcclMasterInstance_t; /* opaque */
+
+typedef struct pcclBuildInfo_t {
+  bool has_cuda_support; /* false, both */
+  bool has_hip_support;
+} pcclBuildInfo_t;
+
+/* ---- Library --------------------------------------------------------------------------------------------- */
+
+/* Once in a process, before the calls on communicators; again does nothing. Any thread, at once. */
+PCCL_EXPORT pcclResult_t pcclInit(void);
+
+PCCL_EXPORT pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info);
+
+/* One sentence about this thread's last failure; "" if there was none. It is not in PCCL 1.0. Valid until this thread
+ * fails again. */
+PCCL_EXPORT const char *pccl_last_error(void);
+
+/* ---- Communicators: membership of this process in the run ------------------------------------------------ */
+
+/* Makes one, without a connection. Returns at once. */
+PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclComm_t **comm_out);
+
+/* Leaves the run, which goes on without this peer, and frees. Reductions in flight are withdrawn, and their buffers
+ * are released when this returns. */
+PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *communicator);
+
+/* Joins the run: tries for a second to reach the master (pcclMasterConnectionFailed: call it again), and then waits
+ * for as long as it takes until the peers of the run let this one in with pcclUpdateTopology. The first peers enter
+ * together when as many are there as PCCL_INITIAL_WORLD_SIZE says, or else at once. */
+PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *communicator);
+
+/* The number of that attribute. The same on all peers: numbers change in pcclConnect, in pcclUpdateTopology, and with
+ * the result of a reduction whose peer group has lost somebody. Any thread, at once. */
+PCCL_EXPORT pcclResult_t pcclGetAttribute(const pcclComm_t *communicator, pcclAttribute_t attribute,
+                                          int *p_attribute_out);
+
+/* The safe point: all peers of the run pass it together, and newcomers enter there. pcclPendingAsyncOps while
+ * reductions are in flight here. */
+PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t *communicator);
+
+/* Whether there is a reason to call pcclUpdateTopology: a newcomer waits, or a peer was lost, after which nobody enters
+ * before all have called it. All peers of the run ask together, and all get the same answer. Reductions may be in
+ * flight. */
+PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_out);
+
+/* Succeeds without a change: the ring goes by rank. pcclInvalidUsage if this peer is alone. Returns at once. */
+PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator);
+
+/* ---- Reductions ------------------------------------------------------------------------------------------ */
+
+/* recvbuff := reduction of sendbuff over the peer group; equal bytes on every peer. sendbuff == recvbuff is in place;
+ * other overlap is pcclInvalidArgument. A loss does not end the call: it is made again among the survivors, and
+ * local_world_size says how many. On any other result than pcclSuccess sendbuff is as it was, in place too. */
+PCCL_EXPORT pcclResult_t pcclAllReduce(const void *sendbuff, void *recvbuff, const pcclReduceDescriptor_t *descriptor,
+                                       const pcclComm_t *communicator,
+                                       pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+/* Begins the same and returns at once. Buffers stay borrowed until it was awaited. A tag is free again when its
+ * reduction is over. */
+PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void *sendbuff, void *recvbuff,
+                                            const pcclReduceDescriptor_t *descriptor, const pcclComm_t *communicator,
+                                            pcclAsyncReduceOp_t *reduce_handle_out);
+
+/* Waits for the end of a reduction and returns its result, once: pcclInvalidUsage after that. Any thread. */
+PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
+                                              pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out);
+
+/* Makes all of them, in their order, at most max_in_flight (and 64) at once, each with its own tag. Those that all
+ * peers had to abort are made again, three times at most. All are tried; the result is that of the first that failed.
+ * In the info are the bytes of all, and the size of the peer group now. */
+PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *descriptors, size_t count,
+                                                        const pcclComm_t *communicator,
+                                                        pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out,
+                                                        int max_in_flight);
+
+/* ---- Shared state ---------------------------------------------------------------------------------------- */
+
+/* Makes the tensors equal in the peer group, whose peers all call it; revision becomes that of their content. The
+ * highest revision wins, then the content of peers from before the last update, then that of most peers. Unless it
+ * returns pcclSuccess tensors and revision are as they were. Tensors must not be used meanwhile. pcclInvalidArgument:
+ * names, types or counts differ between peers, or a peer sends only beside one that does not receive only.
+ * pcclPendingAsyncOps while reductions are in flight here. */
+PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *communicator, pcclSharedState_t *shared_state,
+                                                    pcclSharedStateSyncStrategy_t strategy,
+                                                    pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out);
+
+/* ---- Masters --------------------------------------------------------------------------------------------- */
+
+/* Makes one that will listen on that address. Returns at once. */
+PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
+                                          pcclMasterInstance_t **p_master_handle_out);
+
+/* Begins to listen, on a thread of the library, and returns. pcclInternalError: the address cannot be had.
+ * pcclInvalidUsage: it runs, or has run. */
+PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t *master_instance);
+
+/* Asks for the end of the run, which is in pcclMasterAwaitTermination or pcclDestroyMaster. Any thread, and signal
+ * handlers. pcclInvalidUsage if it does not run. */
+PCCL_EXPORT pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master_instance);
+
+/* Waits for pcclInterruptMaster, however long, and ends the run: its peers lose the master. pcclInvalidUsage if it does
+ * not run. */
+PCCL_EXPORT pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master_instance);
+
+/* Ends the run if it is still there, and frees. */
+PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master_instance);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PCCL_COMPAT_PCCL_H */
