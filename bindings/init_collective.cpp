@@ -143,8 +143,8 @@ void message(Work &work, Comm &comm, uintptr_t address, uint64_t count, int dtyp
   });
 }
 
-void barrier(Work &work, Comm &comm, uint64_t tag, uint64_t deadline_ns, bool block) {
-  pccl_collective_options_t options = make_options(tag, deadline_ns, PCCL_RECOVERY_DEFAULT);
+void barrier(Work &work, Comm &comm, uint64_t tag, uint64_t deadline_ns, int recovery, bool block) {
+  pccl_collective_options_t options = make_options(tag, deadline_ns, recovery);
   run(work, comm, nb::none(), block, [&](pccl_comm_t *native, pccl_work_t **begun) {
     return pccl_barrier_async(native, &options, begun);
   });
@@ -169,8 +169,9 @@ void init_collective(nb::module_ &module) {
              nb::arg("address"), nb::arg("count"), nb::arg("dtype"), nb::arg("src"),
              nb::arg("tag"), nb::arg("deadline_ns"), nb::arg("buffers").none(), nb::arg("block"));
   module.def("barrier", &barrier, nb::arg("work"), nb::arg("comm"), nb::arg("tag"),
-             nb::arg("deadline_ns"), nb::arg("block"));
+             nb::arg("deadline_ns"), nb::arg("recovery"), nb::arg("block"));
   module.attr("FORM_BOOL") = PCCL_FORM_BOOL;
+  module.attr("FORM_OBJECT") = PCCL_FORM_OBJECT;
 }
 
 }  // namespace pccl_binding

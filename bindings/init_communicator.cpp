@@ -149,7 +149,7 @@ nb::tuple info(Comm &comm) {
   check(pccl_comm_info(comm.handle->native, &found));
   return nb::make_tuple(found.epoch, found.attempt, found.rank, found.world_size, found.alive,
                         found.pending, found.operations_in_flight, to_bytes(found.peer_id),
-                        found.bytes_sent, found.bytes_received);
+                        found.bytes_sent, found.bytes_received, static_cast<int>(found.lost));
 }
 
 std::string label(Comm &comm, nb::bytes peer) {
@@ -198,9 +198,9 @@ void init_communicator(nb::module_ &module) {
            nb::sig("def not_entered(self) -> list[bytes]"), "In rank order.")
       .def("info", &info,
            nb::sig("def info(self) -> "
-                   "tuple[int, int, int, int, int, int, int, bytes, int, int]"),
+                   "tuple[int, int, int, int, int, int, int, bytes, int, int, int]"),
            "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id,\n"
-           "bytes_sent, bytes_received)")
+           "bytes_sent, bytes_received, lost)")
       .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
            nb::sig("def members(self) -> list[bytes]"), "In rank order.")
       .def("label", &label, nb::arg("peer"), "Empty if it is not known.");

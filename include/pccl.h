@@ -111,15 +111,21 @@ typedef enum pccl_reduce_op {
 
 /* The effect of a peer's death on an operation in flight (docs/PROMISE.md). */
 typedef enum pccl_recovery {
-  PCCL_RECOVERY_DEFAULT = 0, /* resume for avg, restart for the others */
+  PCCL_RECOVERY_DEFAULT = 0, /* complete for what is scattered, gathered or exchanged by ranks (reduce_scatter,
+                                all_gather, scatter, gather, all_to_all); else resume for avg, restart for the others */
   PCCL_RECOVERY_RESUME = 1,  /* keep finished chunks; contributors may differ per range */
   PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result; of what is gathered, shards whole or zeros */
-  PCCL_RECOVERY_RAISE = 3    /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; it
+  PCCL_RECOVERY_RAISE = 3,   /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; it
                                 does not apply to peers lost before the call: such a call runs among the others */
+  PCCL_RECOVERY_COMPLETE = 4 /* every member of the epoch contributes, or PCCL_ABORTED for all, at once until the
+                                next safe point: also if a member was lost or had left before the call */
 } pccl_recovery_t;
 
 /* `form` of a call whose arrays are u8 here and bool to the caller: a Mismatch then tells the two apart, by name. */
 #define PCCL_FORM_BOOL 1819242339
+/* `form` of a broadcast or an all_gather of bytes that are an object to the caller: errors call it broadcast_object or
+ * all_gather_object, and say nothing of the bytes. */
+#define PCCL_FORM_OBJECT 1868720741
 
 /* How the data of an operation moves (docs/ALGORITHMS.md). Broken links and very large groups may leave no choice. */
 typedef enum pccl_plan {
@@ -321,8 +327,8 @@ PCCL_API pccl_status_t pccl_comm_admit(pccl_comm_t *comm, uint64_t deadline_ns, 
  * all members, which fails as one does, and then nobody has passed the safe point: call it again. After a deadline,
  * too: if the others have passed it meanwhile, the next call does. */
 PCCL_API pccl_status_t pccl_comm_admit_together(pccl_comm_t *comm, uint64_t deadline_ns, pccl_admission_t *admission);
-/* How many newcomers the next pccl_comm_admit_together lets in, the same number on all members, who must all ask. It
- * passes no safe point. They enter then unless they are lost. */
+/* How many newcomers wait for the next pccl_comm_admit_together, the same number on all members, who must all ask. It
+ * passes no safe point. They enter then unless they are lost; or, where a member was lost, at the one after that. */
 PCCL_API pccl_status_t pccl_comm_pending_agreed(pccl_comm_t *comm, uint64_t deadline_ns, uint32_t *pending);
 /* Members that have not come to the safe point at which the current epoch begins, as far as this peer knows: they are
  * still in the epoch before, and the operations of this one wait for them. Written as below. */
@@ -344,8 +350,11 @@ typedef struct pccl_comm_info {
   pccl_peer_id_t peer_id;
   uint64_t bytes_sent;   /* payload and headers on lanes, since create, over all groups of the peer */
   uint64_t bytes_received;
+  pccl_status_t lost;    /* PCCL_OK; once this peer is no longer a member: the status of all calls in the group from
+                            now on, PCCL_EXPELLED for example. The numbers above are then the last that it knew */
+  uint32_t reserved;     /* 0 */
 } pccl_comm_info_t;
-#define PCCL_COMM_INFO_INIT { sizeof(pccl_comm_info_t), 0, 0, 0, 0, 0, 0, 0, {{0}}, 0, 0 }
+#define PCCL_COMM_INFO_INIT { sizeof(pccl_comm_info_t), 0, 0, 0, 0, 0, 0, 0, {{0}}, 0, 0, PCCL_OK, 0 }
 
 PCCL_API pccl_status_t pccl_comm_info(pccl_comm_t *comm, pccl_comm_info_t *info);
 /* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
@@ -411,7 +420,8 @@ PCCL_API pccl_status_t pccl_reduce(pccl_comm_t *comm, const void *send_buffer, v
                                    pccl_work_t **work);
 /* recv_buffer := this rank's shard of the reduction over all members of send_buffer, which has world_size shards of
  * count elements each, in rank order. In place: recv_buffer is this rank's shard of send_buffer. _v: shards of
- * counts[rank] elements, the same on every member; ranks is the number of counts and must be world_size. No peer
+ * counts[rank] elements, the same on every member; ranks is the number of counts and must be world_size. A member that
+ * is lost or has left ends the call with PCCL_ABORTED on all (PCCL_RECOVERY_COMPLETE); with another recovery no peer
  * receives the shard of a lost rank. */
 PCCL_API pccl_status_t pccl_reduce_scatter(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer,
                                            uint64_t count, pccl_dtype_t dtype,
@@ -421,8 +431,9 @@ PCCL_API pccl_status_t pccl_reduce_scatter_v(pccl_comm_t *comm, const void *send
                                              const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer := the shards of all ranks, in rank order: each member sends count elements (_v: counts[its rank]) and
  * receives world_size times count (the sum of counts). In place: send_buffer is this rank's shard of recv_buffer.
- * Elements of a lost member that no survivor got are zeros in recv_buffer, equally on all members, and the outcome
- * names no contributor for them; unless recovery is resume, a shard comes whole or not at all. */
+ * A member that is lost or has left ends the call with PCCL_ABORTED on all. With recovery restart or resume it goes on:
+ * elements of a lost member that no survivor got are zeros in recv_buffer, equally on all members, and the outcome
+ * names no contributor for them; with restart, a shard comes whole or not at all. */
 PCCL_API pccl_status_t pccl_all_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
@@ -439,8 +450,8 @@ PCCL_API pccl_status_t pccl_scatter_v(pccl_comm_t *comm, const void *send_buffer
                                       const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                       const pccl_collective_options_t *options, pccl_work_t **work);
 /* recv_buffer of root := the shards of all ranks, in rank order, as all_gather has them; elsewhere recv_buffer is not
- * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. Elements of a lost member that the
- * root has not got are zeros there. A lost root ends the call with PCCL_ABORTED. */
+ * used and may be NULL. In place at root: send_buffer is its shard of recv_buffer. A lost root ends the call with
+ * PCCL_ABORTED, whatever the recovery. */
 PCCL_API pccl_status_t pccl_gather(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                    pccl_dtype_t dtype, uint32_t root, const pccl_collective_options_t *options,
                                    pccl_work_t **work);
@@ -448,7 +459,7 @@ PCCL_API pccl_status_t pccl_gather_v(pccl_comm_t *comm, const void *send_buffer,
                                      const uint64_t *counts, uint32_t ranks, pccl_dtype_t dtype, uint32_t root,
                                      const pccl_collective_options_t *options, pccl_work_t **work);
 /* Shard r of recv_buffer := this rank's shard of send_buffer of rank r. Both have world_size shards of count elements
- * each, in rank order, and must not overlap. Elements of a lost member that did not arrive are zeros. */
+ * each, in rank order, and must not overlap. A lost member ends it as it does pccl_all_gather. */
 PCCL_API pccl_status_t pccl_all_to_all(pccl_comm_t *comm, const void *send_buffer, void *recv_buffer, uint64_t count,
                                        pccl_dtype_t dtype, const pccl_collective_options_t *options,
                                        pccl_work_t **work);
@@ -503,7 +514,7 @@ PCCL_API pccl_status_t pccl_send(pccl_comm_t *comm, const void *buffer, uint64_t
                                  uint32_t dst, const pccl_collective_options_t *options, pccl_work_t **work);
 PCCL_API pccl_status_t pccl_recv(pccl_comm_t *comm, void *buffer, uint64_t count, pccl_dtype_t dtype, uint32_t src,
                                  const pccl_collective_options_t *options, pccl_work_t **work);
-/* Returns once every member has called it. */
+/* Returns once every member has called it that is not lost; of the options recovery counts. */
 PCCL_API pccl_status_t pccl_barrier(pccl_comm_t *comm, const pccl_collective_options_t *options, pccl_work_t **work);
 
 /* The same, returning at once. Buffers stay borrowed until the work is finished: neither may be read or written.

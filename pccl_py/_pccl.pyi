@@ -158,10 +158,10 @@ class Comm:
     def not_entered(self) -> list[bytes]:
         """In rank order."""
 
-    def info(self) -> tuple[int, int, int, int, int, int, int, bytes, int, int]:
+    def info(self) -> tuple[int, int, int, int, int, int, int, bytes, int, int, int]:
         """
         (epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id,
-        bytes_sent, bytes_received)
+        bytes_sent, bytes_received, lost)
         """
 
     def members(self) -> list[bytes]:
@@ -225,9 +225,13 @@ def recv(
     buffers: object | None,
     block: bool,
 ) -> None: ...
-def barrier(work: Work, comm: Comm, tag: int, deadline_ns: int, block: bool) -> None: ...
+def barrier(
+    work: Work, comm: Comm, tag: int, deadline_ns: int, recovery: int, block: bool
+) -> None: ...
 
 FORM_BOOL: int = 1819242339
+
+FORM_OBJECT: int = 1868720741
 
 class State:
     """Owns a pccl_state_t and the tensors it borrows."""

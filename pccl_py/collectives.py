@@ -25,8 +25,6 @@ from pccl_py.options import (
     Broadcast,
     BroadcastOptions,
     ManyOptions,
-    Message,
-    MessageOptions,
     Move,
     MoveOptions,
     Reduce,
@@ -238,9 +236,10 @@ class Collectives(Closing):
 
         `array` holds a shard for each rank, in rank order: `world_size` times the elements of
         `out`, or with `counts` counts[rank] elements for each, the same list on every peer.
-        `out` may be this rank's shard of `array`; else they must not overlap. No peer receives the
-        shard of a lost rank; the others arrive. With a codec the sums are not encoded again.
-        Otherwise as `all_reduce`.
+        `out` may be this rank's shard of `array`; else they must not overlap. A member that is lost
+        or has left ends the call as it does an `all_gather`; with another recovery no peer
+        receives the shard of a lost rank, and the others arrive. With a codec the sums are not
+        encoded again. Otherwise as `all_reduce`.
         """
         arrays, listed = self._shared(array, out, counts, dealt=True)
         return self._call(_Kind.REDUCE_SCATTER, arrays, options, counts=listed)
@@ -265,9 +264,11 @@ class Collectives(Closing):
         library, or a list of such arrays, which go as one operation, `out` being a list as well.
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they must not
-        overlap. Elements of a lost member that no survivor got are zeros in `out`, equally on all,
-        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
-        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
+        overlap. A member that is lost, or has left, ends the call with Aborted on all, and so each
+        such call until the next `admit`. With recovery "restart" or "resume" calls go on, and
+        elements of a lost member that no survivor got are zeros in `out`, equally on all, and the
+        outcome names no contributor for them; with "restart" a shard comes whole or not at all.
+        With a codec each shard is rounded once, this rank's own in `out` too,
         so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
         arrays, listed = self._shared(array, out, counts)
@@ -342,10 +343,9 @@ class Collectives(Closing):
 
         On the root `out` has `world_size` times the elements of `array`, or with `counts` those of
         each rank, the same list on every peer; there `array` may be its shard of `out`. Elsewhere
-        `out` is ignored. Elements of a lost member that the root has not got are zeros in `out`,
-        and the outcome names no contributor for them; unless recovery is "resume" a shard comes
-        whole or not at all. With a codec the data that moves is rounded, and the root's own shard
-        is not. A lost root ends the operation with Aborted on all. Otherwise as `all_gather`.
+        `out` is ignored. With a codec the data that moves is rounded, and the root's own shard is
+        not. A lost root ends the operation with Aborted on all, whatever the recovery. Otherwise
+        as `all_gather`; what may be zeros there is what the root has not got.
         """
         rank = self._rank_of(root)
         check_no_root(out)
@@ -401,9 +401,8 @@ class Collectives(Closing):
         `send_counts` and `recv_counts`, the elements for each rank and from each, every two peers
         must agree about theirs (else Mismatch), and need not know those of others. There may then
         be at most 32 ranks, and data goes straight from each to each: a link that stays broken ends
-        the call with Aborted. Elements of a lost member that did not arrive are zeros in `out`, and
-        the outcome names no contributor for them. With a codec the data that moves is rounded, and
-        one's own shard is not. Otherwise as `all_gather`.
+        the call with Aborted. With a codec the data that moves is rounded, and one's own shard is
+        not. Otherwise as `all_gather`; what may be zeros there is what has not come here.
         """
         counts = recv_counts if send_counts is None else send_counts
         pairs = _taken(buffers.apart, _each_apart(array, out, counts))
@@ -425,20 +424,22 @@ class Collectives(Closing):
         return self._call(_Kind.ALL_TO_ALL, arrays, options)
 
     @overload
-    def barrier(self, **_: Unpack[Message.Wait]) -> Outcome: ...
+    def barrier(self, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
     @overload
-    def barrier(self, **_: Unpack[Message.Work]) -> Work: ...
+    def barrier(self, **_: Unpack[Broadcast.Work]) -> Work: ...
     @overload
-    def barrier(self, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
-    @operation(MessageOptions)
+    def barrier(self, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
+    @operation(BroadcastOptions)
     def barrier(self, **options: Any) -> Call:
-        """Returns once every member has called it.
+        """Returns once every member has called it that is not lost; see `recovery`.
 
         It votes as it is called, so after its deadline it raises InDoubt.
         """
-        tag, deadline_ns = Asked("barrier", options).timed
-        self._check_tag(tag)
-        return Call(self._origin("barrier"), _pccl.barrier, self._open(), tag, deadline_ns)
+        asked = Asked("barrier", options)
+        self._check_tag(asked.tag)
+        return Call(
+            self._origin("barrier"), _pccl.barrier, self._open(), *asked.timed, asked.recovery
+        )
 
     def _many(self, parts: Sequence[Part], options: Any) -> list[Any]:
         """The results of all_reduce for each of them."""

@@ -19,7 +19,7 @@ from typing import NoReturn, SupportsIndex
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.buffers import Array
-from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError
+from pccl_py.errors import DeadlineExceeded, InvalidArgument, InvalidUsage, PcclError, class_name
 from pccl_py.objects import Objects
 from pccl_py.outcome import Admission, Roster, Rosters
 from pccl_py.shared_state import SharedState
@@ -40,10 +40,13 @@ DEADLINE_NS_DEFAULT = 600 * 10**9
 class GroupInfo:
     """This peer's knowledge of its group right now.
 
-    `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait
-    for the next safe point. `operations_in_flight` were called and are not decided. Before the
-    first `admit` there is no epoch: its number is 0, and so are rank, world_size and alive, which
-    then say nothing. Bytes are payload and headers since connect, over all groups.
+    `world_size` belongs to the epoch; `alive` of them are still there; `pending` newcomers wait for
+    this peer's next safe point (after a loss they enter at the one behind it).
+    `operations_in_flight` were called and are not decided. Before the first `admit` there is no
+    epoch: its number is 0, and so are rank, world_size and alive, which then say nothing. Bytes are
+    payload and headers since connect, over all groups. `lost` is None until this peer is no longer
+    a member: then it is the name of the error that calls in the group raise from now on, "Expelled"
+    for example, and the other numbers are the last that it knew.
     """
 
     epoch: int
@@ -56,6 +59,7 @@ class GroupInfo:
     peer_id: PeerId
     bytes_sent: int
     bytes_received: int
+    lost: str | None = None
 
 
 class Group(Objects):
@@ -145,7 +149,7 @@ class Group(Objects):
 
     def info(self) -> GroupInfo:
         """This peer's knowledge of the group right now."""
-        *numbers, peer_id, sent, received = self._open().info()
+        *numbers, peer_id, sent, received, lost = self._open().info()
         epoch, attempt, rank, world_size, alive, pending, in_flight = numbers
         return GroupInfo(
             epoch=epoch,
@@ -158,6 +162,7 @@ class Group(Objects):
             peer_id=PeerId(peer_id),
             bytes_sent=sent,
             bytes_received=received,
+            lost=class_name(lost),
         )
 
     def admit(self, deadline: float | None = None, *, together: bool = False) -> Admission:
@@ -207,10 +212,11 @@ class Group(Objects):
         return self._admission
 
     def pending_agreed(self, deadline: float | None = None) -> int:
-        """How many newcomers the next `admit(together=True)` lets in, the same on all members.
+        """How many newcomers wait for the next `admit(together=True)`, the same on all members.
 
-        All members must ask; it passes no safe point. `info().pending` costs nothing and is this
-        peer's own knowledge. Raises the errors of an operation; then ask again.
+        They enter there; after a loss they enter at the one behind it, before which this says so
+        again. All members must ask; it passes no safe point. `info().pending` costs nothing and is
+        this peer's own knowledge. Raises the errors of an operation; then ask again.
         """
         return self._open().pending_agreed(nanoseconds(deadline, "deadline"))
 
@@ -368,10 +374,17 @@ class Group(Objects):
         kind, name = type(self).__name__, self._name
         if self._closed:
             return f"<{kind} {name!r} closed>"
-        if self._admission is None:
-            return f"<{kind} {name!r} peer {self._peer_id.short} not admitted>"
         now = self._admission
-        return f"<{kind} {name!r} rank {now.rank} of {now.world_size} in epoch {now.epoch}>"
+        place = (
+            f"peer {self._peer_id.short} not admitted"
+            if now is None
+            else f"rank {now.rank} of {now.world_size} in epoch {now.epoch}"
+        )
+        if self._forked:
+            return f"<{kind} {name!r} of the parent process, {place}>"
+        if lost := self.info().lost:
+            return f"<{kind} {name!r} lost ({lost}), was {place}>"
+        return f"<{kind} {name!r} {place}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

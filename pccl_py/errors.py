@@ -142,6 +142,11 @@ CLASS_OF_STATUS: dict[int, type[Exception]] = {
 }
 
 
+def class_name(status: int) -> str | None:
+    """The name of the exception of a status, None for success."""
+    return CLASS_OF_STATUS.get(status, PcclError).__name__ if status else None
+
+
 def make(status: int, message: str) -> Exception:
     """The exception of a status; an unknown one (a newer library) is a plain PcclError."""
     if status == 1 and not message:

@@ -106,7 +106,7 @@ class _Part:
         return self._is_in_flight
 
     def result(self) -> Any:
-        """That of a committed operation, which a frontend makes now; else None."""
+        """The result of a committed operation, which a frontend makes now; else None."""
         return self.work.wait() if self.work is not None and self.error is None else None
 
     def withdraw(self, error: BaseException) -> None:

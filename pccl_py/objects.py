@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Unpack, overload
 
-from pccl_py import _in_turn
+from pccl_py import _in_turn, _pccl
 from pccl_py._in_turn import Made
 from pccl_py.collectives import Root
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import Messages
 from pccl_py.options import Message, MessageOptions, check, documented
-from pccl_py.outcome import Roster
+from pccl_py.outcome import Origin, Roster
 from pccl_py.words import PeerId, at_least_one, counted, nanoseconds, shown, unsigned
 from pccl_py.work import Work
 
@@ -74,7 +74,7 @@ class Objects(Messages):
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked("broadcast_object", options, size_max, self._deadline_ns)
+        asked = _Asked(self._origin("broadcast_object"), options, size_max, self._deadline_ns)
         rank = self._rank_of(root)
         is_root = rank == self.rank
         own = _Pickled(value) if is_root else None
@@ -85,7 +85,7 @@ class Objects(Messages):
             return self.broadcast(heads, root, **how)
 
         def content(how: Any) -> object:
-            (size,) = _sizes(heads, roots, roster, own)
+            (size,) = asked.sizes(heads, roots, roster, own)
             asked.check(size, "the object has")
             memory = bytearray(size) if own is None else own.data
             how["_finish"] = lambda _: value if is_root else pickle.loads(memory)
@@ -118,7 +118,7 @@ class Objects(Messages):
         A pickle is code: any peer that can send one to this process can run anything in it. So call
         this only where every member of the group, and every holder of the token, may do that.
         """
-        asked = _Asked("all_gather_object", options, size_max, self._deadline_ns)
+        asked = _Asked(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
         own = _Pickled(value)
         members, roster = self.members, self._rosters.of(self.epoch)
         heads = bytearray(_HEAD.size * len(members))
@@ -127,7 +127,7 @@ class Objects(Messages):
             return self.all_gather(own.head, heads, recovery="restart", **how)
 
         def content(how: Any) -> object:
-            counts = _sizes(heads, members, roster, own)
+            counts = asked.sizes(heads, members, roster, own)
             asked.check(sum(counts), "the objects have together")
             memory = bytearray(sum(counts))
             how["_finish"] = lambda _: _objects(memory, counts)
@@ -136,8 +136,8 @@ class Objects(Messages):
         return self._in_turn(asked, sizes, content)
 
     def _in_turn(self, asked: _Asked, first: _Begin, second: _Begin) -> Any:
-        both, origin = _Both(asked, first, second), self._origin(asked.name)
-        return _in_turn.run(both, origin, self._turns, asked.tag, asked.async_op)
+        both = _Both(asked, first, second)
+        return _in_turn.run(both, asked.origin, self._turns, asked.tag, asked.async_op)
 
 
 class _Pickled:
@@ -155,19 +155,6 @@ class _Pickled:
             self.head = _HEAD.pack(_NO_SIZE, why.encode("utf-8", "replace"))
 
 
-def _sizes(
-    heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
-) -> list[int]:
-    """The sizes that these peers have told; InvalidArgument on all if one has none to tell."""
-    told = list(_HEAD.iter_unpack(heads))
-    for peer, (size, reason) in zip(peers, told, strict=True):
-        if size == _NO_SIZE:
-            why = shown(reason.rstrip(b"\0").decode(errors="ignore"))
-            error = InvalidArgument(f"the object of {roster.named(peer)} cannot be pickled: {why}")
-            raise error from (None if own is None else own.refusal)
-    return [size for size, _ in told]
-
-
 def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
     """The pickles that lie one behind the other."""
     view, objects, begin = memoryview(memory), [], 0
@@ -183,10 +170,10 @@ class _Asked:
     """The options of one call, whose deadline is that of both operations."""
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], size_max: int, deadline_ns: int
+        self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
     ) -> None:
-        check(name, options, MessageOptions)
-        self.name = name
+        check(origin.operation, options, MessageOptions)
+        self.origin = origin
         self.tag = unsigned(options.get("tag", 0), "tag", 64)
         self.async_op = options.get("async_op", False)
         self._size_max = at_least_one(size_max, "size_max", 63)
@@ -200,15 +187,35 @@ class _Asked:
     def now(self, made: Made) -> Any:
         """The options of an operation that begins now."""
         left = max(1e-3, self._until - time.monotonic())
-        return {"tag": self.tag, "deadline": left, "async_op": True, "_made": made}
+        options = {"tag": self.tag, "deadline": left, "async_op": True, "_made": made}
+        return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self.origin}
+
+    def sizes(
+        self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
+    ) -> list[int]:
+        """The sizes that these peers have told; InvalidArgument on all if one has none to tell."""
+        told = list(_HEAD.iter_unpack(heads))
+        for peer, (size, reason) in zip(peers, told, strict=True):
+            if size == _NO_SIZE:
+                why = shown(reason.rstrip(b"\0").decode(errors="ignore"))
+                error = self._refusal(
+                    f"the object of {roster.named(peer)} cannot be pickled: {why}"
+                )
+                raise error from (None if own is None else own.refusal)
+        return [size for size, _ in told]
 
     def check(self, size: int, what: str) -> None:
         """After the sizes are known to all, so that all raise, and nobody waits."""
         if size > self._size_max:
-            raise InvalidArgument(
+            raise self._refusal(
                 f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "
                 "pass a larger one on every peer, or send arrays"
             )
+
+    def _refusal(self, sentence: str) -> InvalidArgument:
+        error = InvalidArgument(f"{self.origin.operation} (tag {self.tag}): {sentence}")
+        self.origin.mark(error)
+        return error
 
 
 _Begin: TypeAlias = Callable[[Any], object]

@@ -38,14 +38,14 @@ Parameters = ParamSpec("Parameters")
 
 
 class MessageOptions(TypedDict, total=False):
-    """Options of send, recv and barrier."""
+    """Options of send and recv."""
 
     tag: int
     deadline: float | None
 
 
 class BroadcastOptions(MessageOptions, total=False):
-    """Options of broadcast; it has no codec, whose rounding the root would not see."""
+    """Options of broadcast and barrier. A codec would round what the root does not see rounded."""
 
     recovery: Recovery | RecoveryName | None
 
@@ -179,7 +179,8 @@ _MEANINGS = {
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
     "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
-    "recovery": 'what the death of a peer does, "resume", "restart" or "raise": see `Recovery`.',
+    "recovery": 'what the death of a peer does, "resume", "restart", "raise" or "complete": see '
+    "`Recovery`.",
     "tag": "operations with different tags may be in flight together, one at a time for each; 0 "
     "is the default.",
     "deadline": "seconds from now until the call is given up; the communicator's by default.",
@@ -199,7 +200,7 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 class Asked:
     """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
-    __slots__ = ("_deadline", "_op", "_plan", "_recovery", "codec", "form", "tag")
+    __slots__ = ("_deadline", "_op", "_plan", "codec", "form", "recovery", "tag")
 
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
@@ -208,18 +209,18 @@ class Asked:
         self.tag = unsigned(get("tag", 0), "tag", 64)
         self._op = parse_op(get("op", ReduceOp.SUM))
         self._plan = parse_plan(get("plan", Plan.AUTO))
-        self._recovery = parse_recovery(get("recovery"))
+        self.recovery = parse_recovery(get("recovery"))
         self._deadline = nanoseconds(get("deadline"), "deadline")
         self.form = get("_form", 0)
 
     def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
         """As bindings/init_collective.cpp takes them."""
         codec = (*self.codec.native(), *residuals)
-        return (self._op, self.tag, self._deadline, self._recovery, self._plan, codec, self.form)
+        return (self._op, self.tag, self._deadline, self.recovery, self._plan, codec, self.form)
 
     @property
     def timed(self) -> tuple[int, int]:
-        """The tag and the deadline, which is all that a message or a barrier has."""
+        """The tag and the deadline, which is all that a message has."""
         return self.tag, self._deadline
 
 
@@ -237,7 +238,7 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
     """Makes a method that runs a call of one that prepares it, with the options of `kind`.
 
     Frontends pass `_finish` and `_reword` as well, of `Call.run`, and `_form`; two operations in
-    turn pass `_made`, of `Call.run`.
+    turn pass `_made` and `_origin`, of `Call.run`.
     """
 
     def decorate(prepare: Callable[Parameters, Call]) -> Callable[Parameters, Any]:
@@ -247,9 +248,10 @@ def operation(kind: type) -> Callable[[Callable[Parameters, Call]], Callable[Par
             _finish: Any = None,
             _reword: Any = None,
             _made: Any = None,
+            _origin: Any = None,
             **options: Any,
         ) -> Any:
-            return prepare(*given, **options).run(async_op, _finish, _reword, _made)
+            return prepare(*given, **options).run(async_op, _finish, _reword, _made, _origin)
 
         _KINDS[prepare.__name__] = kind
         method: Any = documented(kind)(functools.wraps(prepare)(run))

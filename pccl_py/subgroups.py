@@ -105,7 +105,7 @@ class Split:
         return Run(self.epoch, rank, tuple(colors))
 
     def ranks(self, color: int) -> list[int]:
-        """Those of this color by their keys, and then by their ranks."""
+        """The ranks of this color, by their keys and then by themselves."""
         found = [
             (wish.key, rank)
             for rank, wish in enumerate(self.wishes)

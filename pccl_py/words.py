@@ -88,19 +88,23 @@ class ReduceOp(IntEnum):
 class Recovery(IntEnum):
     """The effect of a peer's death on an operation. Functions also take the lower-case name.
 
-    DEFAULT: resume for avg, restart for the others. RESUME: finished chunks are kept, so that
-    contributors may differ per range. RESTART: one contributor set for the whole result; in
-    gathered or exchanged data each shard is whole or is zeros. RAISE: `Aborted` on every survivor,
-    unless all had voted when the loss was noticed.
+    DEFAULT: complete for what is scattered, gathered or exchanged by ranks (reduce_scatter,
+    all_gather, scatter, gather, all_to_all); else resume for avg, restart for the others. RESUME:
+    finished chunks are kept, so that contributors may differ per range. RESTART: one contributor
+    set for the whole result; in gathered or exchanged data each shard is whole or is zeros. RAISE:
+    `Aborted` on every survivor, unless all had voted when the loss was noticed. COMPLETE: every
+    member of the epoch contributes, or the call is `Aborted` for all; also if a member was lost or
+    had left before the call, so each such call fails at once until the next `admit`.
 
-    A peer that was lost before a call, or has left, causes no error: until the next safe point
-    calls run among the `info().alive` members that remain.
+    Unless its recovery is COMPLETE, a call causes no error for a peer that was lost before it, or
+    has left: until the next safe point it runs among the `info().alive` members that remain.
     """
 
     DEFAULT = 0
     RESUME = 1
     RESTART = 2
     RAISE = 3
+    COMPLETE = 4
 
 
 class Strategy(IntEnum):
@@ -147,7 +151,7 @@ class Plan(IntEnum):
 
 
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max"]
-RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise"]
+RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
 StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
 # One rule, or several.

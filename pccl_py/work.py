@@ -284,6 +284,7 @@ class Call:
         finish: Callable[[Outcome], Any],
         reword: Callable[[str], str],
         made: Callable[[Work[Any]], object] | None = None,
+        origin: Origin | None = None,
     ) -> Any: ...
     def run(
         self,
@@ -291,16 +292,18 @@ class Call:
         finish: Callable[[Outcome], Any] | None = None,
         reword: Callable[[str], str] | None = None,
         made: Callable[[Work[Any]], object] | None = None,
+        origin: Origin | None = None,
     ) -> Any:
         """Begins the operation, and returns its Work, or waits for it and returns its result.
 
         `finish` makes the result of the outcome, once the operation is committed; by default it is
         the outcome. `reword` puts a sentence of the library into a frontend's words. `made` gets
-        the Work before the operation begins, and keeps it until that is done. The Work is made
-        first, and all happens inside of `try`, so that no exception of a signal handler loses it.
+        the Work before the operation begins, and keeps it until that is done. `origin` is that of
+        the call that this one is a part of. The Work is made first, and all happens inside of
+        `try`, so that no exception of a signal handler loses it.
         """
         kind = _Dropped if async_op and made is None else Work
-        work = kind(finish, self._words(reword), self._origin)
+        work = kind(finish, self._words(reword), self._origin if origin is None else origin)
         if made is not None:
             made(work)
         carried = self._carried

@@ -448,7 +448,7 @@ fn block(handle: ?*Comm, out: ?*?*Work, arguments: Arguments) status.Error!void 
 
 // ---- asynchronous
 
-export fn pccl_all_reduce_async(
+pub export fn pccl_all_reduce_async(
     comm: ?*Comm,
     send: ?[*]const u8,
     recv: ?[*]u8,
@@ -547,7 +547,7 @@ export fn pccl_reduce_scatter_v_async(
     }));
 }
 
-export fn pccl_all_gather_async(
+pub export fn pccl_all_gather_async(
     comm: ?*Comm,
     send: ?[*]const u8,
     recv: ?[*]u8,
@@ -898,6 +898,7 @@ fn recovery(number: c_uint) status.Error!?wire.control.Recovery {
         1 => .resume_chunks,
         2 => .restart,
         3 => .raise,
+        4 => .complete,
         else => status.fail(
             .invalid_argument,
             "recovery {d} is unknown; see pccl_recovery_t",

@@ -57,6 +57,8 @@ pub const CommInfo = extern struct {
     peer_id: [16]u8,
     bytes_sent: u64,
     bytes_received: u64,
+    lost: Status,
+    reserved: u32,
 };
 
 /// pccl_comm_t
@@ -80,7 +82,7 @@ pub fn usable(handle: ?*Comm) status.Error!*Comm {
 
 // ---- create and join
 
-export fn pccl_comm_create(
+pub export fn pccl_comm_create(
     token_text: ?[*:0]const u8,
     options: ?*const CommOptions,
     comm: ?**Comm,
@@ -258,7 +260,7 @@ fn join_beside(
     });
 }
 
-export fn pccl_comm_subgroup(
+pub export fn pccl_comm_subgroup(
     handle: ?*Comm,
     founders: ?[*]const PeerIdBytes,
     count: u32,
@@ -302,7 +304,7 @@ fn close(handle: ?*Comm) status.Error!void {
     comm.membership.leave();
 }
 
-export fn pccl_comm_destroy(handle: ?*Comm) void {
+pub export fn pccl_comm_destroy(handle: ?*Comm) void {
     const comm = handle orelse return;
     // A forked child has no thread and no connections to close: the memory is left to the end of
     // the process.
@@ -313,11 +315,11 @@ export fn pccl_comm_destroy(handle: ?*Comm) void {
 
 // ---- safe points
 
-export fn pccl_comm_admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) Status {
+pub export fn pccl_comm_admit(handle: ?*Comm, deadline_ns: u64, admission: ?*Admission) Status {
     return status.code(admit(handle, .alone, deadline_ns, admission));
 }
 
-export fn pccl_comm_admit_together(
+pub export fn pccl_comm_admit_together(
     handle: ?*Comm,
     deadline_ns: u64,
     admission: ?*Admission,
@@ -381,7 +383,7 @@ fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error
 
 // ---- looking
 
-export fn pccl_comm_info(handle: ?*Comm, info: ?*CommInfo) Status {
+pub export fn pccl_comm_info(handle: ?*Comm, info: ?*CommInfo) Status {
     return status.code(look(handle, info));
 }
 
@@ -401,10 +403,12 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
         .peer_id = comm.membership.engine.session.self.bytes,
         .bytes_sent = now.bytes_sent,
         .bytes_received = now.bytes_received,
+        .lost = if (now.lost) |why| status.of(why) else .ok,
+        .reserved = 0,
     }) catch return status.bad_size("pccl_comm_info_t");
 }
 
-export fn pccl_comm_members(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
+pub export fn pccl_comm_members(handle: ?*Comm, ids: ?[*]PeerIdBytes, capacity: u32) u32 {
     return list(handle, .members, ids, capacity);
 }
 

@@ -44,7 +44,7 @@ pub const Coordinator = struct {
     const token_bytes_max = 512;
 };
 
-export fn pccl_coordinator_create(
+pub export fn pccl_coordinator_create(
     options: ?*const CoordinatorOptions,
     coordinator: ?**Coordinator,
 ) Status {
@@ -201,7 +201,7 @@ export fn pccl_coordinator_port(coordinator: ?*const Coordinator) u16 {
     return if (coordinator) |self| self.engine.port else 0;
 }
 
-export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
+pub export fn pccl_coordinator_destroy(coordinator: ?*Coordinator) void {
     const self = coordinator orelse return;
     // In a forked child the thread does not exist: the memory is left to the end of the process.
     if (self.pid != std.c.getpid()) return;

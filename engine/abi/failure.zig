@@ -974,7 +974,10 @@ const WaitedFor = struct {
             called(op),
         });
         const waited_ns = op.finished_at -| op.started_at;
-        try writer.print(" (waiting for {d} s for ", .{waited_ns / std.time.ns_per_s});
+        if (waited_ns < std.time.ns_per_s)
+            try writer.print(" (waiting for {d} ms for ", .{waited_ns / std.time.ns_per_ms})
+        else
+            try writer.print(" (waiting for {d} s for ", .{waited_ns / std.time.ns_per_s});
         for (0..@min(count, shown_max)) |index| {
             if (index > 0) try writer.writeAll(" and ");
             try writer.print("{f}", .{op.names.who(op.ids[missing.at(index)])});
@@ -1043,6 +1046,12 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
             .aborted,
             "{s} was aborted, because {f} was lost; so is each call that names that rank, until " ++
                 "the next safe point. {s}",
+            .{ name, peer, kept(op) },
+        ) else if (op.op.descriptor.recovery == .complete) fail(
+            .aborted,
+            "{s} was aborted, because {f} is lost or has left and it needs every member " ++
+                "(recovery \"complete\"); so is each such call until the next safe point, " ++
+                "and one with recovery \"restart\" runs among the survivors. {s}",
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
@@ -1118,7 +1127,7 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
         .mismatch,
         "{s}: this peer was refused, and is no member any more; the members go on without it: " ++
             "{s}. {f}{s}. Correct that, then connect again",
-        .{ @tagName(op.op.descriptor.kind), op.group.why_removed(), Arrays{ .op = op }, kept(op) },
+        .{ word_of(op), op.group.why_removed(), Arrays{ .op = op }, kept(op) },
     );
     if (op.failure.reason == .structure) return fail(
         .mismatch,
@@ -1173,6 +1182,12 @@ fn mismatch(op: *const session.Operation, name: []const u8) Error {
             kept(op),
         },
     );
+}
+
+fn word_of(op: *const session.Operation) []const u8 {
+    const kind = op.op.descriptor.kind;
+    const object_name = if (op.form == wire.form_object) wire.object_name(kind) else null;
+    return object_name orelse @tagName(kind);
 }
 
 /// Frontends look for it, to say more (pccl_py/kit/frontend.py).
@@ -1555,6 +1570,84 @@ test "a mismatch tells bool arrays from those of u8, and says no more where that
             try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
         const more = std.mem.indexOf(u8, sentence, differ_in_form);
         try std.testing.expectEqual(case.is_all, more == null);
+    }
+}
+
+test "a mismatch of objects names the call that their user made, and none of its bytes" {
+    var op: session.Operation = undefined;
+    op.sync = null;
+    op.names = .{ .ranks = 2 };
+    op.executor.arrays = no_arrays;
+    op.form = wire.form_object;
+    var descriptor: Descriptor = .{
+        .kind = .broadcast,
+        .dtype = .u8,
+        .op = .sum,
+        .recovery = .restart,
+        .count = 256,
+        .root = .from_int(1 << 120),
+        .safe_points = 3,
+    };
+    const Case = struct { kind: wire.control.OpKind, form: u64, words: []const u8 };
+    for ([_]Case{
+        .{ .kind = .broadcast, .form = 0, .words = "broadcast(256 u8 from peer 01000000)" },
+        .{
+            .kind = .all_gather,
+            .form = wire.form_object,
+            .words = "all_gather_object()",
+        },
+        .{ .kind = .barrier, .form = wire.form_object, .words = "barrier()" },
+    }) |case| {
+        op.op = .{ .descriptor = descriptor, .chunks = 1 };
+        op.op.descriptor.counts = wire.form_object;
+        op.status = .mismatch;
+        op.failure = .{ .status = .mismatch, .reason = .mismatch };
+        op.failure.descriptor = op.op.descriptor;
+        descriptor.kind = case.kind;
+        descriptor.counts = case.form;
+        op.failure.other_descriptor = descriptor;
+        descriptor.kind = .broadcast;
+        try std.testing.expectEqual(.mismatch, status.code(operation(&op)));
+        const sentence = std.mem.span(status.pccl_last_error());
+        for ([_][]const u8{
+            "broadcast_object (tag 0, ",
+            "broadcast_object(from peer 01000000)",
+            case.words,
+        }) |part| try std.testing.expect(std.mem.indexOf(u8, sentence, part) != null);
+        try std.testing.expectEqual(null, std.mem.indexOf(u8, sentence, differ_in_form));
+    }
+}
+
+test "a mismatch of shards that are alike says how large one is, as their callers do" {
+    const Kind = wire.control.OpKind;
+    const Case = struct { kind: Kind, count: u64, dtypes: u32 = 0, words: []const u8 };
+    for ([_]Case{
+        .{ .kind = .all_gather, .count = 6, .words = "all_gather(3 f32 of each rank)" },
+        .{ .kind = .gather, .count = 6, .words = "gather(3 f32 of each rank to peer 01000000)" },
+        .{ .kind = .scatter, .count = 6, .words = "scatter(3 f32 for each rank from peer " ++
+            "01000000)" },
+        .{ .kind = .all_to_all, .count = 12, .words = "all_to_all(3 f32 for each rank)" },
+        .{ .kind = .reduce_scatter, .count = 6, .words = "reduce_scatter(sum, 6 f32)" },
+        .{
+            .kind = .all_gather,
+            .count = 6,
+            .dtypes = 2,
+            .words = "all_gather(6 f32 together, shards of different sizes)",
+        },
+    }) |case| {
+        var descriptor: Descriptor = .{
+            .kind = case.kind,
+            .dtype = .f32,
+            .op = .sum,
+            .recovery = .restart,
+            .count = case.count,
+            .root = .from_int(1 << 120),
+            .safe_points = 3,
+        };
+        descriptor.outline.dtypes = case.dtypes;
+        var text: [description_bytes_max]u8 = undefined;
+        const shown = describe(descriptor, descriptor, &.{ .ranks = 2 }, &text);
+        try std.testing.expectEqualStrings(case.words, shown);
     }
 }
 

@@ -38,6 +38,10 @@ comptime {
     _ = @import("log.zig");
     _ = @import("kernels.zig");
     _ = @import("stack.zig");
+    _ = @import("compat/comm.zig");
+    _ = @import("compat/reduce.zig");
+    _ = @import("compat/state.zig");
+    _ = @import("compat/master.zig");
 }
 
 test {
@@ -45,4 +49,6 @@ test {
     _ = @import("sized.zig");
     _ = @import("text.zig");
     _ = @import("threads_test.zig");
+    _ = @import("compat/words.zig");
+    _ = @import("compat/environment.zig");
 }

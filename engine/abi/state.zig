@@ -25,7 +25,7 @@ pub const Tensor = extern struct {
     flags: u32,
     reserved: u32,
 
-    const may_differ: u32 = 1;
+    pub const may_differ: u32 = 1;
 };
 
 pub const StateOptions = extern struct {
@@ -40,7 +40,7 @@ pub const StateOptions = extern struct {
     const prefetch: u32 = 1;
     const successive: u32 = 2;
     const refuse: u32 = 4;
-    const one_sender: u32 = 8;
+    pub const one_sender: u32 = 8;
     const known = prefetch | successive | refuse | one_sender;
 };
 
@@ -54,7 +54,7 @@ pub const SyncOptions = extern struct {
     capacity: u32,
     flags: u32,
 
-    const at_revision: u32 = 1;
+    pub const at_revision: u32 = 1;
 };
 
 pub const SyncOutcome = extern struct {
@@ -79,7 +79,7 @@ pub const SyncOutcome = extern struct {
 };
 
 /// pccl_state_t
-const State = struct {
+pub const State = struct {
     comm: *Comm,
     shared: *net.SharedState,
 };
@@ -92,7 +92,7 @@ fn usable(handle: ?*State) status.Error!*State {
 
 // ---- create and destroy
 
-export fn pccl_state_create(
+pub export fn pccl_state_create(
     comm: ?*Comm,
     options: ?*const StateOptions,
     state: ?**State,
@@ -182,7 +182,7 @@ fn read_tensor(given: *const Tensor, index: usize) status.Error!session.Tensor {
     };
 }
 
-export fn pccl_state_destroy(handle: ?*State) void {
+pub export fn pccl_state_destroy(handle: ?*State) void {
     const state = handle orelse return;
     // A forked child has no engine: the memory is left to the end of the process.
     if (state.comm.membership.engine.forked()) return;
@@ -210,7 +210,7 @@ fn read_revision(handle: ?*State, revision: ?*u64) status.Error!void {
 
 // ---- sync
 
-export fn pccl_state_sync(
+pub export fn pccl_state_sync(
     state: ?*State,
     options: ?*const SyncOptions,
     outcome: ?*SyncOutcome,

@@ -4,6 +4,7 @@
 const std = @import("std");
 const base = @import("base");
 const net = @import("net");
+const session = @import("session");
 
 pub const Status = enum(c_int) {
     ok = 0,
@@ -37,6 +38,13 @@ pub const Status = enum(c_int) {
         };
     }
 };
+
+/// How a call of this peer ended, or why the peer is out of a group: the same names.
+pub fn of(why: session.Status) Status {
+    return switch (why) {
+        inline else => |tag| @field(Status, @tagName(tag)),
+    };
+}
 
 // ---- the failure of this thread
 

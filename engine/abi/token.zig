@@ -14,7 +14,7 @@ pub const TokenInfo = extern struct {
     run_id: [16]u8,
 };
 
-export fn pccl_token_create(
+pub export fn pccl_token_create(
     address: ?[*:0]const u8,
     run_id: ?*const [16]u8,
     token: ?[*]u8,

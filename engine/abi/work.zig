@@ -41,7 +41,7 @@ fn usable(handle: ?*Work) status.Error!*Work {
 
 // ---- waiting
 
-export fn pccl_work_wait(work: ?*Work, timeout_ns: u64) Status {
+pub export fn pccl_work_wait(work: ?*Work, timeout_ns: u64) Status {
     return status.code(wait(work, timeout_ns));
 }
 
@@ -101,7 +101,7 @@ fn cancel(handle: ?*Work) status.Error!void {
     (try usable(handle)).cancel();
 }
 
-export fn pccl_work_resolve(work: ?*Work, timeout_ns: u64, copy: c_int) Status {
+pub export fn pccl_work_resolve(work: ?*Work, timeout_ns: u64, copy: c_int) Status {
     return status.code(resolve(work, timeout_ns, copy));
 }
 
@@ -139,7 +139,7 @@ fn resolve(handle: ?*Work, timeout_ns: u64, copy: c_int) status.Error!void {
     };
 }
 
-export fn pccl_work_destroy(handle: ?*Work) void {
+pub export fn pccl_work_destroy(handle: ?*Work) void {
     const work = handle orelse return;
     // A forked child has no engine: the memory is left to the end of the process.
     if (work.engine.forked()) return;
@@ -164,7 +164,7 @@ fn committed(handle: ?*Work) status.Error!*Work {
     );
 }
 
-export fn pccl_work_outcome(work: ?*Work, outcome: ?*Outcome) Status {
+pub export fn pccl_work_outcome(work: ?*Work, outcome: ?*Outcome) Status {
     return status.code(read_outcome(work, outcome));
 }
 
@@ -187,7 +187,7 @@ fn read_outcome(handle: ?*Work, outcome: ?*Outcome) status.Error!void {
     }) catch return status.bad_size("pccl_outcome_t");
 }
 
-export fn pccl_work_range(
+pub export fn pccl_work_range(
     work: ?*Work,
     index: u32,
     range: ?*OutcomeRange,

@@ -80,6 +80,13 @@ pub const Mask = struct {
         return left;
     }
 
+    /// The members of both.
+    pub fn intersect(mask: *const Mask, other: *const Mask) Mask {
+        var both = mask.*;
+        for (&both.words, other.words) |*a, b| a.* &= b;
+        return both;
+    }
+
     pub fn meets(mask: *const Mask, other: *const Mask) bool {
         for (mask.words, other.words) |a, b| if (a & b != 0) return true;
         return false;
@@ -140,5 +147,8 @@ test "positions and ranks of a mask are inverse" {
     try std.testing.expect(!mask.covers(&Mask.full(2)));
     const left = mask.without(&.full(64));
     try std.testing.expect(left.count() == 3 and !left.has(63) and left.has(64));
+    const both = mask.intersect(&.full(64));
+    try std.testing.expect(both.count() == 3 and both.has(63) and !both.has(64));
+    try std.testing.expect(mask.meets(&both) and !left.meets(&both));
     assert(mask.at(4) == 200);
 }

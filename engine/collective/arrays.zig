@@ -11,7 +11,7 @@ const Allocator = std.mem.Allocator;
 pub const Array = struct {
     /// The parts that this rank contributes.
     send: [*]const u8,
-    /// Those of its result: apart from `send`, or with what both have in the same place.
+    /// The parts of its result: apart from `send`, or with what both have in the same place.
     recv: [*]u8,
     dtype: base.DType,
     /// In all parts together.

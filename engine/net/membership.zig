@@ -290,6 +290,8 @@ pub const Membership = struct {
         in_flight: u32,
         bytes_sent: u64,
         bytes_received: u64,
+        /// As `lost` answers.
+        lost: ?Status,
     };
 
     pub fn info(membership: *Membership) error{Closed}!Info {
@@ -308,6 +310,7 @@ pub const Membership = struct {
             .in_flight = group.in_flight(),
             .bytes_sent = engine.session.bytes_sent,
             .bytes_received = engine.session.bytes_received,
+            .lost = if (membership.failure) |failure| failure.status else null,
         };
     }
 

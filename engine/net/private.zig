@@ -150,18 +150,16 @@ fn wrong(kind: Kind, look: Look) ?Exposure.What {
 
 /// At what is open.
 pub fn look_at(fd: c.fd_t, into: *Look) c.E {
-    return if (builtin.os.tag == .linux)
-        statx(fd, "", linux.AT.EMPTY_PATH, into)
-    else
-        stat(c.fstat, .{fd}, into);
+    if (builtin.os.tag == .linux) return statx(fd, "", linux.AT.EMPTY_PATH, into);
+    var found: c.Stat = undefined;
+    return taken(c.fstat(fd, &found), &found, into);
 }
 
 /// At what has this name; a link is looked at itself.
 pub fn look_at_name(directory: c.fd_t, name: [:0]const u8, into: *Look) c.E {
-    return if (builtin.os.tag == .linux)
-        statx(directory, name, linux.AT.SYMLINK_NOFOLLOW, into)
-    else
-        stat(c.fstatat, .{ directory, name, c.AT.SYMLINK_NOFOLLOW }, into);
+    if (builtin.os.tag == .linux) return statx(directory, name, linux.AT.SYMLINK_NOFOLLOW, into);
+    var found: c.Stat = undefined;
+    return taken(c.fstatat(directory, name, &found, c.AT.SYMLINK_NOFOLLOW), &found, into);
 }
 
 /// The C library of older systems has no fstat that a program can be linked to. An old kernel has
@@ -236,10 +234,8 @@ fn fstatat(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
     return .SUCCESS;
 }
 
-fn stat(function: anytype, arguments: anytype, into: *Look) c.E {
-    var found: c.Stat = undefined;
-    const code = std.posix.errno(@call(.auto, function, arguments ++ .{&found}));
-    if (code != .SUCCESS) return code;
+fn taken(code: c_int, found: *const c.Stat, into: *Look) c.E {
+    if (code != 0) return std.posix.errno(code);
     const device: u64 = @bitCast(@as(i64, found.dev));
     const size: u64 = @intCast(found.size);
     into.* = .from(found.mode, found.uid, found.nlink, device, found.ino, size);

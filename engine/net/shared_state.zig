@@ -104,7 +104,7 @@ pub const SharedState = struct {
 
     pub const Options = struct {
         strategy: wire.control.Strategy,
-        /// That of the content in this call; null: the state's own.
+        /// The revision of the content in this call; null: the state's own.
         revision: ?u64,
         deadline: Instant,
         interrupt: Interrupt,

@@ -1,9 +1,10 @@
 //! awaited: peers that newcomers wait for. A group without members begins when the users of its
 //! newcomers have called `admit`, and one of founders when all of these have asked for it. Where
 //! it has members, newcomers wait outside while one of them has not come to the safe point of the
-//! epoch that has begun, as after a loss, or has calls of the epoch before in flight. The
-//! newcomers, the log and the status are told for whom they wait. No decision depends on it:
-//! rounds are group.zig's, missing calls of operations are stall.zig's.
+//! epoch that has begun, as after a loss, or has calls of the epoch before in flight; and in a
+//! round while one is away, which may be dead. The newcomers, the log and the status are told for
+//! whom they wait. No decision depends on it: rounds are group.zig's, missing calls of operations
+//! are stall.zig's.
 
 const std = @import("std");
 const base = @import("base");
@@ -68,7 +69,9 @@ pub fn find(group: *const Group, missing: *Missing) void {
         if (group.phase == .activate)
             missing.add_ranks(.safe_point, epoch, &epoch.not_entered())
         else if (group.epochs.items.len > 1)
-            missing.add_ranks(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside());
+            missing.add_ranks(.in_flight, group.epochs.items[0], &group.epochs.items[0].inside())
+        else if (group.phase == .prepare)
+            missing.add_ranks(.away, epoch, &away(epoch));
         return;
     };
     if (group.founding) |*founding| {
@@ -86,6 +89,24 @@ pub fn find(group: *const Group, missing: *Missing) void {
         if (newcomer.was_ready and !newcomer.wants) missing.add(.{ .peer = newcomer.peer });
     }
     if (!waits) missing.count = 0;
+}
+
+fn away(epoch: *const Epoch) base.Mask {
+    var found: base.Mask = .empty;
+    for (epoch.members, 0..) |*member, rank| if (member.peer) |peer| {
+        if (peer.connection == null) found.set(rank);
+    };
+    return found;
+}
+
+/// A newcomer has said that it cannot dial a member, which is away: at once, since it would look
+/// for the reason in its network.
+pub fn tell_of_away(group: *const Group, newcomer: *Peer) void {
+    var missing: Missing = .{};
+    find(group, &missing);
+    if (missing.count == 0 or missing.why != .away) return;
+    var entries: Entries = undefined;
+    newcomer.send(group.id, message(group, &missing, &entries));
 }
 
 /// At a tick. `late`: the coordinator was frozen, and nobody waited longer for that.
@@ -121,25 +142,32 @@ fn what(why: Why) []const u8 {
         .safe_point => "pass its next safe point (admit)",
         .in_flight => "finish its calls of the epoch before",
         .founders => "ask for the group, of which it is a founder",
+        .away => "come back, or to be lost",
     };
 }
 
 /// Newcomers that could enter, or wait for the next round.
 fn tell(group: *Group, missing: *const Missing) void {
-    var entries: [limits.awaited_told_max]control.AwaitedEntry = undefined;
+    var entries: Entries = undefined;
+    for (group.newcomers.items) |*newcomer| {
+        if (missing.why == .begin and !newcomer.wants) continue;
+        newcomer.peer.send(group.id, message(group, missing, &entries));
+    }
+}
+
+const Entries = [limits.awaited_told_max]control.AwaitedEntry;
+
+fn message(group: *const Group, missing: *const Missing, entries: *Entries) control.Message {
     const shown = @min(missing.count, entries.len);
     for (missing.items[0..shown], entries[0..shown]) |*item, *entry| entry.* = .{
         .id = item.peer.id,
         .label = .of(item.peer.label.slice()),
         .rank = item.rank orelse limits.peers_max,
     };
-    for (group.newcomers.items) |*newcomer| {
-        if (missing.why == .begin and !newcomer.wants) continue;
-        newcomer.peer.send(group.id, .{ .awaited = .{
-            .group = group.id,
-            .why = missing.why,
-            .count = @intCast(missing.count),
-            .peers = .of(entries[0..shown]),
-        } });
-    }
+    return .{ .awaited = .{
+        .group = group.id,
+        .why = missing.why,
+        .count = @intCast(missing.count),
+        .peers = .of(entries[0..shown]),
+    } };
 }

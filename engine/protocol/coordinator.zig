@@ -25,7 +25,6 @@ const lobby = @import("lobby.zig");
 const queues = @import("queues.zig");
 const recovery = @import("recovery.zig");
 const seal = @import("seal.zig");
-const Speed = @import("speed.zig").Speed;
 const stall = @import("stall.zig");
 const Status = @import("status.zig").Status;
 const StatusRates = @import("status_rates.zig").StatusRates;
@@ -199,7 +198,6 @@ pub const Peer = struct {
     /// Its name for people.
     label: base.Label = .{},
     /// For the status.
-    speed: Speed = .{},
     traffic: Traffic = .{},
     late: Late = .{},
 
@@ -304,7 +302,7 @@ pub const Coordinator = struct {
     gpa: Allocator,
     options: Options,
     host: Host,
-    /// That of the journal, where there is one.
+    /// The key of the journal, where there is one.
     seal_key: seal.Key,
     connections: std.ArrayList(*Connection) = .empty,
     peers: std.ArrayList(*Peer) = .empty,
@@ -1037,7 +1035,6 @@ pub const Coordinator = struct {
             .heartbeat => |body| {
                 peer.bytes_sent = body.bytes_sent;
                 peer.bytes_received = body.bytes_received;
-                peer.speed.note(now, body.bytes_sent, body.bytes_received);
                 peer.say(.{ .heartbeat_ack = .{ .number = body.number } });
             },
             .traffic => |*body| peer.traffic.note(now, body),
@@ -1078,7 +1075,7 @@ pub const Coordinator = struct {
                     .decisions_seen => try epoch.acknowledge(rank, body.count),
                     .state_offer => try epoch.on_state_offer(rank, body),
                     .state_tensors => try epoch.on_state_tensors(rank, body),
-                    .called => try stall.on_called(epoch, rank, body),
+                    .called => try stall.on_called(epoch, now, rank, body),
                     else => comptime unreachable,
                 }
             },

@@ -103,8 +103,7 @@ pub const Election = struct {
         rules: StateRules = .{},
 
         fn judges(members: *const Members) Mask {
-            const newcomers = members.alive.without(&.full(members.incumbents));
-            const before = members.alive.without(&newcomers);
+            const before = members.alive.intersect(&.full(members.incumbents));
             return if (before.is_empty()) members.alive.* else before;
         }
     };

@@ -1,19 +1,27 @@
 //! entering: members that have not come to the safe point at which their epoch begins. Each passes
 //! it when its user does, so one that has entered may be alone there for a while. All members hear
 //! who is missing: at ticks, and at once when those from before have entered, because newcomers may
-//! wait for that (member.zig). Nothing is decided by it. For whom newcomers outside wait:
-//! awaited.zig.
+//! wait for that (member.zig). Where the epoch only closes the gap of a loss, they hear how many
+//! newcomers wait outside, too: a program that passes safe points only for newcomers must pass that
+//! one. Nothing is decided by it. For whom newcomers outside wait: awaited.zig.
 
 const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const Epoch = @import("epoch.zig").Epoch;
 
-/// At a tick.
-pub fn review(epoch: *Epoch) void {
+/// At a tick; so many newcomers are in no epoch.
+pub fn review(epoch: *Epoch, outside: usize) void {
     const missing = epoch.not_entered();
-    if (missing.eql(&epoch.missing_told)) return;
+    const closes_a_gap = epoch.began.joined == 0 and !missing.is_empty();
+    epoch.waiting = if (closes_a_gap) @min(outside, base.limits.peers_max) else 0;
+    tell_all(epoch, missing);
+}
+
+fn tell_all(epoch: *Epoch, missing: base.Mask) void {
+    if (missing.eql(&epoch.missing_told) and epoch.waiting == epoch.waiting_told) return;
     epoch.missing_told = missing;
+    epoch.waiting_told = epoch.waiting;
     epoch.broadcast(message(epoch, missing));
 }
 
@@ -21,10 +29,8 @@ pub fn review(epoch: *Epoch) void {
 pub fn entered(epoch: *Epoch, rank: u16) void {
     const missing = epoch.not_entered();
     const newcomers_begin = epoch.members.len - epoch.began.joined;
-    const incumbents: base.Mask = .full(newcomers_begin);
-    const are_incumbents_in = incumbents.without(&missing).eql(&incumbents);
-    const is_last = rank < newcomers_begin and are_incumbents_in;
-    if (is_last or missing.is_empty()) review(epoch);
+    const is_last = rank < newcomers_begin and !missing.meets(&.full(newcomers_begin));
+    if (is_last or missing.is_empty()) tell_all(epoch, missing);
 }
 
 /// A member is back, and may not have heard it.
@@ -38,5 +44,6 @@ fn message(epoch: *const Epoch, missing: base.Mask) wire.control.Message {
         .group = epoch.group,
         .epoch = epoch.number,
         .missing = missing,
+        .waiting = epoch.waiting,
     } };
 }

@@ -38,7 +38,7 @@ pub const MemberState = struct {
     id: PeerId,
     /// Null once lost.
     peer: ?*Peer,
-    /// That of a lost one; of any other see `peer`.
+    /// The label of a lost one; of any other see `peer`.
     lost_label: base.Label = .{},
     /// Which process it is.
     instance: u64,
@@ -147,6 +147,7 @@ pub const Record = struct {
             .op = record.id,
             .epoch = epoch,
             .state = record.state(),
+            .is_object = wire.is_object(&record.descriptor),
         };
     }
 };
@@ -174,7 +175,7 @@ pub const Epoch = struct {
     group: u16,
     number: u64,
     attempt: u32 = 1,
-    /// That of this start of the coordinator.
+    /// The first attempt of this start of the coordinator.
     first_attempt: u32 = 1,
     /// False from a view until its resume.
     running: bool = true,
@@ -202,6 +203,9 @@ pub const Epoch = struct {
     activated: Mask = .empty,
     /// Have not, as members were told last (entering.zig); at first they take it that nobody has.
     missing_told: Mask,
+    /// Newcomers outside, where this epoch only closes a gap; and as members were told last.
+    waiting: u16 = 0,
+    waiting_told: u16 = 0,
     /// Are in the next epoch, and have nothing in flight here.
     closed: Mask = .empty,
     /// Have reported in the current attempt.
@@ -238,6 +242,8 @@ pub const Epoch = struct {
     /// When a new attempt with the same members is due, because lanes broke or the ring must go
     /// around a link.
     replan_at: base.Instant = base.never,
+    /// When calls whose deadlines are near are looked at (stall.zig).
+    stall_at: base.Instant = base.never,
 
     const Decision = struct {
         number: u64,
@@ -403,6 +409,10 @@ pub const Epoch = struct {
     pub const Names = struct {
         epoch: *const Epoch,
 
+        pub fn world_size(it: Names) usize {
+            return it.epoch.members.len;
+        }
+
         pub fn who(it: Names, id: PeerId) Who {
             return .{ .epoch = it.epoch, .id = id };
         }
@@ -543,6 +553,8 @@ pub const Epoch = struct {
             return epoch.abort(known.id, root_lost(known), null);
         if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
             return epoch.abort(known.id, epoch.party_lost(pair).?, null);
+        if (epoch.lacks_member(known)) |lost|
+            return epoch.abort(known.id, .{ .reason = .peer_lost, .peer = lost }, null);
         lateness.judge(epoch, known);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
     }
@@ -625,11 +637,17 @@ pub const Epoch = struct {
     }
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
+        var verdict: Verdict = .{ .reason = message.reason, .peer = epoch.members[rank].id };
         switch (message.reason) {
             .deadline, .cancelled, .root_lost, .state_unavailable, .link_broken => {},
+            // A coordinator that has started without its journal may not know of the loss yet.
+            .peer_lost => if (epoch.any_lost()) |lost| {
+                verdict.peer = lost;
+            } else {
+                verdict.reason = .cancelled;
+            },
             .mismatch,
             .digest,
-            .peer_lost,
             .too_few_peers,
             .contradiction,
             .structure,
@@ -638,10 +656,7 @@ pub const Epoch = struct {
             => return error.Unexpected,
         }
         try epoch.check_party(message.op, rank);
-        try epoch.abort(message.op, .{
-            .reason = message.reason,
-            .peer = epoch.members[rank].id,
-        }, rank);
+        try epoch.abort(message.op, verdict, rank);
     }
 
     pub fn on_mismatch(
@@ -1269,6 +1284,7 @@ pub const Epoch = struct {
     /// Every member that has a vote has voted, in one attempt, for one result.
     fn is_unanimous(epoch: *const Epoch, known: *const Record) bool {
         if (known.votes_differ) return false;
+        if (epoch.lacks_member(known) != null) return false;
         const vote = known.vote orelse return false;
         const needed = epoch.voters(known.id);
         for (0..epoch.members.len) |rank| {
@@ -1276,6 +1292,18 @@ pub const Epoch = struct {
             if (!known.done_reported.has(rank)) return false;
         }
         return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
+    }
+
+    /// One that is lost and has not voted, of an operation that needs every member.
+    fn lacks_member(epoch: *const Epoch, known: *const Record) ?PeerId {
+        if (known.descriptor.recovery != .complete) return null;
+        if (known.done.count() == epoch.members.len) return null;
+        return epoch.any_lost();
+    }
+
+    fn any_lost(epoch: *const Epoch) ?PeerId {
+        for (epoch.members, 0..) |*member, rank| if (!epoch.alive.has(rank)) return member.id;
+        return null;
     }
 
     /// A member of that attempt that is not alive any more.
@@ -1321,7 +1349,8 @@ pub const Epoch = struct {
             .resume_chunks => true,
             // One contributor set for all: a voted result as it is, else what the present members
             // reduced. One that has voted for a private result cannot give it to others.
-            .restart, .raise => (!kind.is_private() and !known.done_reported.is_empty()) or
+            .restart, .raise, .complete => (!kind.is_private() and
+                !known.done_reported.is_empty()) or
                 epoch.history.members(range.reduced_attempt).eql(&epoch.alive),
         };
     }

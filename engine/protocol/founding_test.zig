@@ -3,6 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const limits = base.limits;
 const Court = court_file.Court;
@@ -19,18 +20,27 @@ const outsider = court_file.peers_max;
 fn ask(court: *Court, index: usize, epoch: u64, founders: []const usize) !void {
     var ids: [court_file.places_max]base.PeerId = undefined;
     for (founders, ids[0..founders.len]) |founder, *id| id.* = id_of(founder);
+    try join(court, index, 0, .{
+        .parent = .of("g"),
+        .epoch = epoch,
+        .members = .of(ids[0..founders.len]),
+    });
+}
+
+fn join(
+    court: *Court,
+    index: usize,
+    initial_world_size: u32,
+    founders: wire.control.Founders,
+) !void {
     try court.say(index, .{ .join = .{
         .name = .of("sub"),
         .address = .of("a:1"),
         .address_key = @splat(0),
-        .initial_world_size = 0,
+        .initial_world_size = initial_world_size,
         .round = 0,
         .stop_round = 0,
-        .founders = .{
-            .parent = .of("g"),
-            .epoch = epoch,
-            .members = .of(ids[0..founders.len]),
-        },
+        .founders = founders,
     } });
     try court.say(index, .{ .join_end = .{} });
 }
@@ -57,15 +67,7 @@ fn expect_members(court: *const Court, members: []const usize) !void {
 
 /// One that names no founders does not enter.
 fn expect_join_refused(court: *Court, index: usize) !void {
-    try court.say(index, .{ .join = .{
-        .name = .of("sub"),
-        .address = .of("a:1"),
-        .address_key = @splat(0),
-        .initial_world_size = 0,
-        .round = 0,
-        .stop_round = 0,
-    } });
-    try court.say(index, .{ .join_end = .{} });
+    try join(court, index, 0, .{});
     try expect_refused(court, true);
 }
 
@@ -268,15 +270,7 @@ test "founders must be members of one epoch, each once, and the one who asks amo
     try ask(&court, 1, 2, &.{ 0, 1 });
     try expect_refused(&court, true);
     // A group that takes whoever comes is no group of founders.
-    try court.say(0, .{ .join = .{
-        .name = .of("sub"),
-        .address = .of("a:1"),
-        .address_key = @splat(0),
-        .initial_world_size = 2,
-        .round = 0,
-        .stop_round = 0,
-    } });
-    try court.say(0, .{ .join_end = .{} });
+    try join(&court, 0, 2, .{});
     try ask(&court, 2, 2, &.{ 0, 2 });
     try expect_refused(&court, true);
 }

@@ -1094,7 +1094,8 @@ pub const Group = struct {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
             stall.review(group, epoch, now, late);
-            entering_file.review(epoch);
+            const outside = if (epoch == group.current()) group.newcomers.items.len else 0;
+            entering_file.review(epoch, outside);
             try misfit.review(epoch);
         }
         group.advance(now);
@@ -1105,7 +1106,7 @@ pub const Group = struct {
     pub fn next_deadline(group: *const Group, now: base.Instant) base.Instant {
         var next = @min(group.round_deadline, group.look.next_deadline(now));
         for (group.epochs.items) |epoch| if (epoch.running) {
-            next = @min(next, epoch.replan_at);
+            next = @min(next, epoch.replan_at, epoch.stall_at);
         };
         if (group.phase != .idle) return next;
         // Those whose time has come wait for company, and company is an event.

@@ -480,7 +480,7 @@ test "decisions that a member makes up for a coordinator that starts again are n
         const commit = court.last_commit.?;
         const lie: Made = switch (case) {
             0 => .{ .abort = made_up },
-            // That of another operation, or of the same one with another result.
+            // The abort of another operation, or of the same one with another result.
             1 => .{ .abort = moved: {
                 var moved = court.last_abort.?;
                 moved.op = commit.op;

@@ -24,7 +24,7 @@ fn tell_some(group: u16, peers: []const *Peer, told: []const control.LabelEntry)
     for (peers) |peer| circular.send(group, peer);
 }
 
-/// Those of them that have a name.
+/// An entry for each of them that has a name.
 fn entries(
     peers: []const *Peer,
     buffer: *[base.limits.peers_max]control.LabelEntry,

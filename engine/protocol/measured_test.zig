@@ -1,5 +1,5 @@
-//! Measurements in the status: speeds of peers and links, and who calls last (speed.zig,
-//! traffic.zig, late.zig). The harness: court_test.zig.
+//! Measurements in the status: speeds of peers and links, and who calls last (traffic.zig,
+//! late.zig). The harness: court_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,32 +19,31 @@ fn expect_status(court: *Court, wanted: []const u8) !void {
     return error.NotInStatus;
 }
 
-test "the status has the speed of each peer, and of its links as it tells them" {
+test "the status has the speed of each peer and of its links, of one span, as it tells them" {
     var court: Court = undefined;
     try court.init(gpa);
     defer court.c.destroy();
     try court.form();
-    for (0..20) |number| {
-        court.now += 500 * ms;
-        for (0..peers_max) |index| try court.say(index, .{ .heartbeat = .{
-            .number = number,
-            .bytes_sent = number * 1000 * index,
-            .bytes_received = number * 50,
-        } });
-    }
     const links = [_]control.LinkTraffic{
         .{ .peer = court_file.id_of(2), .sent = 700, .received = 8 },
         .{ .peer = court_file.id_of(40), .sent = 1, .received = 1 }, // of another group
     };
-    try court.say(1, .{ .traffic = .{ .links = .of(&links) } });
-    try expect_status(&court, "\"sent_per_s\":0,\"received_per_s\":100,");
-    try expect_status(&court, "\"sent_per_s\":2000,\"received_per_s\":100,\"calls\":0," ++
-        "\"last_to_call\":0,\"late_ns\":0,\"links\":[{\"rank\":2,\"sent_per_s\":700," ++
+    try court.say(1, .{ .traffic = .{
+        .span_ns = 2100 * ms,
+        .sent = 701,
+        .received = 9,
+        .links = .of(&links),
+    } });
+    try expect_status(&court, "\"sent_per_s\":0,\"received_per_s\":0,\"span_ns\":0,");
+    try expect_status(&court, "\"sent_per_s\":701,\"received_per_s\":9," ++
+        "\"span_ns\":2100000000,\"calls\":0,\"last_to_call\":0," ++
+        "\"late_ns\":0,\"links\":[{\"rank\":2,\"sent_per_s\":700," ++
         "\"received_per_s\":8}]}");
     // A peer that says no more of them.
     try court.pass(11_000 * ms);
     const text = try court.c.status.get(gpa, court.c, court.now);
     try expect(std.mem.indexOf(u8, text, "\"rank\":2,\"sent_per_s\"") == null);
+    try expect(std.mem.indexOf(u8, text, "\"sent_per_s\":701") == null);
 }
 
 test "more links than may be told end the connection" {
@@ -54,9 +53,12 @@ test "more links than may be told end the connection" {
     try court.form();
     const link: control.LinkTraffic = .{ .peer = .none, .sent = 1, .received = 1 };
     const most: [base.limits.links_told_max + 1]control.LinkTraffic = @splat(link);
-    try court.say(0, .{ .traffic = .{ .links = .of(most[1..]) } });
+    var told: control.Traffic = .{ .span_ns = 1, .sent = 1, .received = 1, .links = .{} };
+    told.links = .of(most[1..]);
+    try court.say(0, .{ .traffic = told });
     try expect(court.peers[0] != null);
-    try court.say(0, .{ .traffic = .{ .links = .of(&most) } });
+    told.links = .of(&most);
+    try court.say(0, .{ .traffic = told });
     try expect(court.peers[0] == null);
 }
 

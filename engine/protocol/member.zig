@@ -80,6 +80,8 @@ pub const Op = struct {
     age_ns: u64 = 0,
     /// The coordinator was told of the call, because it takes long.
     is_told: bool = false,
+    /// So was that its deadline is near.
+    is_left_told: bool = false,
     /// Ranks that have not called it, as the coordinator says, and what they wait in.
     missing: Mask = .empty,
     elsewhere: Told = .{},
@@ -141,6 +143,8 @@ pub const Epoch = struct {
     alive: Mask,
     /// Members that have not passed the safe point at which it begins, as far as is known here.
     missing: Mask,
+    /// Newcomers that are kept outside until all members have passed it.
+    waiting: u32 = 0,
     /// The paths in the current attempt.
     paths: base.Paths,
     ops: std.ArrayList(*Op) = .empty,
@@ -189,15 +193,23 @@ pub const Epoch = struct {
         return pair.other(epoch.rank);
     }
 
+    fn any_lost(epoch: *const Epoch) ?PeerId {
+        for (epoch.ids, 0..) |id, rank| if (!epoch.alive.has(rank)) return id;
+        return null;
+    }
+
     /// Members that are there and have not entered, as far as is known here.
     pub fn not_entered(epoch: *const Epoch) Mask {
-        return epoch.alive.without(&epoch.alive.without(&epoch.missing));
+        return epoch.alive.intersect(&epoch.missing);
+    }
+
+    fn newcomers(epoch: *const Epoch) u32 {
+        return if (epoch.joined > 0) epoch.joined else epoch.waiting;
     }
 
     /// Whether members from before have not entered.
     fn awaits_incumbents(epoch: *const Epoch) bool {
-        const rest = epoch.not_entered().without(&.full(epoch.ids.len - epoch.joined));
-        return rest.count() < epoch.not_entered().count();
+        return epoch.not_entered().meets(&.full(epoch.ids.len - epoch.joined));
     }
 
     pub fn rank_of(epoch: *const Epoch, id: PeerId) ?u16 {
@@ -586,11 +598,17 @@ pub const Member = struct {
 
     // ---- safe points
 
-    /// Newcomers for whom the user's next admit() has something to do: those of the epoch that is
-    /// not entered yet, or else of the round under way.
+    /// Newcomers that wait for the user's next admit(): those of the epoch that is not entered yet,
+    /// or, if that only closes the gap of a loss, those that it keeps outside; or else those of the
+    /// round under way.
     pub fn newcomers_waiting(m: *const Member) u32 {
         if (m.current == null) return m.pending;
-        return if (m.activation()) |epoch| epoch.joined else m.pending;
+        return if (m.activation()) |epoch| epoch.newcomers() else m.pending;
+    }
+
+    /// The same for a safe point that all members pass together.
+    pub fn newcomers_waiting_together(m: *const Member) u32 {
+        return if (m.epoch_to_enter()) |epoch| epoch.newcomers() else 0;
     }
 
     /// The user's admit(). Answers through `admitted`, at once if nothing is pending.
@@ -658,6 +676,7 @@ pub const Member = struct {
         const epoch = m.epoch_of(message.epoch) orelse return;
         if (!Mask.full(epoch.ids.len).covers(&message.missing)) return error.Unexpected;
         epoch.missing = message.missing;
+        epoch.waiting = message.waiting;
         // It may not have heard of this one yet.
         if (epoch.entered) epoch.missing.unset(epoch.rank);
         m.admit_continue();
@@ -767,7 +786,7 @@ pub const Member = struct {
         } else m.take_up(epoch, op);
         // One that waits was called, too: nobody shall be blamed for it.
         const is_called = op.state == .running or op.state == .queued;
-        if (epoch.asked.remove(op.id) and is_called) m.say_called(epoch, op);
+        if (epoch.asked.remove(op.id) and is_called) m.say_called(epoch, op, far);
     }
 
     fn take_up(m: *Member, epoch: *Epoch, op: *Op) void {
@@ -805,6 +824,8 @@ pub const Member = struct {
         }
         if (op.state == .running) if (epoch.partner(op.id.tag)) |rank| if (!epoch.alive.has(rank))
             return m.lost_partner(epoch, op, epoch.ids[rank]);
+        if (op.state == .running and op.descriptor.recovery == .complete)
+            if (epoch.any_lost()) |lost| return m.withdraw(epoch, op, .peer_lost, lost);
         const is_lost = root_lost(epoch, op);
         for (epoch.resumes.items, 0..) |stored, index| {
             if (!stored.id.eql(op.id)) continue;
@@ -850,11 +871,10 @@ pub const Member = struct {
         const status: Status = switch (reason) {
             .deadline => if (m.connected) .deadline_exceeded else .coordinator_unreachable,
             .cancelled => .cancelled,
-            .root_lost, .link_broken => .aborted,
+            .peer_lost, .root_lost, .link_broken => .aborted,
             .state_unavailable => .state_unavailable,
             .mismatch,
             .digest,
-            .peer_lost,
             .too_few_peers,
             .contradiction,
             .structure,
@@ -875,13 +895,24 @@ pub const Member = struct {
 
     /// A call takes long, perhaps because others have not made it: the coordinator is told, once. A
     /// vote says it, too, and so does the report after a view.
-    pub fn takes_long(m: *Member, op: *Op) void {
-        if (op.is_told or op.state != .running or !m.connected) return;
-        const epoch = m.epoch_of(op.epoch) orelse return;
-        if (epoch.running) m.say_called(epoch, op);
+    /// `left_ns`: until its deadline, if that is near; a vote does not say that.
+    pub fn takes_long(m: *Member, op: *Op, left_ns: ?u64) void {
+        if (!m.may_say_called(op, left_ns != null)) return;
+        if (left_ns != null) op.is_left_told = true;
+        m.say_called(m.epoch_of(op.epoch).?, op, left_ns orelse far);
     }
 
-    fn say_called(m: *Member, epoch: *const Epoch, op: *Op) void {
+    const far = std.math.maxInt(u64);
+
+    pub fn may_say_called(m: *const Member, op: *const Op, is_urgent: bool) bool {
+        const waits = op.state == .running or (is_urgent and op.state == .voted);
+        const is_known = if (is_urgent) op.is_left_told else op.is_told;
+        if (is_known or !waits or !m.connected) return false;
+        const epoch = m.epoch_of(op.epoch) orelse return false;
+        return epoch.running;
+    }
+
+    fn say_called(m: *Member, epoch: *const Epoch, op: *Op, left_ns: u64) void {
         op.is_told = true;
         m.send(.{ .called = .{
             .group = m.group,
@@ -889,6 +920,7 @@ pub const Member = struct {
             .attempt = epoch.attempt,
             .op = op.id,
             .descriptor = op.descriptor,
+            .left_ns = left_ns,
         } });
     }
 
@@ -901,7 +933,7 @@ pub const Member = struct {
         const is_missing = message.missing.has(epoch.rank);
         if (epoch.find_called(message.op)) |op| {
             // It has called meanwhile.
-            if (is_missing) return m.say_called(epoch, op);
+            if (is_missing) return m.say_called(epoch, op, far);
             op.missing = message.missing;
             op.elsewhere = elsewhere;
             return;
@@ -916,7 +948,7 @@ pub const Member = struct {
     /// Whom a call that fails has waited for in the end.
     fn missing_of(m: *const Member, op: *const Op) Mask {
         const epoch = m.epoch_of(op.epoch) orelse return .empty;
-        return epoch.alive.without(&epoch.alive.without(&op.missing));
+        return epoch.alive.intersect(&op.missing);
     }
 
     /// All chunks of the operation are settled in the current attempt: vote.

@@ -64,7 +64,7 @@ fn is_newcomer(epoch: *const Epoch, rank: usize) bool {
 /// Those who are alive and were there before the newcomers of this epoch.
 fn elders(epoch: *const Epoch) Mask {
     const before: Mask = .full(epoch.members.len - epoch.began.joined);
-    return epoch.alive.without(&epoch.alive.without(&before));
+    return epoch.alive.intersect(&before);
 }
 
 /// Whether a newcomer can be refused for this operation.
@@ -210,7 +210,7 @@ fn forget_lost(epoch: *const Epoch, known: *Record) void {
 /// called something else, and may have voted for it, say so in their reports.
 pub fn is_called(epoch: *const Epoch, known: *const Record) bool {
     const inside = epoch.inside();
-    var callers = inside.without(&inside.without(&known.stall.called));
+    var callers = inside.intersect(&known.stall.called);
     for (known.misfits.said.items) |*said| callers.unset(said.rank);
     return !callers.is_empty();
 }
@@ -302,7 +302,7 @@ fn lonely_call(epoch: *const Epoch, rank: u16, now: Instant, warning_ns: u64) ?*
     for (epoch.records.items) |record| {
         const called = &record.stall.called;
         if (!called.has(rank)) continue;
-        if (!called.without(&before).eql(called)) return null; // it has a call in common with them
+        if (called.meets(&before)) return null; // it has a call in common with them
         if (may_be(epoch, record.id)) own = record;
     }
     const record = own orelse return null;

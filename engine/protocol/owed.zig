@@ -149,7 +149,7 @@ const Silent = struct {
     }
 };
 
-/// Those of one epoch whose report has been waited for too long. `stall_ns`: 0 if the run lets
+/// Members of one epoch whose report has been waited for too long. `stall_ns`: 0 if the run lets
 /// nobody go for that; one that is away has the silence limit besides, because it may come back.
 pub fn find_overdue(
     group: *const Group,

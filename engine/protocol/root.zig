@@ -52,7 +52,6 @@ test {
     _ = @import("labels_test.zig");
     _ = @import("late.zig");
     _ = @import("measured_test.zig");
-    _ = @import("speed.zig");
     _ = @import("traffic.zig");
     _ = @import("hold.zig");
     _ = @import("lobby.zig");

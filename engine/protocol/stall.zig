@@ -29,10 +29,14 @@ pub const Stall = struct {
     since: Instant = base.never,
     /// Since when anybody is known to wait for the call of another one; `never` while nobody is.
     waits_since: Instant = base.never,
+    /// The first deadline of those that are near; `never` while none is.
+    until: Instant = base.never,
     /// In the current attempt: those who were told that others wait for their call.
     asked: Mask = .empty,
     /// In the current attempt: whom the callers were told that they wait for.
     told: Mask = .empty,
+    /// They have waited for so long that their logs say it, too.
+    is_long: bool = false,
     /// The operations that they were told those wait in themselves, and when.
     told_elsewhere: Told = .{},
     told_at: Instant = 0,
@@ -47,6 +51,11 @@ pub const Stall = struct {
         const waits = !missing.is_empty() and !missing.covers(needed);
         if (!waits) stall.waits_since = base.never //
         else if (late or stall.waits_since == base.never) stall.waits_since = now;
+    }
+
+    /// Somebody's call ends before those who wait are told as a rule.
+    fn is_urgent(stall: *const Stall, now: Instant) bool {
+        return stall.until != base.never and now < stall.until;
     }
 
     pub fn has_waited(stall: *const Stall, now: Instant, for_ns: u64) bool {
@@ -64,6 +73,11 @@ pub const Stall = struct {
 /// twice in a warning time: they may change that as often as they like.
 const again_part = 2;
 
+/// Calls whose deadline is near are looked at after this part of the time that is left, together
+/// with those that come meanwhile; and no sooner than after this time.
+const looks_per_rest = 8;
+const look_ns_min = 10 * std.time.ns_per_ms;
+
 /// Over half have called, or one of the two of a message: what fewer wait for may be nobody's.
 fn stands_still(needed: u32, missing: u32) bool {
     if (missing == 0) return false;
@@ -75,13 +89,26 @@ pub fn missing_of(epoch: *const Epoch, known: *const Record) Mask {
     return epoch.voters(known.id).without(&known.stall.called);
 }
 
-pub fn on_called(epoch: *Epoch, rank: u16, message: *const control.Called) ProtocolError!void {
+pub fn on_called(
+    epoch: *Epoch,
+    now: Instant,
+    rank: u16,
+    message: *const control.Called,
+) ProtocolError!void {
     if (message.attempt > epoch.attempt) return error.Unexpected;
     // The report says it of a passed attempt, too.
     if (message.attempt < epoch.attempt or !epoch.running) return;
     if (epoch.is_decided(message.op)) return;
     const known = try epoch.record_of(message.op, &message.descriptor, rank) orelse return;
-    known.stall.called.set(rank);
+    const stall = &known.stall;
+    const is_news = !stall.called.has(rank);
+    stall.called.set(rank);
+    const until = now +| message.left_ns;
+    const is_sooner = until < stall.until;
+    stall.until = @min(stall.until, until);
+    if (!stall.is_urgent(now) or !(is_news or is_sooner)) return;
+    const soon_ns = @max((stall.until - now) / looks_per_rest, look_ns_min);
+    epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
 }
 
 /// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
@@ -89,6 +116,7 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = group.coordinator.options.stall_warning_ns;
     const told_ns = base.limits.wait_told_ns(warning_ns);
     var waited_for: Mask = .empty;
+    epoch.stall_at = base.never;
     const elsewhere: Elsewhere = .of(epoch, now, warning_ns);
     for (epoch.records.items) |known| {
         const stall = &known.stall;
@@ -100,10 +128,15 @@ pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
         const is_due = now -| stall.since >= warning_ns;
         stall.note_wait(&needed, &missing, now, late);
         if (epoch.running) {
-            const is_asked = stall.since != base.never or stall.has_waited(now, told_ns / 2);
+            const is_urgent = !late and stall.is_urgent(now);
+            const has_stalled = stall.since != base.never or stall.has_waited(now, told_ns / 2);
+            const is_asked = has_stalled or is_urgent;
             if (is_asked) ask(epoch, known, &missing);
-            const is_told = is_due or stall.has_waited(now, told_ns);
-            tell(epoch, known, if (is_told) &missing else &.empty, &elsewhere, now, warning_ns);
+            const is_long = is_due or stall.has_waited(now, told_ns);
+            if (is_long and !stall.is_long) stall.told = .empty; // for their logs
+            stall.is_long = is_long;
+            const named: *const Mask = if (is_long or is_urgent) &missing else &.empty;
+            tell(epoch, known, named, &elsewhere, now, warning_ns);
         }
         if (!is_due) continue;
         warn(group, known, &missing, &elsewhere, now);
@@ -272,7 +305,7 @@ pub fn find_overdue(group: *const Group, now: Instant, stall_ns: u64, overdue: *
         for (epoch.records.items) |known| {
             if (now -| known.stall.since < stall_ns) continue;
             const missing = missing_of(epoch, known);
-            const callers = epoch.alive.without(&epoch.alive.without(&known.stall.called)).count();
+            const callers = epoch.alive.intersect(&known.stall.called).count();
             if (missing.is_empty() or 2 * callers <= epoch.alive.count()) continue;
             take(epoch, known, &missing, now, overdue);
             if (overdue.count == 0) continue;

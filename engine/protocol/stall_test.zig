@@ -438,7 +438,7 @@ test "a member says once that a call takes long, and at once if it was asked" {
     var op: Op = undefined;
     try expectEqual(null, try w.call(&op, tag));
     try expectEqual(0, w.called);
-    for (0..2) |_| w.member.takes_long(&op);
+    for (0..2) |_| w.member.takes_long(&op, null);
     try expectEqual(1, w.called);
     // The coordinator has not heard it yet.
     try w.member.on_stalled(&stalled(1, only(0)));
@@ -463,18 +463,18 @@ test "a vote says that a member has called, and nothing is said while nobody hea
     var voted: Op = undefined;
     try expectEqual(null, try w.call(&voted, tag));
     w.member.completed(&voted, 9);
-    w.member.takes_long(&voted);
+    w.member.takes_long(&voted, null);
     var op: Op = undefined;
     try expectEqual(null, try w.call(&op, tag + 1));
     w.member.disconnected();
-    w.member.takes_long(&op);
+    w.member.takes_long(&op, null);
     w.member.welcomed(0);
     try w.view(2, .full(3));
-    w.member.takes_long(&op);
+    w.member.takes_long(&op, null);
     try expectEqual(0, w.called);
     try w.resume_op(2, voted.id);
     try w.member.on_resume(&.{ .group = 0, .epoch = 1, .attempt = 2 });
-    w.member.takes_long(&op);
+    w.member.takes_long(&op, null);
     try expectEqual(1, w.called);
 }
 

@@ -11,6 +11,7 @@ const Peer = @import("coordinator.zig").Peer;
 const Epoch = @import("epoch.zig").Epoch;
 const Elsewhere = @import("elsewhere.zig").Elsewhere;
 const Record = @import("epoch.zig").Record;
+const Traffic = @import("traffic.zig").Traffic;
 const addresses = @import("addresses.zig");
 const attendance = @import("attendance.zig");
 const awaited = @import("awaited.zig");
@@ -169,7 +170,7 @@ fn write_unreached(page: *Page, group: *Group) !void {
     for (group.unreached.claims.items) |*claim| if (page.has_room()) {
         const from = group.coordinator.peer_of(claim.from) orelse continue;
         const to = group.coordinator.peer_of(claim.to) orelse continue;
-        if (claim.dialed == .pending) continue;
+        if (claim.dialed == .pending or to.connection == null) continue;
         var room: addresses.Room = undefined;
         try json.beginObject();
         try field(json, "peer_id", &claim.from.hex());
@@ -273,15 +274,17 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
 /// Speeds and lateness of a member that is there.
 fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
     const json = &page.json;
-    const speed = peer.speed.per_second();
-    try field(json, "sent_per_s", speed.sent);
-    try field(json, "received_per_s", speed.received);
+    const nothing: Traffic = .{};
+    const traffic = peer.traffic.latest(now) orelse &nothing;
+    try field(json, "sent_per_s", traffic.sent);
+    try field(json, "received_per_s", traffic.received);
+    try field(json, "span_ns", traffic.span_ns);
     try field(json, "calls", peer.late.calls);
     try field(json, "last_to_call", peer.late.last);
     try field(json, "late_ns", peer.late.ns);
     try json.objectField("links");
     try json.beginArray();
-    for (peer.traffic.now_moving(now)) |*link| {
+    for (traffic.moving()) |*link| {
         const rank = epoch.ranks.get(link.peer) orelse continue; // it is of another group
         try json.beginObject();
         try field(json, "rank", rank);

@@ -6,6 +6,7 @@ const std = @import("std");
 const base = @import("base");
 const wire = @import("wire");
 const addresses = @import("addresses.zig");
+const awaited = @import("awaited.zig");
 const Group = @import("group.zig").Group;
 const Peer = @import("coordinator.zig").Peer;
 const Allocator = std.mem.Allocator;
@@ -28,7 +29,12 @@ pub const Unreached = struct {
         /// `pending` once it can, or need not any more.
         dialed: Dialed,
         source: base.Source,
-        told_at: Instant,
+        /// Null: the other side and the log have not heard of it.
+        told_at: ?Instant,
+
+        fn is_due(claim: *const Claim, now: Instant) bool {
+            return now -| (claim.told_at orelse return true) >= tell_ns;
+        }
     };
 
     pub fn deinit(unreached: *Unreached, gpa: Allocator) void {
@@ -46,7 +52,7 @@ pub const Unreached = struct {
     fn told_by(unreached: *const Unreached, from: PeerId, now: Instant) usize {
         var count: usize = 0;
         for (unreached.claims.items) |*claim| {
-            count += @intFromBool(claim.from.eql(from) and now -| claim.told_at < tell_ns);
+            count += @intFromBool(claim.from.eql(from) and !claim.is_due(now));
         }
         return count;
     }
@@ -75,10 +81,14 @@ pub fn prepared(
         if (!group.broken.has(from.id, claim.to)) claim.dialed = .pending;
     }
     var it = missing.iterator();
+    var lacks_away = false;
     while (it.next()) |entry| {
-        if (entry.dialed != .pending and group.roster.lacks(from.id, entry.peer))
-            say(group, now, from, entry);
+        if (entry.dialed == .pending or !group.roster.lacks(from.id, entry.peer)) continue;
+        const other = group.coordinator.peer_of(entry.peer) orelse continue;
+        lacks_away = lacks_away or other.connection == null;
+        say(group, now, from, entry);
     }
+    if (lacks_away and group.newcomer_of(from) != null) awaited.tell_of_away(group, from);
 }
 
 /// A peer has said how a link of its is; both are of the group.
@@ -93,12 +103,15 @@ pub fn link_told(group: *Group, now: Instant, from: *Peer, body: *const control.
     if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
 }
 
+/// That a peer which is away, and perhaps dead, cannot be dialed is no matter of ports: newcomers
+/// hear that they wait for it (awaited.zig), and nobody else hears anything.
 fn say(group: *Group, now: Instant, from: *Peer, missing: control.Missing) void {
     const c = group.coordinator;
     const other = c.peer_of(missing.peer) orelse return;
     const known = group.unreached.find(from.id, other.id);
-    const is_due = if (known) |claim| now -| claim.told_at >= tell_ns else true;
-    const is_new = is_due and group.unreached.told_by(from.id, now) < tells_max;
+    const is_due = if (known) |claim| claim.is_due(now) else true;
+    const is_here = other.connection != null;
+    const is_new = is_here and is_due and group.unreached.told_by(from.id, now) < tells_max;
     if (known) |claim| {
         claim.dialed = missing.dialed;
         claim.source = missing.source;
@@ -108,7 +121,7 @@ fn say(group: *Group, now: Instant, from: *Peer, missing: control.Missing) void 
         .to = other.id,
         .dialed = missing.dialed,
         .source = missing.source,
-        .told_at = if (is_new) now else 0,
+        .told_at = if (is_new) now else null,
     }) catch return; // it is said again
     if (!is_new) return;
     var room: addresses.Room = undefined;

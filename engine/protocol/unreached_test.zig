@@ -104,3 +104,57 @@ test "nobody is said to have been dialed at an address that is not known" {
     try court.expect_said("warning peer 05000000 cannot dial peer 04000000: " ++
         "its address is not known; " ++ wire.dialed.remedy);
 }
+
+test "a newcomer that cannot dial a member which is away hears of that, and nobody of ports" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const is_told = struct {
+        fn of_away(it: *Court, index: usize) !bool {
+            const bytes = try it.told(index);
+            defer gpa.free(bytes);
+            var rest: []const u8 = bytes;
+            while (try Court.next_of(&rest)) |message| {
+                it.hear(index, message);
+                if (message != .awaited) continue;
+                var peers = message.awaited.peers.iterator();
+                const first = peers.next().?;
+                try expectEqual(.away, message.awaited.why);
+                try expectEqual(1, message.awaited.count);
+                try expectEqual(1, first.rank);
+                try expect(first.id.eql(id_of(1)));
+                return true;
+            }
+            return false;
+        }
+    }.of_away;
+    court.hang_up(1);
+    court.said_bytes = 0;
+    // No dial has failed yet.
+    try court.lack_dialed(4, &.{id_of(1)}, .pending);
+    try expect(!try is_told(&court, 4));
+    try court.lack_dialed(4, &.{id_of(1)}, .refused);
+    try expect(try is_told(&court, 4));
+    try expect(!try is_told(&court, 3));
+    try court.say(4, .{ .link_told = .{
+        .other = id_of(1),
+        .group = 0,
+        .health = .down,
+        .dialed = .refused,
+    } });
+    const said = court.said[0..court.said_bytes];
+    try expectEqual(null, std.mem.indexOf(u8, said, "cannot dial"));
+    const status = try court.c.status.get(gpa, court.c, court.now);
+    const wanted = "\"unreached\":[],\"awaited\":[\"" ++ comptime id_of(1).hex() ++
+        "\"],\"awaits\":\"away\"";
+    try expect(std.mem.indexOf(u8, status, wanted) != null);
+    // It is back, and still cannot be dialed: that is a matter of ports.
+    try court.come_back(1, 1);
+    try court.say(1, .{ .join_end = .{} });
+    try court.next_round();
+    try court.listen();
+    try court.lack_dialed(4, &.{id_of(1)}, .refused);
+    try expect(!try is_told(&court, 4));
+    try court.expect_said("warning peer 05000000 cannot dial peer 02000000 at a:1: " ++
+        "the connection was refused; " ++ wire.dialed.remedy);
+}

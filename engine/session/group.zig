@@ -29,7 +29,7 @@ pub const Group = struct {
     round_members: std.ArrayList(PeerId) = .empty,
     /// Peers whose lanes the round under way waits for.
     round_peers: std.ArrayList(PeerId) = .empty,
-    /// Those of them whose lanes are not open, as the coordinator was told; room for all.
+    /// The peers among them whose lanes are not open, as the coordinator was told; room for all.
     missing_told: std.ArrayList(wire.control.Missing) = .empty,
     /// When it is told next, if anything is missing then.
     report_at: base.Instant = base.never,
@@ -88,6 +88,11 @@ pub const Group = struct {
 
     pub fn why_removed(group: *const Group) []const u8 {
         return group.removed_storage[0..group.removed_length];
+    }
+
+    /// Another round begins, or this peer is in: who is away now is told anew.
+    pub fn forget_away(group: *Group) void {
+        if (group.awaited.why == .away) group.awaited = .{};
     }
 
     /// Whether a peer is in an epoch of this one or in the round under way.

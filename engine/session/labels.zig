@@ -70,6 +70,8 @@ pub fn prune(s: *Session) void {
 /// ranks and labels may be others.
 pub const Names = struct {
     self: PeerId = .none,
+    /// The world size of the operation's epoch; 0: not known.
+    ranks: usize = 0,
     items: [names_max]Name = undefined,
     count: usize = 0,
     /// The shared states of this peer that the error is about.
@@ -86,7 +88,7 @@ pub const Names = struct {
     const StateName = struct { tag: u64, name: base.Label };
 
     pub fn of_failure(s: *const Session, operation: *const Operation) Names {
-        var names: Names = .{ .self = s.self };
+        var names: Names = .{ .self = s.self, .ranks = operation.ids.len };
         const failure = &operation.failure;
         const roots = [_]PeerId{
             operation.op.descriptor.root,
@@ -161,6 +163,10 @@ pub const Names = struct {
     fn find(names: *const Names, id: PeerId) ?*const Name {
         for (names.items[0..names.count]) |*name| if (name.id.eql(id)) return name;
         return null;
+    }
+
+    pub fn world_size(names: *const Names) usize {
+        return names.ranks;
     }
 
     pub fn who(names: *const Names, id: PeerId) Who {

@@ -77,7 +77,7 @@ pub fn review(s: *Session) void {
         }
         for (group.member.epochs) |slot| {
             const epoch = slot orelse continue;
-            // Those of rank order are kept as well: they serve again once broken links are well.
+            // Links in rank order are kept as well: they serve again once broken links are well.
             for ([_]base.Order{ epoch.paths.order, .of(&epoch.alive) }) |order| {
                 const own = order.position(epoch.rank);
                 for (order.slice(), 0..) |rank, position| {
@@ -479,9 +479,16 @@ pub fn tell(s: *Session, link: *Link, health: wire.control.LinkHealth) void {
     link.told = health;
     if (!news) return;
     for (s.groups.items) |group| say(s, group, link);
-    if (health == .down and link.dialed != .pending) note_unreached(s, link);
+    if (health == .down and link.dialed != .pending and !is_away(s, link.peer))
+        note_unreached(s, link);
     if (health == .down) frames.link_down(s, link);
     rounds.check_ready(s);
+}
+
+/// By the coordinator's word.
+fn is_away(s: *const Session, id: PeerId) bool {
+    for (s.groups.items) |group| if (group.awaited.is_away(id)) return true;
+    return false;
 }
 
 fn say(s: *Session, group: *const Group, link: *const Link) void {

@@ -164,6 +164,7 @@ pub const Operation = struct {
                 .op = op.id,
                 .epoch = op.epoch,
                 .state = it.names.state(op.id.tag),
+                .is_object = it.operation.form == wire.form_object,
             };
             if (call.kind != .send_recv) return call.format(writer);
             const roles = &it.operation.executor.roles;

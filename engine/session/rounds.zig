@@ -40,6 +40,7 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
     s.prune_addresses();
     group.report_at = s.now +| report_ns;
     group.attendance = null; // enough have come
+    group.forget_away(); // the coordinator says it again
     member.on_prepare(body.round, body.members.count);
     links.review(s);
     links.say_broken(s, group);
@@ -50,6 +51,7 @@ pub fn on_prepare(s: *Session, body: *const control.Prepare) Allocator.Error!voi
 pub fn over(s: *Session, group: *Group) void {
     group.round_peers.clearRetainingCapacity();
     group.round_members.clearRetainingCapacity();
+    group.forget_away();
     s.prune_addresses();
     links.review(s);
 }
@@ -95,7 +97,9 @@ fn tell_missing(group: *Group) bool {
         const missing: control.Missing = dialed(s, id);
         if (count == told.items.len)
             told.appendAssumeCapacity(.{ .peer = .none, .dialed = .pending });
-        differs = differs or !std.meta.eql(told.items[count], missing);
+        const is_news = !std.meta.eql(told.items[count], missing);
+        if (!is_news and missing.dialed != .pending) note_unreached(group, id);
+        differs = differs or is_news;
         told.items[count] = missing;
         count += 1;
     }
@@ -110,8 +114,13 @@ fn dialed(s: *Session, id: PeerId) control.Missing {
     const link = links.find(s, id) orelse return unknown;
     const patience_ns = s.settings.silence_ns / 10 * 3;
     if (s.now -| link.down_since < patience_ns or link.dialed == .pending) return unknown;
-    links.note_unreached(s, link);
     return .{ .peer = id, .dialed = link.dialed, .source = link.dialed_from };
+}
+
+/// The coordinator knows of it, and has had the time to answer that the other is away.
+fn note_unreached(group: *const Group, id: PeerId) void {
+    if (group.awaited.is_away(id)) return;
+    links.note_unreached(group.session, links.find(group.session, id).?);
 }
 
 fn report_due(group: *const Group) base.Instant {

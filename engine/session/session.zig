@@ -844,9 +844,7 @@ pub const Session = struct {
     /// Passes a safe point; `admitted` or `admit_failed` follows, perhaps before this returns.
     pub fn admit(s: *Session, now: Instant, group: *Group, deadline: Instant) AdmitError!void {
         s.reach(now);
-        if (group.state != .joined) return error.Left;
-        if (!group.ready_told) return error.NotReady;
-        if (group.is_admitting()) return error.Busy;
+        try may_admit(group);
         group.admit_deadline = deadline;
         if (group.vote.is_open()) {
             vote.resume_call(s, group);
@@ -863,9 +861,7 @@ pub const Session = struct {
         deadline: Instant,
     ) (AdmitError || CallError)!void {
         s.reach(now);
-        if (group.state != .joined) return error.Left;
-        if (!group.ready_told) return error.NotReady;
-        if (group.is_admitting()) return error.Busy;
+        try may_admit(group);
         if (group.member.current == null) {
             group.admit_deadline = deadline;
             s.admit_alone(group, .together);
@@ -876,6 +872,12 @@ pub const Session = struct {
         s.run_deferred();
     }
 
+    fn may_admit(group: *const Group) AdmitError!void {
+        if (group.state != .joined) return error.Left;
+        if (!group.ready_told) return error.NotReady;
+        if (group.is_admitting()) return error.Busy;
+    }
+
     /// A newcomer enters when it has fetched what it can: from then on the others wait for it.
     fn admit_alone(_: *Session, group: *Group, how: protocol.Member.How) void {
         group.member.how = how;
@@ -884,7 +886,7 @@ pub const Session = struct {
         } else group.member.admit();
     }
 
-    /// Asks how many newcomers would enter at the next safe point that all members pass together.
+    /// Asks how many newcomers wait for the next safe point that all members pass together.
     /// The answer, in `pending`, is the same for all; they must all ask.
     pub fn ask_pending(
         s: *Session,
@@ -893,19 +895,9 @@ pub const Session = struct {
         pending: *u32,
         deadline: Instant,
     ) CallError!*Operation {
-        const next = group.member.epoch_to_enter();
-        pending.* = if (next) |epoch| epoch.joined else 0;
-        return s.begin(now, group, .{
-            .kind = .all_reduce,
-            .send = @ptrCast(pending),
-            .recv = @ptrCast(pending),
-            .count = 1,
-            .dtype = .u32,
-            .op = .min,
-            .recovery = .resume_chunks,
-            .purpose = .pending,
-            .deadline = deadline,
-        });
+        pending.* = group.member.newcomers_waiting_together();
+        s.reach(now);
+        return vote.agree(s, group, .pending, pending, pending, deadline);
     }
 
     /// The user does not wait for its admit any more; the safe point was not passed.
@@ -956,7 +948,7 @@ pub const Session = struct {
         codec: base.Codec = .none,
         residual: ?kernels.Residual = null,
         plan: base.Plan = .auto,
-        /// Those of the state, in a sync.
+        /// The rules of the state, in a sync.
         rules: control.StateRules = .{},
         tag: u64 = 0,
         purpose: Purpose = .data,
@@ -1026,7 +1018,7 @@ pub const Session = struct {
         ArraysOverlap,
         /// The residual to come lies in another buffer.
         ResidualOverlaps,
-        /// That of before lies where the result is written.
+        /// The residual of before lies where the result is written.
         ResidualInWritten,
         /// Tags from limits.pair_tags_first on are those of messages and of shared states.
         TagReserved,
@@ -1224,7 +1216,7 @@ pub const Session = struct {
     pub const SyncCall = struct {
         state: *State,
         strategy: control.Strategy,
-        /// That of the state's content in this call; null: the state's own.
+        /// The revision of the content in this call; null: the own one of the state.
         revision: ?u64 = null,
         deadline: Instant,
     };
@@ -1287,7 +1279,7 @@ pub const Session = struct {
             .kind = call.kind,
             .dtype = arrays[0].dtype,
             .op = call.op,
-            .recovery = call.recovery orelse .default(call.op),
+            .recovery = call.recovery orelse .default(call.kind, call.op),
             .codec = call.codec,
             .plan = call.plan,
             .uneven = call.exchanged != null,
@@ -1698,12 +1690,10 @@ pub const Session = struct {
             s.admit_withdraw(group, .deadline);
             s.host.vtable.group_event(s.host.ctx, group, .{ .admit_failed = .deadline_exceeded });
         }
-        const long_ns = limits.wait_told_ns(s.settings.stall_warning_ns) / limits.called_part;
         var index: usize = 0;
         while (index < s.operations.items.len) : (index += 1) {
             const operation = s.operations.items[index];
-            if (!operation.finished and now -| operation.started_at >= long_ns)
-                operation.group.member.takes_long(&operation.op);
+            if (!operation.finished) waits.say_called(s, operation);
             if (!operation.finished and operation.deadline <= now) {
                 operation.group.member.give_up(&operation.op, .deadline);
                 // A sync that has voted waits for the coordinator's answer, but not for ever.
@@ -1787,7 +1777,8 @@ pub const Session = struct {
         for (s.groups.items) |group| next = @min(next, group.admit_deadline);
         next = @min(next, s.queue.deadline, s.reconnect_until());
         for (s.operations.items) |operation| {
-            if (!operation.finished) next = @min(next, operation.deadline);
+            if (!operation.finished)
+                next = @min(next, operation.deadline, waits.says_called_at(s, operation));
             if (operation.executor.has_work()) next = @min(next, s.now);
         }
         return @min(next, links.next_deadline(s), rounds.next_deadline(s));

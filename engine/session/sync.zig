@@ -157,7 +157,7 @@ pub const Sync = struct {
         return operation.history.members(operation.op.voted_attempt);
     }
 
-    /// Those of them that held it when it was elected.
+    /// The contributors that held the content when it was elected.
     pub fn holders_of(operation: *const Operation) *const Mask {
         const sync = operation.sync.?;
         return if (sync.holders.is_empty()) contributors(operation) else &sync.holders;

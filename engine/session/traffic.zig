@@ -1,5 +1,6 @@
 //! traffic: what moves on each link, as this peer tells the coordinator for the status: bytes per
-//! second, every two seconds while there are any.
+//! second, every two seconds while there are any. The speed on all links together is of the same
+//! time.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,6 +15,9 @@ pub const every_ns = 2 * std.time.ns_per_s;
 pub const Told = struct {
     at: base.Instant = 0,
     any: bool = false,
+    /// The session's counters then.
+    sent: u64 = 0,
+    received: u64 = 0,
 };
 
 /// At a heartbeat.
@@ -37,11 +41,21 @@ pub fn tell(s: *Session) void {
             count += 1;
         } else if (weaker(&moved, &found)) |place| place.* = moved;
     }
-    told.at = s.now;
-    const was_any = told.any;
-    told.any = count > 0;
+    const before = told.*;
+    told.* = .{
+        .at = s.now,
+        .any = count > 0 and told.at > 0,
+        .sent = s.bytes_sent,
+        .received = s.bytes_received,
+    };
+    if (before.at == 0) return; // nobody knows since when it has moved
     // That nothing moves any more is told once.
-    if (count > 0 or was_any) s.send(.{ .traffic = .{ .links = .of(found[0..count]) } });
+    if (told.any or before.any) s.send(.{ .traffic = .{
+        .span_ns = span_ns,
+        .sent = per_second(s.bytes_sent - before.sent, span_ns),
+        .received = per_second(s.bytes_received - before.received, span_ns),
+        .links = .of(found[0..count]),
+    } });
 }
 
 /// The weakest, where it is weaker than this one: the busiest are told.

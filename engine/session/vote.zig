@@ -49,19 +49,32 @@ pub fn begin(s: *Session, group: *Group, deadline: base.Instant) Session.CallErr
     vote.late_length = 0;
     if (!vote.is_open()) {
         vote.own = @intFromBool(group.member.epoch_to_enter() != null);
-        vote.operation = try s.begin(s.now, group, .{
-            .kind = .all_reduce,
-            .send = @ptrCast(&vote.own),
-            .recv = @ptrCast(&vote.all),
-            .count = 1,
-            .dtype = .u32,
-            .op = .min,
-            .recovery = .resume_chunks,
-            .purpose = .safe_point,
-            .deadline = deadline,
-        });
+        vote.operation = try agree(s, group, .safe_point, &vote.own, &vote.all, deadline);
     }
     resume_call(s, group);
+}
+
+/// Begins the operation in which the members agree on the least of one number each. Both numbers
+/// are kept until it is over; they may be one.
+pub fn agree(
+    s: *Session,
+    group: *Group,
+    purpose: Session.Call.Purpose,
+    own: *const u32,
+    all: *u32,
+    deadline: base.Instant,
+) Session.CallError!*Operation {
+    return s.begin(s.now, group, .{
+        .kind = .all_reduce,
+        .send = @ptrCast(own),
+        .recv = @ptrCast(all),
+        .count = 1,
+        .dtype = .u32,
+        .op = .min,
+        .recovery = .resume_chunks,
+        .purpose = purpose,
+        .deadline = deadline,
+    });
 }
 
 /// Goes on where an earlier call of the user ended.

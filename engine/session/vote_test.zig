@@ -145,7 +145,8 @@ test "a safe point that one has no time for is passed by nobody, and by all who 
     try w.nodes[0].s.admit_together(w.now, w.nodes[0].group, w.now + second);
     try w.pass(2 * second);
     try expectEqual(.deadline_exceeded, w.nodes[0].admit_failure.?);
-    try expectEqualStrings("", w.nodes[0].group.vote.why_late());
+    const late = w.nodes[0].group.vote.why_late();
+    try expectEqualStrings("rank 1 (n1, 00000000) must come to it first", late);
     try together(&w.nodes[1]);
     try expectEqual(.aborted, w.nodes[1].admit_failure.?);
     for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.member.safe_points);
@@ -213,7 +214,7 @@ test "a coordinator names members alone that have not entered, and this peer kno
     const group = w.nodes[0].group;
     const message = struct {
         fn of(missing: base.Mask) @import("wire").control.Entered {
-            return .{ .group = 0, .epoch = 1, .missing = missing };
+            return .{ .group = 0, .epoch = 1, .missing = missing, .waiting = 0 };
         }
     };
     try std.testing.expectError(error.Unexpected, group.member.on_entered(&message.of(.full(3))));

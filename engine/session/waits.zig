@@ -12,6 +12,27 @@ const labels = @import("labels.zig");
 const control = wire.control;
 const limits = base.limits;
 
+/// A call takes long: the coordinator is told. One whose deadline comes before its caller would be
+/// told for whom it waits says so sooner, and how near the deadline is.
+pub fn say_called(s: *Session, operation: *Operation) void {
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    const rest_ns = operation.deadline -| operation.started_at;
+    const long_ns = @min(told_ns, rest_ns) / limits.called_part;
+    if (s.now -| operation.started_at < long_ns) return;
+    const is_urgent = rest_ns < 2 * told_ns;
+    const left_ns = if (is_urgent) operation.deadline -| s.now else null;
+    operation.group.member.takes_long(&operation.op, left_ns);
+}
+
+/// Calls with far deadlines can wait for the next tick.
+pub fn says_called_at(s: *const Session, operation: *const Operation) base.Instant {
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    const rest_ns = operation.deadline -| operation.started_at;
+    if (rest_ns >= 2 * told_ns) return base.never;
+    if (!operation.group.member.may_say_called(&operation.op, true)) return base.never;
+    return operation.started_at +| rest_ns / limits.called_part;
+}
+
 /// Many calls may wait for one member: one line in such a time.
 const said_ns = 5 * std.time.ns_per_s;
 
@@ -23,6 +44,9 @@ pub fn on_stalled(s: *Session, body: *const control.Stalled) protocol.Member.Epo
         if (item.op.id.eql(body.op)) break item;
     } else return;
     if (operation.op.missing.is_empty()) return;
+    // A deadline is near, of this call or of another member's.
+    const told_ns = limits.wait_told_ns(s.settings.stall_warning_ns);
+    if (s.now -| operation.started_at < told_ns) return;
     if (group.wait_said_at != 0 and s.now -| group.wait_said_at < said_ns) return;
     group.wait_said_at = s.now;
     const names: labels.Names = .of_missing(s, operation);
@@ -79,6 +103,13 @@ pub const Awaited = struct {
         }
     };
 
+    /// The coordinator has lost this peer's connection.
+    pub fn is_away(awaited: *const Awaited, id: base.PeerId) bool {
+        if (awaited.why != .away) return false;
+        for (awaited.named[0..awaited.named_count]) |*peer| if (peer.id.eql(id)) return true;
+        return awaited.count > awaited.named_count; // it may be one that is not named
+    }
+
     fn eql(a: *const Awaited, b: *const Awaited) bool {
         if (a.why != b.why) return false;
         if (a.count != b.count or a.named_count != b.named_count) return false;
@@ -109,6 +140,8 @@ pub const Awaited = struct {
                 "after all members have",
             .founders => " must ask for the group first: it begins when all its founders have",
             .in_flight => " must finish calls of the epoch before first: newcomers enter then",
+            .away => " must come back to the coordinator first, or be lost at the silence " ++
+                "limit: the connection to it has closed",
         });
     }
 };

@@ -141,3 +141,66 @@ test "a call that fails names its peers as they were then, with rank and label" 
     w.nodes[0].s.release(operation);
     w.nodes[1].s.release(other);
 }
+
+test "a newcomer that cannot dial a killed member names the loss, and no port" {
+    var w: World = .{ .gpa = gpa };
+    try w.init(1, 1);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    w.apart = .{ 0, 1 };
+    const newcomer = try w.add();
+    try w.pass(second);
+    w.kill(&w.nodes[0]);
+    const wanted = "rank 0 (n0, 00000000) must come back to the coordinator first, or be lost " ++
+        "at the silence limit: the connection to it has closed";
+    var room: [300]u8 = undefined;
+    // Until its link is taken to be broken for good, and it is not lost yet.
+    try w.pass(19 * second / 4);
+    try expectEqualStrings("", newcomer.s.unreached.text(w.now, &room));
+    try expectEqualStrings(wanted, newcomer.group.awaited.text(w.now, &room));
+    try expectEqualStrings(wanted ++ "; group g", w.said[0..w.said_bytes]);
+    // It is lost, and the newcomer begins without it.
+    try w.pass(4 * second);
+    try expectEqualStrings("", newcomer.s.unreached.text(w.now, &room));
+    try expectEqualStrings("", newcomer.group.awaited.text(w.now, &room));
+    try w.admit_all();
+    try expectEqual(1, newcomer.group.world_size());
+}
+
+test "a call whose deadline is near names those who have not called when it passes, and no log" {
+    var w: World = .{ .gpa = gpa };
+    try form(&w, 4);
+    defer w.deinit();
+    const lines = w.log_lines;
+    const begun = w.now;
+    var values: [4][10]u64 = @splat(@splat(1));
+    var operations: [4]?*session.Operation = @splat(null);
+    // The second and the third call in time, one of them at the last moment, and the fourth never.
+    const calls = [_]u64{ 0, second / 4, second * 9 / 10, base.never };
+    while (w.now < begun + 2 * second) {
+        for (w.nodes[0..4], &values, &operations, calls) |*node, *value, *operation, call| {
+            if (operation.* != null or w.now - begun < call or w.now - begun > second) continue;
+            operation.* = try node.s.begin(w.now, node.group, .{
+                .kind = .all_reduce,
+                .send = @ptrCast(value),
+                .recv = @ptrCast(value),
+                .count = value.len,
+                .dtype = .u64,
+                .deadline = w.now + second,
+            });
+        }
+        try w.settle();
+        w.now += second / 100;
+        for (w.nodes[0..4]) |*node| if (node.s.next_deadline() <= w.now) node.s.tick(w.now);
+        if (w.coordinator.next_deadline() <= w.now) w.coordinator.tick(w.now);
+    }
+    try expectEqual(0, w.log_lines - lines);
+    for (operations[0..3]) |operation| {
+        const failure = &operation.?.failure;
+        try expectEqual(.deadline, failure.reason.?);
+        try expectEqual(1, failure.missing.count());
+        try std.testing.expect(failure.missing.has(3));
+    }
+    for (w.nodes[0..3], operations[0..3]) |*node, operation| node.s.release(operation.?);
+}

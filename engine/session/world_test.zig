@@ -509,6 +509,36 @@ test "newcomers are pending until this member has passed the safe point with the
     for (w.nodes[0..3]) |*node| try expectEqual(3, node.group.world_size());
 }
 
+test "newcomers that come after a loss are pending until this member has passed the safe point" {
+    // A program that passes safe points only where somebody is pending must let them in.
+    var w: World = .{ .gpa = std.testing.allocator };
+    try w.init(3, 3);
+    defer w.deinit();
+    try w.settle();
+    try w.admit_all();
+    w.kill(&w.nodes[2]);
+    try w.pass(3 * std.time.ns_per_s);
+    for (w.nodes[0..2]) |*node| try expectEqual(0, node.group.pending());
+    const newcomer = try w.add();
+    try w.pass(std.time.ns_per_s);
+    for (w.nodes[0..2]) |*node| try expectEqual(1, node.group.pending());
+    try w.nodes[0].s.admit(w.now, w.nodes[0].group, base.never);
+    try w.pass(std.time.ns_per_s);
+    try expectEqual(0, w.nodes[0].group.pending());
+    try expectEqual(1, w.nodes[1].group.pending());
+    try w.nodes[1].s.admit(w.now, w.nodes[1].group, base.never);
+    try w.pass(std.time.ns_per_s);
+    try newcomer.s.admit(w.now, newcomer.group, base.never);
+    try w.pass(std.time.ns_per_s);
+    for (w.nodes[0..2]) |*node| {
+        try expectEqual(1, node.group.pending());
+        try node.s.admit(w.now, node.group, base.never);
+        try w.settle();
+        try expectEqual(0, node.group.pending());
+        try expectEqual(3, node.group.world_size());
+    }
+}
+
 test "a newcomer enters at the safe point, and a mismatch is named on every peer" {
     var w: World = .{ .gpa = std.testing.allocator };
     try w.init(2, 2);
@@ -557,8 +587,20 @@ test "one that gives up aborts for all, and a late caller is told" {
     w.nodes[2].s.release(third);
 }
 
+/// Nobody waits for the others to call.
+fn expect_aborted_at_once(w: *World, recovery: wire.control.Recovery) !void {
+    for ([_]usize{ 0, 2 }) |index| {
+        const later = try sum(&w.nodes[index], elements, recovery);
+        try expectEqual(.aborted, later.status);
+        try expectEqual(.peer_lost, later.failure.reason.?);
+        try std.testing.expect(later.failure.peer.eql(.from_int(2)));
+        try w.settle();
+        w.nodes[index].s.release(later);
+    }
+}
+
 test "a call that is deserted costs the others what a death does, and this peer its place" {
-    for ([_]wire.control.Recovery{ .resume_chunks, .restart, .raise }) |recovery| {
+    for ([_]wire.control.Recovery{ .resume_chunks, .restart, .raise, .complete }) |recovery| {
         var w: World = .{ .gpa = std.testing.allocator };
         try w.init(3, 3);
         defer w.deinit();
@@ -574,10 +616,11 @@ test "a call that is deserted costs the others what a death does, and this peer 
         try expectEqual(.cancelled, operations[1].status);
         try w.settle();
         for ([_]usize{ 0, 2 }) |index| {
-            if (recovery == .raise) {
+            if (recovery == .raise or recovery == .complete) {
                 try expectEqual(.aborted, operations[index].status);
             } else try check_sum(operations[index]);
         }
+        if (recovery == .complete) try expect_aborted_at_once(&w, recovery);
         try std.testing.expectError(error.Left, sum(leaver, elements, recovery));
         for (w.nodes[0..3], operations) |*node, operation| node.s.release(operation);
         // The others pass the safe point without it; it may come again.

@@ -101,9 +101,12 @@ pub const Recovery = enum(u8) {
     resume_chunks = 1,
     restart = 2,
     raise = 3,
+    /// Every member of the epoch contributes, also one that was lost before the call.
+    complete = 4,
 
-    /// Where the caller names none.
-    pub fn default(op: base.ReduceOp) Recovery {
+    /// Where the caller names none. Nothing takes the place of the shard of a lost rank.
+    pub fn default(kind: OpKind, op: base.ReduceOp) Recovery {
+        if (kind.has_shards()) return .complete;
         return if (op == .avg) .resume_chunks else .restart;
     }
 };
@@ -130,7 +133,7 @@ pub const Descriptor = struct {
     /// Beside a hash: says which of them differs, if one does (session/outline.zig).
     outline: Outline = .{},
     root: PeerId = .none,
-    /// Those of the shared state, for a sync.
+    /// The rules of the shared state, for a sync.
     rules: StateRules = .{},
     /// Safe points the caller has passed: all members call admit() equally often.
     safe_points: u64,
@@ -545,9 +548,19 @@ pub const LinkTraffic = struct {
     pub const bounds = .{ .sent = .any, .received = .any };
 };
 pub const Traffic = struct {
+    /// The time that all the speeds are those of.
+    span_ns: u64,
+    /// On all links together, per second.
+    sent: u64,
+    received: u64,
     links: List(LinkTraffic),
 
-    pub const bounds = .{ .links = limits.links_told_max };
+    pub const bounds = .{
+        .span_ns = .any,
+        .sent = .any,
+        .received = .any,
+        .links = limits.links_told_max,
+    };
 };
 /// For the status. Members are to dial this peer, and the status says how that went
 /// (protocol/dial_back.zig); none: nobody is.
@@ -576,8 +589,15 @@ pub const Called = struct {
     attempt: u32,
     op: OpId,
     descriptor: Descriptor,
+    /// Until its deadline, for one that is near; the largest number: it is far, or not said.
+    left_ns: u64 = std.math.maxInt(u64),
 
-    pub const bounds = .{ .group = group_last, .epoch = .any, .attempt = .any };
+    pub const bounds = .{
+        .group = group_last,
+        .epoch = .any,
+        .attempt = .any,
+        .left_ns = .any,
+    };
 };
 /// The content that a member holds when a sync begins, in each attempt. If all offer the same it is
 /// its vote.
@@ -968,6 +988,8 @@ pub const Awaited = struct {
         in_flight = 2,
         /// They are founders of the group, and have not asked for it.
         founders = 3,
+        /// Their connections to the coordinator have closed: they are back soon, or lost.
+        away = 4,
     };
 };
 pub const AwaitedEntry = struct {
@@ -983,8 +1005,10 @@ pub const Entered = struct {
     group: u16,
     epoch: u64,
     missing: Mask,
+    /// Newcomers that are in no epoch, where this one only closes the gap of a loss.
+    waiting: u16,
 
-    pub const bounds = .{ .group = group_last, .epoch = .any };
+    pub const bounds = .{ .group = group_last, .epoch = .any, .waiting = limits.peers_max };
 };
 pub const StatusReply = struct {
     json: Bytes,

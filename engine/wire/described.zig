@@ -10,12 +10,47 @@ const limits = base.limits;
 /// pccl.h: PCCL_FORM_BOOL.
 pub const form_bool: u64 = 1_819_242_339;
 
+/// pccl.h: PCCL_FORM_OBJECT.
+pub const form_object: u64 = 1_868_720_741;
+
+/// The user's word for one of the two operations that carry an object; null: it is none of them.
+pub fn object_name(kind: control.OpKind) ?[]const u8 {
+    return switch (kind) {
+        .broadcast => "broadcast_object",
+        .all_gather => "all_gather_object",
+        else => null,
+    };
+}
+
+pub fn is_object(descriptor: *const Descriptor) bool {
+    return has_form(descriptor, form_object) and object_name(descriptor.kind) != null;
+}
+
+/// Where shards differ, the form is in a hash.
+fn has_form(descriptor: *const Descriptor, form: u64) bool {
+    const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
+    return descriptor.counts == form and is_alone and !descriptor.uneven;
+}
+
 /// The name of the elements. One array, or shards that are alike, has nothing but its form in
 /// `counts`; of others it is in a hash.
 pub fn dtype_name(descriptor: *const Descriptor) []const u8 {
-    const is_alone = descriptor.arrays == 0 and descriptor.outline.dtypes == 0;
-    const is_bool = descriptor.counts == form_bool and is_alone and !descriptor.uneven;
-    return if (is_bool and descriptor.dtype == .u8) "bool" else descriptor.dtype.name();
+    if (descriptor.dtype != .u8) return descriptor.dtype.name();
+    if (is_object(descriptor)) return "object";
+    return if (has_form(descriptor, form_bool)) "bool" else "u8";
+}
+
+/// Shards that are alike, of which each has so many elements; null where they are not, or where the
+/// caller names all elements together.
+fn shard_count(descriptor: *const Descriptor, world_size: usize) ?u64 {
+    const shards: u64 = switch (descriptor.kind) {
+        .all_gather, .gather, .scatter => world_size,
+        .all_to_all => world_size * world_size,
+        else => return null,
+    };
+    const is_list = descriptor.arrays > 0 or descriptor.outline.dtypes != 0;
+    if (is_list or descriptor.uneven or shards == 0) return null;
+    return if (descriptor.count % shards == 0) descriptor.count / shards else null;
 }
 
 /// The words for a call, with peers named as `Names.who` does: what it moves, and each option in
@@ -31,6 +66,46 @@ pub fn Described(comptime Names: type) type {
         const It = @This();
 
         pub fn format(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const descriptor = it.descriptor;
+            if (is_object(descriptor))
+                try it.put_object(writer)
+            else if (shard_count(descriptor, it.names.world_size())) |count|
+                try it.put_shards(count, writer)
+            else
+                try it.put_whole(writer);
+            if (descriptor.arrays > 0) {
+                try writer.print(", {d} arrays", .{descriptor.arrays});
+            } else if (descriptor.outline.dtypes != 0)
+                try writer.writeAll(" together, shards of different sizes");
+            try it.put_options(writer);
+            try writer.writeAll(")");
+        }
+
+        /// Its bytes are not the caller's matter.
+        fn put_object(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const kind = it.descriptor.kind;
+            try writer.print("{s}(", .{object_name(kind).?});
+            if (kind == .broadcast)
+                try writer.print("from {f}", .{it.names.who(it.descriptor.root)});
+        }
+
+        /// As the caller has passed them.
+        fn put_shards(it: It, count: u64, writer: *std.Io.Writer) std.Io.Writer.Error!void {
+            const descriptor = it.descriptor;
+            const kind = descriptor.kind;
+            const whose = switch (kind) {
+                .all_gather, .gather => "of each rank",
+                else => "for each rank",
+            };
+            try writer.print("{t}({d} {s} {s}", .{ kind, count, dtype_name(descriptor), whose });
+            switch (kind) {
+                .gather => try writer.print(" to {f}", .{it.names.who(descriptor.root)}),
+                .scatter => try writer.print(" from {f}", .{it.names.who(descriptor.root)}),
+                else => {},
+            }
+        }
+
+        fn put_whole(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
             const descriptor = it.descriptor;
             const root = it.names.who(descriptor.root);
             const dtype = dtype_name(descriptor);
@@ -71,12 +146,6 @@ pub fn Described(comptime Names: type) type {
                 .barrier => try writer.writeAll("barrier("),
                 .sync => try writer.writeAll("sync("),
             }
-            if (descriptor.arrays > 0) {
-                try writer.print(", {d} arrays", .{descriptor.arrays});
-            } else if (descriptor.outline.dtypes != 0)
-                try writer.writeAll(", shards of different sizes");
-            try it.put_options(writer);
-            try writer.writeAll(")");
         }
 
         fn put_options(it: It, writer: *std.Io.Writer) std.Io.Writer.Error!void {
@@ -85,9 +154,14 @@ pub fn Described(comptime Names: type) type {
                 .resume_chunks => "resume",
                 .restart => "restart",
                 .raise => "raise",
+                .complete => "complete",
             };
             // Nothing stands before their options.
-            const is_bare = descriptor.kind == .barrier or descriptor.kind == .sync;
+            const is_bare = switch (descriptor.kind) {
+                .barrier, .sync => true,
+                .all_gather => is_object(descriptor),
+                else => false,
+            };
             var comma: []const u8 = if (is_bare) "" else ", ";
             if (it.differs(.recovery)) {
                 try writer.print("{s}recovery {s}", .{ comma, recovery });
@@ -134,7 +208,7 @@ pub fn Described(comptime Names: type) type {
             const own = it.descriptor;
             const is_named = switch (option) {
                 .recovery => own.kind != .sync and own.kind != .send_recv and
-                    own.recovery != control.Recovery.default(own.op),
+                    own.recovery != control.Recovery.default(own.kind, own.op),
                 .codec => own.codec.kind != .none,
                 .plan => own.plan != .auto,
                 .rules => !std.meta.eql(own.rules, .{}),
@@ -164,11 +238,16 @@ pub const NamedCall = struct {
     epoch: u64,
     /// The name of the state that a sync is of, as it can be shown; empty where it is not known.
     state: []const u8 = "",
+    /// It carries an object.
+    is_object: bool = false,
 
     pub fn format(it: NamedCall, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (base.Pair.of(it.op.tag)) |pair| {
             try writer.print("message from rank {d} to rank {d}", .{ pair.src, pair.dst });
-        } else try writer.writeAll(name_of(it.kind, it.op.tag));
+        } else if (it.is_object)
+            try writer.writeAll(object_name(it.kind) orelse @tagName(it.kind))
+        else
+            try writer.writeAll(name_of(it.kind, it.op.tag));
         if (it.state.len > 0) try writer.print(" of \"{s}\"", .{it.state});
         try it.place(writer);
     }

@@ -41,7 +41,7 @@ pub const Queue = struct {
         users: usize = 1,
         /// It holds one long message and takes no more.
         is_sealed: bool = false,
-        /// That of the queue that it was made for.
+        /// The piece of the queue that it was made for.
         own: Piece,
 
         fn free_room(segment: *const Segment) []u8 {

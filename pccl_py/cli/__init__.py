@@ -389,10 +389,13 @@ def flags(
         bool, typer.Option("--compile", help="Only where the header is.")
     ] = False,
     for_linking: Annotated[bool, typer.Option("--link", help="Only where the library is.")] = False,
+    is_compat: Annotated[
+        bool, typer.Option("--compat", help="The header is that of PCCL 1.0, with its names.")
+    ] = False,
 ) -> None:
     """Print what a C compiler needs to find PCCL: cc program.c $(pccl flags) -o program."""
     folder = pccl_py.library_dir()
-    compiling = [f"-I{pccl_py.include_dir()}"]
+    compiling = [f"-I{pccl_py.include_dir()}{'/compat' if is_compat else ''}"]
     linking = [f"-L{folder}", "-lpccl", f"-Wl,-rpath,{folder}"]
     both = for_compiling == for_linking
     typer.echo(shlex.join(compiling * (both or for_compiling) + linking * (both or for_linking)))

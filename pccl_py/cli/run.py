@@ -144,10 +144,22 @@ class Processes:
             self._due[index] = time.monotonic() + delay
             which = f"restart {self._restarts[index]} of {self._policy.restarts}"
             self._say(f"process {index} is started again in {delay:g} s ({which})")
-        elif self._policy.stop_on_failure and not self._ending:
-            self._say("stopping the others")
+        else:
+            self._on_loss()
+
+    def _on_loss(self) -> None:
+        """Ends the others if too few are left to succeed, and otherwise says how many go on."""
+        left = len(self._running) + len(self._due)
+        if self._ending or left == 0:
+            return
+        able, needed = self._succeeded() + left, self._needed()
+        if able < needed:
+            self._say(
+                f"{needed} of {self._n} processes must succeed, and {able} still can: stopping the "
+                "others"
+            )
             self._stop(signal.SIGTERM)
-        elif not self._ending and (left := len(self._running) + len(self._due)):
+        else:
             self._say(
                 f"{left} of {self._n} processes are left; if the run has not begun yet, they wait "
                 f"for {self._n} peers (`pccl status`)"
@@ -170,9 +182,12 @@ class Processes:
                 self._start(index)
 
     def _forget_due(self) -> None:
+        if not self._due:
+            return
         for index in self._due:
             self._say(f"process {index} is not started again: others are ending")
         self._due.clear()
+        self._on_loss()
 
     def signal(self, number: int) -> None:
         """Passes a signal on; after a while, or at the second one, the processes are killed."""
@@ -184,7 +199,7 @@ class Processes:
     def _environment(self, index: int) -> dict[str, str]:
         # A new group waits for nobody that is not started again.
         given_up = sum(1 for other in self._codes if other not in self._due)
-        # Those of the coordinator are for ours: another one could have neither port nor state.
+        # Variables of the coordinator are for ours: another one could have neither port nor state.
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -297,12 +312,16 @@ class Processes:
         with self._write_lock:
             self._console.print(f"pccl run: {text}", style="bold", markup=False, soft_wrap=True)
 
+    def _needed(self) -> int:
+        return self._n if self._policy.stop_on_failure else self._policy.min_world_size
+
+    def _succeeded(self) -> int:
+        return sum(1 for code in self._codes.values() if code == 0)
+
     def _judge(self) -> int:
         if self._signalled is not None:
             return 128 + self._signalled
-        policy = self._policy
-        needed = self._n if policy.stop_on_failure else policy.min_world_size
-        succeeded = sum(1 for code in self._codes.values() if code == 0)
+        succeeded, needed = self._succeeded(), self._needed()
         if succeeded >= needed:
             return 0
         self._say(f"{succeeded} of {self._n} processes succeeded, {needed} needed")

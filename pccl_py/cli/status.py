@@ -217,6 +217,7 @@ _AWAITS = {
     "safe_point": "to pass its next safe point (admit)",
     "in_flight": "to finish its calls of the epoch before",
     "founders": "to ask for the sub-group, of which it is a founder",
+    "away": "to come back, or to be lost",
 }
 
 
@@ -275,11 +276,12 @@ def _members(epoch: dict[str, Any]) -> Table:
 
 
 def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
-    """The speeds of each member, in all and on its links, as it reports them; and how late it is.
+    """The speeds of each member, in all and on its links, as it reports them of one span; and how
+    late it is.
 
     A coordinator of an earlier release does not say.
     """
-    table = _table("rank", "to", "sent/s", "received/s", "last to call", "late")
+    table = _table("rank", "to", "sent/s", "received/s", "over", "last to call", "late")
     for member in epoch["members"]:
         if "last_to_call" not in member:
             continue
@@ -289,6 +291,7 @@ def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
             "all",
             size(member["sent_per_s"]),
             size(member["received_per_s"]),
+            duration(member["span_ns"]) if member.get("span_ns") else "",
             f"{member['last_to_call']} of {member['calls']}",
             duration(member["late_ns"]),
         )

@@ -382,8 +382,10 @@ class Functions(Generic[Mode]):
         `counts`, of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one
         element: n of them make the shape (n,). Equal shapes but for the rows, equal `counts` and
         dtype on every peer; dtypes are those of `broadcast`. `out`: of exactly that shape and
-        dtype; `x` may be its rows of this rank, or overlap it. Elements of a lost member that no
-        survivor got are zeros, on all alike; the outcome names no contributor for them.
+        dtype; `x` may be its rows of this rank, or overlap it. A member that is lost ends the call
+        with Aborted on all, and each such call until the next `admit`; with recovery "restart" or
+        "resume" calls go on, and elements of a lost member that no survivor got are zeros, on all
+        alike; the outcome names no contributor for them.
         """
         form, sends, rows = self._parts(comm, x, counts)
         targets = self._targets(sends, out, gathered=rows)
@@ -534,8 +536,7 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """`x` of all members on `root`, as `all_gather` has it; elsewhere None, without `out`.
 
-        Elements of a lost member that the root has not got are zeros; the outcome names no
-        contributor for them. A lost root ends the operation with Aborted on all.
+        A lost root ends the operation with Aborted on all, whatever the recovery.
         """
         form, sends, rows = self._parts(comm, x, counts)
         self._check_no_root(out)
@@ -609,8 +610,8 @@ class Functions(Generic[Mode]):
         every peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many
         come from each: every two must agree about those between them, else Mismatch, and the rows
         have one shape everywhere. `out`: of the result's shape and dtype; it may be `x`, or overlap
-        it. Dtypes are those of `broadcast`. Elements of a lost member for this one that have not
-        come are zeros; the outcome names no contributor for them.
+        it. Dtypes are those of `broadcast`. A member that is lost ends the call as it does an
+        `all_gather`.
         """
         form, sends = self._sources(x)
         shape, sent, received = self._frontend.shape(sends[0]), None, None
@@ -626,11 +627,11 @@ class Functions(Generic[Mode]):
         return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
     @overload
-    def barrier(self, comm: Group, **_: Unpack[Message.Wait]) -> Outcome: ...
+    def barrier(self, comm: Group, **_: Unpack[Broadcast.Wait]) -> Outcome: ...
     @overload
-    def barrier(self, comm: Group, **_: Unpack[Message.Work]) -> Work: ...
+    def barrier(self, comm: Group, **_: Unpack[Broadcast.Work]) -> Work: ...
     @overload
-    def barrier(self, comm: Group, **_: Unpack[Message.Bool]) -> Outcome | Work: ...
+    def barrier(self, comm: Group, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
     @documented(MessageOptions)
     def barrier(self, comm: Group, **options: Any) -> Any:
         """Returns the outcome once every member has called it."""

@@ -212,9 +212,10 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .floats = floats,
         .kind = kind,
         .count = if (kind == .barrier) 0 else count,
-        .recovery = switch (prng.below(4)) {
-            0 => .restart,
-            1 => if (prng.chance(3)) .raise else .restart,
+        .recovery = switch (prng.below(8)) {
+            0 => if (kind == .send_recv) .restart else .complete,
+            1, 2 => .restart,
+            3 => if (prng.chance(2)) .raise else .restart,
             else => .resume_chunks,
         },
         .tag = 0,

@@ -27,6 +27,7 @@ pub fn check(work: *Work) void {
     check_large_enough(work);
     if (work.step.kind == .sync) check_election(work);
     if (work.step.kind.reduces()) check_recovery(work);
+    if (work.step.recovery == .complete) check_complete(work);
 }
 
 /// Those who had a part in the attempt of the vote, as this member was told.
@@ -133,7 +134,7 @@ pub fn check_mismatch(work: *const Work) void {
 /// Where all get the mismatch although outliers are refused, no structure has most judges.
 fn check_tie(work: *const Work, epoch: anytype, elders: usize) void {
     const world = work.node.world;
-    var judges = epoch.alive.without(&epoch.alive.without(&.full(elders)));
+    var judges = epoch.alive.intersect(&.full(elders));
     if (judges.is_empty()) judges = epoch.alive;
     // The members of that attempt, if all of these are there still.
     if (!judges.eql(&.full(if (elders > 0) elders else epoch.ids.len))) return;
@@ -223,12 +224,13 @@ fn has_waited(world: *const World, call: *const Call) bool {
     return call.state != .none and world.now -| call.called_at > world.config.stall_warning_ns / 2;
 }
 
-// ---- raise and restart
+// ---- what a call's recovery allows
 
 fn check_recovery(work: *Work) void {
     const world = work.node.world;
     const op = work.op.?;
     const at_call = op.history.members(op.op.begun_attempt);
+    const everybody = work.op.?.member_ids().len;
     var it = op.ranges();
     while (it.next()) |range| {
         const set = &range.contributors;
@@ -242,11 +244,33 @@ fn check_recovery(work: *Work) void {
             .resume_chunks => true,
             .restart => is_of_one_attempt(op, set),
             .raise => set.eql(at_call),
+            .complete => set.eql(&.full(everybody)),
         };
         if (!allowed) return world.checkers.fail(
             .recovery,
             "p{d}: {f} ({t}) has other contributors than its recovery allows",
             .{ work.node.index, fmt_key(work.step.key), work.step.recovery },
+        );
+    }
+}
+
+/// Nobody of the epoch is missing among those who had a part in the attempt of the vote, and all
+/// have called it.
+fn check_complete(work: *Work) void {
+    const world = work.node.world;
+    const ids = work.op.?.member_ids();
+    if (!voters(work).eql(&.full(ids.len))) return world.checkers.fail(
+        .recovery,
+        "p{d}: {f} is complete without some member",
+        .{ work.node.index, fmt_key(work.step.key) },
+    );
+    if (world.config.has(.insider)) return; // it votes as it likes
+    for (ids) |id| {
+        const digit = calls.digit_of(world, id) orelse return;
+        if (work.record.calls[digit].state == .none) return world.checkers.fail(
+            .recovery,
+            "p{d}: {f} is complete, and p{d} has not called it",
+            .{ work.node.index, fmt_key(work.step.key), digit + 1 },
         );
     }
 }

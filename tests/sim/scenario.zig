@@ -98,6 +98,7 @@ pub const all = .{
     "passed_together_across_a_restart",
     "peer_dies",
     "peers_that_never_join",
+    "complete",
     "raise",
     "restart",
     "root_dies_as_ranks_shift",

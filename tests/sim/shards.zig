@@ -243,7 +243,7 @@ pub fn check_gathered(work: *const Work) void {
     for (seen[0..ids.len], 0..) |*shard, rank| {
         if (!shard.missing) continue;
         const whole = !shard.there or work.step.recovery == .resume_chunks;
-        const may_miss = work.step.kind != .send_recv;
+        const may_miss = work.step.kind != .send_recv and work.step.recovery != .complete;
         if (may_miss and whole and !alive.has(rank)) continue;
         return checkers.fail(.p4_contributors, "p{d}: {f}: the shard of rank {d} is missing{s}", .{
             work.node.index, work.name(), rank, if (whole) "" else " in part",

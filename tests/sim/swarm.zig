@@ -177,7 +177,7 @@ pub const Config = struct {
     keeps_state: bool,
     /// Members make sub-groups (splits.zig).
     splits: bool = false,
-    /// Those of the states of all.
+    /// The rules of the states of all.
     state_rules: StateRules = .{},
     /// Scenarios may do without: then nobody waits for a disk.
     has_journal: bool = true,
