@@ -204,7 +204,7 @@ def under_mpiexec(commands: list[list[str]]) -> list[str]:
 
 
 def mpiexec() -> str:
-    """That of this Python's environment, if it has one. Raises FileNotFoundError without any."""
+    """The program of this environment, if it has one. Raises FileNotFoundError without any."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which("mpiexec", path=places)
     if found is None:

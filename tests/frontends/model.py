@@ -16,6 +16,8 @@ from adapter import Shape
 WHOLE = ("all_reduce", "reduce", "broadcast")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "scatter", "gather")
+# A member that is lost ends them, unless they ask for something else.
+NEED_ALL = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
 # Those that may share rows unevenly.
 COUNTED = ("reduce_scatter", "all_gather", "scatter", "gather")
 

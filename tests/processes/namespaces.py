@@ -74,7 +74,7 @@ def names_there() -> dict[str, bool]:
 
 
 def remove_leftovers() -> None:
-    """Those of runs that were killed."""
+    """Removes the namespaces of runs that were killed."""
     for name, lives in names_there().items():
         if not lives:
             try:

@@ -22,7 +22,7 @@ PURPOSE_AT = 10  # in a hello
 
 OPEN, CREDIT, PARTIAL, FINAL, PING, WANT, LEAF, HASHES, LACK = range(1, 10)
 DATA_KINDS = (PARTIAL, FINAL, LEAF, HASHES)
-# Fields of a frame: offset and bytes. Those of the second list say where data goes, and whose.
+# Fields of a frame: offset and bytes. The second list says where data goes, and whose.
 ANY_FIELDS = {"epoch": (0, 8), "attempt": (32, 4), "payload_bytes": (36, 4), "fingerprint": (52, 4)}
 OTHER_FIELDS = {
     "tag": (8, 8),

@@ -178,7 +178,7 @@ class Scene:
         """The operation after the loss, before any safe point: ranks are those of the epoch."""
         self.prepare(self.survivors)
         for peer in self.survivors:
-            self.begin(peer)
+            self.begin(peer, recovery="restart")
         return self.succeed([answer_of(peer) for peer in self.survivors])
 
 
@@ -306,9 +306,9 @@ def test_a_lost_root_ends_the_operation_for_all(
     """And so it ends the next one that names it."""
     made = scene(kind, point, victim=ROOT)
     with made.world:
-        made.check_aborted(made.strike(plan=plan))
+        made.check_aborted(made.strike(plan=plan, recovery="restart"))
         for peer in made.survivors:
-            made.begin(peer, plan=plan)
+            made.begin(peer, plan=plan, recovery="restart")
         made.check_aborted([answer_of(peer) for peer in made.survivors])
 
 
@@ -319,6 +319,19 @@ def test_a_loss_aborts_what_shall_raise_and_keeps_the_arrays(kind: str) -> None:
     made = scene(kind, points.get(kind, HALF_WAY))
     with made.world:
         made.check_aborted(made.strike(recovery="raise"))
+        made.go_on()
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "gather", "all_to_all"])
+def test_a_loss_aborts_what_needs_every_member_until_the_next_safe_point(kind: str) -> None:
+    """The default of what ranks gather, scatter or exchange: nothing stands in for a lost part."""
+    made = scene(kind, HALF_WAY if kind in ("reduce_scatter", "all_gather") else ("called", 0.0))
+    with made.world:
+        made.check_aborted(made.strike())
+        for _ in range(2):
+            for peer in made.survivors:
+                made.begin(peer)
+            made.check_aborted([answer_of(peer) for peer in made.survivors])
         made.go_on()
 
 

@@ -46,7 +46,7 @@ FOREIGN = frozenset(
         """,
     )
 )
-# Those of the libraries that docs/MIGRATING.md is about.
+# Words of the libraries that docs/MIGRATING.md is about.
 FOREIGN |= frozenset(
     re.findall(
         r"\S+",

@@ -55,6 +55,8 @@ def check_refused(newcomer: pccl.Communicator, raised: pccl.PcclError, *parts: s
     for part in parts:
         assert part in str(raised), raised
         assert part in str(later.value), later.value
+    assert newcomer.info().lost == "Expelled"
+    assert "lost (Expelled), was rank" in repr(newcomer)
     newcomer.close()
 
 
@@ -129,7 +131,9 @@ def test_a_newcomer_whose_counts_do_not_fit_is_refused_alone(
         rows = np.full((sum(sends), 2), comm.rank + 1.0)
 
         def call() -> Any:
-            return pnp.all_to_all(comm, rows, send_counts=sends, recv_counts=[1, 1, 1])
+            return pnp.all_to_all(
+                comm, rows, send_counts=sends, recv_counts=[1, 1, 1], recovery="restart"
+            )
 
         if comm is not newcomer:
             return call()
@@ -218,7 +222,7 @@ def test_lost_shards_that_adjoin_are_one_range(coordinator: pccl.Coordinator) ->
     left = [comms[0], comms[3]]
 
     def gather(comm: pccl.Communicator) -> pccl.Outcome:
-        return comm.all_gather(np.full(8, comm.rank), np.empty(32, np.int64))
+        return comm.all_gather(np.full(8, comm.rank), np.empty(32, np.int64), recovery="restart")
 
     for outcome in each(left, gather):
         ranges = [(part.begin, part.end, part.contributors) for part in outcome.ranges]

@@ -18,8 +18,12 @@ import numpy as np
 import pytest
 
 import pccl_py as pccl
+from pccl_py import _pccl
 from pccl_py._in_turn import Turn
 from pccl_py.objects import _HEAD
+
+# For one of the two operations of such a call, alone.
+AS_OBJECTS: Any = {"_form": _pccl.FORM_OBJECT}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,10 @@ def test_objects_that_are_too_large_are_refused_on_all(world: pccl.LocalWorld) -
 
     def program(comm: pccl.Communicator) -> None:
         text = "x" * (600 if comm.rank == 1 else 1)
-        with pytest.raises(pccl.InvalidArgument, match="size_max is 500"):
+        with pytest.raises(pccl.InvalidArgument, match="size_max is 500") as caught:
             comm.all_gather_object(text, size_max=500)
+        assert str(caught.value).startswith("all_gather_object (tag 0): the objects have together")
+        assert (caught.value.operation, caught.value.group) == ("all_gather_object", "default")
         with pytest.raises(pccl.InvalidArgument, match="size_max is 500"):
             comm.broadcast_object(text, 1, size_max=500)
         with pytest.raises(pccl.InvalidArgument, match="size_max"):
@@ -70,6 +76,24 @@ def test_objects_that_are_too_large_are_refused_on_all(world: pccl.LocalWorld) -
         assert comm.broadcast_object(comm.rank, 2) == 2
 
     world.run(program)
+
+
+def test_a_mismatch_says_which_call_its_user_made() -> None:
+    """Not the broadcast of sizes that is a part of it."""
+
+    def program(comm: pccl.Communicator) -> str:
+        call = comm.broadcast_object if comm.rank == 0 else comm.all_gather_object
+        with pytest.raises(pccl.Mismatch) as caught:
+            call(1)
+        name = "broadcast_object" if comm.rank == 0 else "all_gather_object"
+        assert caught.value.operation == name
+        assert str(caught.value).startswith(f"{name} (tag 0, ")
+        return str(caught.value)
+
+    with pccl.LocalWorld(2, deadline=30) as two:
+        for told in two.run(program):
+            assert "broadcast_object(from rank 0" in told and "all_gather_object()" in told, told
+            assert "u8" not in told, told
 
 
 def unpicklable(rank: int) -> Callable[[], int]:
@@ -132,13 +156,15 @@ def test_a_dropped_work_that_fails_says_so_in_the_log() -> None:
             one.all_gather_object(1, async_op=True)
             with pytest.raises(pccl.Mismatch):
                 other.barrier()
-            expect("all_gather")
+            expect("all_gather_object")
             one.broadcast_object(unpicklable(1), async_op=True)
             with pytest.raises(pccl.InvalidArgument):
                 other.broadcast_object()
             expect("cannot be pickled")
             one.all_gather_object(1, async_op=True)
-            other.all_gather(_HEAD.pack(5, b""), bytearray(2 * _HEAD.size))
+            other.all_gather(
+                _HEAD.pack(5, b""), bytearray(2 * _HEAD.size), **AS_OBJECTS, recovery="restart"
+            )
             with pytest.raises(pccl.Mismatch):
                 other.barrier()
             expect("barrier")
@@ -250,7 +276,7 @@ def test_a_work_is_withdrawn_in_either_of_its_operations() -> None:
         assert two.comms[0].broadcast_object("a") == "a"
     with pccl.LocalWorld(2, deadline=30) as two:
         work = two.comms[1].broadcast_object(async_op=True)
-        two.comms[0].broadcast(_HEAD.pack(100, b""))
+        two.comms[0].broadcast(_HEAD.pack(100, b""), **AS_OBJECTS)
         assert not work.done()
         work.cancel()
         with pytest.raises((pccl.Cancelled, pccl.InDoubt)) as caught:

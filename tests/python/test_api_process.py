@@ -203,6 +203,7 @@ if child == 0:
         else:
             assert answer == [], answer
     assert (a.rank, a.world_size, a.epoch) == (0, 2, 1)  # what was known last
+    assert "of the parent process, rank 0 of 2 in epoch 1" in repr(a)
     a.close()
     token = world.coordinator.token
     del work, a, b

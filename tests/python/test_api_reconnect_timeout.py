@@ -25,6 +25,8 @@ def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_timeout(
         comm.admit()
         array = np.ones(10)
         comm.all_reduce(array)
+        assert comm.info().lost is None
+        assert repr(comm) == "<Communicator 'default' rank 0 of 1 in epoch 1>"
         begun = time.monotonic()
         coordinator.close()
         with pytest.raises((pccl.CoordinatorUnreachable, pccl.InDoubt)):  # it may have voted
@@ -34,6 +36,9 @@ def test_calls_fail_once_the_coordinator_is_away_for_longer_than_the_timeout(
                 call()
         assert time.monotonic() - begun < 60  # not the deadline
         assert np.array_equal(array, np.ones(10))
+        assert comm.info().lost == "CoordinatorUnreachable"
+        lost = "lost (CoordinatorUnreachable), was rank 0 of 1 in epoch 1"
+        assert repr(comm) == f"<Communicator 'default' {lost}>"
         comm.close()
 
 

@@ -826,13 +826,15 @@ def test_equal_counts_are_those_of_a_call_without(world: pccl.LocalWorld) -> Non
 CALLS: dict[str, Callable[[pccl.Communicator, np.ndarray, np.ndarray], Any]] = {
     "reduce": lambda c, whole, _: c.reduce(whole, None, 0, async_op=True, deadline=0.3),
     "reduce_scatter": lambda c, whole, part: c.reduce_scatter(
-        whole, part, async_op=True, deadline=0.3
+        whole, part, recovery="restart", async_op=True, deadline=0.3
     ),
-    "all_gather": lambda c, whole, part: c.all_gather(part, whole, async_op=True, deadline=0.3),
+    "all_gather": lambda c, whole, part: c.all_gather(
+        part, whole, recovery="restart", async_op=True, deadline=0.3
+    ),
     "gather": lambda c, whole, part: c.gather(part, whole, async_op=True, deadline=0.3),
     "scatter": lambda c, whole, part: c.scatter(whole, part, async_op=True, deadline=0.3),
     "all_to_all": lambda c, whole, part: c.all_to_all(
-        whole, np.empty_like(whole), async_op=True, deadline=0.3
+        whole, np.empty_like(whole), recovery="restart", async_op=True, deadline=0.3
     ),
 }
 

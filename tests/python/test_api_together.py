@@ -205,6 +205,35 @@ def test_members_come_and_go_at_safe_points_that_all_pass_together(
     assert working[0].result() == working[1].result() >= 20
 
 
+@pytest.mark.parametrize("is_agreed", [False, True], ids=["each", "all"])
+def test_who_admits_only_where_somebody_is_pending_lets_newcomers_in_after_a_loss(
+    is_agreed: bool, pool: ThreadPoolExecutor
+) -> None:
+    """The epoch that closes the gap has no newcomers, and keeps them out until it is entered."""
+    with pccl.Coordinator(initial_world_size=3, heartbeat=0.1) as coordinator:
+        comms = list(pool.map(lambda _: join(coordinator), range(3)))
+        all_of(pool, lambda comm: comm.admit(), comms)
+        lost, *left = comms
+        lost.close()
+        while any(comm.info().alive == 3 for comm in left):
+            continue
+        # The gap is to be closed before the newcomer comes.
+        while len(pccl.run_status(coordinator.token)["groups"][0]["epochs"]) == 1:
+            continue
+
+        def let_in(comm: pccl.Communicator) -> None:
+            while comm.info().alive < 3:
+                if comm.pending_agreed() if is_agreed else comm.info().pending:
+                    comm.admit(together=is_agreed)
+
+        entering = pool.submit(enter_with(coordinator, together=is_agreed))
+        all_of(pool, let_in, left)
+        newcomer = entering.result()
+        assert newcomer.world_size == 3
+        for comm in (*left, newcomer):
+            comm.close()
+
+
 def test_a_group_that_lost_somebody_says_whose_safe_point_newcomers_wait_for(
     caplog: pytest.LogCaptureFixture, pool: ThreadPoolExecutor
 ) -> None:

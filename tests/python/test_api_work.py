@@ -260,7 +260,8 @@ def test_a_buffer_that_is_in_use_is_refused(pair: list[pccl.Communicator]) -> No
 
 
 def in_doubt(comm: pccl.Communicator, array: np.ndarray) -> pccl.Work:
-    why = "the deadline passed \\(probably another member has not called it, or is stuck\\)"
+    # A machine that is busy may have no time to say who it is.
+    why = r"the deadline passed \((waiting for .* for rank 1 \(|probably another member)"
     with pytest.raises(pccl.InDoubt, match=why) as caught:
         comm.broadcast(array, 0, deadline=0.2)
     assert caught.value.work is not None

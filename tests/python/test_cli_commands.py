@@ -334,14 +334,17 @@ def test_a_page_says_who_is_awaited_who_is_late_and_what_moves() -> None:
 
     console = Console(width=240, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(status_view.render(example))
+    group["awaits"] = "away"
+    console.print(status_view.render(example))
     text = console.export_text()
     for word in (
         "newcomers wait for 77777777 to call admit",
+        "newcomers wait for 77777777 to come back, or to be lost",
         "all earlier members are gone; 2 of 3 peers are here; the group begins when all are",
         "all_reduce tag 0 sequence 12 has been waiting 6.0 s for rank 0 (node7:4242 #0, 0b0f5e0e) "
         "and rank 1 (node8:77 #1, 9d3c2b1a)", "rank 1 (node8:77 #1, 9d3c2b1a) waits in "
         "barrier tag 5 sequence 0 for rank 0 (node7:4242 #0, 0b0f5e0e)",
-        "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB",
+        "3.0 MiB", "9 of 12", "2.4 s", "1.5 MiB", "2.1 s",
     ):  # fmt: skip
         assert word in text, text
 
@@ -418,6 +421,11 @@ def test_the_status_says_who_is_slow_and_what_moves() -> None:
             running.result()
     assert [link["rank"] for link in quick["links"]] == [1]
     assert quick["links"][0]["sent_per_s"] > 100_000
+    for member in (quick, slow):  # one link moves all, and the speeds are of one span
+        (link,) = member["links"]
+        assert member["span_ns"] >= 2e9
+        for speed in ("sent_per_s", "received_per_s"):
+            assert member[speed] == pytest.approx(link[speed], rel=0.01), member
     # Half of the calls are broadcasts, which rank 1 makes right after the all_reduce.
     assert slow["calls"] > 20 and slow["last_to_call"] > slow["calls"] / 4
     assert slow["last_to_call"] > 3 * quick["last_to_call"]
