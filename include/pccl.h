@@ -117,8 +117,8 @@ typedef enum pccl_recovery {
   PCCL_RECOVERY_RESTART = 2, /* one contributor set for the whole result; of what is gathered, shards whole or zeros */
   PCCL_RECOVERY_RAISE = 3,   /* PCCL_ABORTED on every survivor, unless all had voted when the loss was noticed; it
                                 does not apply to peers lost before the call: such a call runs among the others */
-  PCCL_RECOVERY_COMPLETE = 4 /* every member of the epoch contributes, or PCCL_ABORTED for all, at once until the
-                                next safe point: also if a member was lost or had left before the call */
+  PCCL_RECOVERY_COMPLETE = 4 /* every member of the epoch contributes, or PCCL_ABORTED for all; also if a member was
+                                lost or had left before the call, until an epoch without it begins */
 } pccl_recovery_t;
 
 /* `form` of a call whose arrays are u8 here and bool to the caller: a Mismatch then tells the two apart, by name. */

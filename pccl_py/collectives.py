@@ -265,10 +265,10 @@ class Collectives(Closing):
         `out` has `world_size` times the elements of `array`, or with `counts` those of each rank,
         the same list on every peer. `array` may be this rank's shard of `out`; else they must not
         overlap. A member that is lost, or has left, ends the call with Aborted on all, and so each
-        such call until the next `admit`. With recovery "restart" or "resume" calls go on, and
-        elements of a lost member that no survivor got are zeros in `out`, equally on all, and the
-        outcome names no contributor for them; with "restart" a shard comes whole or not at all.
-        With a codec each shard is rounded once, this rank's own in `out` too,
+        such call until an `admit` closes the gap (`Admission.changed`). With recovery "restart" or
+        "resume" calls go on, and elements of a lost member that no survivor got are zeros in `out`,
+        equally on all, and the outcome names no contributor for them; with "restart" a shard comes
+        whole or not at all. With a codec each shard is rounded once, this rank's own in `out` too,
         so that all have equal bytes. On any error `array` is as it was; in place, all of `out` is.
         """
         arrays, listed = self._shared(array, out, counts)
@@ -431,9 +431,10 @@ class Collectives(Closing):
     def barrier(self, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
     @operation(BroadcastOptions)
     def barrier(self, **options: Any) -> Call:
-        """Returns once every member has called it that is not lost; see `recovery`.
+        """Returns once every member that is there has called it.
 
-        It votes as it is called, so after its deadline it raises InDoubt.
+        With recovery "complete" it raises Aborted if one is lost. It votes as it is called, so
+        after its deadline it raises InDoubt.
         """
         asked = Asked("barrier", options)
         self._check_tag(asked.tag)

@@ -45,7 +45,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class BroadcastOptions(MessageOptions, total=False):
-    """Options of broadcast and barrier. A codec would round what the root does not see rounded."""
+    """Options of broadcast and barrier; a codec would round what the root does not see rounded."""
 
     recovery: Recovery | RecoveryName | None
 

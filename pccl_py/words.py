@@ -94,7 +94,8 @@ class Recovery(IntEnum):
     set for the whole result; in gathered or exchanged data each shard is whole or is zeros. RAISE:
     `Aborted` on every survivor, unless all had voted when the loss was noticed. COMPLETE: every
     member of the epoch contributes, or the call is `Aborted` for all; also if a member was lost or
-    had left before the call, so each such call fails at once until the next `admit`.
+    had left before the call, so each such call fails until the `admit` at which an epoch without
+    it begins (`Admission.changed`).
 
     Unless its recovery is COMPLETE, a call causes no error for a peer that was lost before it, or
     has left: until the next safe point it runs among the `info().alive` members that remain.

@@ -1050,8 +1050,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ) else if (op.op.descriptor.recovery == .complete) fail(
             .aborted,
             "{s} was aborted, because {f} is lost or has left and it needs every member " ++
-                "(recovery \"complete\"); so is each such call until the next safe point, " ++
-                "and one with recovery \"restart\" runs among the survivors. {s}",
+                "(recovery \"complete\"); so is each such call until the epoch without it " ++
+                "begins, at a safe point. One with recovery \"restart\" needs the survivors " ++
+                "alone. {s}",
             .{ name, peer, kept(op) },
         ) else fail(
             .aborted,
@@ -1073,6 +1074,12 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
                 },
                 kept(op),
             },
+        ),
+        .passed => fail(
+            .aborted,
+            "{s} was aborted, because {f} has passed the next safe point without it, and makes " ++
+                "it no more: between two safe points all ranks must make the same calls. {s}",
+            .{ name, peer, kept(op) },
         ),
         .link_broken => fail(
             .aborted,

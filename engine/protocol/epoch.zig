@@ -553,7 +553,8 @@ pub const Epoch = struct {
             return epoch.abort(known.id, root_lost(known), null);
         if (Pair.of(known.id.tag)) |pair| if (!known.done.has(pair.dst))
             return epoch.abort(known.id, epoch.party_lost(pair).?, null);
-        if (epoch.lacks_member(known)) |lost|
+        const has_all = known.done.count() == epoch.members.len;
+        if (known.descriptor.recovery == .complete and !has_all) if (epoch.any_lost()) |lost|
             return epoch.abort(known.id, .{ .reason = .peer_lost, .peer = lost }, null);
         lateness.judge(epoch, known);
         try epoch.commit(known.id, .{ .attempt = epoch.attempt, .digest = known.digest });
@@ -637,26 +638,24 @@ pub const Epoch = struct {
     }
 
     pub fn on_gave_up(epoch: *Epoch, rank: u16, message: *const control.GaveUp) ProtocolError!void {
-        var verdict: Verdict = .{ .reason = message.reason, .peer = epoch.members[rank].id };
         switch (message.reason) {
             .deadline, .cancelled, .root_lost, .state_unavailable, .link_broken => {},
-            // A coordinator that has started without its journal may not know of the loss yet.
-            .peer_lost => if (epoch.any_lost()) |lost| {
-                verdict.peer = lost;
-            } else {
-                verdict.reason = .cancelled;
-            },
             .mismatch,
             .digest,
+            .peer_lost,
             .too_few_peers,
             .contradiction,
             .structure,
             .state_conflict,
             .state_strategy,
+            .passed,
             => return error.Unexpected,
         }
         try epoch.check_party(message.op, rank);
-        try epoch.abort(message.op, verdict, rank);
+        try epoch.abort(message.op, .{
+            .reason = message.reason,
+            .peer = epoch.members[rank].id,
+        }, rank);
     }
 
     pub fn on_mismatch(
@@ -1273,6 +1272,8 @@ pub const Epoch = struct {
         if (Pair.of(known.id.tag)) |pair| return epoch.party_lost(pair);
         if (known.descriptor.recovery == .raise) if (epoch.lost_since(known.begun_attempt)) |lost|
             return .{ .reason = .peer_lost, .peer = lost };
+        if (known.descriptor.recovery == .complete) if (epoch.any_lost()) |lost|
+            return .{ .reason = .peer_lost, .peer = lost };
         if (known.descriptor.kind.has_root() and !epoch.root_alive(known)) {
             const verdict = root_lost(known);
             if (known.descriptor.kind.is_private()) return verdict;
@@ -1284,7 +1285,6 @@ pub const Epoch = struct {
     /// Every member that has a vote has voted, in one attempt, for one result.
     fn is_unanimous(epoch: *const Epoch, known: *const Record) bool {
         if (known.votes_differ) return false;
-        if (epoch.lacks_member(known) != null) return false;
         const vote = known.vote orelse return false;
         const needed = epoch.voters(known.id);
         for (0..epoch.members.len) |rank| {
@@ -1292,13 +1292,6 @@ pub const Epoch = struct {
             if (!known.done_reported.has(rank)) return false;
         }
         return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;
-    }
-
-    /// One that is lost and has not voted, of an operation that needs every member.
-    fn lacks_member(epoch: *const Epoch, known: *const Record) ?PeerId {
-        if (known.descriptor.recovery != .complete) return null;
-        if (known.done.count() == epoch.members.len) return null;
-        return epoch.any_lost();
     }
 
     fn any_lost(epoch: *const Epoch) ?PeerId {

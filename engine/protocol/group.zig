@@ -1093,6 +1093,7 @@ pub const Group = struct {
         for (group.epochs.items) |epoch| {
             if (epoch.replan_at <= now and epoch.running) try group.new_attempt(epoch);
             epoch.check_seen(now, silence_ns, late);
+            try stall.end_passed(epoch);
             stall.review(group, epoch, now, late);
             const outside = if (epoch == group.current()) group.newcomers.items.len else 0;
             entering_file.review(epoch, outside);

@@ -823,9 +823,9 @@ pub const Member = struct {
             op.voted_attempt = 0;
         }
         if (op.state == .running) if (epoch.partner(op.id.tag)) |rank| if (!epoch.alive.has(rank))
-            return m.lost_partner(epoch, op, epoch.ids[rank]);
+            return m.fail_alone(epoch, op, epoch.ids[rank]);
         if (op.state == .running and op.descriptor.recovery == .complete)
-            if (epoch.any_lost()) |lost| return m.withdraw(epoch, op, .peer_lost, lost);
+            if (epoch.any_lost()) |lost| return m.fail_alone(epoch, op, lost);
         const is_lost = root_lost(epoch, op);
         for (epoch.resumes.items, 0..) |stored, index| {
             if (!stored.id.eql(op.id)) continue;
@@ -840,13 +840,15 @@ pub const Member = struct {
         m.actions.vtable.start(m.actions.ctx, op, &.{});
     }
 
-    /// A message was called after the other of the two was lost. Nobody else has to know.
-    fn lost_partner(m: *Member, epoch: *Epoch, op: *Op, partner: PeerId) void {
+    /// It was called after one was lost without whom it cannot be. Nobody has to be told: the
+    /// other of a message is that one; and where all members are needed, all know the loss before
+    /// they go on, and what was called before it has been decided by then.
+    fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         m.forget(epoch, op);
         m.actions.vtable.finished(m.actions.ctx, op, .{
             .status = .aborted,
             .reason = .peer_lost,
-            .peer = partner,
+            .peer = lost,
         });
     }
 
@@ -871,15 +873,17 @@ pub const Member = struct {
         const status: Status = switch (reason) {
             .deadline => if (m.connected) .deadline_exceeded else .coordinator_unreachable,
             .cancelled => .cancelled,
-            .peer_lost, .root_lost, .link_broken => .aborted,
+            .root_lost, .link_broken => .aborted,
             .state_unavailable => .state_unavailable,
             .mismatch,
             .digest,
+            .peer_lost,
             .too_few_peers,
             .contradiction,
             .structure,
             .state_conflict,
             .state_strategy,
+            .passed,
             => unreachable,
         };
         m.actions.vtable.finished(m.actions.ctx, op, .{
@@ -1236,6 +1240,7 @@ pub const Member = struct {
                 .state_unavailable => .state_unavailable,
                 .too_few_peers => .too_few_peers,
                 .deadline, .cancelled, .digest, .peer_lost, .root_lost, .link_broken => .aborted,
+                .passed => .aborted,
             },
             .reason = message.reason,
             .peer = message.peer,

@@ -62,6 +62,7 @@ test {
     _ = @import("disk_test.zig");
     _ = @import("status_rates.zig");
     _ = @import("queues_test.zig");
+    _ = @import("complete_test.zig");
     _ = @import("hostile_test.zig");
     _ = @import("newcomers_test.zig");
     _ = @import("rounds_test.zig");

@@ -111,6 +111,22 @@ pub fn on_called(
     epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
 }
 
+/// At a tick: calls that a member has left behind unmade can come to nothing.
+pub fn end_passed(epoch: *Epoch) ProtocolError!void {
+    if (!epoch.running or epoch.closed.is_empty()) return;
+    var index = epoch.records.items.len;
+    while (index > 0) {
+        index -= 1;
+        const known = epoch.records.items[index];
+        const passed = missing_of(epoch, known).intersect(&epoch.closed);
+        if (passed.is_empty()) continue;
+        try epoch.abort(known.id, .{
+            .reason = .passed,
+            .peer = epoch.members[passed.at(0)].id,
+        }, null);
+    }
+}
+
 /// At a tick. `late`: the coordinator was frozen, and judges nobody by the time that passed.
 pub fn review(group: *Group, epoch: *Epoch, now: Instant, late: bool) void {
     const warning_ns = group.coordinator.options.stall_warning_ns;

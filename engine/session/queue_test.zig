@@ -279,6 +279,8 @@ test "calls that wait belong to their epoch, which is over when they are" {
     try callers[0].call_all(0, at_once);
     callers[0].deadline = base.never;
     try callers[0].call_all(at_once, at_once + 9);
+    // The other has something in flight, too, and may make those calls yet.
+    try callers[1].call(at_once + 20);
     const before = callers[0].node.group.epoch();
     try newcomer.s.admit(w.now, newcomer.group, base.never);
     try w.settle();

@@ -224,6 +224,8 @@ pub const AbortReason = enum(u8) {
     link_broken = 12,
     /// A sync: two members give their contents, and its rules let one alone do that.
     state_strategy = 13,
+    /// A member has left the epoch for the next and has not made the call.
+    passed = 14,
 };
 
 pub const LinkState = enum(u8) {

@@ -383,9 +383,10 @@ class Functions(Generic[Mode]):
         element: n of them make the shape (n,). Equal shapes but for the rows, equal `counts` and
         dtype on every peer; dtypes are those of `broadcast`. `out`: of exactly that shape and
         dtype; `x` may be its rows of this rank, or overlap it. A member that is lost ends the call
-        with Aborted on all, and each such call until the next `admit`; with recovery "restart" or
-        "resume" calls go on, and elements of a lost member that no survivor got are zeros, on all
-        alike; the outcome names no contributor for them.
+        with Aborted on all, and each such call until an `admit` closes the gap
+        (`Admission.changed`); with recovery "restart" or "resume" calls go on, and elements of a
+        lost member that no survivor got are zeros, on all alike; the outcome names no contributor
+        for them.
         """
         form, sends, rows = self._parts(comm, x, counts)
         targets = self._targets(sends, out, gathered=rows)
@@ -632,9 +633,12 @@ class Functions(Generic[Mode]):
     def barrier(self, comm: Group, **_: Unpack[Broadcast.Work]) -> Work: ...
     @overload
     def barrier(self, comm: Group, **_: Unpack[Broadcast.Bool]) -> Outcome | Work: ...
-    @documented(MessageOptions)
+    @documented(BroadcastOptions)
     def barrier(self, comm: Group, **options: Any) -> Any:
-        """Returns the outcome once every member has called it."""
+        """Returns the outcome once every member that is there has called it.
+
+        With recovery "complete" it fails instead if one is lost.
+        """
         return comm.barrier(**options)
 
     @overload

@@ -7,6 +7,7 @@ itself is in tests/sim/scenarios/complete.txt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,52 @@ def test_each_call_fails_at_once_until_the_next_safe_point() -> None:
         without(gone, lambda comm: comm.admit(), world)
         assert without(gone, lambda comm: comm.world_size, world) == [2, 2]
         without(gone, lambda comm: comm.all_gather(np.ones(2), np.ones(4)), world)
+
+
+def test_a_loop_of_failing_calls_costs_nobody_its_place() -> None:
+    """Nobody is told of a call that fails for a loss that all know."""
+    with pccl.LocalWorld(3, deadline=30) as world:
+        gone = world.comms[0]
+        gone.close()
+
+        def program(comm: pccl.Communicator) -> int:
+            row, rows = np.ones(2), np.empty(6)
+            for _ in range(5000):
+                with pytest.raises(pccl.Aborted):
+                    comm.all_gather(row, rows)
+            return len(comm.all_reduce(np.ones(1)).contributors)
+
+        assert without(gone, program, world) == [2, 2]
+
+
+def test_a_call_that_a_member_has_passed_by_fails(coordinator: pccl.Coordinator) -> None:
+    """One member enters the next epoch without the barrier in which the other waits."""
+
+    def enter(comm: pccl.Communicator) -> pccl.Admission:
+        while not (admission := comm.admit()).changed:
+            continue
+        return admission
+
+    def connect(world_size: int | None) -> pccl.Communicator:
+        token = coordinator.token
+        return pccl.connect(token, bind="127.0.0.1:0", deadline=60, initial_world_size=world_size)
+
+    with ThreadPoolExecutor(3) as pool:
+        first, second = pool.map(connect, [2, 2])
+        admissions = [pool.submit(comm.admit) for comm in (first, second)]
+        assert [admission.result().world_size for admission in admissions] == [2, 2]
+        newcomer = connect(None)
+        entering = pool.submit(newcomer.admit)
+        waiting = pool.submit(first.barrier)
+        while not second.info().pending:
+            continue
+        assert enter(second).world_size == 3
+        with pytest.raises(pccl.Aborted, match=r"rank \d.* has passed the next safe point without"):
+            waiting.result()
+        assert enter(first).world_size == 3
+        assert entering.result().world_size == 3
+        for comm in (newcomer, second, first):
+            comm.close()
 
 
 def test_who_asks_for_it_gets_zeros_for_a_lost_rank() -> None:

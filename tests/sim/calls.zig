@@ -483,7 +483,11 @@ pub fn finished(work: *Work) void {
             rules.check_mismatch(work);
             if (op.failure.reason == null) syncs.learn(work.user);
         },
-        .aborted, .deadline_exceeded, .cancelled => record.state = .failed,
+        .aborted => {
+            record.state = .failed;
+            rules.check_lost(work);
+        },
+        .deadline_exceeded, .cancelled => record.state = .failed,
         .too_few_peers, .state_unavailable => record.state = .failed,
         .expelled, .coordinator_unreachable => record.state = .gone,
     }

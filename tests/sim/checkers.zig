@@ -187,7 +187,7 @@ pub const Checkers = struct {
         // Whom a coordinator had removed that could not write its journal, and then died, goes on
         // as if nothing had been: docs/PROMISE.md does not promise agreement with the others.
         if (c.forgetful) switch (check) {
-            .p1_agreement, .p2_atomicity => return,
+            .p1_agreement, .p2_atomicity, .together => return,
             else => {},
         };
         c.violation = .{ .check = check };
@@ -247,12 +247,14 @@ pub const Checkers = struct {
             "{f}: peers {d} and {d} list different ranges or contributors",
             .{ fmt_key(r.key), other, digit },
         );
-        if (won.contributors) |*set| if (success.contributors) |*also| if (!set.eql(also))
-            return c.fail(
+        // A case of agreement.
+        if (!c.forgetful) if (won.contributors) |*set| if (success.contributors) |*also| {
+            if (!set.eql(also)) return c.fail(
                 .one_set,
                 "{f}: the contributors of peer {d} are {f}, those of peer {d} {f}",
                 .{ fmt_key(r.key), other, fmt_peers(set), digit, fmt_peers(also) },
             );
+        };
         if (won.contributors == null) r.won.?.contributors = success.contributors;
         if (won.sequence != success.sequence) return c.fail(
             .p1_agreement,

@@ -657,6 +657,10 @@ pub fn heal(world: *World) void {
     for (world.connections.items) |connection| for (&connection.pipes) |*pipe| {
         pipe.stalled_until = @min(pipe.stalled_until, world.now);
         pipe.shape.ns_per_byte = @min(pipe.shape.ns_per_byte, 200);
+        // A small window bounds the rate by the delay: what many groups say must pass.
+        const well_ns = @as(u64, 20_000) * pipe.shape.capacity;
+        pipe.shape.delay_ns = @min(pipe.shape.delay_ns, well_ns);
+        pipe.shape.jitter_ns = @min(pipe.shape.jitter_ns, well_ns);
     };
     world.pair_cuts.clearRetainingCapacity();
     world.deafness.clearRetainingCapacity();

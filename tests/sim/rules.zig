@@ -265,6 +265,8 @@ fn check_complete(work: *Work) void {
         .{ work.node.index, fmt_key(work.step.key) },
     );
     if (world.config.has(.insider)) return; // it votes as it likes
+    // One that has started again commits what all but the lost have voted for.
+    if (world.nodes[0].state != .up or work.op.?.op.epoch < world.coordinator.first_epoch()) return;
     for (ids) |id| {
         const digit = calls.digit_of(world, id) orelse return;
         if (work.record.calls[digit].state == .none) return world.checkers.fail(
@@ -273,6 +275,29 @@ fn check_complete(work: *Work) void {
             .{ work.node.index, fmt_key(work.step.key), digit + 1 },
         );
     }
+}
+
+/// A call that needs every member and fails for a loss names one that is lost.
+pub fn check_lost(work: *const Work) void {
+    const world = work.node.world;
+    const op = work.op.?;
+    if (work.step.recovery != .complete or op.failure.reason != .peer_lost) return;
+    if (world.checkers.forgetful or world.config.has(.insider)) return;
+    if (world.nodes[0].state != .up) return;
+    const lost = op.failure.peer;
+    for (world.coordinator.groups.items) |group| {
+        if (group.id != work.group.member.group) continue;
+        const epoch = group.epoch_of(op.op.epoch) orelse return; // it is over
+        const rank = for (epoch.members, 0..) |*member, rank| {
+            if (member.id.eql(lost)) break rank;
+        } else break;
+        if (!epoch.alive.has(rank)) return;
+    }
+    world.checkers.fail(
+        .recovery,
+        "p{d}: {f} fails for the loss of peer {s}, which is not lost",
+        .{ work.node.index, fmt_key(work.step.key), lost.short() },
+    );
 }
 
 /// Some attempt since the call had just these members.
