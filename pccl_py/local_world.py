@@ -18,6 +18,8 @@ from pccl_py.errors import InvalidArgument
 ResultType = TypeVar("ResultType")
 
 LOOPBACK = "127.0.0.1:0"
+# A signal is noticed within this time.
+JOIN_SECONDS = 0.05
 
 
 class LocalWorld(Closing):
@@ -116,14 +118,20 @@ def _run_in_threads(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            _join(thread)
     except BaseException:  # Ctrl-C: the threads must not go on with nobody waiting for them
         for index in range(len(jobs)):
             on_error(index)
         for thread in threads:
             if thread.is_alive():  # the interrupt may have come before it was started
-                thread.join()
+                _join(thread)
         raise
     if errors:
         raise errors[0]
     return [results[index] for index in range(len(jobs))]
+
+
+def _join(thread: threading.Thread) -> None:
+    """Until it has ended. A signal may reach another thread, and then it does not end a join."""
+    while thread.is_alive():
+        thread.join(JOIN_SECONDS)

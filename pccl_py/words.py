@@ -98,7 +98,7 @@ class Recovery(IntEnum):
     it begins (`Admission.changed`).
 
     Unless its recovery is COMPLETE, a call causes no error for a peer that was lost before it, or
-    has left: until the next safe point it runs among the `info().alive` members that remain.
+    has left: in that epoch it runs among the `info().alive` members that remain.
     """
 
     DEFAULT = 0

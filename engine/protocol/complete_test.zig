@@ -4,6 +4,7 @@
 //! complete_to_one_then_both_lost, passed_without_a_call). The harness: court_test.zig.
 
 const std = @import("std");
+const base = @import("base");
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const control = wire.control;
@@ -79,4 +80,66 @@ test "votes of all others do not commit such a call without the lost" {
     for (0..lost) |index| try expectEqual(1, court.aborts[index]);
     try expectEqual(.peer_lost, court.last_abort.?.reason);
     try expect(court.last_abort.?.peer.eql(id_of(lost)));
+}
+
+// ---- calls that a member has passed by
+
+/// The next epoch has begun, with a newcomer; nobody has entered it.
+fn begin_next(court: *Court) !void {
+    try court.init(gpa);
+    errdefer court.c.destroy();
+    try court.form();
+    try court.connect(peers_max);
+    try court.next_round();
+    for (0..peers_max + 1) |index| try court.prepare(index, court.round, true);
+    for (0..peers_max) |index| try court.say(index, .{ .safe_points = .{
+        .group = 0,
+        .round = court.round,
+        .count = 1,
+    } });
+    try court.listen();
+    try expectEqual(2, court.epoch);
+}
+
+fn close_first(court: *Court, index: usize) !void {
+    try court.say(index, .{ .epoch_closed = .{ .group = 0, .epoch = 1 } });
+}
+
+test "a member that has not entered the next epoch closes none" {
+    var court: Court = undefined;
+    try begin_next(&court);
+    defer court.c.destroy();
+    try court.enter(0);
+    try close_first(&court, 0);
+    try expect(court.peers[0] != null);
+    try close_first(&court, 1);
+    try expectEqual(null, court.peers[1]);
+}
+
+test "calls that a member has passed by are ended up to a bound" {
+    var court: Court = undefined;
+    try begin_next(&court);
+    defer court.c.destroy();
+    try court.enter(0);
+    try close_first(&court, 0);
+    const at_once = base.limits.operations_in_flight_max;
+    const most = base.limits.decisions_kept_max;
+    for (0..most / at_once + 2) |round| {
+        const first: u64 = @min(round, most / at_once);
+        for (0..at_once) |number| try court.say(1, .{ .called = .{
+            .group = 0,
+            .epoch = 1,
+            .attempt = 1,
+            .op = .{ .tag = first * at_once + number, .sequence = 0 },
+            .descriptor = court_file.descriptor,
+            .left_ns = std.math.maxInt(u64),
+        } });
+        court.c.tick(court.now);
+        try court.listen();
+    }
+    try expectEqual(most, court.aborts[1]);
+    try expectEqual(.passed, court.last_abort.?.reason);
+    try expect(court.last_abort.?.peer.eql(id_of(0)));
+    try expect(court.last_abort.?.other.eql(id_of(1)));
+    try expect(court.peers[1] != null);
 }

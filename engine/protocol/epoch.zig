@@ -1288,7 +1288,7 @@ pub const Epoch = struct {
         const vote = known.vote orelse return false;
         const needed = epoch.voters(known.id);
         for (0..epoch.members.len) |rank| {
-            if (!needed.has(rank) or epoch.closed.has(rank)) continue;
+            if (!needed.has(rank)) continue;
             if (!known.done_reported.has(rank)) return false;
         }
         return epoch.history.members(vote.attempt).count() >= epoch.min_world_size;

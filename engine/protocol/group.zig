@@ -701,7 +701,10 @@ pub const Group = struct {
     pub fn on_closed(group: *Group, now: base.Instant, peer: *Peer, number: u64) !void {
         const epoch = group.epoch_of(number) orelse return;
         const rank = epoch.rank_of(peer) orelse return;
-        if (epoch == group.current()) return error.Unexpected; // nobody has a later one to be in
+        // One that has entered no later one has closed nothing.
+        const later = group.current().?;
+        const place = later.rank_of(peer) orelse return;
+        if (epoch == later or !later.activated.has(place)) return error.Unexpected;
         try epoch.on_closed(rank);
         group.drop_empty();
         group.advance(now);

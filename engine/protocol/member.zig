@@ -275,11 +275,12 @@ pub const Epoch = struct {
             return;
         }
         if (epoch.aborts.items.len >= base.limits.decisions_kept_max) epoch.make_room();
+        const maker = if (failure.reason == .passed) failure.other else failure.peer;
         try epoch.aborts.append(gpa, .{
             .tag = id.tag,
             .first = id.sequence,
             .end = id.sequence + 1,
-            .maker = epoch.rank_of(failure.peer) orelse unknown_maker,
+            .maker = epoch.rank_of(maker) orelse unknown_maker,
             .failure = failure,
         });
     }
@@ -810,6 +811,7 @@ pub const Member = struct {
         const epoch = m.epoch_of(op.epoch).?;
         assert(epoch.queued.orderedRemove(0) == op);
         m.take_up(epoch, op);
+        m.close_drained(); // it may have failed alone
     }
 
     fn begin(m: *Member, epoch: *Epoch, op: *Op) void {

@@ -3,7 +3,8 @@
 //! the run says so. Its evidence is a vote, an offer, a report, or `called`, which members say of
 //! operations that take long. It blames no member that has called, however slow it is, and takes
 //! only the member's own word that it has. The member's half: member.zig. Debts that are not calls
-//! of users: owed.zig.
+//! of users: owed.zig. A call that a member can make no more, because it has left the epoch, is
+//! aborted here, too.
 
 const std = @import("std");
 const base = @import("base");
@@ -111,7 +112,8 @@ pub fn on_called(
     epoch.stall_at = @min(epoch.stall_at, now +| soon_ns);
 }
 
-/// At a tick: calls that a member has left behind unmade can come to nothing.
+/// At a tick: calls that a member has left behind unmade can come to nothing. An abort counts
+/// against the first that has called.
 pub fn end_passed(epoch: *Epoch) ProtocolError!void {
     if (!epoch.running or epoch.closed.is_empty()) return;
     var index = epoch.records.items.len;
@@ -120,10 +122,12 @@ pub fn end_passed(epoch: *Epoch) ProtocolError!void {
         const known = epoch.records.items[index];
         const passed = missing_of(epoch, known).intersect(&epoch.closed);
         if (passed.is_empty()) continue;
+        if (epoch.members[known.from].caused >= base.limits.decisions_kept_max) continue;
         try epoch.abort(known.id, .{
             .reason = .passed,
             .peer = epoch.members[passed.at(0)].id,
-        }, null);
+            .other = epoch.members[known.from].id,
+        }, known.from);
     }
 }
 

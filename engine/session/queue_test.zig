@@ -4,6 +4,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const wire = @import("wire");
 const session = @import("root.zig");
 const world = @import("world_test.zig");
 const world_of = @import("hostile_test.zig").form;
@@ -26,6 +27,7 @@ const Caller = struct {
     count: usize = 0,
     memory: [most]u64 = @splat(1),
     deadline: u64 = base.never,
+    recovery: wire.control.Recovery = .resume_chunks,
 
     fn call(caller: *Caller, tag: u64) !void {
         const value = caller.memory[caller.count..][0..1];
@@ -42,6 +44,7 @@ const Caller = struct {
             .count = send.len,
             .dtype = .u64,
             .tag = tag,
+            .recovery = caller.recovery,
             .deadline = caller.deadline,
         });
     }
@@ -279,7 +282,7 @@ test "calls that wait belong to their epoch, which is over when they are" {
     try callers[0].call_all(0, at_once);
     callers[0].deadline = base.never;
     try callers[0].call_all(at_once, at_once + 9);
-    // The other has something in flight, too, and may make those calls yet.
+    // The other has something in flight, too, so it does not close that epoch.
     try callers[1].call(at_once + 20);
     const before = callers[0].node.group.epoch();
     try newcomer.s.admit(w.now, newcomer.group, base.never);
@@ -306,6 +309,31 @@ test "calls that wait belong to their epoch, which is over when they are" {
     }
     try expectEqual(null, member.epoch_of(before));
     callers[0].node.s.leave(w.now, callers[0].node.group);
+    callers[0].release();
+}
+
+test "an epoch that was left is over when what waits in it fails alone" {
+    var two: Two = .{};
+    try two.form();
+    defer two.w.deinit();
+    const w = &two.w;
+    const callers = &two.callers;
+    const newcomer = try w.add();
+    try w.settle();
+    callers[0].recovery = .complete;
+    try callers[0].call_all(0, at_once + 9);
+    try callers[1].call(at_once + 20); // so it does not close that epoch
+    const before = callers[0].node.group.epoch();
+    try newcomer.s.admit(w.now, newcomer.group, base.never);
+    try w.settle();
+    for (callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
+    try w.settle();
+    w.kill(callers[1].node);
+    try w.settle();
+    for (callers[0].operations[0..callers[0].count]) |operation| {
+        try expectEqual(.aborted, operation.status);
+    }
+    try expectEqual(null, callers[0].node.group.member.epoch_of(before));
     callers[0].release();
 }
 

@@ -96,6 +96,7 @@ pub const all = .{
     "opposite_order",
     "passed_together",
     "passed_without_a_call",
+    "passed_across_a_restart",
     "passed_together_across_a_restart",
     "peer_dies",
     "peers_that_never_join",
