@@ -1077,9 +1077,9 @@ fn aborted(op: *const session.Operation, name: []const u8) Error {
         ),
         .passed => fail(
             .aborted,
-            "{s} was aborted, because {f} has passed the next safe point without it; so is " ++
-                "each such call. Call admit() and go on from there: between two safe points all ranks " ++
-                "must make the same calls. {s}",
+            "{s} was aborted, because {f} has passed the next safe point without it; " ++
+                "so is each such call. Call admit() and go on from there: between two " ++
+                "safe points all ranks must make the same calls. {s}",
             .{ name, peer, kept(op) },
         ),
         .link_broken => fail(
