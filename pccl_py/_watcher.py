@@ -1,8 +1,12 @@
-"""One thread for the whole process: passes native log events on, and completions to whoever awaits.
+"""Threads of the process that pass native log events on, and completions to whoever awaits them.
 
-It sleeps in the native library, not in a poll of works: a finished work puts its key into a queue
-there. It is started by the first coordinator or communicator of the process. The meaning of a
-completion is the caller's (work.py); how the process ends is _lifecycle.py's.
+One of them leads: it sleeps in the native library, not in a poll of works, and a finished work puts
+its key into a queue there. Callbacks of the program may wait for other works. So a thread that is
+about to run one hands the lead to another first, and waits to lead again afterwards: two threads as
+a rule, and one more for each callback that waits (the pattern leader and followers: Schmidt et al.,
+Pattern-Oriented Software Architecture, volume 2). The first is started by the first coordinator or
+communicator of the process. The meaning of a completion is the caller's (work.py); how the process
+ends is _lifecycle.py's.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import logging
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,55 +38,73 @@ LOG_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.
 class Awaited(Protocol):
     """An object that is told of a finished work: a pccl_py Work."""
 
-    def _on_finished(self) -> None: ...
+    def _on_finished(self) -> Callable[[], object] | None:
+        """Does what never waits, and returns what may: callbacks of the program."""
 
 
 class Watcher:
-    """The thread and what it knows. All methods may be called from any thread."""
+    """The threads and what they know. Public methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._leader: threading.Thread | None = None
+        # Waits to lead.
+        self._follower: threading.Thread | None = None
+        self._leader_changed = threading.Condition(self._lock)
+        # The leader's: callbacks whose works are finished.
+        self._due: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._at_end: Callable[[], None] | None = None
         self._keys = itertools.count(1)
         # Weak: a task that awaits a work keeps it, not the completion that may never come.
         self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
+        # But works with callbacks are kept until those are called.
+        self._kept: dict[int, Awaited] = {}
         self._dropped: dict[int, NativeWork] = {}
 
     def start(self) -> None:
-        """Starts the thread unless it runs or the process is ending. Raises SystemRefused."""
+        """Starts a thread unless one runs or the process is ending. Raises SystemRefused."""
         with self._lock:
-            if self._thread is None and not self._stopping:
-                thread = threading.Thread(target=self._run, name="pccl-watcher", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise SystemRefused(
-                        "the operating system gives this process no more threads"
-                    ) from error
-                self._thread = thread
+            if self._leader is None and not self._stopping:
+                self._start_leader()
+
+    def _start_leader(self) -> None:
+        thread = threading.Thread(target=self._run, name="pccl-watcher", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise SystemRefused(
+                "the operating system gives this process no more threads"
+            ) from error
+        self._leader = thread
 
     def stop(self, at_end: Callable[[], None], timeout: float) -> bool:
-        """Ends the thread for good, which calls `at_end` as its last act.
+        """Ends the threads for good; the leader calls `at_end` as its last act.
 
         Waits for that at most `timeout` seconds; False if it was not enough. Without a thread,
-        nothing was ever opened, and `at_end` is not called.
+        nothing was ever opened, and `at_end` is not called. Callbacks under way are not waited for,
+        and no other is called.
         """
         with self._lock:
             self._at_end = at_end
             self._stopping = True
-            thread = self._thread
-        if thread is None:
+            leader = self._leader
+            self._leader_changed.notify()
+        if leader is None:
             return True
         _pccl.completions_wake()
-        thread.join(timeout)
-        return not thread.is_alive()
+        leader.join(timeout)
+        return not leader.is_alive()
 
-    def notify(self, native: NativeWork, awaited: Awaited) -> None:
-        """Calls `awaited._on_finished()` on the thread once `native` is finished."""
+    def notify(self, native: NativeWork, awaited: Awaited, *, keep: bool = False) -> None:
+        """Calls `awaited._on_finished()` on a thread once `native` is finished.
+
+        A work has one notification, the last. `keep`: `awaited` is kept until then; not twice.
+        """
         self.start()
         key = next(self._keys)
+        if keep:
+            self._kept[key] = awaited
         self._awaited[key] = awaited
         _pccl.work_notify(native, key)
 
@@ -100,19 +123,63 @@ class Watcher:
             try:
                 logger.log(LOG_LEVELS.get(level, logging.ERROR), "%s", message)
             except Exception:  # noqa: BLE001  of a handler of the program
-                _report()
+                report()
 
     def _run(self) -> None:
+        while self._is_leader():
+            if (callback := self._lead()) is None:
+                return
+            callback()
+            del callback  # with the work that it holds
+
+    def _is_leader(self) -> bool:
+        """Waits to lead. False if another thread does that already, or at the end."""
+        own = threading.current_thread()
+        with self._lock:
+            if self._leader is not own:
+                if self._follower is not None:
+                    return False
+                self._follower = own
+                while self._follower is own and not self._stopping:
+                    self._leader_changed.wait()
+            return self._leader is own
+
+    def _hand_over(self) -> bool:
+        """Another thread leads from now on; False at the end.
+
+        If there can be no other thread, this one goes on to lead, after the callback.
+        """
+        with self._lock:
+            if self._stopping:
+                return False
+            if self._follower is None:
+                try:
+                    self._start_leader()
+                except SystemRefused as error:
+                    logger.warning("callbacks of works hold up others: %s", error)
+            else:
+                self._leader, self._follower = self._follower, None
+                self._leader_changed.notify()
+            return True
+
+    def _lead(self) -> Callable[[], object] | None:
+        """Until a callback is due, which is returned when another thread leads; None at the end."""
         while not self._stopping:
+            if self._due:
+                callback = self._due.popleft()
+                if self._hand_over():
+                    return callback
+                continue
             for key in _pccl.completions_wait(LOG_INTERVAL_NS):
                 try:
                     self._finished(key)
                 except Exception:  # noqa: BLE001  of a handler of the program, or of its event loop
-                    _report()
+                    report()
             self.drain_log()
         if self._at_end is not None:
             self._at_end()
         self.drain_log()
+        return None
 
     def _finished(self, key: int) -> None:
         # Nothing here outlives the call: a work must not live on because this thread sleeps.
@@ -122,7 +189,9 @@ class Watcher:
             except PcclError as error:
                 tell_of_dropped(error)
         if (awaited := self._awaited.pop(key, None)) is not None:
-            awaited._on_finished()
+            self._kept.pop(key, None)
+            if (callback := awaited._on_finished()) is not None:
+                self._due.append(callback)
 
 
 def tell_of_dropped(error: Exception) -> None:
@@ -130,7 +199,7 @@ def tell_of_dropped(error: Exception) -> None:
     logger.warning("an operation whose Work was dropped has failed: %s", error)
 
 
-def _report() -> None:
+def report() -> None:
     """Reports an exception as Python does one that ends a thread; this thread goes on."""
     kind, error, traceback = sys.exc_info()
     assert kind is not None

@@ -7,6 +7,7 @@ leaves behind. Completions reach asyncio through _watcher.py, without a thread p
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
@@ -47,6 +48,7 @@ class Work(Generic[ResultType]):
 
     __slots__ = (
         "__weakref__",
+        "_callbacks",
         "_finish",
         "_finishing",
         "_lock",
@@ -77,6 +79,7 @@ class Work(Generic[ResultType]):
         self._result_lock = threading.RLock()
         self._finishing = False
         self._waiters: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[Work[ResultType]], object]] = []
 
     def wait(self, timeout: float | None = None) -> ResultType:
         """Waits until the operation is done, and returns its result.
@@ -100,6 +103,24 @@ class Work(Generic[ResultType]):
         Raises SystemRefused if there are too many open files.
         """
         return self._native.fileno()
+
+    def add_done_callback(self, callback: Callable[[Work[ResultType]], object]) -> None:
+        """Calls `callback(work)` once the operation is done, also if it has failed or is in doubt.
+
+        It is called once: on a thread of the library, those of one Work one after the other; or
+        here and now, if the operation is done already. A callback may wait for other works, or take
+        long. It holds up the later callbacks of its own Work alone. Until then the Work is kept,
+        also if the program drops it. An exception goes to `threading.excepthook`, or to the caller
+        of this function. At the end of the process callbacks that are left are not called.
+        """
+        if self.done():
+            callback(self)
+            return
+        with self._lock:
+            first = not self._callbacks
+            self._callbacks.append(callback)
+        if first:
+            _watcher.watcher.notify(self._native, self, keep=True)
 
     def cancel(self) -> None:
         """Withdraws the operation, and this peer from the group; does nothing if it is done.
@@ -181,18 +202,27 @@ class Work(Generic[ResultType]):
         return future
 
     def _when_done(self, call: Callable[[], object]) -> None:
-        """Calls it on the watcher's thread. One notification serves all."""
+        """Calls it on the watcher's thread, where it must not wait. One notification serves all."""
         with self._lock:
-            first = not self._waiters
+            first = not self._waiters and not self._callbacks
             self._waiters.append(call)
         if first:
             _watcher.watcher.notify(self._native, self)
 
-    def _on_finished(self) -> None:
+    def _on_finished(self) -> Callable[[], object] | None:
         with self._lock:
             waiters, self._waiters = self._waiters, []
+            callbacks, self._callbacks = self._callbacks, []
         for call in waiters:
             call()
+        return functools.partial(self._call_back, callbacks) if callbacks else None
+
+    def _call_back(self, callbacks: list[Callable[[Work[ResultType]], object]]) -> None:
+        for call in callbacks:
+            try:
+                call(self)
+            except Exception:  # noqa: BLE001  of the program
+                _watcher.report()
 
     def _wait(self, timeout: float | None) -> None:
         try:
