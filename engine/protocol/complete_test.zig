@@ -142,7 +142,7 @@ test "calls that a member has passed by are ended up to a bound" {
     try expect(court.last_abort.?.peer.eql(id_of(0)));
     try expect(court.last_abort.?.other.eql(id_of(1)));
     try expect(court.peers[1] != null);
-    // What waits is no error of the coordinator.
+    // Calls that wait are no error of the coordinator.
     const said = court.said[0..court.said_bytes];
     try expectEqual(null, std.mem.indexOf(u8, said, "Unexpected"));
 }
