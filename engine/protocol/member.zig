@@ -151,6 +151,8 @@ pub const Epoch = struct {
     /// Called while there was no room in `ops`, in the order of the calls.
     queued: std.ArrayList(*Op) = .empty,
     sequences: Sequences = .{},
+    /// Of some call here nobody was told (fail_alone).
+    has_failed_alone: bool = false,
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
     /// The current attempt's resumes of operations that were not called yet.
@@ -440,6 +442,11 @@ pub const Member = struct {
     pub fn welcomed(m: *Member, group: u16) void {
         m.group = group;
         m.connected = true;
+    }
+
+    /// A call has failed here alone, and others wait in it: theirs is not quite the same.
+    fn say_gave_up(m: *Member, epoch: *const Epoch, id: OpId) void {
+        m.send_gave_up(&.{ .epoch = epoch.number, .id = id, .reason = .cancelled });
     }
 
     fn send_gave_up(m: *Member, given_up: *const Withdrawn) void {
@@ -787,7 +794,9 @@ pub const Member = struct {
         } else m.take_up(epoch, op);
         // One that waits was called, too: nobody shall be blamed for it.
         const is_called = op.state == .running or op.state == .queued;
-        if (epoch.asked.remove(op.id) and is_called) m.say_called(epoch, op, far);
+        if (!epoch.asked.remove(op.id)) return;
+        if (is_called) return m.say_called(epoch, op, far);
+        m.say_gave_up(epoch, op.id);
     }
 
     fn take_up(m: *Member, epoch: *Epoch, op: *Op) void {
@@ -844,8 +853,18 @@ pub const Member = struct {
 
     /// It was called after one was lost without whom it cannot be. Nobody has to be told: the
     /// other of a message is that one; and where all members are needed, all know the loss before
-    /// they go on, and what was called before it has been decided by then.
+    /// they go on, and what was called before it has been decided by then. But those who ask, or
+    /// know that it waited for its turn, are told: what they have called may ask for less.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
+        epoch.has_failed_alone = true;
+        if (op.is_told) {
+            m.withdrawn.appendAssumeCapacity(.{
+                .epoch = op.epoch,
+                .id = op.id,
+                .reason = .cancelled,
+            });
+            m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
+        }
         m.forget(epoch, op);
         m.actions.vtable.finished(m.actions.ctx, op, .{
             .status = .aborted,
@@ -945,7 +964,11 @@ pub const Member = struct {
             return;
         }
         const next = epoch.sequences.next(message.op.tag);
-        if (!is_missing or message.op.sequence < next) return; // it is over here
+        if (!is_missing) return;
+        if (message.op.sequence < next) { // it is over here
+            if (epoch.has_failed_alone) m.say_gave_up(epoch, message.op);
+            return;
+        }
         if (epoch.asked.count() >= base.limits.operations_in_flight_max * base.limits.peers_max)
             return error.Unexpected;
         try epoch.asked.put(m.gpa, message.op, {});

@@ -102,6 +102,7 @@ pub const all = .{
     "peers_that_never_join",
     "complete",
     "complete_to_one_then_both_lost",
+    "complete_beside_restart",
     "raise",
     "restart",
     "root_dies_as_ranks_shift",
