@@ -151,7 +151,7 @@ pub const Epoch = struct {
     /// Called while there was no room in `ops`, in the order of the calls.
     queued: std.ArrayList(*Op) = .empty,
     sequences: Sequences = .{},
-    /// Of some call here nobody was told (fail_alone).
+    /// Some call has failed here, and nobody was told (fail_alone).
     has_failed_alone: bool = false,
     /// Aborts of operations that were not called yet, oldest first.
     aborts: std.ArrayList(Stored) = .empty,
