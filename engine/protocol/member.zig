@@ -857,14 +857,7 @@ pub const Member = struct {
     /// know that it waited for its turn, are told: what they have called may ask for less.
     fn fail_alone(m: *Member, epoch: *Epoch, op: *Op, lost: PeerId) void {
         epoch.has_failed_alone = true;
-        if (op.is_told) {
-            m.withdrawn.appendAssumeCapacity(.{
-                .epoch = op.epoch,
-                .id = op.id,
-                .reason = .cancelled,
-            });
-            m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
-        }
+        if (op.is_told) m.take_back(op, .cancelled);
         m.forget(epoch, op);
         m.actions.vtable.finished(m.actions.ctx, op, .{
             .status = .aborted,
@@ -888,8 +881,7 @@ pub const Member = struct {
         reason: control.AbortReason,
         peer: PeerId,
     ) void {
-        m.withdrawn.appendAssumeCapacity(.{ .epoch = op.epoch, .id = op.id, .reason = reason });
-        m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
+        m.take_back(op, reason);
         m.forget(epoch, op);
         const status: Status = switch (reason) {
             .deadline => if (m.connected) .deadline_exceeded else .coordinator_unreachable,
@@ -914,6 +906,12 @@ pub const Member = struct {
             .missing = m.missing_of(op),
             .elsewhere = op.elsewhere,
         });
+    }
+
+    /// Tells the coordinator, again after each loss of the connection, until it has answered.
+    fn take_back(m: *Member, op: *const Op, reason: control.AbortReason) void {
+        m.withdrawn.appendAssumeCapacity(.{ .epoch = op.epoch, .id = op.id, .reason = reason });
+        m.send_gave_up(&m.withdrawn.items[m.withdrawn.items.len - 1]);
     }
 
     // ---- calls that others wait for

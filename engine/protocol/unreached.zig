@@ -103,8 +103,8 @@ pub fn link_told(group: *Group, now: Instant, from: *Peer, body: *const control.
     if (group.unreached.find(from.id, body.other)) |claim| claim.dialed = .pending;
 }
 
-/// That a peer which is away, and perhaps dead, cannot be dialed is no matter of ports: newcomers
-/// hear that they wait for it (awaited.zig), and nobody else hears anything.
+/// A peer that is away may be dead: if nobody can dial it, its ports need not be at fault.
+/// Newcomers hear that they wait for it (awaited.zig); nobody else hears anything.
 fn say(group: *Group, now: Instant, from: *Peer, missing: control.Missing) void {
     const c = group.coordinator;
     const other = c.peer_of(missing.peer) orelse return;

@@ -77,6 +77,15 @@ const Two = struct {
         try world_of(&two.w, 2);
         for (&two.callers, two.w.nodes[0..2]) |*caller, *node| caller.* = .{ .node = node };
     }
+
+    /// Both enter the next epoch, with a newcomer. Their calls so far belong to the last one.
+    fn enter_next(two: *Two, newcomer: *Node) !void {
+        const w = &two.w;
+        try newcomer.s.admit(w.now, newcomer.group, base.never);
+        try w.settle();
+        for (&two.callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
+        try w.settle();
+    }
 };
 
 test "calls beyond those in flight wait, begin in their order, and all succeed" {
@@ -285,10 +294,7 @@ test "calls that wait belong to their epoch, which is over when they are" {
     // The other has something in flight, too, so it does not close that epoch.
     try callers[1].call(at_once + 20);
     const before = callers[0].node.group.epoch();
-    try newcomer.s.admit(w.now, newcomer.group, base.never);
-    try w.settle();
-    for (callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
-    try w.settle();
+    try two.enter_next(newcomer);
     try expectEqual(3, callers[0].node.group.world_size());
     const member = &callers[0].node.group.member;
     try expect(member.epoch_of(before) != null);
@@ -324,10 +330,7 @@ test "an epoch that was left is over when what waits in it fails alone" {
     try callers[0].call_all(0, at_once + 9);
     try callers[1].call(at_once + 20); // so it does not close that epoch
     const before = callers[0].node.group.epoch();
-    try newcomer.s.admit(w.now, newcomer.group, base.never);
-    try w.settle();
-    for (callers) |*caller| try caller.node.s.admit(w.now, caller.node.group, base.never);
-    try w.settle();
+    try two.enter_next(newcomer);
     w.kill(callers[1].node);
     try w.settle();
     for (callers[0].operations[0..callers[0].count]) |operation| {

@@ -1,13 +1,15 @@
 """include/pccl.h as cffi reads it: the header itself is the source, five rules make it plain C.
 
 The header stays free of inline functions and of macros in declarations so that this is all it
-takes. test_abi.py tests what the functions do, test_manifest.py what programs rely on. The other
-header, COMPAT, has the names of PCCL 1.0 (tests/compat/test_compat_c.py).
+takes. Programs in C are compiled against it here, too. test_abi.py tests what the functions do,
+test_manifest.py what programs rely on. The other header, COMPAT, has the names of PCCL 1.0
+(tests/compat/test_compat_c.py).
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,3 +46,18 @@ def load(header: Path = HEADER) -> tuple[Any, Any]:
     ffi = cffi.FFI()
     ffi.cdef(declarations(header.read_text()))
     return ffi, ffi.dlopen(str(LIBRARY))
+
+
+def compile_with(*arguments: str) -> None:
+    """With the compiler of the ziglang package; no warning is let pass."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+
+
+def flags(*arguments: str) -> str:
+    """The compiler's, as a program's author asks for them: `pccl flags`."""
+    command = [sys.executable, "-m", "pccl_py.cli", "flags", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from header import HEADER, LIBRARY, ROOT
+from header import HEADER, LIBRARY, ROOT, compile_with, flags
 
 import pccl_py as pccl
 
@@ -24,14 +24,6 @@ LOOPBACK = "127.0.0.1:0"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'frontends'}"}
 TWO = {"PCCL_BIND": LOOPBACK, "PCCL_INITIAL_WORLD_SIZE": "2"}
 EMBED_COUNT = 4 << 20  # of examples/c_embed/embed.c
-
-
-def compile_with(*arguments: str) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -66,12 +58,6 @@ def build(folder: str, to: Path) -> Path:
     strict = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror"]
     compile_with("cc", *strict, str(source), *flags().split(), "-o", str(made))
     return made
-
-
-def flags(*arguments: str) -> str:
-    return subprocess.run(
-        [*CLI, "flags", *arguments], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header import COMPAT, ROOT
+from header import COMPAT, ROOT, compile_with, flags
 
 import pccl_py
 
@@ -94,22 +94,6 @@ int main(int argc, char **argv) {
 """
 
 
-def flags() -> list[str]:
-    """As a program's author asks for them."""
-    command = [*CLI, "flags", "--compat"]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout.split()
-
-
-def compile_with(*arguments: str) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "ziglang", *arguments], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stderr == ""
-
-
 @pytest.mark.parametrize(
     ("compiler", "standard", "suffix"),
     [("cc", "c11", "c"), ("cc", "c23", "c"), ("c++", "c++17", "cpp"), ("c++", "c++20", "cpp")],
@@ -136,7 +120,7 @@ def test_the_header_stands_alone_in_every_language(
 
 
 def test_the_flags_name_the_header_of_pccl_1(tmp_path: Path) -> None:
-    include, *_ = flags()
+    include, *_ = flags("--compat").split()
     folder = Path(include.removeprefix("-I"))
     assert (folder / "pccl.h").read_text() == COMPAT.read_text()
     assert (folder / "ccoip_inet.h").exists() and (folder / "ccoip.h").exists()
@@ -147,7 +131,7 @@ def hello(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = ROOT / "examples" / "compat" / "hello.c"
     assert "cc examples/compat/hello.c $(pccl flags --compat) -o hello\n" in source.read_text()
     made = tmp_path_factory.mktemp("hello") / "hello"
-    compile_with("cc", *STRICT, str(source), *flags(), "-o", str(made))
+    compile_with("cc", *STRICT, str(source), *flags("--compat").split(), "-o", str(made))
     return made
 
 
@@ -229,7 +213,7 @@ def test_a_master_is_interrupted_in_a_signal_handler(
         pytest.skip(f"this machine has no {host}")
     source, made = tmp_path / "master.c", tmp_path / "master"
     source.write_text(MASTER)
-    compile_with("cc", *STRICT, str(source), *flags(), "-o", str(made))
+    compile_with("cc", *STRICT, str(source), *flags("--compat").split(), "-o", str(made))
     version = "4" if family == socket.AF_INET else "6"
     environment = {
         "PCCL_RECONNECT_TIMEOUT": "0",
