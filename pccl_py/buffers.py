@@ -31,6 +31,7 @@ _KIND_OF_FORMAT = {
     **dict.fromkeys("bhilqn", "i"),
     **dict.fromkeys("BHILQN", "u"),
 }
+_COMPLEX = {DType.F16: "complex32", DType.F32: "complex64", DType.F64: "complex128"}
 _DTYPES = {"f": _FLOATS, "i": _SIGNED, "u": _UNSIGNED}
 # One byte each, known to no kernel; by their names in ml_dtypes.
 _OPAQUE = re.compile(r"float8_\w+")
@@ -45,10 +46,11 @@ class Buffer:
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
     `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
     dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
-    as they are and are not added up, and on the wire they are like any other bytes. Collectives
-    tell the kinds apart, by `form` of pccl.h.
-    Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
-    empty.
+    as they are and are not added up, and on the wire they are like any other bytes. `paired`: two
+    elements are one complex number, so that `count` is twice as many; of reductions these have
+    "sum" and "avg". Collectives tell the kinds apart, by `form` of pccl.h; messages do not.
+    Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
+    empty, or pairs of what has none.
     """
 
     address: int
@@ -58,6 +60,7 @@ class Buffer:
     owner: object = None
     shape: tuple[int, ...] | None = None
     opaque: str | None = None
+    paired: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", parse_dtype(self.dtype))
@@ -65,11 +68,21 @@ class Buffer:
         unsigned(self.count, "count", 64)
         if self.address == 0 and self.count != 0:
             raise InvalidArgument("the address of a buffer that is not empty must not be 0")
+        if self.paired and (self.dtype not in _COMPLEX or self.count % 2 or self.opaque):
+            raise InvalidArgument(
+                "a buffer of complex numbers has an even count of f16, f32 or f64, not "
+                f"{self.count} of {self.opaque or self.dtype.name.lower()}"
+            )
 
     @property
     def kind(self) -> str:
         """The name of its dtype."""
-        return self.opaque or self.dtype.name.lower()
+        return _COMPLEX[self.dtype] if self.paired else self.opaque or self.dtype.name.lower()
+
+    @property
+    def has_own_kind(self) -> bool:
+        """Whether its kind is another one than that of its dtype."""
+        return self.paired or self.opaque is not None
 
     @property
     def end(self) -> int:

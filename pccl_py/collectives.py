@@ -39,6 +39,7 @@ from pccl_py.words import (
     DIFFER_IN_FORM,
     DType,
     PeerId,
+    ReduceOp,
     counted,
     first_of,
     form_of,
@@ -54,6 +55,8 @@ Opt: TypeAlias = Arrays | None
 _Taken = TypeVar("_Taken")
 # As base/limits.zig has it: pair_tags_first.
 _TAGS_END = 0xFE << 56
+# What preparing an array may raise: RuntimeError is how some libraries refuse one.
+REFUSALS = (TypeError, InvalidArgument, RuntimeError)
 
 
 class Part(NamedTuple):
@@ -539,8 +542,9 @@ class Collectives(Closing):
                 f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
                 "which min is AND and max is OR)"
             )
-        if opaque:
-            asked.form = _form_of_kinds(asked.form, arrays)
+        if kind in _ADDING and asked.op not in (ReduceOp.SUM, ReduceOp.AVG):
+            _check_real(asked.op, arrays)
+        asked.form = _form_of_kinds(asked.form, arrays)
         carried, residuals = None, (0, 0)
         if feedback is not None:
             given = [array.any.count for array in arrays]
@@ -552,7 +556,8 @@ class Collectives(Closing):
         what: tuple[Any, ...] = kind, listed
         if counts is not None:
             begin, what = _pccl.uneven, (kind, listed[0], counts)
-        reword = _Kinds(arrays).told if any(_is_bytes(array) for array in arrays) else None
+        told = any(_is_bytes(array) or array.any.paired for array in arrays)
+        reword = _Kinds(arrays).told if told else None
         origin = self._origin(kind.name.lower())
         return Call(origin, begin, self._open(), *what, *rest, carried=carried, reword=reword)
 
@@ -579,6 +584,7 @@ class Collectives(Closing):
                 )
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
+        asked.form = _form_of_kinds(asked.form, [array])
         arguments = self._open(), array.native(), *listed, asked.native(), array
         return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
 
@@ -653,11 +659,22 @@ class _Array:
 
 
 def _form_of_kinds(form: int, arrays: list[_Array]) -> int:
-    """The form of a call with arrays of bool, or of other elements that travel as u8."""
+    """The form of a call whose arrays may be of bool, of complex numbers, of opaque bytes."""
+    if not any(array.any.has_own_kind for array in arrays):
+        return form
     kinds = [array.any.kind for array in arrays]
     if kinds == ["bool"] and form == 0:
         return _pccl.FORM_BOOL  # which errors have a name for
     return form_of(f"{form} {kinds}")
+
+
+def _check_real(op: ReduceOp, arrays: list[_Array]) -> None:
+    kinds = [array.any.kind for array in arrays if array.any.paired]
+    if kinds:
+        raise InvalidArgument(
+            f"{kinds[0]} arrays have no {op.name.lower()} here: complex numbers are added up, by "
+            "sum and avg; reduce their real and imaginary parts, or their absolute values, for more"
+        )
 
 
 def _is_bytes(array: _Array) -> bool:
@@ -732,7 +749,7 @@ def numbered(name: str, number: int) -> Iterator[None]:
     """An error about one of several says which it was."""
     try:
         yield
-    except (TypeError, InvalidArgument) as error:
+    except REFUSALS as error:
         raise type(error)(f"{name}[{number}]: {error}") from None
 
 

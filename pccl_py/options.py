@@ -200,14 +200,14 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 class Asked:
     """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
-    __slots__ = ("_deadline", "_op", "_plan", "codec", "form", "recovery", "tag")
+    __slots__ = ("_deadline", "_plan", "codec", "form", "op", "recovery", "tag")
 
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
         get = options.get
         self.codec = parse_codec(get("codec", CodecKind.NONE))
         self.tag = unsigned(get("tag", 0), "tag", 64)
-        self._op = parse_op(get("op", ReduceOp.SUM))
+        self.op = parse_op(get("op", ReduceOp.SUM))
         self._plan = parse_plan(get("plan", Plan.AUTO))
         self.recovery = parse_recovery(get("recovery"))
         self._deadline = nanoseconds(get("deadline"), "deadline")
@@ -216,7 +216,7 @@ class Asked:
     def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
         """As bindings/init_collective.cpp takes them."""
         codec = (*self.codec.native(), *residuals)
-        return (self._op, self.tag, self._deadline, self.recovery, self._plan, codec, self.form)
+        return (self.op, self.tag, self._deadline, self.recovery, self._plan, codec, self.form)
 
     @property
     def timed(self) -> tuple[int, int]:

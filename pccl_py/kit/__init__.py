@@ -5,7 +5,8 @@
     all_reduce = arrays.all_reduce                  # with types and a docstring
     trees: Functions[Any] = Functions(NumPy(), flatten)   # the same for nested dicts and lists
 
-functions.py has them, frontend.py how their arrays are prepared, trees.py trees. Which rows a rank
+functions.py has them, frontend.py how their arrays are prepared, trees.py trees, shared_state.py
+states. Which rows a rank
 has is in pccl_py.rows, options and their part of a docstring in pccl_py.options. No array library
 is imported here.
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 from pccl_py.kit.frontend import Form, Frontend, one
 from pccl_py.kit.functions import Functions, Single
+from pccl_py.kit.shared_state import SharedState
 from pccl_py.kit.trees import flatten
 from pccl_py.rows import Rows
 
-__all__ = ["Form", "Frontend", "Functions", "Rows", "Single", "flatten", "one"]
+__all__ = ["Form", "Frontend", "Functions", "Rows", "SharedState", "Single", "flatten", "one"]

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pccl_py.collectives import REFUSALS
 from pccl_py.errors import InvalidArgument
 from pccl_py.rows import Rows, Shape
 from pccl_py.words import DIFFER_IN_FORM, counted, first_of, form_of
@@ -38,7 +39,7 @@ class Form(NamedTuple):
         for number, arguments in enumerate(zip(self.arrays, *others, strict=True)):
             try:
                 made.append(take(*arguments))
-            except (TypeError, InvalidArgument) as error:
+            except REFUSALS as error:
                 if not self.names:
                     raise
                 raise type(error)(f"leaf {self.names[number]}: {error}") from None
@@ -70,6 +71,9 @@ def one(x: object) -> Form:
 
 class Frontend(ABC, Generic[ArrayType]):
     """The abstract methods are what a frontend says of its arrays; the others follow from them.
+
+    Between them are methods that a frontend may override: their defaults are for arrays that the
+    core takes as they are.
 
     `adds` says whether a collective adds elements up, or only moves them.
     """
@@ -128,6 +132,24 @@ class Frontend(ABC, Generic[ArrayType]):
     def is_same(self, x: ArrayType, y: ArrayType) -> bool:
         """Whether they are the same elements in the same order."""
 
+    # ---- what some libraries have otherwise
+
+    def memory(self, x: ArrayType) -> Any:
+        """What the core takes of a packed array: the array itself, or a `Buffer`."""
+        return x
+
+    def width(self, x: ArrayType) -> int:
+        """How many of the core's elements one element of `x` is."""
+        return 1
+
+    def written(self, x: ArrayType) -> None:
+        """Called when the core has written to the memory of `x`, on the thread that waited."""
+        return None
+
+    def shared(self, x: object, may_differ: bool) -> ArrayType:
+        """`x` as an array of a shared state, which writes to it unless it may differ."""
+        return self.target(x, adds=False, only_read=may_differ)
+
     # ---- what follows from them
 
     def packed(self, x: ArrayType) -> ArrayType:
@@ -143,7 +165,9 @@ class Frontend(ABC, Generic[ArrayType]):
     def write_back(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
         """Copies to the targets, from the arrays that received in their place."""
         for target, recv in zip(targets, recvs, strict=True):
-            if target is not recv:
+            if target is recv:
+                self.written(target)
+            else:
                 self.write(target, recv)
 
     def targets(

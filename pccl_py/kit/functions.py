@@ -11,6 +11,7 @@ anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
 from pccl_py.collectives import Part, Root, check_no_root, listed, numbered
@@ -98,7 +99,7 @@ class Functions(Generic[Mode]):
         """
         form, targets = self._places(x, adds=True)
         used = [self._frontend.packed(target) for target in targets]
-        return self._run(comm.all_reduce, (_plain(used),), options, form, targets, used)
+        return self._run(comm.all_reduce, (self._memory(used),), options, form, targets, used)
 
     @overload
     def all_reduce_many(
@@ -163,7 +164,7 @@ class Functions(Generic[Mode]):
             with numbered("xs", number):
                 form, targets = self._places(x, adds=True)
             used = [self._frontend.packed(target) for target in targets]
-            self._run(parts.all_reduce, (_plain(used),), {}, form, targets, used)
+            self._run(parts.all_reduce, (self._memory(used),), {}, form, targets, used)
             parts.receive(form, targets)
         outcomes: list[Outcome] = parts.run(self._frontend, comm, dict(options))
         return outcomes
@@ -222,8 +223,9 @@ class Functions(Generic[Mode]):
         is_root = _is_root(comm, root)
         form, targets = self._places(x, adds=True, only_read=not is_root)
         used = [self._frontend.packed(target) for target in targets]
-        given = _plain(used), None, root
-        return self._run(comm.reduce, given, options, form, targets if is_root else used, used)
+        given = self._memory(used), None, root
+        written = (targets, used) if is_root else ()
+        return self._run(comm.reduce, given, options, form, *written)
 
     @overload
     def broadcast(
@@ -250,7 +252,7 @@ class Functions(Generic[Mode]):
         """
         form, frontend = self._form(x), self._frontend
         made = form.each(lambda each: frontend.copy(frontend.array(each, adds=False)))
-        given = _plain(made), root
+        given = self._memory(made), root
         return self._run(comm.broadcast, given, options, form, made, made, form.rebuild)
 
     @overload
@@ -275,10 +277,11 @@ class Functions(Generic[Mode]):
         is_root = _is_root(comm, root)
         form, targets = self._places(x, only_read=is_root)
         if is_root:
-            targets = used = [self._frontend.packed(each) for each in targets]
-        else:
-            used = self._frontend.recvs(targets)
-        return self._run(comm.broadcast, (_plain(used), root), options, form, targets, used)
+            given = self._memory([self._frontend.packed(each) for each in targets]), root
+            return self._run(comm.broadcast, given, options, form)
+        used = self._frontend.recvs(targets)
+        given = self._memory(used), root
+        return self._run(comm.broadcast, given, options, form, targets, used)
 
     @overload
     def reduce_scatter(
@@ -344,7 +347,8 @@ class Functions(Generic[Mode]):
         (rows,) = self._wholes(comm, form, [whole], counts)
         targets = [self._frontend.rows(whole, rows.first, rows.end)]
         recvs = self._frontend.recvs(targets)
-        given = self._frontend.packed(whole), recvs[0], rows.elements
+        sends = [self._frontend.packed(whole)]
+        given = self._memory(sends), self._memory(recvs), rows.elements
         return self._run(comm.reduce_scatter, given, options, form, targets, recvs)
 
     @overload
@@ -416,7 +420,7 @@ class Functions(Generic[Mode]):
         (rows,) = self._wholes(comm, form, [whole], counts)
         packed = self._frontend.packed
         part, recv = packed(self._frontend.rows(whole, rows.first, rows.end)), packed(whole)
-        given = part, recv, rows.elements
+        given = self._memory([part]), self._memory([recv]), rows.elements
         return self._run(comm.all_gather, given, options, form, [whole], [recv])
 
     @overload
@@ -623,7 +627,8 @@ class Functions(Generic[Mode]):
         else:
             own = Rows.of_whole(comm, shape, send_counts, name="send_counts")
             theirs = Rows.of_counts(comm, own.tail, recv_counts, "recv_counts")
-            shape, sent, received = (theirs.whole, *own.tail), own.elements, theirs.elements
+            shape = theirs.whole, *own.tail
+            sent, received = (self._wide(rows, sends[0]).elements for rows in (own, theirs))
         targets = self._targets(sends, out, exchanged=shape)
         return self._give(comm.all_to_all, sends, targets, (sent, received), options, form, out)
 
@@ -656,7 +661,7 @@ class Functions(Generic[Mode]):
         those of `pccl_py.Communicator.send`.
         """
         source = self._frontend.packed(self._frontend.array(x, adds=False))
-        return self._run(comm.send, (source, dst), options, one(x))
+        return self._run(comm.send, (self._memory([source]), dst), options, one(x))
 
     @overload
     def recv_(self, comm: Group, x: Any, src: Root, **_: Unpack[Message.Wait]) -> Outcome: ...
@@ -675,14 +680,15 @@ class Functions(Generic[Mode]):
         """
         targets = [self._frontend.target(x, adds=False)]
         recvs = self._frontend.recvs(targets)
-        return self._run(comm.recv, (recvs[0], src), options, one(x), targets, recvs)
+        given = self._memory(recvs), src
+        return self._run(comm.recv, given, options, one(x), targets, recvs)
 
     # ---- what they are made of
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
         """Receives from `src` in the packed array that was made for it, which is returned."""
-        form = one(made)
-        return self._run(comm.recv, (made, src), options, form, [made], [made], form.rebuild)
+        form, given = one(made), (self._memory([made]), src)
+        return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
 
     def _sources(self, x: Any, adds: bool = False) -> tuple[Form, list[Any]]:
         form, frontend = self._form(x), self._frontend
@@ -708,14 +714,26 @@ class Functions(Generic[Mode]):
     def _wholes(
         self, comm: Group, form: Form, arrays: list[Any], counts: Counts, **how: Any
     ) -> list[Rows]:
-        shape = self._frontend.shape
-        return form.each(lambda _, each: Rows.of_whole(comm, shape(each), counts, **how), arrays)
+        def rows(_: object, each: Any) -> Rows:
+            whole = Rows.of_whole(comm, self._frontend.shape(each), counts, **how)
+            return self._wide(whole, each)
+
+        return form.each(rows, arrays)
 
     def _rows_of(
         self, comm: Group, form: Form, parts: list[Any], counts: Counts, *name: str
     ) -> list[Rows]:
-        shape = self._frontend.shape
-        return form.each(lambda _, each: Rows.of_part(comm, shape(each), counts, *name), parts)
+        def rows(_: object, each: Any) -> Rows:
+            return self._wide(Rows.of_part(comm, self._frontend.shape(each), counts, *name), each)
+
+        return form.each(rows, parts)
+
+    def _wide(self, rows: Rows, x: Any) -> Rows:
+        """With the elements of each rank as the core counts them."""
+        width = self._frontend.width(x)
+        if width == 1 or rows.elements is None:
+            return rows
+        return replace(rows, elements=[count * width for count in rows.elements])
 
     def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
         """This rank's rows of something; an array of no dimension is a row of one element."""
@@ -739,10 +757,20 @@ class Functions(Generic[Mode]):
         def answer(made: Sequence[Any]) -> Any:
             return form.rebuild(made) if out is None else out
 
-        given = _plain(sends), _plain(recvs), *rest
+        given = self._memory(sends), self._memory(recvs), *rest
         if targets is None or recvs is None:
             return self._run(collective, given, options, form, answer=lambda _: None)
         return self._run(collective, given, options, form, targets, recvs, answer)
+
+    def _memory(self, arrays: list[Any] | None) -> Any:
+        """Packed arrays as the core takes them.
+
+        One goes without a list: it may have counts, and an error about it has no number.
+        """
+        if arrays is None:
+            return None
+        taken = [self._frontend.memory(array) for array in arrays]
+        return taken[0] if len(taken) == 1 else taken
 
     def _run(
         self,
@@ -793,8 +821,3 @@ class _Parts:
 
 def _is_root(comm: Group, root: Root) -> bool:
     return comm._rank_of(root) == comm.rank
-
-
-def _plain(arrays: list[Any] | None) -> Any:
-    """One array as itself: it may have counts, and an error about it has no number."""
-    return arrays[0] if arrays is not None and len(arrays) == 1 else arrays
