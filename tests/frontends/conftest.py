@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from adapter import Adapter
-from numpy_adapter import NumpyAdapter
 
 import pccl_py as pccl
 
 Worlds = Callable[[int], pccl.LocalWorld]
 
 
-@pytest.fixture(scope="session", params=[NumpyAdapter], ids=lambda made: made.name)
+# Their libraries by the names of the adapters; where one is missing, its tests are skipped.
+FRONTENDS = {"NumpyAdapter": "numpy", "TorchAdapter": "torch"}
+
+
+@pytest.fixture(scope="session", params=FRONTENDS, ids=FRONTENDS.get)
 def frontend(request: pytest.FixtureRequest) -> Adapter:
-    made: Adapter = request.param()
+    library = FRONTENDS[request.param]
+    pytest.importorskip(library, reason=f"{library} is not installed", exc_type=ModuleNotFoundError)
+    module = importlib.import_module(f"{library}_adapter")
+    made: Adapter = getattr(module, request.param)()
     return made
 
 

@@ -1,0 +1,76 @@
+"""The collectives and messages over tensors of the CPU; tensors.py says which it takes.
+
+Types, docstrings and all that they do are the kit's (pccl_py.kit). A contiguous tensor goes as it
+is, without a copy; another one is packed, and its result is copied back only when the operation has
+committed, by whoever waits for it. Whoever waits also raises the version of a tensor that was
+written, so that a backward that needs its old values says so. A tensor that requires grad is read
+as if it were detached, and results require none: nn.py has the collectives with gradients. On an
+error every input is as it was, in place too (docs/PROMISE.md, P3); an `out` apart from it may hold
+anything. After an InDoubt `work.resolve()` returns the result of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from pccl_py import Group, Outcome, Work
+from pccl_py.collectives import Root
+from pccl_py.kit import Functions, Single, one
+from pccl_py.options import Message, MessageOptions, documented
+from pccl_torch.tensors import TORCH, check_dtype
+
+Shape: TypeAlias = Sequence[int]
+
+_tensors: Functions[Single] = Functions(TORCH, one)
+all_reduce = _tensors.all_reduce
+all_reduce_ = _tensors.all_reduce_
+all_reduce_many = _tensors.all_reduce_many
+all_reduce_many_ = _tensors.all_reduce_many_
+reduce = _tensors.reduce
+reduce_ = _tensors.reduce_
+broadcast = _tensors.broadcast
+broadcast_ = _tensors.broadcast_
+reduce_scatter = _tensors.reduce_scatter
+reduce_scatter_ = _tensors.reduce_scatter_
+all_gather = _tensors.all_gather
+all_gather_ = _tensors.all_gather_
+scatter = _tensors.scatter
+gather = _tensors.gather
+all_to_all = _tensors.all_to_all
+barrier = _tensors.barrier
+send = _tensors.send
+recv_ = _tensors.recv_
+
+
+@overload
+def recv(
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Wait]
+) -> Tensor: ...
+@overload
+def recv(
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Both]
+) -> tuple[Tensor, Outcome]: ...
+@overload
+def recv(
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Work]
+) -> Work[Tensor]: ...
+@overload
+def recv(
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **_: Unpack[Message.Any]
+) -> Any: ...
+@documented(MessageOptions, "return_outcome")
+def recv(
+    comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **options: Unpack[Message.Any]
+) -> Any:
+    """The tensor that `src` sends, as a new tensor of this shape and dtype.
+
+    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
+    get `Mismatch`; the shape is this peer's alone.
+    """
+    check_dtype(dtype, adds=False)
+    made = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    return _tensors.received(comm, made, src, options)

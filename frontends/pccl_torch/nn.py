@@ -1,0 +1,204 @@
+"""The collectives with gradients, as torch.distributed.nn.functional has them.
+
+    y = pccl_torch.nn.all_gather(comm, x)    # backward: a reduce_scatter of the gradients
+
+The gradient of an `x` is that of the sum of all members' losses. Each collective here is linear,
+and its backward is another one of them: so it has second gradients as well. In a backward all
+members make the same calls in the same order, as everywhere; so the result requires grad on all
+(while grad mode is on), also where `x` does not, and all must use it in their losses. It is the
+graph of each member that orders the calls of its backward. A backward in which a member is lost
+goes by `recovery`, of which a call and its backward have the same, as they have tag, deadline,
+codec and plan.
+
+Results are new tensors, and every member has one, so that its backward can be run: where there is
+nothing for it, that of zeros. Shapes, dtypes and errors are otherwise those of functions.py;
+`async_op` and `return_outcome` are not for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from pccl_py import Group, InvalidArgument, ReduceOp
+from pccl_py.collectives import Root
+from pccl_py.options import BroadcastOptions, MoveOptions, ReduceOptions
+from pccl_py.rows import Counts, Rows
+from pccl_py.words import parse_op
+from pccl_torch import functions
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
+
+
+def all_reduce(comm: Group, x: Tensor, **options: Unpack[ReduceOptions]) -> Tensor:
+    """The sum, or the average, of `x` of all members. Backward: the same of the gradients.
+
+    InvalidArgument for another `op`: only these two are linear.
+    """
+    _check("all_reduce", options)
+    if parse_op(options.get("op", ReduceOp.SUM)) not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise InvalidArgument(f"op {options.get('op')!r} has no gradient here: sum and avg have")
+    return _linear(
+        x,
+        lambda: functions.all_reduce(comm, x, **options),
+        lambda grad: all_reduce(comm, grad, **options),
+    )
+
+
+def broadcast(
+    comm: Group, x: Tensor, root: Root = 0, **options: Unpack[BroadcastOptions]
+) -> Tensor:
+    """`x` of `root` on every member. Backward: a reduce of the gradients to the root.
+
+    `x` has the same shape and dtype on every member; its gradient is zero except on the root.
+    """
+    _check("broadcast", options)
+    return _linear(
+        x,
+        lambda: functions.broadcast(comm, x, root, **options),
+        lambda grad: reduce(comm, grad, root, **options),
+    )
+
+
+def reduce(comm: Group, x: Tensor, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Tensor:
+    """The sum of `x` of all members on `root`, and zeros elsewhere.
+
+    Backward: a broadcast of the root's gradient; those of the zeros do not count.
+    """
+    _check("reduce", options)
+
+    def run() -> Tensor:
+        made = functions.reduce(comm, x, None, root, **options)
+        return _zeros(x.shape, x) if made is None else made
+
+    return _linear(x, run, lambda grad: broadcast(comm, grad, root, **options))
+
+
+def all_gather(
+    comm: Group, x: Tensor, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Tensor:
+    """`x` of all members along dimension 0, in rank order, on each of them.
+
+    Backward: a reduce_scatter of the gradients. `x` has a dimension at least.
+    """
+    _check("all_gather", options)
+    return _linear(
+        x,
+        lambda: functions.all_gather(comm, x, None, counts, **options),
+        lambda grad: reduce_scatter(comm, grad, counts, **options).view(x.shape),
+    )
+
+
+def reduce_scatter(
+    comm: Group, x: Tensor, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Tensor:
+    """This rank's rows of the sum of `x` of all members. Backward: an all_gather of gradients."""
+    _check("reduce_scatter", options)
+    return _linear(
+        x,
+        lambda: functions.reduce_scatter(comm, x, None, counts, **options),
+        lambda grad: all_gather(comm, grad, counts, **options),
+    )
+
+
+def gather(
+    comm: Group, x: Tensor, root: Root = 0, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Tensor:
+    """`x` of all members along dimension 0 on `root`, and zeros of that shape elsewhere.
+
+    Backward: a scatter of the root's gradient; those of the zeros do not count.
+    """
+    _check("gather", options)
+
+    def run() -> Tensor:
+        made = functions.gather(comm, x, None, root, counts, **options)
+        if made is not None:
+            return made
+        rows = Rows.of_part(comm, tuple(x.shape) or (1,), counts)
+        return _zeros((rows.whole, *rows.tail), x)
+
+    return _linear(x, run, lambda grad: scatter(comm, grad, root, counts, **options).view(x.shape))
+
+
+def scatter(
+    comm: Group, x: Tensor, root: Root = 0, counts: Counts = None, **options: Unpack[MoveOptions]
+) -> Tensor:
+    """This rank's rows of `x` of `root`. Backward: a gather of the gradients on the root.
+
+    Unlike pccl_torch.scatter, every member passes an `x` of the same shape and dtype, as its
+    backward is of that shape: its values count on the root alone, elsewhere its gradient is zero.
+    """
+    _check("scatter", options)
+
+    def run() -> Tensor:
+        rows = Rows.of_whole(comm, tuple(x.shape), counts)
+        out = torch.empty((rows.own, *rows.tail), dtype=x.dtype, device="cpu")
+        is_root = comm._rank_of(root) == comm.rank
+        return functions.scatter(comm, x if is_root else None, out, root, counts, **options)
+
+    return _linear(x, run, lambda grad: gather(comm, grad, root, counts, **options))
+
+
+def all_to_all(
+    comm: Group,
+    x: Tensor,
+    send_counts: Counts = None,
+    recv_counts: Counts = None,
+    **options: Unpack[MoveOptions],
+) -> Tensor:
+    """This rank's rows of `x` of each member, in rank order. Backward: the way back."""
+    _check("all_to_all", options)
+    return _linear(
+        x,
+        lambda: functions.all_to_all(comm, x, None, send_counts, recv_counts, **options),
+        lambda grad: all_to_all(comm, grad, recv_counts, send_counts, **options),
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """A linear function `run` of x, and its transpose, which takes gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        everywhere: Tensor,
+        run: Callable[[], Tensor],
+        back: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.back = back
+        return run()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Also where x needs no gradient: the others wait for this call.
+        return ctx.back(grads[0]), None, None, None
+
+
+def _linear(x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    # An input that requires grad on every member, whatever `x` does.
+    everywhere = torch.empty(0, device="cpu", requires_grad=True)
+    made: Tensor = _Linear.apply(x, everywhere, run, back)
+    return made
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device="cpu")
+
+
+def _check(name: str, options: Any) -> None:
+    for flag in ("async_op", "return_outcome"):
+        if flag in options:
+            raise TypeError(f"nn.{name}() has no option {flag!r}: its result is a tensor")

@@ -1,0 +1,72 @@
+"""SharedState over tensors of any strides, parameters and buffers of a model for example.
+
+Contiguous tensors are shared as they are, others by packed copies. That, and sync, is the kit's
+(pccl_py/kit/shared_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from pccl_py import Group
+from pccl_py.kit import SharedState as KitState
+from pccl_py.words import StateRules
+from pccl_torch.tensors import TORCH
+
+
+class SharedState(KitState[Tensor]):
+    """Named tensors that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
+
+    Parameters are taken as they are: a sync writes to them outside of autograd. It raises their
+    versions where something has moved. A tensor whose memory is replaced (`x.data = y`) afterwards
+    is InvalidUsage in `sync`. Raises the errors of tensors.py for what is not a tensor of the CPU,
+    RuntimeError for an expanded one that is not among `may_differ`, and the errors of
+    `Group.shared_state`. With `prefetch`, newcomers get a tensor that is not contiguous as it was
+    at the last sync.
+    """
+
+    def __init__(
+        self,
+        comm: Group,
+        tensors: Mapping[str, Tensor],
+        *,
+        name: str = "state",
+        revision: int = 0,
+        may_differ: Iterable[str] = (),
+        prefetch: bool = False,
+        rules: StateRules = (),
+    ) -> None:
+        super().__init__(
+            TORCH,
+            comm,
+            tensors,
+            name=name,
+            revision=revision,
+            may_differ=may_differ,
+            prefetch=prefetch,
+            rules=rules,
+        )
+
+
+def shared_state(
+    comm: Group,
+    tensors: Mapping[str, Tensor],
+    *,
+    name: str = "state",
+    revision: int = 0,
+    may_differ: Iterable[str] = (),
+    prefetch: bool = False,
+    rules: StateRules = (),
+) -> SharedState:
+    """Named tensors, of any strides, that `SharedState.sync` makes equal on all members."""
+    return SharedState(
+        comm,
+        tensors,
+        name=name,
+        revision=revision,
+        may_differ=may_differ,
+        prefetch=prefetch,
+        rules=rules,
+    )

@@ -1,0 +1,242 @@
+"""PyTorch's tensors as the kit of frontends asks for them: what is taken, its layout, its dtype.
+
+A CPU tensor goes to the core by its address. Tensors that are not contiguous are packed by the kit.
+The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
+functions.py, those with gradients in nn.py.
+
+What is refused, before anything is sent, and as what:
+
+    TypeError            no torch.Tensor; a dtype without collectives, or that is not added up
+    NotImplementedError  sparse, quantized and nested tensors, and subclasses that are no memory of
+                         their own (FakeTensor, DTensor): PyTorch calls this a RuntimeError, too
+    RuntimeError         tensors of another device, meta; views that are conjugated or negated; and
+                         to write to: a leaf that requires grad, unless under torch.no_grad(), a
+                         tensor of inference outside of it, a tensor that is expanded
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from pccl_py import DType
+from pccl_py.buffers import Buffer
+from pccl_py.kit import Frontend
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+    torch.int8: DType.I8,
+    torch.int16: DType.I16,
+    torch.int32: DType.I32,
+    torch.int64: DType.I64,
+    torch.uint8: DType.U8,
+    torch.uint16: DType.U16,
+    torch.uint32: DType.U32,
+    torch.uint64: DType.U64,
+}
+"""Dtypes that are added up, and what the core calls them."""
+
+PAIRS: dict[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
+"""Complex dtypes: those of their two parts."""
+
+OPAQUE: dict[torch.dtype, str] = {
+    getattr(torch, name): name
+    for name in ("bool", *(name for name in dir(torch) if name.startswith("float8_")))
+}
+"""Dtypes of one byte that only move, by their names, which are those of ml_dtypes."""
+
+
+class Torch(Frontend[Tensor]):
+    """Tensors in the memory of the CPU, of any strides."""
+
+    def array(self, x: object, adds: bool) -> Tensor:
+        tensor = _taken(x)
+        check_dtype(tensor.dtype, adds=adds)
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def target(self, x: object, adds: bool, only_read: bool = False) -> Tensor:
+        tensor = self.array(x, adds)
+        if not only_read:
+            check_leaf(x)
+            _check_written(tensor)
+        return tensor
+
+    def shared(self, x: object, may_differ: bool) -> Tensor:
+        """Parameters as well: to make them equal is no step of a computation."""
+        tensor = self.array(x, adds=False)
+        if not may_differ:
+            _check_written(tensor)
+        return tensor
+
+    def shape(self, x: Tensor) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+    def reshape(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return x.view(shape)
+
+    def rows(self, x: Tensor, first: int, end: int) -> Tensor:
+        return x[first:end]
+
+    def is_packed(self, x: Tensor) -> bool:
+        return x.is_contiguous()
+
+    def copy(self, x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        # Named, as a program may have another default device.
+        return torch.empty(shape, dtype=like.dtype, device="cpu")
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        with torch.inference_mode(target.is_inference()), torch.no_grad():
+            target.copy_(source)
+
+    def written(self, x: Tensor) -> None:
+        # So that a backward that has saved it says that it has changed.
+        if not x.is_inference():
+            increment_version(x)
+
+    def check_dtypes(self, out: Tensor, x: Tensor) -> None:
+        if out.dtype != x.dtype:
+            raise TypeError(f"out is {_name(out.dtype)}, x is {_name(x.dtype)}")
+
+    def bounds(self, x: Tensor) -> tuple[int, int]:
+        low = high = x.data_ptr()
+        if x.numel() == 0:
+            return low, high
+        steps = sum(
+            (length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True)
+        )
+        return low, high + (steps + 1) * x.element_size()
+
+    def overlaps(self, x: Tensor, y: Tensor) -> bool:
+        (low, high), (first, end) = self.bounds(x), self.bounds(y)
+        if high <= first or end <= low or low == high or first == end:
+            return False
+        if (x.is_contiguous() and y.is_contiguous()) or self.is_same(x, y):
+            return True
+        # Exactly, as columns of a matrix do not: a mark for each byte that either may have.
+        base = min(low, first)
+        marks = torch.zeros(max(high, end) - base, dtype=torch.bool, device="cpu")
+        _bytes_of(x, marks, base).fill_(True)
+        return bool(_bytes_of(y, marks, base).any())
+
+    def is_same(self, x: Tensor, y: Tensor) -> bool:
+        return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape
+
+    def memory(self, x: Tensor) -> Buffer:
+        # The storage, not the tensor: x.data = ... gives a tensor another one.
+        owner, shape = x.untyped_storage(), tuple(x.shape)
+        place, count = x.data_ptr(), x.numel()
+        part = PAIRS.get(x.dtype)
+        if part is not None:
+            return Buffer(place, 2 * count, part, False, owner, (*shape, 2), None, True)
+        opaque = OPAQUE.get(x.dtype)
+        dtype = DTYPES[x.dtype] if opaque is None else DType.U8
+        return Buffer(place, count, dtype, False, owner, shape, opaque)
+
+    def width(self, x: Tensor) -> int:
+        return 2 if x.dtype in PAIRS else 1
+
+
+TORCH = Torch()
+
+
+def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
+    """Raises TypeError for a dtype without collectives, or without any that add elements up."""
+    if dtype in DTYPES or dtype in PAIRS or (dtype in OPAQUE and not adds):
+        return
+    if dtype in OPAQUE:
+        raise TypeError(
+            f"dtype {_name(dtype)} is not added up, and goes where nothing is: convert it first; "
+            "of bool as uint8, min is and, max is or"
+        )
+    raise TypeError(
+        f"dtype {_name(dtype)} is not supported; supported are float16, float32, float64, "
+        "bfloat16, complex64, complex128 and the integers of 8 to 64 bits; and where nothing is "
+        "added up, bool and the float8 types"
+    )
+
+
+def check_leaf(x: object) -> None:
+    """As PyTorch does for its own operations in place: RuntimeError for a leaf that requires grad.
+
+    So it is for a view of one. Other tensors of a computation are written as torch.distributed
+    writes them: their gradients know nothing of it.
+    """
+    if not (isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()):
+        return
+    base: Any = x._base
+    if not x.is_leaf and (base is None or not base.is_leaf):
+        return
+    what = "a leaf Variable" if x.is_leaf else "a view of a leaf Variable"
+    raise RuntimeError(
+        f"{what} that requires grad is being used in an in-place operation: call this under "
+        "torch.no_grad(), or pass x.detach() or x.grad"
+    )
+
+
+def _taken(x: object) -> Tensor:
+    """`x`, a tensor that has memory of the CPU; else an error (see the head of this file)."""
+    if not isinstance(x, Tensor):
+        trees = ""
+        if isinstance(x, dict | list | tuple):
+            trees = "; pccl_torch.tree has collectives for dicts and lists of tensors"
+        raise TypeError(f"expected a torch.Tensor, not {type(x).__name__}{trees}")
+    kind = type(x)
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise NotImplementedError(
+            f"a {kind.__name__} stands for other tensors, and has no memory of its own: pass these "
+            "(of a DTensor x.to_local())"
+        )
+    if x.device.type != "cpu":
+        raise RuntimeError(
+            f"the tensor is on device {x.device}, and pccl_torch's functions take tensors of the "
+            "CPU: pass x.cpu()"
+        )
+    if x.layout != torch.strided:
+        raise NotImplementedError(
+            f"the tensor has layout {x.layout}, and only torch.strided is supported: pass "
+            "x.to_dense(), or its indices and values"
+        )
+    if x.is_quantized or x.is_nested:
+        what, remedy = ("quantized", "x.int_repr()") if x.is_quantized else ("nested", "its parts")
+        raise NotImplementedError(f"the tensor is {what}, which is not supported: pass {remedy}")
+    if x.is_conj() or x.is_neg():
+        what, remedy = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
+        raise RuntimeError(
+            f"the tensor is a {what} view, whose memory has other values: pass x.{remedy}()"
+        )
+    return x
+
+
+def _check_written(x: Tensor) -> None:
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed: pass "
+            "x.clone(), or call this under torch.inference_mode()"
+        )
+    if any(
+        stride == 0 and length > 1 for length, stride in zip(x.shape, x.stride(), strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location: clone() the tensor, which is expanded, first"
+        )
+
+
+def _bytes_of(x: Tensor, marks: Tensor, base: int) -> Tensor:
+    """The marks of the bytes of `x`; the first mark is of the address `base`."""
+    size = x.element_size()
+    strides = [stride * size for stride in x.stride()]
+    return marks.as_strided((*x.shape, size), (*strides, 1), x.data_ptr() - base)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,34 @@
+"""Trees of tensors as one operation: what a model's parameters or gradients usually are.
+
+    import pccl_torch as pt
+
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    pt.tree.all_reduce_(comm, gradients, op="avg", codec="int8")    # in place
+    mean = pt.tree.all_reduce(comm, {"w": w, "b": [b0, b1]}, op="avg")    # a new tree
+
+A tree is a dict, list, tuple or named tuple of trees, None, or a tensor; dicts go in the order of
+their keys. All of its tensors are one operation: either all of them have their result or none has.
+More about it in pccl_py.kit.trees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl_py.kit import Functions, flatten
+from pccl_torch.tensors import TORCH
+
+_trees: Functions[Any] = Functions(TORCH, flatten)
+all_reduce = _trees.all_reduce
+all_reduce_ = _trees.all_reduce_
+all_reduce_many = _trees.all_reduce_many
+all_reduce_many_ = _trees.all_reduce_many_
+reduce = _trees.reduce
+reduce_ = _trees.reduce_
+broadcast = _trees.broadcast
+broadcast_ = _trees.broadcast_
+reduce_scatter = _trees.reduce_scatter
+all_gather = _trees.all_gather
+scatter = _trees.scatter
+gather = _trees.gather
+all_to_all = _trees.all_to_all
