@@ -190,7 +190,7 @@ class _Linear(torch.autograd.Function):
 def _linear(x: Tensor, run: Callable[[], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
     # An input that requires grad on every member, whatever `x` does.
     everywhere = torch.empty(0, device="cpu", requires_grad=True)
-    made: Tensor = _Linear.apply(x, everywhere, run, back)
+    made: Tensor = _Linear.apply(x, everywhere, run, back)  # type: ignore[no-untyped-call]
     return made
 
 

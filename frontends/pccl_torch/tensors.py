@@ -195,6 +195,8 @@ def _taken(x: object) -> Tensor:
             f"a {kind.__name__} stands for other tensors, and has no memory of its own: pass these "
             "(of a DTensor x.to_local())"
         )
+    if x.device.type == "meta":
+        raise RuntimeError("the tensor is on device meta, where it has no data")
     if x.device.type != "cpu":
         raise RuntimeError(
             f"the tensor is on device {x.device}, and pccl_torch's functions take tensors of the "

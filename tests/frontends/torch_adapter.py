@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ MOVING_DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
 }
 ALL_DTYPES = {**DTYPES, **MOVING_DTYPES}
+
+# The peers are threads here; threads of PyTorch for each of them are more than there are cores.
+torch.set_num_threads(1)
 
 
 class TorchAdapter(Adapter):
@@ -55,7 +59,9 @@ class TorchAdapter(Adapter):
         return None  # no tensor is read-only
 
     def unsupported(self, count: int) -> Any:
-        return torch.zeros(count, dtype=torch.complex32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is experimental, PyTorch says
+            return torch.zeros(count, dtype=torch.complex32)
 
     def read(self, array: Any) -> list[float]:
         if array.dtype == torch.complex32:

@@ -308,3 +308,9 @@ def test_pccl_numpy_without_numpy_says_what_to_install(start: Any) -> None:
     program = start("import sys; sys.modules['numpy'] = None\nimport pccl_numpy")
     assert program.end() == 1
     assert "pccl_numpy needs NumPy: pip install 'pccl-py[numpy]'" in program.errors
+
+
+def test_pccl_torch_without_torch_says_what_to_install(start: Any) -> None:
+    program = start("import sys; sys.modules['torch'] = None\nimport pccl_torch")
+    assert program.end() == 1
+    assert "pccl_torch needs PyTorch: pip install 'pccl-py[torch]'" in program.errors

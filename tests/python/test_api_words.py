@@ -27,6 +27,14 @@ def test_import_is_light_and_starts_nothing() -> None:
     assert answer.stdout == "[] 1\n"
 
 
+def test_a_frontend_imports_its_own_array_library_and_no_other() -> None:
+    source = "import sys, pccl_py.kit, pccl_numpy; print('torch' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", source], check=True, capture_output=True, text=True
+    )
+    assert answer.stdout == "False\n"
+
+
 def test_everything_public_exists_and_is_documented() -> None:
     for name in pccl.__all__:
         value = getattr(pccl, name)

@@ -154,8 +154,8 @@ def test_the_sdist_has_documents_examples_and_all_that_builds_it(sdist: tarfile.
         "README.md", "LICENSE", "SECURITY.md", "Makefile", "pyproject.toml", "build.zig",
         "hatch_build.py", "hatch_readme.py", "docs/INSTALL.md", "docs/RUN.md",
         "examples/quickstart.py", "examples/c_average/average.c", "include/pccl.h",
-        "pccl_py/cli/run.py", "frontends/pccl_numpy/__init__.py", "tests/conftest.py",
-        "release/wheels.py",
+        "pccl_py/cli/run.py", "frontends/pccl_numpy/__init__.py",
+        "frontends/pccl_torch/__init__.py", "tests/conftest.py", "release/wheels.py",
     ):  # fmt: skip
         assert path in names
     for name in names:
