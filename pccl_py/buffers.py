@@ -48,7 +48,8 @@ class Buffer:
     dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
     as they are and are not added up, and on the wire they are like any other bytes. `paired`: two
     elements are one complex number, so that `count` is twice as many; of reductions these have
-    "sum" and "avg". Collectives tell the kinds apart, by `form` of pccl.h; messages do not.
+    "sum" and "avg". Collectives tell the kinds apart, by `form` of pccl.h; messages, and an
+    all_to_all with counts, do not.
     Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
     empty, or pairs of what has none.
     """

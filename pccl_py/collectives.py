@@ -55,7 +55,7 @@ Opt: TypeAlias = Arrays | None
 _Taken = TypeVar("_Taken")
 # As base/limits.zig has it: pair_tags_first.
 _TAGS_END = 0xFE << 56
-# What preparing an array may raise: RuntimeError is how some libraries refuse one.
+# An array may be refused by any of these: RuntimeError is that of some array libraries.
 REFUSALS = (TypeError, InvalidArgument, RuntimeError)
 
 
@@ -584,7 +584,6 @@ class Collectives(Closing):
                 )
             listed.append(rows.elements)
         array = _Array(send, recv, 0)
-        asked.form = _form_of_kinds(asked.form, [array])
         arguments = self._open(), array.native(), *listed, asked.native(), array
         return Call(self._origin("all_to_all"), _pccl.all_to_all_v, *arguments)
 

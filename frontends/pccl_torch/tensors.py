@@ -4,11 +4,11 @@ A CPU tensor goes to the core by its address. Tensors that are not contiguous ar
 The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
 functions.py, those with gradients in nn.py.
 
-What is refused, before anything is sent, and as what:
+Some tensors are refused, before anything is sent, by these errors:
 
     TypeError            no torch.Tensor; a dtype without collectives, or that is not added up
-    NotImplementedError  sparse, quantized and nested tensors, and subclasses that are no memory of
-                         their own (FakeTensor, DTensor): PyTorch calls this a RuntimeError, too
+    NotImplementedError  sparse, quantized and nested tensors, and what has no memory of its own
+                         (FakeTensor, DTensor, in torch.vmap): a RuntimeError, as PyTorch has it
     RuntimeError         tensors of another device, meta; views that are conjugated or negated; and
                          to write to: a leaf that requires grad, unless under torch.no_grad(), a
                          tensor of inference outside of it, a tensor that is expanded
@@ -68,8 +68,12 @@ class Torch(Frontend[Tensor]):
         return tensor
 
     def shared(self, x: object, may_differ: bool) -> Tensor:
-        """Parameters as well: to make them equal is no step of a computation."""
-        tensor = self.array(x, adds=False)
+        """Parameters as well: to make them equal is no step of a computation.
+
+        It is the tensor itself, so that a sync sees where its memory is.
+        """
+        tensor = _taken(x)
+        check_dtype(tensor.dtype, adds=False)
         if not may_differ:
             _check_written(tensor)
         return tensor
@@ -210,6 +214,12 @@ def _taken(x: object) -> Tensor:
     if x.is_quantized or x.is_nested:
         what, remedy = ("quantized", "x.int_repr()") if x.is_quantized else ("nested", "its parts")
         raise NotImplementedError(f"the tensor is {what}, which is not supported: pass {remedy}")
+    try:
+        x.data_ptr()
+    except RuntimeError as error:
+        raise NotImplementedError(
+            f"the tensor has no memory of its own, as in a function under torch.vmap ({error})"
+        ) from None
     if x.is_conj() or x.is_neg():
         what, remedy = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
         raise RuntimeError(
@@ -224,9 +234,7 @@ def _check_written(x: Tensor) -> None:
             "Inplace update to inference tensor outside InferenceMode is not allowed: pass "
             "x.clone(), or call this under torch.inference_mode()"
         )
-    if any(
-        stride == 0 and length > 1 for length, stride in zip(x.shape, x.stride(), strict=True)
-    ):
+    if any(stride == 0 and length > 1 for length, stride in zip(x.shape, x.stride(), strict=True)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location: clone() the tensor, which is expanded, first"

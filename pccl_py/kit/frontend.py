@@ -135,7 +135,7 @@ class Frontend(ABC, Generic[ArrayType]):
     # ---- what some libraries have otherwise
 
     def memory(self, x: ArrayType) -> Any:
-        """What the core takes of a packed array: the array itself, or a `Buffer`."""
+        """A packed array as the core takes it: the array itself, or a `Buffer`."""
         return x
 
     def width(self, x: ArrayType) -> int:
@@ -144,7 +144,7 @@ class Frontend(ABC, Generic[ArrayType]):
 
     def written(self, x: ArrayType) -> None:
         """Called when the core has written to the memory of `x`, on the thread that waited."""
-        return None
+        return
 
     def shared(self, x: object, may_differ: bool) -> ArrayType:
         """`x` as an array of a shared state, which writes to it unless it may differ."""

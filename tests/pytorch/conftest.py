@@ -16,14 +16,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=M
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def world() -> Iterator[pccl.LocalWorld]:
     """Two peers."""
     with pccl.LocalWorld(2, deadline=30) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def three() -> Iterator[pccl.LocalWorld]:
     """Three peers."""
     with pccl.LocalWorld(3, deadline=30) as made:

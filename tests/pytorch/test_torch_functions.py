@@ -1,6 +1,6 @@
 """pccl_torch's functions: what is PyTorch's own: refusals, layouts, versions, complex numbers.
 
-What every frontend does is in tests/frontends; gradients are in test_torch_gradients.py.
+The duties of every frontend are in tests/frontends; gradients are in test_torch_gradients.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def of_vmap() -> torch.Tensor:
     return kept[0]
 
 
-# What makes each, the error of reading it, and what it says.
+# Each with the function that makes it, the error of reading it, and words of that.
 NOT_READ: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "list": (lambda: [1.0], TypeError, "expected a torch.Tensor, not list; pccl_torch.tree"),
     "number": (lambda: 1.0, TypeError, "expected a torch.Tensor, not float$"),
@@ -73,14 +73,12 @@ NOT_READ: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "nested",
     ),
     "jagged": (
-        lambda: torch.nested.nested_tensor(
-            [torch.zeros(2), torch.zeros(3)], layout=torch.jagged
-        ),
+        lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
         NotImplementedError,
         "NestedTensor stands for other tensors",
     ),
     "fake": (fake, NotImplementedError, "FakeTensor stands for other tensors"),
-    "vmap": (of_vmap, RuntimeError, "storage"),
+    "vmap": (of_vmap, NotImplementedError, "no memory of its own.*torch.vmap"),
     "conjugated": (
         lambda: torch.zeros(3, dtype=torch.complex64).conj(),
         RuntimeError,
@@ -137,9 +135,7 @@ def test_what_is_no_tensor_in_memory_of_the_cpu_is_refused(
 
 
 @pytest.mark.parametrize("kind", NOT_WRITTEN)
-def test_what_pytorch_does_not_write_in_place_is_refused(
-    world: pccl.LocalWorld, kind: str
-) -> None:
+def test_what_pytorch_does_not_write_in_place_is_refused(world: pccl.LocalWorld, kind: str) -> None:
     make, said = NOT_WRITTEN[kind]
     x, comm = make(), world.comms[0]
     calls: list[Callable[[], Any]] = [
@@ -331,7 +327,7 @@ def test_a_tensor_of_a_computation_is_read_without_its_graph(world: pccl.LocalWo
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_numbers_are_added_up_and_move(three: pccl.LocalWorld, dtype: torch.dtype) -> None:
-    """Of any strides, scalars, rows by counts: shapes and counts are of complex numbers."""
+    """They have any strides, no dimension, rows by counts: shapes and counts are of complex numbers."""
 
     def program(comm: pccl.Communicator) -> None:
         rank = comm.rank
@@ -394,12 +390,6 @@ def test_complex_numbers_are_not_taken_for_twice_as_many_floats(
         x = torch.ones(2, dtype=torch.complex64) if comm.rank else torch.ones(4)
         with pytest.raises(pccl.Mismatch, match="kind of their elements"):
             getattr(pt, collective)(comm, x)
-        if collective == "all_to_all":
-            counts = {"send_counts": [1, 1], "recv_counts": [1, 1]}
-            if comm.rank == 0:
-                counts = {name: [2, 2] for name in counts}
-            with pytest.raises(pccl.Mismatch, match="kind of their elements"):
-                pt.all_to_all(comm, x, **counts)
 
     world.run(program)
 
@@ -427,13 +417,12 @@ def test_every_float8_of_pytorch_moves(world: pccl.LocalWorld) -> None:
 def test_tensors_and_numpy_arrays_meet_in_one_operation(world: pccl.LocalWorld) -> None:
     def program(comm: pccl.Communicator) -> None:
         for number, kind in enumerate(("float32", "int16", "bool")):
-            how = {"tag": number}
             if comm.rank:
                 array = np.ones(3, kind)
-                got = pnp.all_gather(comm, array, **how).tolist()
+                got = pnp.all_gather(comm, array, tag=number).tolist()
             else:
                 tensor = torch.ones(3, dtype=getattr(torch, kind))
-                got = pt.all_gather(comm, tensor, **how).tolist()
+                got = pt.all_gather(comm, tensor, tag=number).tolist()
             assert got == [1] * 6
 
     world.run(program)
@@ -473,7 +462,7 @@ def test_gradients_of_a_model_are_one_operation(world: pccl.LocalWorld) -> None:
                 reference[name] += each.grad / 2 if each.grad is not None else 0
         for name, wanted in reference.items():
             torch.testing.assert_close(mean[name], wanted)
-            assert torch.equal(gradients[name], mean[name])
+            torch.testing.assert_close(gradients[name], mean[name], rtol=0, atol=0)
 
     world.run(program)
 
@@ -534,20 +523,17 @@ def test_a_shared_state_of_parameters_and_strided_tensors(world: pccl.LocalWorld
             "mask": torch.tensor([rank == 0, True]),
             "own": torch.zeros(1).expand(3),
         }
-        saved = model.weight * 1.0
+        before = model.weight._version
         with pt.shared_state(comm, tensors, may_differ=["own"], name="torch") as state:
-            strategy: Any = "popular"
-            outcome = state.sync(strategy, revision=5 - rank)
-            assert state.revision == outcome.revision + 1 or state.revision == outcome.revision
+            state.sync(revision=5 - rank)
             assert (model.weight == 1).all() and (model.bias == 1).all()
             assert wide[0].tolist() == [1.0, 1.0 + rank] * 2
             assert tensors["phase"].tolist() == [1j] * 3
             assert tensors["mask"].tolist() == [True, True]
-            before = model.weight._version
-            assert (before > 1) == (rank == 1)
+            moved = model.weight._version
+            assert (moved > before) == (rank == 1)
             state.sync()  # all are equal: nothing is written
-            assert model.weight._version == before
-            assert saved.shape == (2, 3)
+            assert model.weight._version == moved
             model.weight.data = torch.zeros(2, 3)
             with pytest.raises(pccl.InvalidUsage, match="array 'weight' is not where it was"):
                 state.sync()
