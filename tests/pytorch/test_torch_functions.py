@@ -327,7 +327,7 @@ def test_a_tensor_of_a_computation_is_read_without_its_graph(world: pccl.LocalWo
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_numbers_are_added_up_and_move(three: pccl.LocalWorld, dtype: torch.dtype) -> None:
-    """They have any strides, no dimension, rows by counts: shapes and counts are of complex numbers."""
+    """Shapes and counts are of complex numbers, with any strides, no dimension, rows by counts."""
 
     def program(comm: pccl.Communicator) -> None:
         rank = comm.rank
