@@ -602,9 +602,7 @@ pub const Executor = struct {
                 // Just before it is sent, or else now.
                 if (x.is_due(piece)) continue;
                 x.bring_own(piece);
-            } else if (x.members == 1 and !x.settled.has(piece) and
-                x.wants(x.partition.chunk_of(piece)))
-            {
+            } else if (x.members == 1 and !x.settled.has(piece) and x.is_own_result(piece)) {
                 x.finish_alone(piece);
             } else continue;
             bytes += x.piece_bytes(piece);
@@ -612,6 +610,13 @@ pub const Executor = struct {
     }
 
     pub const work_bytes_max = 2 * base.limits.MiB;
+
+    /// What nobody else contributes to. If it comes from another one, and somebody has said that
+    /// this peer holds it, then nobody can give it.
+    fn is_own_result(x: *const Executor, piece: usize) bool {
+        const chunk = x.partition.chunk_of(piece);
+        return x.wants(chunk) and (x.source(chunk) orelse x.roles.rank) == x.roles.rank;
+    }
 
     fn finish_alone(x: *Executor, piece: usize) void {
         const count = x.partition.elements(piece);

@@ -1294,3 +1294,25 @@ test "a source that is there keeps what it has, whoever says that it alone holds
         try std.testing.expectError(error.Twice, x.place(&header, 2));
     }
 }
+
+test "one that is said to hold what it never had, and is alone, waits for it" {
+    // Goal: nothing is read where this peer contributes nothing. Method: the root of a gather is
+    // left alone, and a coordinator says that it holds the shard of the lost one.
+    const gpa = std.testing.allocator;
+    var pool = Pool.init(gpa);
+    defer pool.deinit();
+    var memory: [2][90]u64 = @splat(@splat(7));
+    var x = try test_executor(&pool, test_descriptor(.gather, 90), &memory[0], 2, 0);
+    defer x.deinit();
+    const order: base.Order = .of(&.full(1));
+    x.begin(test_begin(2, &order, &.{.{
+        .begin = 0,
+        .end = x.partition.chunks,
+        .reduced_attempt = 1,
+        .holders = .full(1),
+    }}));
+    while (x.has_work()) x.work();
+    const last: usize = @intCast(x.partition.pieces - 1);
+    try std.testing.expect(x.settled.has(0) and !x.settled.has(last));
+    for (memory) |shard| for (shard) |value| try std.testing.expectEqual(7, value);
+}

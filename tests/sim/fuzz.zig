@@ -123,6 +123,7 @@ const kept = [_]u64{
     800000008480, // a resume that forgot a call in doubt had it withdrawn
     839407924080, // the rig missed a removal from an epoch that a new journal does not name
     603893831772, // the same, of a removal while the journal had failed
+    834915238712, // one alone made its result of another's shard, which it was said to hold
 };
 
 pub fn run_kept(rig: *Rig) u8 {
