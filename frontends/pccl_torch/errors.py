@@ -1,0 +1,77 @@
+"""Errors as users of torch.distributed expect them: those of pccl_py that are RuntimeErrors, too.
+
+`torch_error` makes them; backend.py and work.py raise what it returns. PeerLost is the one that
+programs catch: docs/TORCH.md says what to do then.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch.distributed import DistBackendError
+
+from pccl_py import Aborted, Group, PcclError
+
+
+class PeerLost(Aborted, DistBackendError):  # type: ignore[misc]  # both have a docstring alone
+    """A member of the group is lost, or has left, and the call needs all of them.
+
+    Its inputs are as they were. All members get this, and so does every further call in the group,
+    until `pccl_torch.admit()` has made it whole again without the lost member, or with another.
+    """
+
+
+_both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
+_lock = threading.Lock()
+_last: PcclError | None = None
+
+
+def torch_error(error: PcclError, group: Group) -> PcclError:
+    """The same error as one of torch.distributed: a `DistBackendError`, which is a RuntimeError.
+
+    Its class has the name of that of pccl_py, and is a subclass of it, but that an Aborted for the
+    loss of a member is a PeerLost.
+    """
+    global _last
+    kind = type(error)
+    if isinstance(error, DistBackendError):
+        return error
+    made: PcclError
+    if kind is Aborted and _is_whole(group):
+        made = _class_of(Aborted, "Aborted")(*error.args)
+    else:
+        made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
+    made.__dict__.update(error.__dict__)
+    made.__cause__ = error.__cause__
+    with _lock:
+        _last = made
+    return made
+
+
+def last_error() -> PcclError | None:
+    """The last error of a call of torch.distributed in this process, or None.
+
+    DistributedDataParallel turns errors of a backward into RuntimeErrors with their text alone;
+    here is what it was: its class, `work`, `operation` and `group`.
+    """
+    return _last
+
+
+def _is_whole(group: Group) -> bool:
+    if group.closed:
+        return False
+    now = group.info()
+    return now.lost is None and now.alive == now.world_size
+
+
+_whole: dict[tuple[type[PcclError], str], type[PcclError]] = {}
+
+
+def _class_of(kind: type[PcclError], name: str) -> type[PcclError]:
+    with _lock:
+        known = _whole.get((kind, name))
+        if known is None:
+            about: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": __name__}
+            known = _whole[kind, name] = type(name, (kind, DistBackendError), about)
+        return known

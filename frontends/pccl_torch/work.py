@@ -1,0 +1,95 @@
+"""PcclWork: an operation in flight as torch.distributed has it.
+
+It wraps a `pccl_py.Work`, which waits and reports; here are the Future that DDP and functional
+collectives take, and errors in words and classes of PyTorch (errors.py). backend.py makes it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from pccl_py import Group, PcclError, Work
+from pccl_torch.errors import torch_error
+
+
+class PcclWork(dist.Work):
+    """An operation that was begun. Any thread may use it.
+
+    It goes on if the program drops it. `get_future()` has the outputs, or the error: what C++ (DDP)
+    sees of it is a RuntimeError with its text, what `wait` raises is the error itself.
+    """
+
+    def __init__(
+        self, group: Group, work: Work[Any], outputs: Sequence[Tensor], source: int = -1
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._work = work
+        self._outputs = outputs
+        self._source = source
+        self._lock = threading.Lock()
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: B008  as PyTorch has it
+        """Waits until the operation is done, and returns True, or raises its error.
+
+        After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.
+        """
+        seconds = timeout.total_seconds()
+        try:
+            self._work.wait(seconds if seconds > 0 else None)
+        except PcclError as error:
+            raise torch_error(error, self._group) from None
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would not block."""
+        return self._work.done()
+
+    def is_success(self) -> bool:
+        """Whether it is done, and has not failed."""
+        return self._work.done() and self._work.exception() is None
+
+    def exception(self) -> PcclError | None:  # type: ignore[override]  # that of the stub is any
+        """The error of an operation that is done and has failed, or None. Never blocks."""
+        if not self._work.done():
+            return None
+        error = self._work.exception()
+        return None if error is None else torch_error(error, self._group)
+
+    def result(self) -> list[Tensor]:
+        """The outputs of an operation that is done."""
+        self.wait()
+        return list(self._outputs)
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank that a received tensor has come from."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def get_future(self) -> Any:
+        """A `torch.futures.Future` of the list of outputs."""
+        with self._lock:
+            if self._future is None:
+                # An exception that is set is none to C++. One that a callback raises is.
+                trigger: Any = Future()
+                self._future = trigger.then(self._value)
+                self._work.add_done_callback(lambda _: trigger.set_result(None))
+        return self._future
+
+    def _value(self, _: object) -> list[Tensor]:
+        self.wait()
+        return list(self._outputs)
