@@ -174,8 +174,9 @@ _BESIDE[ManyOptions] = ()
 _KINDS: dict[str, type] = {}
 
 _MEANINGS = {
-    "op": '"sum" (the default), "avg" (of integers cut towards zero), "prod", "min" or "max", or a '
-    "`ReduceOp`; the same on every peer, as are codec, plan and recovery.",
+    "op": '"sum" (the default), "avg" (of integers cut towards zero), "prod", "min", "max", or of the bits '
+    'of integers and of bool "band", "bor" or "bxor", or a `ReduceOp`; the same on every peer, as '
+    "are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
     "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',
@@ -200,14 +201,14 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 class Asked:
     """The options of one operation, parsed. Raises TypeError for one that it does not have."""
 
-    __slots__ = ("_deadline", "_op", "_plan", "codec", "form", "recovery", "tag")
+    __slots__ = ("_deadline", "_plan", "codec", "form", "op", "recovery", "tag")
 
     def __init__(self, operation: str, options: Mapping[str, Any]) -> None:
         check(operation, options)
         get = options.get
         self.codec = parse_codec(get("codec", CodecKind.NONE))
         self.tag = unsigned(get("tag", 0), "tag", 64)
-        self._op = parse_op(get("op", ReduceOp.SUM))
+        self.op = parse_op(get("op", ReduceOp.SUM))
         self._plan = parse_plan(get("plan", Plan.AUTO))
         self.recovery = parse_recovery(get("recovery"))
         self._deadline = nanoseconds(get("deadline"), "deadline")
@@ -216,7 +217,7 @@ class Asked:
     def native(self, residuals: tuple[int, int] = (0, 0)) -> Native:
         """As bindings/init_collective.cpp takes them."""
         codec = (*self.codec.native(), *residuals)
-        return (self._op, self.tag, self._deadline, self.recovery, self._plan, codec, self.form)
+        return (self.op, self.tag, self._deadline, self.recovery, self._plan, codec, self.form)
 
     @property
     def timed(self) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def one(x: object) -> Form:
 class Frontend(ABC, Generic[ArrayType]):
     """The abstract methods are what a frontend says of its arrays; the others follow from them.
 
-    `adds` says whether a collective adds elements up, or only moves them.
+    `adds` says whether a collective adds elements up, or only moves them or combines their bits.
     """
 
     @abstractmethod
