@@ -45,8 +45,8 @@ class Buffer:
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
     `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
     dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
-    as they are and are not added up (bool has bitwise ops), and on the wire they are like any other bytes. Collectives
-    tell the kinds apart, by `form` of pccl.h.
+    as they are and are not added up, though the bits of bool can be combined, and on the wire they
+    are like any other bytes. Collectives tell the kinds apart, by `form` of pccl.h.
     Raises InvalidArgument for an unknown dtype, a negative count, or a null address that is not
     empty.
     """
