@@ -167,12 +167,13 @@ def test_nobody_receives_from_whoever_sends_first(world: pccl.LocalWorld) -> Non
     """The refusal says what to do: the test behind this one does it."""
     array, sent = np.zeros(4), np.ones(4)
     comm: Any = world.comms[1]
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: comm.recv(array, None),
         lambda: comm.recv(array, src=None, async_op=True),
         lambda: pnp.recv_(comm, array, None),  # type: ignore[call-overload]
         lambda: pnp.recv(comm, (4,), np.float64, None),  # type: ignore[call-overload]
-    ):
+    ]
+    for call in calls:
         with pytest.raises(TypeError, match=r"async_op=True for each member.*all_gather who sends"):
             call()
     sending = world.comms[0].send(sent, 1, async_op=True)

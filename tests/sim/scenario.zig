@@ -650,7 +650,8 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
-/// [in_place] [average] [bits=OP] [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
+/// [in_place] [average] [bits=OP] [plan=P]
+/// [codec=K|feedback=K]: of f32, whose losses are carried on or not
 /// [strategy=S] [revision=N] [rules=RULE+RULE]: of a sync
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
