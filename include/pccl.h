@@ -106,7 +106,10 @@ typedef enum pccl_reduce_op {
   PCCL_AVG = 1,
   PCCL_PROD = 2,
   PCCL_MIN = 3,
-  PCCL_MAX = 4
+  PCCL_MAX = 4,
+  PCCL_BAND = 5, /* band, bor, bxor: and, or, exclusive or of the bits of integers; PCCL_INVALID_ARGUMENT for floats */
+  PCCL_BOR = 6,
+  PCCL_BXOR = 7
 } pccl_reduce_op_t;
 
 /* The effect of a peer's death on an operation in flight (docs/PROMISE.md). */

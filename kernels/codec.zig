@@ -340,7 +340,7 @@ const Call = struct {
 
     fn add_f32(call: *Call, out: [*]u8, a: [*]const u8, b: [*]const u8, count: usize) void {
         const kernels = &call.kernels.accumulate[@intFromEnum(base.ReduceOp.sum)];
-        kernels[@intFromEnum(base.DType.f32)](out, a, b, count);
+        kernels[@intFromEnum(base.DType.f32)].?(out, a, b, count);
     }
 
     fn put_residual(call: *Call, part: Tile, out: [*]const u8, residual: Residual) void {

@@ -103,10 +103,12 @@ const Names = struct {
         while (true) {
             var number = names.number;
             names.number += 1;
-            if (number < reductions) return .{ .reduce = .{
-                .op = ops[number / dtypes.len],
-                .dtype = dtypes[number % dtypes.len],
-            } };
+            if (number < reductions) {
+                const op = ops[number / dtypes.len];
+                const dtype = dtypes[number % dtypes.len];
+                if (!op.takes(dtype)) continue;
+                return .{ .reduce = .{ .op = op, .dtype = dtype } };
+            }
             number -= reductions;
             if (number < codecs) {
                 return .{ .codec = codec_at(number) orelse continue };

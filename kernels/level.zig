@@ -33,6 +33,9 @@ const kernels: table.Table = blk: {
         t.accumulate_avg[number] = reduce.accumulate_avg(d);
         for (0..table.op_count) |op_number| {
             const op: ReduceOp = @enumFromInt(op_number);
+            t.accumulate[op_number][number] = null;
+            t.reduce_k[op_number][number] = null;
+            if (!op.takes(d)) continue;
             const same = same_arithmetic(op, d);
             t.accumulate[op_number][number] = reduce.accumulate(same.op, same.dtype);
             t.reduce_k[op_number][number] = reduce.reduce_k(
@@ -93,7 +96,7 @@ fn nth(first: codecs.Kind, number: usize) codecs.Kind {
 }
 
 /// Where two hops give the same bits, one function serves both: the sum of an avg is a sum, and a
-/// wrapping sum or product has no sign.
+/// wrapping sum or product has no sign, nor has a bit.
 fn same_arithmetic(op: ReduceOp, d: DType) struct { op: ReduceOp, dtype: DType } {
     if (dtypes.partial_dtype(op, d) != d) return .{ .op = op, .dtype = d };
     const plain_op: ReduceOp = if (op == .avg) .sum else op;

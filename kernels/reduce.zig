@@ -207,12 +207,16 @@ inline fn combine(comptime op: ReduceOp, comptime C: type, x: Vector(C), y: Vect
         .prod => x * y,
         .min => extreme(C, x, y, x < y, .minus),
         .max => extreme(C, x, y, x > y, .plus),
+        .band, .bor, .bxor => comptime unreachable, // ReduceOp.takes
     };
     return switch (op) {
         .sum, .avg => x +% y,
         .prod => x *% y,
         .min => @min(x, y),
         .max => @max(x, y),
+        .band => x & y,
+        .bor => x | y,
+        .bxor => x ^ y,
     };
 }
 

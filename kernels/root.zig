@@ -4,6 +4,7 @@
 //!
 //! Pointers may have any alignment. An *input* has the caller's dtype, a *partial* the type of
 //! `base.dtype.partial_dtype(op, dtype)`, a result the caller's dtype again. Sizes are in elements.
+//! Where both are given, `op` takes the dtype (`ReduceOp.takes`): there is no kernel for others.
 //! A NaN in any result is the positive quiet NaN, whichever peer and CPU it comes from. A thread
 //! that calls these must be in the standard floating point mode (float_mode.zig).
 
@@ -31,6 +32,15 @@ pub const tested = dispatch.tested;
 /// Inputs that one pass of `reduce_k` can take.
 pub const reduce_inputs_max = 32;
 
+/// Whether the level in use can combine elements, as it must where the op takes the dtype.
+pub fn has_kernel(op: ReduceOp, dtype: DType) bool {
+    const table = dispatch.table();
+    const accumulates = table.accumulate[@intFromEnum(op)][@intFromEnum(dtype)] != null;
+    const reduces = table.reduce_k[@intFromEnum(op)][@intFromEnum(dtype)] != null;
+    assert(accumulates == reduces);
+    return accumulates;
+}
+
 /// out := the partial of one contribution: a copy, widened for avg of narrow integers. A NaN keeps
 /// its bits. `out` and `input` do not overlap.
 pub fn first(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
@@ -50,7 +60,7 @@ pub fn accumulate(
     count: usize,
 ) void {
     const kernel = dispatch.table().accumulate[@intFromEnum(op)][@intFromEnum(dtype)];
-    kernel(out, a, b, count);
+    kernel.?(out, a, b, count);
 }
 
 /// The last hop: out := the result of a (+) b; avg divides by `contributors`. `out` may be exactly
@@ -72,7 +82,7 @@ pub fn accumulate_last(
 /// out := the result of a single contribution: the input, NaNs made canonical. `out` may be
 /// `input`.
 pub fn finish_one(op: ReduceOp, dtype: DType, out: [*]u8, input: [*]const u8, count: usize) void {
-    _ = op; // a sum, product, extreme or mean of one number is that number
+    _ = op; // any of them of one number is that number
     if (dispatch.table().canonical[@intFromEnum(dtype)]) |canonical| {
         return canonical(out, input, count);
     }
@@ -92,7 +102,7 @@ pub fn reduce_k(
     assert(inputs.len >= 2 and inputs.len <= reduce_inputs_max);
     assert(contributors > 0);
     const kernel = dispatch.table().reduce_k[@intFromEnum(op)][@intFromEnum(dtype)];
-    kernel(out, inputs.ptr, inputs.len, contributors, count);
+    kernel.?(out, inputs.ptr, inputs.len, contributors, count);
 }
 
 /// out := f32 from elements of a float dtype. NaNs are canonical.

@@ -11,7 +11,7 @@
 //!             Whatever is stored by an addition, product, minimum or maximum is canonical: any NaN
 //!             is the positive quiet NaN. Subnormals are kept. Nothing is contracted to an FMA.
 //!   integers  sum and prod wrap. avg adds in 64 bits (which wrap) and truncates the quotient
-//!             toward zero.
+//!             toward zero. band, bor and bxor are of the bits; floats have none of these.
 //!   avg       divides once, at the last hop, by the number of contributors.
 //!   min, max  IEEE 754-2019 minimum and maximum: NaN wins, -0 < +0.
 
@@ -173,12 +173,16 @@ fn combine(comptime op: ReduceOp, comptime C: type, x: C, y: C) C {
         .prod => x * y,
         .min => minimum(C, x, y),
         .max => maximum(C, x, y),
+        .band, .bor, .bxor => unreachable, // ReduceOp.takes
     };
     return switch (op) {
         .sum, .avg => x +% y,
         .prod => x *% y,
         .min => @min(x, y),
         .max => @max(x, y),
+        .band => x & y,
+        .bor => x | y,
+        .bxor => x ^ y,
     };
 }
 

@@ -4,7 +4,7 @@
 
 const builtin = @import("builtin");
 
-pub const op_count = 5;
+pub const op_count = 8;
 pub const dtype_count = 12;
 
 comptime {
@@ -89,10 +89,12 @@ pub const Table = extern struct {
     /// Input to result of a world of one for floats; null for integers, where it is a copy.
     canonical: [dtype_count]?Widen,
     /// out := a (+) b. But for avg it is also the last hop, since the partial type is the dtype.
-    accumulate: [op_count][dtype_count]Accumulate,
+    /// Null where the op does not take the dtype.
+    accumulate: [op_count][dtype_count]?Accumulate,
     /// out := (a (+) b) / contributors: the last hop of avg.
     accumulate_avg: [dtype_count]AccumulateAvg,
-    reduce_k: [op_count][dtype_count]ReduceK,
+    /// Null where the op does not take the dtype.
+    reduce_k: [op_count][dtype_count]?ReduceK,
     /// out[0] is the low half.
     digest: Digest,
     blake3: Blake3,

@@ -54,6 +54,24 @@ test "an integer average truncates toward zero" {
     try expect_equal(@as(i64, -3), reduced(i64, .avg, .i64, &.{ -5, -2, -4 }));
 }
 
+test "and, or and exclusive or are of the bits, whether they have a sign or not" {
+    try expect_equal(@as(u8, 0b1000), reduced(u8, .band, .u8, &.{ 0b1100, 0b1010, 0b1001 }));
+    try expect_equal(@as(u8, 0b1111), reduced(u8, .bor, .u8, &.{ 0b1100, 0b1010, 0b1001 }));
+    try expect_equal(@as(u8, 0b1111), reduced(u8, .bxor, .u8, &.{ 0b1100, 0b1010, 0b1001 }));
+    try expect_equal(@as(i16, 0x70), reduced(i16, .band, .i16, &.{ -1, 0x70 }));
+    try expect_equal(@as(i32, -1), reduced(i32, .bor, .i32, &.{ -1, 5 }));
+    try expect_equal(@as(i64, -6), reduced(i64, .bxor, .i64, &.{ -1, 5 }));
+    const highest: u64 = 1 << 63;
+    try expect_equal(highest, reduced(u64, .band, .u64, &.{ highest | 1, highest | 2 }));
+    try expect_equal(@as(u32, 7), reduced(u32, .bxor, .u32, &.{ 7, 9, 9 }));
+}
+
+test "the bits of floats have no kernel on any level" {
+    for ([_]ReduceOp{ .band, .bor, .bxor }) |op| for (dtypes) |dtype| {
+        try expect_equal(!dtype.is_float(), kernels.has_kernel(op, dtype));
+    };
+}
+
 test "minimum and maximum: a NaN wins and -0 is below +0" {
     const nan = std.math.nan(f32);
     for ([_]ReduceOp{ .min, .max }) |op| {
@@ -311,14 +329,14 @@ const Case = struct {
     }
 };
 
-/// Runs `each(context, op, dtype)` for all of them on every level that this machine has.
+/// Runs `each(op, dtype)` for all of them that go together, on every level that this machine has.
 fn on_every_level(comptime each: fn (ReduceOp, DType) anyerror!void) !void {
     const before = kernels.level_name();
     defer _ = kernels.force(before);
     for (kernels.level_names, 0..) |name, index| {
         if (!kernels.tested(index)) continue;
         try expect(kernels.force(name));
-        for (ops) |op| for (dtypes) |dtype| try each(op, dtype);
+        for (ops) |op| for (dtypes) |dtype| if (op.takes(dtype)) try each(op, dtype);
     }
 }
 
@@ -449,6 +467,7 @@ fn reduce_k_case(
 
 test "reduce_k of two inputs is first and the last hop, when nothing is rounded in between" {
     for ([_]DType{ .f32, .f64, .i8, .u64 }) |dtype| for (ops) |op| {
+        if (!op.takes(dtype)) continue;
         const pool: Pool = .init(dtype, 9);
         const x = pool.from(0, 100);
         const y = pool.from(400, 100);

@@ -46,10 +46,10 @@ class Buffer:
     `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
     `shape` matters to shared states only; without one, it is one dimension. `opaque`: the name of a
     dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8, elements move
-    as they are and are not added up, and on the wire they are like any other bytes. `paired`: two
-    elements are one complex number, so that `count` is twice as many; of reductions these have
-    "sum" and "avg". Collectives tell the kinds apart, by `form` of pccl.h; messages, and an
-    all_to_all with counts, do not.
+    as they are and are not added up, though the bits of bool can be combined, and on the wire they
+    are like any other bytes. `paired`: two elements are one complex number, so that `count` is
+    twice as many; of reductions these have "sum" and "avg". Collectives tell the kinds apart, by
+    `form` of pccl.h; messages, and an all_to_all with counts, do not.
     Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
     empty, or pairs of what has none.
     """

@@ -537,13 +537,10 @@ class Collectives(Closing):
     ) -> Call:
         asked, feedback = self._asked(kind, options)
         opaque = [array.any.opaque for array in arrays if array.any.opaque]
-        if kind in _ADDING and opaque:
-            raise TypeError(
-                f"{opaque[0]} arrays cannot be reduced: convert them first (bool to uint8, of "
-                "which min is AND and max is OR)"
-            )
-        if kind in _ADDING and asked.op not in (ReduceOp.SUM, ReduceOp.AVG):
-            _check_real(asked.op, arrays)
+        if kind in _ADDING:
+            _check_reducible(opaque, asked.op)
+            if asked.op not in (ReduceOp.SUM, ReduceOp.AVG):
+                _check_real(asked.op, arrays)
         asked.form = _form_of_kinds(asked.form, arrays)
         carried, residuals = None, (0, 0)
         if feedback is not None:
@@ -628,6 +625,17 @@ class _Kind(IntEnum):
     SCATTER = 7
     GATHER = 8
     ALL_TO_ALL = 9
+
+
+def _check_reducible(opaque: list[str], op: ReduceOp) -> None:
+    for name in opaque:
+        if name != "bool":
+            raise TypeError(f"{name} arrays cannot be reduced: convert them first")
+        if not op.is_bitwise:
+            raise TypeError(
+                "bool arrays cannot be added up: use op 'band' (and), 'bor' (or) or 'bxor' "
+                "(exclusive or), or convert them first (to uint8)"
+            )
 
 
 _ADDING = frozenset([_Kind.ALL_REDUCE, _Kind.REDUCE, _Kind.REDUCE_SCATTER])

@@ -56,8 +56,16 @@ class Messages(Collectives):
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as
         what is sent; on any error it may hold anything. `src`: another rank of the current epoch,
-        or the id of a member; there is no receiving from anybody. Otherwise as `send`.
+        or the id of a member. Otherwise as `send`.
+
+        There is no receiving from whoever sends first, and None for `src` is a TypeError: if peers
+        are lost, the two sides could not agree which message that was. Instead begin a `recv` with
+        `async_op` from each member, each into an array of its own and with a deadline that is long
+        enough; take the one that is done first (`Work.add_done_callback`), leave the others in
+        flight for what comes next, and begin another one from that member. Do not cancel those that
+        are left: each ends with `Aborted` at its sender. Or all say in an `all_gather` who sends.
         """
+        _check_source(src)
         rank, timed = self._rank_of(src, "src"), Asked("recv", options).timed
         return self._message("recv", _pccl.recv, buffers.writable(array), rank, *timed)
 
@@ -74,3 +82,13 @@ class Messages(Collectives):
         place = (buffer.address, buffer.count, buffer.dtype)
         rest = rank, tag, deadline_ns, buffer.owner
         return Call(self._origin(name, of_all=False), begin, self._open(), *place, *rest)
+
+
+def _check_source(src: object) -> None:
+    if src is None:
+        raise TypeError(
+            "src must be a rank or the id of a member, not None: nobody can receive from whoever "
+            "sends first. Call recv with async_op=True for each member, take the first that is "
+            "done (Work.add_done_callback) and leave the others in flight for later messages; or "
+            "let all say in an all_gather who sends"
+        )

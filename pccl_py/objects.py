@@ -19,9 +19,25 @@ from pccl_py._in_turn import Made
 from pccl_py.collectives import Root
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import Messages
-from pccl_py.options import Message, MessageOptions, check, documented
+from pccl_py.options import (
+    Broadcast,
+    BroadcastOptions,
+    Message,
+    MessageOptions,
+    check,
+    documented,
+)
 from pccl_py.outcome import Origin, Roster
-from pccl_py.words import PeerId, at_least_one, counted, nanoseconds, shown, unsigned
+from pccl_py.words import (
+    PeerId,
+    Recovery,
+    at_least_one,
+    counted,
+    nanoseconds,
+    parse_recovery,
+    shown,
+    unsigned,
+)
 from pccl_py.work import Work
 
 SIZE_MAX = 64 << 20
@@ -29,6 +45,11 @@ SIZE_MAX = 64 << 20
 # A size, or the number behind the largest and the reason why there is none, in UTF-8.
 _HEAD = struct.Struct("<Q248s")
 _NO_SIZE = 2**64 - 1
+
+_OPTIONS: dict[str, type] = {
+    "broadcast_object": MessageOptions,
+    "all_gather_object": BroadcastOptions,
+}
 
 
 class Objects(Messages):
@@ -95,22 +116,25 @@ class Objects(Messages):
 
     @overload
     def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Message.Work]
+        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Work]
     ) -> Work[list[Any]]: ...
     @overload
     def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Message.Wait]
+        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Wait]
     ) -> list[Any]: ...
     @overload
     def all_gather_object(
-        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Message.Bool]
+        self, value: Any, *, size_max: int = SIZE_MAX, **_: Unpack[Broadcast.Bool]
     ) -> list[Any] | Work[list[Any]]: ...
-    @documented(MessageOptions)
+    @documented(BroadcastOptions)
     def all_gather_object(self, value: Any, *, size_max: int = SIZE_MAX, **options: Any) -> Any:
         """The objects of all members, in rank order, on every member.
 
-        `value`: anything that pickle takes. A member that was lost has None in the list, on all
-        alike. If pickle does not take the object of one, all members get InvalidArgument, which
+        `value`: anything that pickle takes. If a member is lost, or was before the call, the
+        default recovery "complete" ends it with `Aborted` on all, and each such call until the next
+        `admit`. With "restart" a member that was lost has None in the list, on all alike; with
+        "raise" only one that was lost before. "resume" is InvalidArgument: it could leave a part of
+        an object. If pickle does not take the object of one, all members get InvalidArgument, which
         names that one and says why. `size_max`: bytes that all pickles together may have, 64 MiB if
         not given, the same on every peer; more are InvalidArgument on all. Otherwise as
         `broadcast_object`.
@@ -119,25 +143,36 @@ class Objects(Messages):
         this only where every member of the group, and every holder of the token, may do that.
         """
         asked = _Asked(self._origin("all_gather_object"), options, size_max, self._deadline_ns)
+        recovery = _recovery_of_whole(options)
         own = _Pickled(value)
         members, roster = self.members, self._rosters.of(self.epoch)
         heads = bytearray(_HEAD.size * len(members))
 
         def sizes(how: Any) -> object:
-            return self.all_gather(own.head, heads, recovery="restart", **how)
+            return self.all_gather(own.head, heads, recovery=recovery, **how)
 
         def content(how: Any) -> object:
             counts = asked.sizes(heads, members, roster, own)
             asked.check(sum(counts), "the objects have together")
             memory = bytearray(sum(counts))
             how["_finish"] = lambda _: _objects(memory, counts)
-            return self.all_gather(own.data, memory, counts, recovery="restart", **how)
+            return self.all_gather(own.data, memory, counts, recovery=recovery, **how)
 
         return self._in_turn(asked, sizes, content)
 
     def _in_turn(self, asked: _Asked, first: _Begin, second: _Begin) -> Any:
         both = _Both(asked, first, second)
         return _in_turn.run(both, asked.origin, self._turns, asked.tag, asked.async_op)
+
+
+def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
+    recovery = parse_recovery(options.get("recovery"))
+    if recovery is Recovery.RESUME:
+        raise InvalidArgument(
+            "all_gather_object has no recovery 'resume', which could leave a part of an object: "
+            "use 'complete', 'restart' or 'raise'"
+        )
+    return recovery
 
 
 class _Pickled:
@@ -172,7 +207,7 @@ class _Asked:
     def __init__(
         self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
     ) -> None:
-        check(origin.operation, options, MessageOptions)
+        check(origin.operation, options, _OPTIONS[origin.operation])
         self.origin = origin
         self.tag = unsigned(options.get("tag", 0), "tag", 64)
         self.async_op = options.get("async_op", False)

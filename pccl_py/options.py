@@ -174,8 +174,9 @@ _BESIDE[ManyOptions] = ()
 _KINDS: dict[str, type] = {}
 
 _MEANINGS = {
-    "op": '"sum" (the default), "avg" (of integers cut towards zero), "prod", "min" or "max", or a '
-    "`ReduceOp`; the same on every peer, as are codec, plan and recovery.",
+    "op": '"sum" (the default), "avg" (of integers cut towards zero), "prod", "min", "max", of the '
+    'bits of integers and of bool "band", "bor", "bxor", or a `ReduceOp`; the same on every peer, '
+    "as are codec, plan and recovery.",
     "codec": 'how floats travel, "none" (the default) or "int8" for example, or a `Codec` with '
     "options; reductions take it with sum and avg only.",
     "plan": 'how the data moves, "auto" (the default), "ring" or "direct": see `Plan`.',

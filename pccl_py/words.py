@@ -76,13 +76,25 @@ _LONG_NAMES = {
 
 
 class ReduceOp(IntEnum):
-    """How contributions are combined. Functions also take "sum", "avg", "prod", "min", "max"."""
+    """How contributions are combined. Functions also take the lower-case name.
+
+    BAND, BOR and BXOR are of the bits of integers, and of bool; floats have none of these. There is
+    no scaled sum (PREMUL_SUM): scale the array before the call, or use AVG.
+    """
 
     SUM = 0
     AVG = 1
     PROD = 2
     MIN = 3
     MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+    @property
+    def is_bitwise(self) -> bool:
+        """Whether it combines bits: BAND, BOR, BXOR."""
+        return self >= ReduceOp.BAND
 
 
 class Recovery(IntEnum):
@@ -151,7 +163,7 @@ class Plan(IntEnum):
     DIRECT = 2
 
 
-OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max"]
+OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
 StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender"]
@@ -198,6 +210,11 @@ def parse_dtype(value: DType | str | int) -> DType:
 
 def parse_op(value: ReduceOp | str | int) -> ReduceOp:
     """A ReduceOp from itself, its name or its number. Raises InvalidArgument."""
+    if isinstance(value, str) and value == "premul_sum":
+        raise InvalidArgument(
+            "there is no op 'premul_sum': multiply the array by the factor before a 'sum', or use "
+            "'avg' where the factor is 1 / world size"
+        )
     return parse(ReduceOp, value, "op")
 
 

@@ -803,7 +803,11 @@ fn begin(work: *Work, handle: ?*Comm, arguments: Arguments) status.Error!void {
     const counts = if (arguments.counts) |*counts| try counts_of(counts, "counts") else null;
     const first_dtype = if (arrays.len > 0) arrays[0].dtype else dtype;
     const codec = try codec_of(&options, &arguments, op, first_dtype);
-    for (arrays) |*array| _ = try codec_of(&options, &arguments, op, array.dtype);
+    try check_op(arguments.kind, op, first_dtype);
+    for (arrays) |*array| {
+        _ = try codec_of(&options, &arguments, op, array.dtype);
+        try check_op(arguments.kind, op, array.dtype);
+    }
     var call: session.Session.Call = .{
         .kind = arguments.kind,
         .send = arguments.send,
@@ -905,6 +909,15 @@ fn recovery(number: c_uint) status.Error!?wire.control.Recovery {
             .{number},
         ),
     };
+}
+
+fn check_op(kind: wire.control.OpKind, op: base.ReduceOp, dtype: base.DType) status.Error!void {
+    if (!kind.reduces() or op.takes(dtype)) return;
+    return status.fail(
+        .invalid_argument,
+        "op {s} is of integers, and dtype is {s}: floats have no {s}",
+        .{ op.name(), dtype.name(), op.name() },
+    );
 }
 
 fn codec_of(

@@ -59,6 +59,10 @@ pub const ReduceOp = enum(u8) {
     prod = 2,
     min = 3,
     max = 4,
+    /// Bit by bit.
+    band = 5,
+    bor = 6,
+    bxor = 7,
 
     pub fn name(op: ReduceOp) [:0]const u8 {
         return @tagName(op);
@@ -67,6 +71,18 @@ pub const ReduceOp = enum(u8) {
     /// Null if the number is no operation; the number may come from a stranger.
     pub fn from_int(number: u8) ?ReduceOp {
         return std.enums.fromInt(ReduceOp, number);
+    }
+
+    pub fn is_bitwise(op: ReduceOp) bool {
+        return switch (op) {
+            .sum, .avg, .prod, .min, .max => false,
+            .band, .bor, .bxor => true,
+        };
+    }
+
+    /// Whether elements of `d` can be combined: floats have no bits to a user.
+    pub fn takes(op: ReduceOp, d: DType) bool {
+        return !(op.is_bitwise() and d.is_float());
     }
 };
 
@@ -103,10 +119,17 @@ test "the numbers and sizes are those of include/pccl.h" {
     }
     try expect_equal(@as(?DType, null), DType.from_int(12));
     try expect_equal(@as(?DType, null), DType.from_int(255));
-    for ([_][]const u8{ "sum", "avg", "prod", "min", "max" }, 0..) |name, number| {
+    const ops = [_][]const u8{ "sum", "avg", "prod", "min", "max", "band", "bor", "bxor" };
+    for (ops, 0..) |name, number| {
         try std.testing.expectEqualStrings(name, ReduceOp.from_int(@intCast(number)).?.name());
     }
-    try expect_equal(@as(?ReduceOp, null), ReduceOp.from_int(5));
+    try expect_equal(@as(?ReduceOp, null), ReduceOp.from_int(8));
+}
+
+test "integers have all operations, and floats all but those of bits" {
+    for (std.enums.values(DType)) |d| for (std.enums.values(ReduceOp), 0..) |op, number| {
+        try std.testing.expectEqual(number < 5 or !d.is_float(), op.takes(d));
+    };
 }
 
 test "only avg of narrow integers travels wider than it is" {

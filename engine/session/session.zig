@@ -1039,6 +1039,7 @@ pub const Session = struct {
         const arrays = call.list(&one);
         const roles = roles_of(epoch, &call);
         assert(call.codec.kind == .none or call.kind.has_codecs());
+        if (call.kind.reduces()) for (arrays) |*array| assert(call.op.takes(array.dtype));
         assert(call.residual == null or (call.codec.kind != .none and call.kind.reduces()));
         const count = try count_of(&call, &roles, arrays);
         var uses = try s.uses_of(&call, &roles, arrays, count);

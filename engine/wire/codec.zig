@@ -8,7 +8,8 @@
 //! Every number that is read has a bound, and so have the lengths of `Bytes` and the counts of
 //! lists. A struct names them in `bounds`: the largest legal value for each field, or `.any` for a
 //! number from which nothing is computed: it is compared, handed back or shown. A field without a
-//! bound does not compile. The code that reads a list must check the integers in it.
+//! bound does not compile. The code that reads a list must check the integers in it. A struct whose
+//! fields must go together has a method `exists`; one for which that is false is not read.
 
 const std = @import("std");
 
@@ -166,7 +167,7 @@ fn read_fixed(comptime T: type, bytes: *const Fixed(T)) Error!T {
                 @field(value, field.name) = part;
                 start += size;
             }
-            return value;
+            return existing(T, value);
         },
         else => comptime unreachable, // fixed_bytes
     }
@@ -220,10 +221,15 @@ pub fn read(comptime T: type, reader: *Reader) Error!T {
                 try check_bound(T, field, part);
                 @field(value, field.name) = part;
             }
-            return value;
+            return existing(T, value);
         },
         else => @compileError("not a wire type: " ++ @typeName(T)),
     }
+}
+
+fn existing(comptime T: type, value: T) error{BadValue}!T {
+    if (@hasDecl(T, "exists") and !value.exists()) return error.BadValue;
+    return value;
 }
 
 fn check_bound(

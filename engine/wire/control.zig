@@ -155,6 +155,11 @@ pub const Descriptor = struct {
         .safe_points = 0,
     };
 
+    /// No caller can ask for the bits of floats.
+    pub fn exists(descriptor: *const Descriptor) bool {
+        return !descriptor.kind.reduces() or descriptor.op.takes(descriptor.dtype);
+    }
+
     pub fn eql(a: *const Descriptor, b: *const Descriptor) bool {
         return std.meta.eql(a.*, b.*);
     }
@@ -1159,6 +1164,19 @@ fn smallest(comptime T: type) T {
             break :value value;
         },
         else => @compileError("not a wire type"),
+    };
+}
+
+test "a descriptor that combines the bits of floats is not read" {
+    for (std.enums.values(OpKind)) |kind| for ([_]base.DType{ .f32, .bf16, .i8, .u64 }) |dtype| {
+        var descriptor = smallest(Descriptor);
+        descriptor.kind = kind;
+        descriptor.dtype = dtype;
+        descriptor.op = .bxor;
+        const bytes = encode_descriptor(descriptor);
+        if (kind.reduces() and dtype.is_float()) {
+            try std.testing.expectError(error.BadValue, decode_descriptor(&bytes));
+        } else try std.testing.expect(descriptor.eql(&try decode_descriptor(&bytes)));
     };
 }
 

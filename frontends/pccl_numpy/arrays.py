@@ -96,8 +96,8 @@ def check_dtype(x: Array, *, adds: bool) -> None:
     name = x.dtype.name
     if moves:
         raise TypeError(
-            f"dtype {name} is not added up, and goes where nothing is: convert it first; of bool "
-            "as uint8, min is and, max is or"
+            f"dtype {name} is not added up, and goes where nothing is: convert it first; bool has "
+            "op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
         )
     trees = "; trees, for pccl_numpy.tree, are of dicts, lists, tuples, named tuples and arrays"
     raise TypeError(

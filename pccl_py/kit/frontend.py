@@ -75,7 +75,7 @@ class Frontend(ABC, Generic[ArrayType]):
     Between them are methods that a frontend may override: their defaults are for arrays that the
     core takes as they are.
 
-    `adds` says whether a collective adds elements up, or only moves them.
+    `adds` says whether a collective adds elements up, or only moves them or combines their bits.
     """
 
     @abstractmethod

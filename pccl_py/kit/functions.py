@@ -10,7 +10,7 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
@@ -34,6 +34,7 @@ from pccl_py.options import (
 )
 from pccl_py.outcome import Outcome
 from pccl_py.rows import Counts, Rows
+from pccl_py.words import ReduceOp, parse_op
 from pccl_py.work import Work
 
 T = TypeVar("T")
@@ -81,8 +82,8 @@ class Functions(Generic[Mode]):
         own functions. A new array is C-contiguous and in native byte order. On any error `x` is as
         it was.
         """
-        form, sends = self._sources(x, adds=True)
-        targets = self._targets(sends, out, adds=True)
+        form, sends = self._sources(x, adds=_adds(options))
+        targets = self._targets(sends, out, adds=_adds(options))
         return self._give(comm.all_reduce, sends, targets, (), options, form, out)
 
     @overload
@@ -97,7 +98,7 @@ class Functions(Generic[Mode]):
 
         Shapes and dtypes are as for `all_reduce`. On any error `x` is as it was.
         """
-        form, targets = self._places(x, adds=True)
+        form, targets = self._places(x, adds=_adds(options))
         used = [self._frontend.packed(target) for target in targets]
         return self._run(comm.all_reduce, (self._memory(used),), options, form, targets, used)
 
@@ -141,8 +142,8 @@ class Functions(Generic[Mode]):
         given = listed("xs", xs, out)
         for number, (x, into) in enumerate(given):
             with numbered("xs", number):
-                form, sends = self._sources(x, adds=True)
-                targets = self._targets(sends, into, adds=True)
+                form, sends = self._sources(x, adds=_adds(options))
+                targets = self._targets(sends, into, adds=_adds(options))
             asked = {"return_outcome": True}
             self._give(parts.all_reduce, sends, targets, (), asked, form, into)
             parts.receive(form, targets)
@@ -162,7 +163,7 @@ class Functions(Generic[Mode]):
         parts = _Parts()
         for number, (x, _) in enumerate(listed("xs", xs, None)):
             with numbered("xs", number):
-                form, targets = self._places(x, adds=True)
+                form, targets = self._places(x, adds=_adds(options))
             used = [self._frontend.packed(target) for target in targets]
             self._run(parts.all_reduce, (self._memory(used),), {}, form, targets, used)
             parts.receive(form, targets)
@@ -201,9 +202,9 @@ class Functions(Generic[Mode]):
         There it is a new array, or in `out`; elsewhere it is None, and `out` is not looked at. `x`
         and `out` are as for `all_reduce`; a lost root ends the operation with Aborted on all.
         """
-        form, sends = self._sources(x, adds=True)
+        form, sends = self._sources(x, adds=_adds(options))
         self._check_no_root(out)
-        targets = self._targets(sends, out, adds=True) if _is_root(comm, root) else None
+        targets = self._targets(sends, out, adds=_adds(options)) if _is_root(comm, root) else None
         return self._give(comm.reduce, sends, targets, (root,), options, form, out)
 
     @overload
@@ -221,7 +222,7 @@ class Functions(Generic[Mode]):
         Elsewhere `x` is only read, and may be read-only. Otherwise as `reduce`.
         """
         is_root = _is_root(comm, root)
-        form, targets = self._places(x, adds=True, only_read=not is_root)
+        form, targets = self._places(x, adds=_adds(options), only_read=not is_root)
         used = [self._frontend.packed(target) for target in targets]
         given = self._memory(used), None, root
         written = (targets, used) if is_root else ()
@@ -319,9 +320,9 @@ class Functions(Generic[Mode]):
         on every peer. `out` may be those rows of `x`, or overlap it. Otherwise as `all_reduce`;
         ValueError also where rows cannot be shared so. A lost rank's rows are given to nobody.
         """
-        form, sends = self._sources(x, adds=True)
+        form, sends = self._sources(x, adds=_adds(options))
         rows = self._wholes(comm, form, sends, counts)
-        targets = self._targets(sends, out, adds=True, dealt=rows)
+        targets = self._targets(sends, out, adds=_adds(options), dealt=rows)
         rest = (rows[0].elements,)
         return self._give(comm.reduce_scatter, sends, targets, rest, options, form, out)
 
@@ -343,7 +344,7 @@ class Functions(Generic[Mode]):
 
         The other rows are only read. Returns the outcome. Otherwise as `reduce_scatter`.
         """
-        form, (whole,) = self._places(x, adds=True)
+        form, (whole,) = self._places(x, adds=_adds(options))
         (rows,) = self._wholes(comm, form, [whole], counts)
         targets = [self._frontend.rows(whole, rows.first, rows.end)]
         recvs = self._frontend.recvs(targets)
@@ -817,6 +818,11 @@ class _Parts:
     def run(self, frontend: Frontend[Any], comm: Group, options: Any) -> list[Any]:
         frontend.check_apart(self._targets, self._names, "")
         return comm._many(self._parts, options)
+
+
+def _adds(options: Mapping[str, Any]) -> bool:
+    """Whether a reduction adds elements up: bits are combined of more dtypes."""
+    return not parse_op(options.get("op", ReduceOp.SUM)).is_bitwise
 
 
 def _is_root(comm: Group, root: Root) -> bool:

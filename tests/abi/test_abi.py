@@ -393,7 +393,7 @@ CALLS: dict[str, Any] = {
     [
         (4, 12, {}, "dtype"),
         (4, 2**31 - 1, {}, "dtype"),
-        (4, 0, {"op": 5}, "op"),
+        (4, 0, {"op": 8}, "op"),
         (4, 0, {"op": 2**32 - 1}, "op"),
         (4, 0, {"recovery": 5}, "recovery"),
         (2**40 + 1, 4, {}, "count"),
@@ -469,6 +469,56 @@ def test_a_codec_is_for_floats_and_for_what_it_can_add_up(pair: tuple[Any, Any],
     chosen.op = lib.PCCL_MAX
     said = refused(call(pair[0], data, other, 4, lib.PCCL_F32, chosen))
     assert "is for sum and avg, and op is max" in said
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_integers_have_bits_and_floats_have_none(pair: tuple[Any, Any], name: str) -> None:
+    """In a list, too, wherever the floats are in it; without a codec, as for all integers."""
+    data, other = ffi.new("uint16_t[8]"), ffi.new("uint16_t[8]")
+    chosen = options("collective_options", op=lib.PCCL_BXOR)
+    for dtype in (lib.PCCL_F32, lib.PCCL_BF16):
+        said = refused(CALLS[name](pair[0], data, other, 3, dtype, chosen))
+        assert "op bxor is of integers, and dtype is " in said and "floats have no bxor" in said
+    chosen.codec = lib.PCCL_CODEC_INT8
+    said = refused(CALLS[name](pair[0], data, other, 3, lib.PCCL_F32, chosen))
+    assert "codec int8 is for sum and avg, and op is bxor" in said
+    said = refused(CALLS[name](pair[0], data, other, 3, lib.PCCL_U16, chosen))
+    assert "codec int8 is for floats, and dtype is u16" in said
+    given = [0b1100, 0b1010, 7, 0xFFFF, 0x8001, 3, 5, 6]
+    for op, wanted in (
+        (lib.PCCL_BAND, [x & (x << 1) & 0xFFFF for x in given]),
+        (lib.PCCL_BOR, [(x | x << 1) & 0xFFFF for x in given]),
+        (lib.PCCL_BXOR, [(x ^ x << 1) & 0xFFFF for x in given]),
+    ):
+
+        def program(rank: int, op: int = op) -> list[int]:
+            send = ffi.new("uint16_t[8]", [x << rank & 0xFFFF for x in given])
+            recv = ffi.new("uint16_t[8]")
+            own = options("collective_options", op=op)
+            check(CALLS[name](pair[rank], send, recv, 3, lib.PCCL_U16, own))
+            return list(recv)
+
+        first, second = together([functools.partial(program, rank) for rank in range(2)])
+        assert first[:3] == wanted[:3]
+        if name == "all_reduce":
+            assert second == first
+        elif name != "reduce":
+            assert second[:3] == wanted[3:6]
+
+
+def test_a_list_of_integers_and_floats_has_no_bits(pair: tuple[Any, Any]) -> None:
+    data = ffi.new("int32_t[8]")
+    chosen = options("collective_options", op=lib.PCCL_BAND)
+    dtypes = [lib.PCCL_I32, lib.PCCL_F32]
+    for given in (dtypes, dtypes[::-1]):
+        arrays = ffi.new("pccl_array_t[2]")
+        for number, (array, dtype) in enumerate(zip(arrays, given, strict=True)):
+            array.send_buffer = array.recv_buffer = data + 4 * number
+            array.count, array.dtype = 4, dtype
+        said = refused(
+            lib.pccl_coalesced(pair[0], lib.PCCL_ALL_REDUCE, arrays, 2, 0, chosen, ffi.NULL)
+        )
+        assert "op band is of integers, and dtype is f32" in said
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in NEVER_ENCODED])

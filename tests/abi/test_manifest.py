@@ -89,9 +89,9 @@ CHANGES = {
         [(True, "function pccl_coordinator_port was uint16_t (")],
     ),
     "a value more": (
-        "PCCL_MAX = 4",
-        "PCCL_MAX = 4, PCCL_XOR = 5",
-        [(False, "value pccl_reduce_op_t.PCCL_XOR is new: 5")],
+        "PCCL_BXOR = 7",
+        "PCCL_BXOR = 7, PCCL_NAND = 8",
+        [(False, "value pccl_reduce_op_t.PCCL_NAND is new: 8")],
     ),
     "a value moved": (
         "PCCL_MAX = 4",

@@ -6,7 +6,9 @@ Elements are small integers, so that every dtype holds them, their sums over six
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +29,12 @@ OPS: dict[str, Callable[[list[int]], float]] = {
     "min": min,
     "max": max,
     "avg": lambda numbers: sum(numbers) / len(numbers),
+    "band": lambda numbers: functools.reduce(operator.and_, numbers),
+    "bor": lambda numbers: functools.reduce(operator.or_, numbers),
+    "bxor": lambda numbers: functools.reduce(operator.xor, numbers),
 }
+# Integers and bool have them.
+BITWISE = ("band", "bor", "bxor")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from adapter import COLLECTIVES, Adapter
-from model import COUNTED, NEED_ALL, REDUCING, ROOTED, Call
+from model import BITWISE, COUNTED, NEED_ALL, REDUCING, ROOTED, Call
 
 import pccl_py as pccl
 
@@ -194,6 +194,20 @@ def test_what_only_moves_is_not_added_up(
             frontend.call(collective, world.comms[0], x)
         with pytest.raises(TypeError, match=f"{dtype}.*added up"):
             frontend.call_tree(collective, world.comms[0], {"x": x})
+    goes_on(frontend, world)
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+def test_floats_have_no_bits(frontend: Adapter, worlds: Worlds, collective: str) -> None:
+    """Those of eight bits have no reduction at all."""
+    world = worlds(2)
+    for dtype in (*frontend.dtypes, *frontend.moving_dtypes):
+        if dtype[0] in "iu" or dtype == "bool":
+            continue
+        x = frontend.make([1, 0], (2,), dtype)
+        for op in BITWISE:
+            with pytest.raises((pccl.InvalidArgument, TypeError), match=dtype):
+                frontend.call(collective, world.comms[0], x, op=op)
     goes_on(frontend, world)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from adapter import COLLECTIVES, Adapter, Shape
-from model import COUNTED, REDUCING, ROOTED, WHOLE, Call
+from model import BITWISE, COUNTED, REDUCING, ROOTED, WHOLE, Call
 
 import pccl_py as pccl
 
@@ -131,6 +131,19 @@ def test_results_of_every_op(frontend: Adapter, worlds: Worlds, collective: str,
     call = Call(collective, (2, 2, 2), (3,), root=1, op=op, spread=3 if op == "avg" else 1)
     for dtype in ("f32", "i32"):
         run_on_all(worlds(3), frontend, call, dtype)
+
+
+@pytest.mark.parametrize("op", BITWISE)
+@pytest.mark.parametrize("collective", REDUCING)
+def test_bits_of_integers_and_of_bool_are_combined(
+    frontend: Adapter, worlds: Worlds, collective: str, op: str
+) -> None:
+    call = Call(collective, (2, 2, 2), (3,), root=1, op=op)
+    for dtype in frontend.dtypes:
+        if dtype[0] in "iu":
+            run_on_all(worlds(3), frontend, call, dtype)
+    if "bool" in frontend.moving_dtypes:
+        run_on_all(worlds(3), frontend, replace(call, bits=True), "bool")
 
 
 @pytest.mark.parametrize("world", range(5, 17))

@@ -17,6 +17,9 @@ from oracle import check_agreement, fingerprint
 from peers import World, ask_all
 
 OPS = ("sum", "avg", "prod", "min", "max")
+BITWISE = ("band", "bor", "bxor")
+PAIRS = [(dtype, op) for dtype in contributions.STORED for op in OPS]
+PAIRS += [(dtype, op) for dtype in contributions.STORED if dtype[0] in "iu" for op in BITWISE]
 MIB = 1024 * 1024
 
 
@@ -24,7 +27,7 @@ def cases(plan: str) -> list[dict[str, Any]]:
     """Several chunks for each owner with an odd rest, fewer elements than peers, and one."""
     return [
         {"op": op, "plan": plan, "of": "mixed", "dtype": dtype, "count": count, "seed": seed}
-        for seed, (dtype, op) in enumerate((d, o) for d in contributions.STORED for o in OPS)
+        for seed, (dtype, op) in enumerate(PAIRS)
         for count in (3001, 5, 1)
     ]
 
@@ -99,7 +102,7 @@ def cases_of_one(plan: str, world_size: int) -> list[dict[str, Any]]:
     return [
         {**kind, "op": op, "plan": plan, "of": "mixed", "dtype": dtype, "seed": seed}
         | {"count": sum(kind.get("counts", [3001]))}
-        for seed, (dtype, op) in enumerate((d, o) for d in contributions.STORED for o in OPS)
+        for seed, (dtype, op) in enumerate(PAIRS)
         for kind in kinds
     ]
 

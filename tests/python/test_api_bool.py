@@ -77,3 +77,50 @@ def test_kinds_of_eight_bit_floats_are_told_apart() -> None:
     arrays = [np.zeros(10, getattr(ml_dtypes, kind)) for kind in kinds]
     for said, kind in zip(said_by_each(core, arrays), kinds, strict=True):
         assert f"(here {kind})" in said
+
+
+FLAGS = np.array([[1, 1, 0, 0, 1], [1, 0, 1, 0, 1], [1, 0, 0, 0, 0]], bool)
+
+
+@pytest.mark.parametrize(
+    ("op", "wanted"),
+    [("band", FLAGS.all(axis=0)), ("bor", FLAGS.any(axis=0)), ("bxor", FLAGS.sum(axis=0) % 2 == 1)],
+)
+def test_bool_is_combined_and_stays_bool(op: pccl.OpName, wanted: np.ndarray) -> None:
+    """By the core, by the frontend, in a list beside integers, and in a tree."""
+
+    def program(comm: pccl.Communicator) -> list[Any]:
+        own, whole = FLAGS[comm.rank].copy(), np.full(3, 6, np.int64)
+        comm.all_reduce(own, op=op)
+        listed = [FLAGS[comm.rank].copy(), whole]
+        comm.all_reduce(listed, op=op)
+        made = pnp.all_reduce(comm, FLAGS[comm.rank], op=op)
+        tree = pnp.tree.all_reduce(comm, {"mask": FLAGS[comm.rank]}, op=op)
+        (many,) = pnp.all_reduce_many(comm, [FLAGS[comm.rank]], op=op)
+        return [own, listed[0], made, tree["mask"], many]
+
+    with pccl.LocalWorld(3, deadline=30) as world:
+        for results in world.run(program):
+            for made in results:
+                assert made.dtype == bool
+                assert np.array_equal(made, wanted)
+
+
+def test_bool_is_not_added_up_and_eight_bit_floats_have_no_bits() -> None:
+    floats = np.zeros(3, ml_dtypes.float8_e5m2)
+    with pccl.LocalWorld(1) as world:
+        comm = world.comms[0]
+        for op in ("sum", "avg", "prod", "min", "max"):
+            with pytest.raises(TypeError, match=r"bool arrays cannot be added up: use op 'band'"):
+                comm.all_reduce(BOOL.copy(), op=op)
+        for refused in (comm.all_reduce, lambda x, op: pnp.all_reduce(comm, x, op=op)):
+            with pytest.raises(TypeError, match="float8_e5m2 arrays cannot be reduced"):
+                refused(floats, op="band")
+
+
+def test_bool_against_u8_is_a_mismatch_where_bits_are_combined() -> None:
+    def combine(comm: pccl.Communicator, array: Any) -> None:
+        comm.all_reduce(array.copy(), op="bor")
+
+    for said in said_by_each(combine, [BOOL, BYTES]):
+        assert "10 bool" in said and "10 u8" in said

@@ -162,7 +162,7 @@ def test_what_makes_no_sense_is_refused_by_name(
     refuse(world, np.float32, message, **options)
 
 
-@pytest.mark.parametrize("op", ["prod", "min", "max"])
+@pytest.mark.parametrize("op", ["prod", "min", "max", "bor"])
 @pytest.mark.parametrize("codec", ERRORS)
 def test_codecs_are_for_sum_and_avg(world: Any, codec: str, op: str) -> None:
     message = f"^codec {codec} is for sum and avg, and op is {op}: use them, or no codec"

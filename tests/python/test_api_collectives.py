@@ -7,6 +7,7 @@ the documented association order, losses and large worlds are tested elsewhere.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -82,6 +83,61 @@ def test_every_dtype_and_op_is_exact_where_arithmetic_is(
     world.run(lambda comm: comm.all_reduce(arrays[comm.rank], op=op))
     for array in arrays:
         assert np.array_equal(array.astype(np.float64), OPS[op](rows))
+
+
+BITS: dict[str, Callable[..., Any]] = {
+    "band": np.bitwise_and.reduce,
+    "bor": np.bitwise_or.reduce,
+    "bxor": np.bitwise_xor.reduce,
+}
+
+
+@pytest.mark.parametrize("op", BITS)
+@pytest.mark.parametrize("name", [name for name in DTYPES if name[0] in "iu"])
+def test_bits_of_integers_are_combined(world: pccl.LocalWorld, name: str, op: pccl.OpName) -> None:
+    """Alone, in a list, at one root and in shards."""
+    dtype = np.dtype(DTYPES[name])
+    random = np.random.default_rng(5).integers(0, 256, (3, 777 * dtype.itemsize), np.uint8)
+    rows = random.view(dtype)
+    wanted = BITS[op](rows)
+
+    def program(comm: pccl.Communicator) -> list[np.ndarray]:
+        alone, rooted, own = (rows[comm.rank].copy() for _ in range(3))
+        listed = [rows[comm.rank][:5].copy(), rows[comm.rank][5:].copy()]
+        shard = np.empty(259, dtype)
+        comm.all_reduce(alone, op=op)
+        comm.all_reduce(listed, op=op, recovery="resume")
+        comm.reduce(rooted, root=1, op=op, recovery="raise")
+        comm.reduce_scatter(own, shard, op=op)
+        return [alone, np.concatenate(listed), rooted, shard]
+
+    for rank, (alone, listed, rooted, shard) in enumerate(world.run(program)):
+        assert np.array_equal(alone, wanted) and np.array_equal(listed, wanted)
+        assert np.array_equal(rooted, wanted if rank == 1 else rows[rank])
+        assert np.array_equal(shard, wanted[259 * rank :][:259])
+
+
+@pytest.mark.parametrize("op", BITS)
+@pytest.mark.parametrize("name", [name for name in DTYPES if name[0] not in "iu"])
+def test_bits_of_floats_are_refused_before_anything_is_sent(
+    world: pccl.LocalWorld, name: str, op: pccl.OpName
+) -> None:
+    """By one member alone: the next call of all is not the second of anybody."""
+    floats = np.ones(6, DTYPES[name])
+    refused = f"op {op} is of integers, and dtype is {name}: floats have no {op}"
+    comm: Any = world.comms[0]
+    calls: list[Callable[[], object]] = [
+        lambda: comm.all_reduce(floats, op=op),
+        lambda: comm.all_reduce([np.ones(2, np.int32), floats], op=op),
+        lambda: comm.reduce(floats, op=op),
+        lambda: comm.reduce_scatter(floats, np.ones(2, DTYPES[name]), op=op),
+        lambda: comm.all_reduce_many([floats], op=op),
+    ]
+    for call in calls:
+        with pytest.raises(pccl.InvalidArgument, match=refused):
+            call()
+    outcomes = world.run(lambda comm: comm.all_reduce(np.ones(2), deadline=20))
+    assert len({outcome.sequence for outcome in outcomes}) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 255, 65_536, 65_537, 1_000_003])

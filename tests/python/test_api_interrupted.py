@@ -162,12 +162,12 @@ def test_ctrl_c_between_the_two_operations_of_an_object_withdraws_both(
         return sizes(*given)
 
     def gather() -> Any:
-        return pair[1].all_gather_object(1)
+        return pair[1].all_gather_object(1, recovery="restart")
 
     monkeypatch.setattr(objects._Asked, "sizes", signal_once)
     other, theirs = beside(gather)
     with pytest.raises(KeyboardInterrupt) as caught:
-        pair[0].all_gather_object(0)
+        pair[0].all_gather_object(0, recovery="restart")
     work = caught.value.work  # type: ignore[attr-defined]
     assert isinstance(work.exception(), (pccl.Cancelled, pccl.InDoubt))
     other.join(10)

@@ -6,6 +6,7 @@ The C calls are in tests/abi, what the engine does of it in tests/sim.
 from __future__ import annotations
 
 import itertools
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,6 +161,59 @@ def test_a_cancelled_recv_ends_the_send(world: pccl.LocalWorld) -> None:
     with pytest.raises(pccl.Aborted, match="withdrew it"):
         world.comms[0].send(np.ones(4), 1, tag=11)
     assert (array == 5).all()
+
+
+def test_nobody_receives_from_whoever_sends_first(world: pccl.LocalWorld) -> None:
+    """The refusal says what to do: the test behind this one does it."""
+    array, sent = np.zeros(4), np.ones(4)
+    comm: Any = world.comms[1]
+    calls: list[Callable[[], object]] = [
+        lambda: comm.recv(array, None),
+        lambda: comm.recv(array, src=None, async_op=True),
+        lambda: pnp.recv_(comm, array, None),  # type: ignore[call-overload]
+        lambda: pnp.recv(comm, (4,), np.float64, None),  # type: ignore[call-overload]
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"async_op=True for each member.*all_gather who sends"):
+            call()
+    sending = world.comms[0].send(sent, 1, async_op=True)
+    comm.recv(array, 0)
+    sending.wait()
+    assert (array == 1).all()
+
+
+def test_the_first_of_one_recv_from_each_is_taken_and_the_others_stay() -> None:
+    """Each message arrives once, in the order of its sender, also after one of these is lost.
+
+    Method: ranks 1 and 2 send by turns that rank 0 does not know; then 2 leaves.
+    """
+    turns = [1, 2, 2, 1, 2, 1, 1]
+    done: queue.Queue[tuple[int, pccl.Work, np.ndarray]] = queue.Queue()
+
+    def begin(comm: pccl.Communicator, src: int) -> None:
+        array = np.zeros(1, np.int64)
+        work = comm.recv(array, src, async_op=True, deadline=600)
+        work.add_done_callback(lambda work: done.put((src, work, array)))
+
+    with pccl.LocalWorld(3, deadline=30) as made:
+        receiver, *senders = made.comms
+        for src in (1, 2):
+            begin(receiver, src)
+        for number, rank in enumerate(turns):
+            senders[rank - 1].send(np.array([number]), 0)
+            src, work, array = done.get(timeout=60)
+            assert (src, int(array[0])) == (rank, number)
+            work.wait()
+            begin(receiver, src)
+        senders[1].close()
+        src, work, _ = done.get(timeout=60)
+        assert src == 2
+        with pytest.raises(pccl.Aborted, match="was lost"):
+            work.wait()
+        senders[0].send(np.array([77]), 0)
+        src, work, array = done.get(timeout=60)
+        work.wait()
+        assert (src, int(array[0]), done.empty()) == (1, 77, True)
 
 
 def test_a_sender_that_leaves_ends_the_recv_and_no_other() -> None:

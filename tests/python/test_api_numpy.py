@@ -517,7 +517,7 @@ def test_arrays_of_any_layout_are_shared(world: pccl.LocalWorld) -> None:
 def test_what_is_no_array_of_numbers_is_refused_with_what_to_do() -> None:
     """Goal: the message has the cure, and no advice that was followed already."""
     masked = np.ma.MaskedArray([1.0, 2.0], mask=[True, False])
-    sums = r"is not added up, .*min is and, max is or$"
+    sums = r"is not added up, .*'bxor' \(exclusive or\)$"
     with pccl.LocalWorld(1) as world:
         comm: Any = world.comms[0]
         refused: list[tuple[str, Any]] = [

@@ -162,9 +162,7 @@ def test_a_dropped_work_that_fails_says_so_in_the_log() -> None:
                 other.broadcast_object()
             expect("cannot be pickled")
             one.all_gather_object(1, async_op=True)
-            other.all_gather(
-                _HEAD.pack(5, b""), bytearray(2 * _HEAD.size), **AS_OBJECTS, recovery="restart"
-            )
+            other.all_gather(_HEAD.pack(5, b""), bytearray(2 * _HEAD.size), **AS_OBJECTS)
             with pytest.raises(pccl.Mismatch):
                 other.barrier()
             expect("barrier")
@@ -172,18 +170,46 @@ def test_a_dropped_work_that_fails_says_so_in_the_log() -> None:
         logger.removeHandler(handler)
 
 
-def test_a_lost_member_has_none_in_the_list() -> None:
+@pytest.mark.parametrize("recovery", [None, "complete", pccl.Recovery.DEFAULT])
+def test_no_object_takes_the_place_of_a_lost_one_unless_asked_for(recovery: Any) -> None:
+    """The call ends on all, and so does the next; after a safe point the others go on."""
+    options: Any = {} if recovery is None else {"recovery": recovery}
     called = threading.Barrier(3)
 
-    def program(comm: pccl.Communicator) -> list[Any] | None:
+    def program(comm: pccl.Communicator) -> list[Any]:
         called.wait()
         if comm.rank == 1:
             comm.close()
-            return None
-        return comm.all_gather_object(comm.rank + 10)
+            return []
+        for _ in range(2):
+            with pytest.raises(pccl.Aborted, match="all_gather_object"):
+                comm.all_gather_object(comm.rank, **options)
+        got = [comm.all_gather_object(comm.rank + 10, recovery="restart")]
+        assert comm.admit().changed
+        return [*got, comm.all_gather_object(comm.rank, **options)]
 
     with pccl.LocalWorld(3, deadline=30) as three:
-        assert three.run(program) == [[10, None, 12], None, [10, None, 12]]
+        wanted = [[10, None, 12], [0, 1]]
+        assert three.run(program) == [wanted, [], wanted]
+
+
+def test_a_member_lost_between_sizes_and_pickles_ends_the_call() -> None:
+    """All know how large its object is, and nobody has it."""
+    with pccl.LocalWorld(3, deadline=30) as three:
+        works = [comm.all_gather_object(comm.rank, async_op=True) for comm in three.comms[:2]]
+        leaver = three.comms[2]
+        leaver.all_gather(_HEAD.pack(40, b""), bytearray(3 * _HEAD.size), **AS_OBJECTS)
+        leaver.close()
+        for work in works:
+            with pytest.raises(pccl.Aborted, match="all_gather_object"):
+                work.wait()
+
+
+def test_a_part_of_an_object_is_not_to_be_had(world: pccl.LocalWorld) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="could leave a part of an object"):
+        world.comms[0].all_gather_object(1, recovery="resume")
+    with pytest.raises(pccl.InvalidArgument, match="unknown recovery 'none'"):
+        world.comms[0].all_gather_object(1, recovery="none")  # type: ignore[call-overload]
 
 
 def test_a_communicator_that_is_pickled_says_what_to_do_instead(world: pccl.LocalWorld) -> None:

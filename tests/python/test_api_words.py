@@ -56,10 +56,15 @@ def test_sizes_of_dtypes_are_those_of_the_library() -> None:
     assert _pccl.dtype_size(len(pccl.DType)) == 0
 
 
-@pytest.mark.parametrize("value", ["add", "SUM", "", 5, -1, True, None, pccl.DType.F32])
+@pytest.mark.parametrize("value", ["add", "SUM", "", 8, -1, True, None, pccl.DType.F32])
 def test_an_unknown_op_is_refused_and_the_known_are_named(value: object) -> None:
-    with pytest.raises(pccl.InvalidArgument, match="'sum', 'avg', 'prod', 'min', 'max'"):
+    with pytest.raises(pccl.InvalidArgument, match="'sum', 'avg', 'prod', 'min', 'max', 'band', "):
         words.parse_op(value)  # type: ignore[arg-type]
+
+
+def test_a_scaled_sum_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(pccl.InvalidArgument, match="multiply the array by the factor before a"):
+        words.parse_op("premul_sum")
 
 
 def test_a_recovery_may_be_left_to_the_default() -> None:

@@ -182,6 +182,7 @@ fn deviate(world: *World, step: *Step) void {
     if (step.kind == .barrier) step.count = 0;
     if (!step.kind.reduces()) step.average = false;
     if (!step.kind.has_codecs()) step.floats = null;
+    if (!step.kind.reduces() or step.average) step.bits = null;
 }
 
 fn asked(step: *const Step, layout: *const shards.Layout) u64 {
@@ -191,7 +192,7 @@ fn asked(step: *const Step, layout: *const shards.Layout) u64 {
         @intFromEnum(step.kind),
         @intFromEnum(step.recovery),
         if (step.kind.has_root()) step.root_rank else 0,
-        @intFromBool(step.average),
+        @intFromEnum(step.op()),
         @intFromEnum(step.plan),
         @intFromEnum(step.dtype()),
         step.arrays,
@@ -250,7 +251,7 @@ pub fn lend(user: *User, step: Step, deadline: Instant, impatient: bool) ?*Work 
             std.mem.writeInt(i32, place[0..4], value, .little);
         } else {
             const value = if (step.kind.reduces())
-                oracle.contribution(form, step.key, digit, element)
+                oracle.contribution(step.op(), form, step.key, digit, element)
             else
                 oracle.broadcast_value(step.key, digit, element);
             std.mem.writeInt(u64, place[0..8], value, .little);
@@ -301,7 +302,7 @@ pub fn call(work: *Work) !void {
         .after_success = work.record.won != null,
         .work = work,
     };
-    world.note("p{d} calls {f}: {t} {d} in {d} {t} {t} {t} codec {f}{s} tag {d}{s}", .{
+    world.note("p{d} calls {f}: {t} {d} in {d} {t} {t} {t} codec {f}{s} tag {d}{s} {t}", .{
         user.node.index,
         work.name(),
         step.kind,
@@ -314,6 +315,7 @@ pub fn call(work: *Work) !void {
         if (work.residual != null) " with feedback" else "",
         step.tag,
         if (is_in_place(step)) " in place" else "",
+        step.op(),
     });
     const op = if (step.kind == .sync) try syncs.begin(work) else try begin_plain(work);
     work.op = op;
@@ -362,7 +364,7 @@ fn begin_plain(work: *const Work) !*Operation {
         .arrays = if (step.arrays > 1) arrays[0..step.arrays] else &.{},
         .codec = step.codec(),
         .residual = if (work.residual) |*lent| lent.native() else null,
-        .op = if (step.average) .avg else .sum,
+        .op = step.op(),
         .root_rank = step.root_rank,
         .part = if (is_sender(work)) .send else .recv,
         .partner_rank = if (step.pair) |pair| pair.other(work.layout.rank) else 0,
@@ -741,6 +743,7 @@ fn check_contributors(
         const value = std.mem.readInt(u64, work.recv[index * 8 ..][0..8], .little);
         const sum: oracle.Sum = .{
             .processes_max = world.config.processes_max(),
+            .op = work.step.op(),
             .key = key,
             .element = work.layout.recv.first + index,
             .contributors = digits,

@@ -113,7 +113,7 @@ pub const Known = struct {
                 .root = @intCast(work.step.root_rank),
                 .world_size = work.op.?.member_ids().len,
                 .dtype = work.step.dtype(),
-                .op = if (work.step.average) .avg else .sum,
+                .op = work.step.op(),
                 .partition = if (x.partition.is_uneven) whole(work) else x.partition,
                 .operation = x.operation,
             }) catch @panic("out of memory"),

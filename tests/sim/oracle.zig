@@ -9,6 +9,11 @@
 //! A large world has more peers than there are hex digits. There a contribution is 64 random bits,
 //! and sums wrap: a sum that does not have exactly the listed contributors, each once, is right by
 //! chance once in 2^63 elements. Then a search finds who is missing, twice or not listed.
+//!
+//! The or, and the exclusive or, of numbers that have no digit in common is their sum, so the first
+//! form is theirs as well. An and is the or of the complements, the other way round. In a large
+//! world each peer contributes one bit to an or, drawn for the element; others may have the same
+//! bit, so that a fault shows in some elements only.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,12 +44,14 @@ fn drawn_of(key: Key, digit: u16, element: u64) u64 {
     return mix(key.hash() +% element *% 0x9e3779b97f4a7c15 +% digit);
 }
 
-pub fn contribution(form: Form, key: Key, digit: u16, element: u64) u64 {
+pub fn contribution(op: base.ReduceOp, form: Form, key: Key, digit: u16, element: u64) u64 {
+    if (op == .band) return ~contribution(.bor, form, key, digit, element);
     const drawn = drawn_of(key, digit, element);
+    // Once more: those of neighbours must not follow from each other.
+    const random = mix(drawn ^ @as(u64, digit) << 48);
     return switch (form) {
         .digits => (1 + drawn % 7) << @intCast(4 * @as(u32, digit)),
-        // Once more: those of neighbours must not follow from each other.
-        .random => mix(drawn ^ @as(u64, digit) << 48),
+        .random => if (op == .bor) @as(u64, 1) << @truncate(random) else random,
     };
 }
 
@@ -118,7 +125,7 @@ pub const Faults = struct {
 
     pub fn format(faults: Faults, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         if (faults.items[0] == null)
-            return writer.writeAll("no one or two contributions explain it");
+            return writer.writeAll("no explanation was found");
         try writer.writeAll("contribution");
         for (faults.items, 0..) |maybe, index| if (maybe) |fault| {
             try writer.print("{s} of p{d} is {t}", .{
@@ -128,17 +135,19 @@ pub const Faults = struct {
     }
 };
 
-/// One element of the sum of all these.
+/// One element of the sum of all these, or of another operation on them.
 pub const Sum = struct {
     processes_max: u16,
+    op: base.ReduceOp = .sum,
     key: Key,
     element: u64,
     contributors: *const Mask,
 
     pub fn check(sum: *const Sum, value: u64) ?Faults {
         return switch (Form.of(sum.processes_max)) {
-            .digits => sum.check_digits(value),
+            .digits => sum.check_digits(if (sum.op == .band) ~value else value),
             .random => {
+                if (sum.op.is_bitwise()) return sum.check_bits(value);
                 var expected: u64 = 0;
                 var it: Digits = .{ .left = sum.contributors.* };
                 while (it.next()) |digit| expected +%= sum.one(digit);
@@ -148,7 +157,7 @@ pub const Sum = struct {
     }
 
     fn one(sum: *const Sum, digit: u16) u64 {
-        return contribution(.random, sum.key, digit, sum.element);
+        return contribution(sum.op, .random, sum.key, digit, sum.element);
     }
 
     fn check_digits(sum: *const Sum, value: u64) ?Faults {
@@ -168,6 +177,31 @@ pub const Sum = struct {
             return .{ .items = .{ .{ .digit = digit, .kind = kind }, null } };
         }
         return null;
+    }
+
+    fn check_bits(sum: *const Sum, value: u64) ?Faults {
+        if (value == sum.bits_of(sum.contributors)) return null;
+        for (0..sum.processes_max) |index| {
+            var others = sum.contributors.*;
+            const is_listed = others.has(index);
+            if (is_listed) others.unset(index) else others.set(index);
+            if (value != sum.bits_of(&others)) continue;
+            const kind: Fault.Kind = if (is_listed) .missing else .not_listed;
+            return .{ .items = .{ .{ .digit = @intCast(index), .kind = kind }, null } };
+        }
+        return .{};
+    }
+
+    fn bits_of(sum: *const Sum, digits: *const Mask) u64 {
+        var it: Digits = .{ .left = digits.* };
+        var bits: u64 = if (sum.op == .band) std.math.maxInt(u64) else 0;
+        while (it.next()) |digit| switch (sum.op) {
+            .band => bits &= sum.one(digit),
+            .bor => bits |= sum.one(digit),
+            .bxor => bits ^= sum.one(digit),
+            .sum, .avg, .prod, .min, .max => unreachable,
+        };
+        return bits;
     }
 
     /// Which one or two contributions make such an excess over what is listed.
@@ -209,12 +243,12 @@ pub const Sum = struct {
             const found = sum.one(digit) +% excess;
             const fault: Fault = .{ .digit = digit, .kind = .wrong_value };
             for (0..program.floats_max) |element| {
-                if (contribution(.random, sum.key, digit, element) == found) return fault;
+                if (contribution(sum.op, .random, sum.key, digit, element) == found) return fault;
             }
             var key = sum.key;
             for (0..program.steps_max) |index| {
                 key.index = @intCast(index);
-                if (contribution(.random, key, digit, sum.element) == found) return fault;
+                if (contribution(sum.op, .random, key, digit, sum.element) == found) return fault;
             }
         }
         return null;
@@ -235,16 +269,60 @@ test "the oracle names a missing, a double and a stranger's contribution" {
             .element = 9,
             .contributors = &listed,
         };
-        const first = contribution(form, key, 0, 9);
-        const right = first +% contribution(form, key, last, 9);
+        const first = contribution(.sum, form, key, 0, 9);
+        const right = first +% contribution(.sum, form, key, last, 9);
         try std.testing.expectEqual(null, sum.check(right));
         try expect_fault(.{ .digit = 0, .kind = .twice }, &sum, right +% first);
         try expect_fault(.{ .digit = last, .kind = .missing }, &sum, first);
-        const stranger = contribution(form, key, 1, 9);
+        const stranger = contribution(.sum, form, key, 1, 9);
         try expect_fault(.{ .digit = 1, .kind = .not_listed }, &sum, right +% stranger);
-        const stale = contribution(form, key, 0, 7);
+        const stale = contribution(.sum, form, key, 0, 7);
         try expect_fault(.{ .digit = 0, .kind = .wrong_value }, &sum, right -% first +% stale);
     }
+}
+
+test "the oracle sees who is missing from the bits, and who should be" {
+    // Method: of a large world some element shows it, since two peers may have the same bit.
+    const key: Key = .{ .group = 0, .epoch = 1, .round = 2, .index = 3 };
+    for ([_]u16{ 16, 17, 128, 512 }) |processes| for ([_]base.ReduceOp{ .band, .bor, .bxor }) |op| {
+        const last = processes - 1;
+        var listed: Mask = .empty;
+        for ([_]u16{ 0, last }) |digit| listed.set(digit);
+        var seen: [2]u32 = @splat(0);
+        for (0..50) |element| {
+            const sum: Sum = .{
+                .processes_max = processes,
+                .op = op,
+                .key = key,
+                .element = element,
+                .contributors = &listed,
+            };
+            const form: Form = .of(processes);
+            const first = contribution(op, form, key, 0, element);
+            const right = combined(op, first, contribution(op, form, key, last, element));
+            try std.testing.expectEqual(null, sum.check(right));
+            const stranger = combined(op, right, contribution(op, form, key, 1, element));
+            for ([_]u64{ first, stranger }, &seen, [_]Fault{
+                .{ .digit = last, .kind = .missing },
+                .{ .digit = 1, .kind = .not_listed },
+            }) |value, *count, wanted| {
+                const faults = sum.check(value) orelse continue;
+                count.* += 1;
+                if (op == .bxor or processes == 16)
+                    try std.testing.expectEqual(wanted, faults.items[0].?);
+            }
+        }
+        for (seen) |count| try std.testing.expect(count >= 40);
+    };
+}
+
+fn combined(op: base.ReduceOp, x: u64, y: u64) u64 {
+    return switch (op) {
+        .band => x & y,
+        .bor => x | y,
+        .bxor => x ^ y,
+        .sum, .avg, .prod, .min, .max => unreachable,
+    };
 }
 
 fn expect_fault(wanted: Fault, sum: *const Sum, value: u64) !void {
@@ -263,17 +341,17 @@ test "two wrong contributions of a large world are both named, and more are seen
         .contributors = &listed,
     };
     var value: u64 = 0;
-    for (0..100) |digit| value +%= contribution(.random, key, @intCast(digit), 3);
+    for (0..100) |digit| value +%= contribution(.sum, .random, key, @intCast(digit), 3);
     try std.testing.expectEqual(null, sum.check(value));
-    value -%= contribution(.random, key, 70, 3);
-    value +%= contribution(.random, key, 101, 3);
+    value -%= contribution(.sum, .random, key, 70, 3);
+    value +%= contribution(.sum, .random, key, 101, 3);
     var buffer: [80]u8 = undefined;
     const text = try std.fmt.bufPrint(&buffer, "{f}", .{sum.check(value).?});
     try std.testing.expectEqualStrings(
         "contribution of p71 is missing, of p102 is not_listed",
         text,
     );
-    value +%= contribution(.random, key, 5, 3);
+    value +%= contribution(.sum, .random, key, 5, 3);
     try std.testing.expectEqual(null, sum.check(value).?.items[0]);
 }
 

@@ -50,6 +50,8 @@ pub const Step = struct {
     /// An average instead of a sum; of i32 instead of u64, whose partial sums travel wider than
     /// they are called.
     average: bool,
+    /// Bits instead of sums: band, bor or bxor of u64.
+    bits: ?base.ReduceOp = null,
     /// Floats instead of integers, with a codec or without (floats.zig).
     floats: ?Floats = null,
     plan: base.Plan,
@@ -61,6 +63,10 @@ pub const Step = struct {
     /// Whether the member with this rank calls it.
     pub fn has(step: *const Step, rank: u16) bool {
         return if (step.pair) |pair| pair.has(rank) else true;
+    }
+
+    pub fn op(step: *const Step) base.ReduceOp {
+        return if (step.average) .avg else step.bits orelse .sum;
     }
 
     pub fn dtype(step: *const Step) base.DType {
@@ -148,6 +154,7 @@ pub fn draw(options: Options) Round {
             // Tags need not be small or dense.
             const tag = (first_tag + offset) % options.tags * 1_000_003;
             step.tag = if (step.pair) |pair| pair.tag(tag) else tag;
+            step.bits = draw_bits(&options, step);
             if (offset == synced) step.* = sync_step(&options, key);
             step.batch = batch;
             step.waits = waits;
@@ -233,6 +240,14 @@ fn draw_step(prng: *Prng, options: *const Options, key: Key) Step {
         .batch = 0,
         .waits = false,
     };
+}
+
+/// From numbers of its own: what else a seed draws does not depend on it.
+fn draw_bits(options: *const Options, step: *const Step) ?base.ReduceOp {
+    if (!step.kind.reduces() or step.average or step.floats != null) return null;
+    var prng = Prng.init(options.seed ^ step.key.hash() ^ 0xb175);
+    const ops = [_]base.ReduceOp{ .band, .bor, .bxor };
+    return if (prng.chance(4)) ops[prng.below(ops.len)] else null;
 }
 
 fn draw_pair(prng: *Prng, world_size: u32) base.Pair {

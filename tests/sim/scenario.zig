@@ -48,6 +48,7 @@ pub const all = .{
     "deadline_after_the_vote",
     "decided_before_the_call",
     "dies_inside_an_encoded_sum",
+    "dies_inside_bits",
     "dies_writing_a_removal",
     "dies_writing_an_activation",
     "doubt_about_a_private_result",
@@ -649,7 +650,8 @@ fn start_peers(script: *Script, count: u32) Error!void {
 }
 
 /// call PEERS KIND COUNT LABEL [tag=T] [recovery=R] [deadline=D] [root=RANK] [src=RANK] [dst=RANK]
-/// [in_place] [average] [plan=P] [codec=K|feedback=K]: of f32, whose losses are carried on or not
+/// [in_place] [average] [bits=OP] [plan=P]
+/// [codec=K|feedback=K]: of f32, whose losses are carried on or not
 /// [strategy=S] [revision=N] [rules=RULE+RULE]: of a sync
 fn call(script: *Script, words: *Words) Error!void {
     var peers = try peer_list(script, words);
@@ -683,6 +685,10 @@ fn call(script: *Script, words: *Words) Error!void {
             step.in_place = true;
         } else if (std.mem.eql(u8, name, "average")) {
             step.average = true;
+        } else if (std.mem.eql(u8, name, "bits")) {
+            step.bits = std.meta.stringToEnum(base.ReduceOp, value) orelse
+                return script.syntax(option);
+            if (!step.bits.?.is_bitwise()) return script.syntax(option);
         } else if (std.mem.eql(u8, name, "tag")) {
             step.tag = std.fmt.parseInt(u64, value, 10) catch return script.syntax(option);
         } else if (std.mem.eql(u8, name, "root")) {
