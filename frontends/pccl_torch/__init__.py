@@ -29,6 +29,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pccl_torch import nn, tree
+from pccl_torch.admit import Admission, admit
+from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
     all_gather,
     all_gather_,
@@ -50,10 +53,18 @@ from pccl_torch.functions import (
     scatter,
     send,
 )
+from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
+from pccl_torch.start import register
 
 __all__ = [
+    "Admission",
+    "Options",
+    "PeerLost",
+    "ProcessGroupPccl",
     "SharedState",
+    "admit",
+    "last_error",
     "all_gather",
     "all_gather_",
     "all_reduce",
@@ -77,3 +88,5 @@ __all__ = [
     "shared_state",
     "tree",
 ]
+
+register()

@@ -64,7 +64,7 @@ class Torch(Frontend[Tensor]):
         tensor = self.array(x, adds)
         if not only_read:
             check_leaf(x)
-            _check_written(tensor)
+            check_written(tensor)
         return tensor
 
     def shared(self, x: object, may_differ: bool) -> Tensor:
@@ -75,7 +75,7 @@ class Torch(Frontend[Tensor]):
         tensor = _taken(x)
         check_dtype(tensor.dtype, adds=False)
         if not may_differ:
-            _check_written(tensor)
+            check_written(tensor)
         return tensor
 
     def shape(self, x: Tensor) -> tuple[int, ...]:
@@ -228,7 +228,8 @@ def _taken(x: object) -> Tensor:
     return x
 
 
-def _check_written(x: Tensor) -> None:
+def check_written(x: Tensor) -> None:
+    """Raises RuntimeError for a tensor that cannot be written to: see the head of this file."""
     if x.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             "Inplace update to inference tensor outside InferenceMode is not allowed: pass "

@@ -37,7 +37,7 @@ class PcclWork(dist.Work):
         self._lock = threading.Lock()
         self._future: Any = None
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: B008  as PyTorch has it
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the operation is done, and returns True, or raises its error.
 
         After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.

@@ -1,0 +1,758 @@
+"""ProcessGroupPccl: the collectives of torch.distributed over a group of pccl_py.
+
+PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
+each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
+point: admit.py. What is a tensor that can be sent: tensors.py. The Work that is returned: work.py.
+
+PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
+`_peers` has the ids in PyTorch's order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
+from pccl_py.errors import InvalidArgument
+from pccl_py.messages import TAG_BITS
+from pccl_torch.errors import torch_error
+from pccl_torch.options import Options
+from pccl_torch.tensors import TORCH, check_written
+from pccl_torch.work import PcclWork
+
+Tensors: TypeAlias = Sequence[Tensor]
+Splits: TypeAlias = Sequence[int]
+
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+    dist.ReduceOp.PREMUL_SUM: "premul_sum",
+}
+# A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
+_IN_FLIGHT = 1 << 14
+_TAGS = 1 << (TAG_BITS - 14)
+# Of truth values, as NCCL has it: a sum is true where any is.
+_OPS_OF_BOOL = {
+    "sum": "bor",
+    "max": "bor",
+    "prod": "band",
+    "min": "band",
+    **{op: op for op in ("band", "bor", "bxor")},
+}
+
+
+class ProcessGroupPccl(dist.ProcessGroup):
+    """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
+
+    Calls may come from any thread; all members must call the same in the same order. The group is
+    entered by its first call, or by `pccl_torch.admit`, whichever is first.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        peers: Sequence[PeerId],
+        rank: int,
+        name: str,
+        options: Options,
+        store: dist.Store,
+        leave: Callable[[], None],
+    ) -> None:
+        super().__init__(rank, len(peers))
+        self.comm = group
+        """The group of pccl_py, for what torch.distributed has no word for."""
+        self._peers = tuple(peers)
+        self._rank = rank
+        self._named = name
+        self._described = "undefined"
+        self._options = options
+        self._store = store
+        self._leave = leave
+        self._lock = threading.RLock()
+        self._tag = 0
+        # How many messages were begun, by whether they are sent, the other's rank, and their tag.
+        self._messages: dict[tuple[str, int, int], int] = {}
+        # At the safe point that a call has passed to enter, until the program asks for it.
+        self._entry: Admission | None = None
+        # Ranks of pccl_py by those of PyTorch; None where they are the same.
+        self._places: list[int] | None = None
+        # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
+        self._flying: list[PcclWork] = []
+
+    # ---- what PyTorch asks of a group
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """ "pccl"."""
+        return "pccl"
+
+    def name(self) -> str:
+        """ "pccl"."""
+        return "pccl"
+
+    def rank(self) -> int:
+        """The rank of this process in the group. Changes only in `pccl_torch.admit`."""
+        return self._rank
+
+    def size(self) -> int:
+        """Members of the group. Changes only in `pccl_torch.admit`."""
+        return len(self._peers)
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """The ids of the members, in the order of their ranks."""
+        return self._peers
+
+    @property
+    def pg_name(self) -> str:
+        """The name that PyTorch has given the group."""
+        return self._named
+
+    @property
+    def group_name(self) -> str:
+        """The same."""
+        return self._named
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, as whoever made it has said."""
+        return self._described
+
+    def _set_group_name(self, name: str) -> None:
+        self._named = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._described = desc
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """False: lists of tensors go as one operation by the `_coalesced` methods."""
+        return False
+
+    @property
+    def bound_device_id(self) -> None:
+        """None: no group is bound to a device."""
+        return
+
+    def get_group_store(self) -> dist.Store:
+        """The store that the group was made with."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of later calls that name none."""
+        self.comm._deadline_ns = round(timeout.total_seconds() * 1e9)
+
+    _set_default_timeout = set_timeout
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroupPccl {self._named!r}: {self.comm!r}>"
+
+    # ---- beginning and ending
+
+    def enter(self) -> None:
+        """Enters the group, if this process has not yet. Waits for those who belong to it."""
+        with self._lock:
+            if self.comm.epoch == 0:
+                self._entry = self.pass_safe_point(None)
+
+    def pass_safe_point(self, deadline: float | None) -> Admission:
+        """The safe point of this group alone: pccl_torch.admit passes those of all.
+
+        The one at which this process has entered is answered once, if a call has passed it.
+        """
+        with self._lock:
+            entry, self._entry = self._entry, None
+            if entry is not None:
+                return entry
+            try:
+                admission = self.comm.admit(deadline)
+            except PcclError as error:
+                raise torch_error(error, self.comm) from None
+            if admission.changed:
+                self._take_up(self.comm.members)
+            return admission
+
+    def _take_up(self, members: tuple[PeerId, ...]) -> None:
+        """The members of an epoch: those from before in their order, and newcomers by their ids.
+
+        All members count their tags from 0 again, as newcomers do.
+        """
+        there = set(members)
+        kept = [peer for peer in self._peers if peer in there]
+        if self._is_sorted():
+            kept = []
+        known = set(kept)
+        self._peers = (*kept, *(peer for peer in members if peer not in known))
+        self._places = [members.index(peer) for peer in self._peers]
+        if self._places == list(range(len(members))):
+            self._places = None
+        self._rank = self._peers.index(self.comm.peer_id)
+        self._tag = 0
+        self._messages.clear()
+
+    def _is_sorted(self) -> bool:
+        ids = [bytes(peer) for peer in self._peers]
+        return ids == sorted(ids)
+
+    def shutdown(self) -> None:
+        """Leaves the group. Operations in flight end with Cancelled. Idempotent."""
+        self._leave()
+
+    abort = shutdown
+
+    # ---- one operation
+
+    def _begin(
+        self,
+        call: str,
+        *given: Any,
+        outputs: Tensors,
+        fill: Callable[[], None] | None = None,
+        deadline: timedelta | None = None,
+        **options: Any,
+    ) -> PcclWork:
+        """Begins an operation of all members, with the next tag."""
+        self.enter()
+        with self._lock:
+            options.setdefault("recovery", self._options.recovery)
+            work = self._start(call, given, self._tag, fill, deadline, options)
+            self._tag += 1
+            return self._keep(PcclWork(self.comm, work, outputs))
+
+    def _start(
+        self,
+        call: str,
+        given: tuple[Any, ...],
+        tag: int,
+        fill: Callable[[], None] | None,
+        deadline: timedelta | None,
+        options: dict[str, Any],
+    ) -> Work[Any]:
+        seconds = self._options.deadline
+        if deadline is not None and deadline.total_seconds() > 0:
+            seconds = deadline.total_seconds()
+
+        def finish(outcome: Any) -> Any:
+            if fill is not None:
+                fill()
+            return outcome
+
+        begin: Any = getattr(self.comm, call)
+        try:
+            work: Work[Any] = begin(
+                *given, tag=tag, deadline=seconds, async_op=True, _finish=finish, **options
+            )
+        except PcclError as error:
+            raise torch_error(error, self.comm) from None
+        return work
+
+    def _keep(self, work: PcclWork) -> PcclWork:
+        self._flying = [one for one in self._flying if not one.is_completed()]
+        self._flying.append(work)
+        return work
+
+    def _place(self, rank: int) -> int:
+        """The rank of pccl_py of one of PyTorch."""
+        if not 0 <= rank < self.size():
+            raise InvalidArgument(
+                f"rank {rank} is not in the group, which has {self.size()} members"
+            )
+        return rank if self._places is None else self._places[rank]
+
+    def _reduction(self, opts: Any, tensors: Tensors) -> dict[str, Any]:
+        """The options of a reduction of these tensors."""
+        asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        op = _OPS[getattr(asked, "op", asked)]
+        kinds = {tensor.dtype for tensor in tensors}
+        if torch.bool in kinds and op in _OPS_OF_BOOL:
+            op = _OPS_OF_BOOL[op]
+        options: dict[str, Any] = {"op": op, "plan": self._options.plan}
+        if op in ("sum", "avg") and kinds == {torch.float32}:
+            options["codec"] = self._options.codec
+        return options
+
+    # ---- tensors
+
+    def _source(self, x: Tensor) -> Tensor:
+        return TORCH.packed(TORCH.array(x, adds=False))
+
+    def _target(self, x: Tensor) -> Tensor:
+        """Where the result of `x` goes: itself, or packed memory in its place."""
+        tensor = TORCH.array(x, adds=False)
+        if tensor.is_contiguous():
+            return tensor
+        check_written(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+    def _places_of(self, tensors: Tensors) -> list[Tensor]:
+        """Tensors that are reduced in place, packed."""
+        made = []
+        for tensor in tensors:
+            target = self._target(tensor)
+            if target.data_ptr() != tensor.data_ptr():
+                target.copy_(tensor.detach())
+            made.append(target)
+        return made
+
+    def _order(self) -> Sequence[int]:
+        """PyTorch's ranks in the order of pccl_py's."""
+        if self._places is None:
+            return range(self.size())
+        return sorted(range(self.size()), key=self._places.__getitem__)
+
+    def _in_order(self, tensors: Tensors) -> list[Tensor]:
+        return [tensors[rank] for rank in self._order()]
+
+    def _check_each(self, name: str, tensors: Tensors) -> None:
+        if len(tensors) != self.size():
+            raise InvalidArgument(
+                f"{name} has {len(tensors)} tensors, and the group {self.size()} members: it needs "
+                "one for each"
+            )
+
+    # ---- reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+        """Reduces the tensors over all members, in place, as one operation."""
+        return self._reduce("all_reduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> PcclWork:
+        """The same."""
+        return self._reduce("all_reduce", tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+        """Reduces a tensor over all members, in place on the root."""
+        root = 0 if opts is None else opts.rootRank
+        return self._reduce("reduce", tensors, opts, root=root)
+
+    def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
+        used = self._places_of(tensors)
+        options = self._reduction(opts, used)
+        self.enter()
+        writes = root is None or root == self._rank
+        if root is not None:
+            options["root"] = self._place(root)
+        return self._begin(
+            call,
+            _memory(used),
+            outputs=tensors,
+            fill=_writer(tensors, used) if writes else None,
+            deadline=_timeout(opts),
+            **options,
+        )
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
+        """Reduces a list of tensors over all members; each receives that of its rank."""
+        self.enter()
+        (output,), (parts,) = outputs, inputs
+        self._check_each("the input list", parts)
+        return self._reduce_scatter([output], [[part for part in parts]], opts)
+
+    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
+        """Reduces `x` over all members; each receives the part of its rank."""
+        return self.reduce_scatter_single_coalesced([output], [x], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> PcclWork:
+        """The same of several, as one operation."""
+        self.enter()
+        if self._places is None:
+            sources = [self._source(x) for x in inputs]
+            targets = [self._target(output) for output in outputs]
+            return self._begin(
+                "reduce_scatter",
+                _memory(sources),
+                _memory(targets),
+                outputs=outputs,
+                fill=_writer(outputs, targets),
+                deadline=_timeout(opts),
+                **self._reduction(opts, sources),
+            )
+        return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
+
+    def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
+        """Of lists of the parts of all ranks, in PyTorch's order."""
+        sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
+        targets = [self._target(output) for output in outputs]
+        counts = [part.numel() for part in self._in_order(inputs[0])]
+        uneven = {"counts": counts} if len(set(counts)) > 1 else {}
+        return self._begin(
+            "reduce_scatter",
+            _memory(sources),
+            _memory(targets),
+            outputs=outputs,
+            fill=_writer(outputs, targets),
+            deadline=_timeout(opts),
+            **self._reduction(opts, sources),
+            **uneven,
+        )
+
+    def _shares(self, x: Tensor) -> list[Tensor]:
+        """The parts of each rank of PyTorch, of equal size."""
+        flat = TORCH.packed(TORCH.array(x, adds=False)).view(-1)
+        if flat.numel() % self.size():
+            raise InvalidArgument(
+                f"a tensor of {flat.numel()} elements has no equal part for each of {self.size()} "
+                "members"
+            )
+        return list(flat.view(self.size(), -1).unbind(0))
+
+    # ---- moves
+
+    def broadcast(self, tensors: Tensors, opts: Any = None, **_: Any) -> PcclWork:
+        """Copies the tensors of the root to all members, as one operation."""
+        self.enter()
+        root = 0 if opts is None else opts.rootRank
+        used = (
+            self._places_of(tensors) if root == self._rank else [self._target(t) for t in tensors]
+        )
+        return self._begin(
+            "broadcast",
+            _memory(used),
+            self._place(root),
+            outputs=tensors,
+            fill=None if root == self._rank else _writer(tensors, used),
+            deadline=_timeout(opts),
+        )
+
+    def allgather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
+    ) -> PcclWork:
+        """Collects a tensor of each member in a list, on all; they may differ in size."""
+        self.enter()
+        (parts,), (x,) = outputs, inputs
+        self._check_each("the output list", parts)
+        return self._all_gather([parts], [x], parts, opts)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> PcclWork:
+        """Collects a list of tensors of each member, as one operation: outputs[rank][number]."""
+        self.enter()
+        self._check_each("the output list", outputs)
+        lists = [[of_rank[number] for of_rank in outputs] for number in range(len(inputs))]
+        return self._all_gather(lists, inputs, [t for ts in outputs for t in ts], opts)
+
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
+        """Collects a tensor of each member, one behind the other, on all."""
+        return self.all_gather_single_coalesced([output], [x], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> PcclWork:
+        """The same of several, as one operation."""
+        self.enter()
+        if self._places is None:
+            targets = [self._target(output) for output in outputs]
+            return self._gather_all(inputs, targets, outputs, _writer(outputs, targets), opts)
+        packed = [self._target(output) for output in outputs]
+        lists = [self._shares(target) for target in packed]
+        write = _writer(outputs, packed)
+        return self._all_gather(lists, inputs, outputs, opts, then=write)
+
+    def _all_gather(
+        self,
+        lists: Sequence[Tensors],
+        inputs: Tensors,
+        outputs: Tensors,
+        opts: Any,
+        then: Callable[[], None] | None = None,
+    ) -> PcclWork:
+        """Into lists of the parts of all ranks, in PyTorch's order."""
+        collected = [_Parts(self._in_order(parts)) for parts in lists]
+        counts = collected[0].counts
+
+        def fill() -> None:
+            for parts in collected:
+                parts.fill()
+            if then is not None:
+                then()
+
+        uneven = {"counts": counts} if len(set(counts)) > 1 else {}
+        targets = [parts.joined for parts in collected]
+        return self._gather_all(inputs, targets, outputs, fill, opts, **uneven)
+
+    def _gather_all(
+        self,
+        inputs: Tensors,
+        targets: Tensors,
+        outputs: Tensors,
+        fill: Callable[[], None],
+        opts: Any,
+        **uneven: Any,
+    ) -> PcclWork:
+        sources = [self._source(x) for x in inputs]
+        return self._begin(
+            "all_gather",
+            _memory(sources),
+            _memory(targets),
+            outputs=outputs,
+            fill=fill,
+            deadline=_timeout(opts),
+            plan=self._options.plan,
+            **uneven,
+        )
+
+    def gather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
+    ) -> PcclWork:
+        """Collects a tensor of each member in a list, on the root."""
+        self.enter()
+        root, (x,) = (0 if opts is None else opts.rootRank), inputs
+        collected = None
+        if root == self._rank:
+            (parts,) = outputs
+            self._check_each("the output list", parts)
+            collected = _Parts(self._in_order(parts))
+            if len(set(collected.counts)) > 1:
+                raise InvalidArgument(
+                    "gather needs tensors of one size on all members: all_gather takes others"
+                )
+        return self._begin(
+            "gather",
+            TORCH.memory(self._source(x)),
+            None if collected is None else TORCH.memory(collected.joined),
+            self._place(root),
+            outputs=[] if collected is None else list(outputs[0]),
+            fill=None if collected is None else collected.fill,
+            deadline=_timeout(opts),
+            plan=self._options.plan,
+        )
+
+    def scatter(
+        self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, **_: Any
+    ) -> PcclWork:
+        """Deals out a list of tensors of the root; each member receives that of its rank."""
+        self.enter()
+        root, (output,) = (0 if opts is None else opts.rootRank), outputs
+        source = None
+        if root == self._rank:
+            (parts,) = inputs
+            self._check_each("the input list", parts)
+            source = TORCH.memory(_joined([self._source(p) for p in self._in_order(parts)]))
+        target = self._target(output)
+        return self._begin(
+            "scatter",
+            source,
+            TORCH.memory(target),
+            self._place(root),
+            outputs=outputs,
+            fill=_writer(outputs, [target]),
+            deadline=_timeout(opts),
+            plan=self._options.plan,
+        )
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
+        """Gives each member a tensor of a list, and receives a list of one from each."""
+        self.enter()
+        self._check_each("the input list", inputs)
+        self._check_each("the output list", outputs)
+        collected = _Parts(self._in_order(outputs))
+        sources = [self._source(x) for x in self._in_order(inputs)]
+        counts = [x.numel() for x in sources], collected.counts
+        return self._exchange(
+            _joined(sources), collected.joined, counts, outputs, collected.fill, opts
+        )
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        x: Tensor,
+        output_splits: Splits,
+        input_splits: Splits,
+        opts: Any = None,
+    ) -> PcclWork:
+        """Gives each member some rows of `x`, and receives rows from each into `output`.
+
+        With no splits at all, everybody has as many.
+        """
+        self.enter()
+        if output_splits or input_splits:
+            rows = self._split(output, output_splits), self._split(x, input_splits)
+            return self.alltoall(*rows, opts)
+        whole = self._target(output)
+        collected = _Parts(self._in_order(self._shares(whole)))
+        source = _joined(self._in_order(self._shares(x)))
+        write = _writer([output], [whole])
+
+        def fill() -> None:
+            collected.fill()
+            write()
+
+        return self._exchange(source, collected.joined, None, [output], fill, opts)
+
+    all_to_all_single = alltoall_base
+
+    def _split(self, x: Tensor, splits: Splits) -> list[Tensor]:
+        if not splits:
+            return self._shares(x)
+        self._check_each("the list of splits", splits)  # type: ignore[arg-type]
+        if sum(splits) != x.size(0):
+            raise InvalidArgument(
+                f"the splits add up to {sum(splits)}, and the tensor has {x.size(0)} rows"
+            )
+        return list(x.detach().split(list(splits)))
+
+    def _exchange(
+        self,
+        source: Tensor,
+        target: Tensor,
+        counts: tuple[list[int], list[int]] | None,
+        outputs: Tensors,
+        fill: Callable[[], None],
+        opts: Any,
+    ) -> PcclWork:
+        # Counts that are all alike here may differ elsewhere.
+        uneven = {} if counts is None else {"send_counts": counts[0], "recv_counts": counts[1]}
+        return self._begin(
+            "all_to_all",
+            TORCH.memory(source),
+            TORCH.memory(target),
+            outputs=outputs,
+            fill=fill,
+            deadline=_timeout(opts),
+            **uneven,
+        )
+
+    def barrier(self, opts: Any = None, **_: Any) -> PcclWork:
+        """Returns when all members have called it."""
+        return self._begin("barrier", outputs=[], deadline=_timeout(opts))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose error names who is missing. All members get it, whatever the second is."""
+        self._begin("barrier", outputs=[], deadline=timeout).wait()
+
+    # ---- messages
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> PcclWork:
+        """Sends a tensor to another member."""
+        (x,) = tensors
+        return self._message("send", self._source(x), dst, tag, tensors, None)
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> PcclWork:
+        """Receives a tensor from another member."""
+        (x,) = tensors
+        target = self._target(x)
+        return self._message("recv", target, src, tag, tensors, _writer(tensors, [target]))
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> PcclWork:
+        """Raises InvalidArgument: a source cannot be chosen exactly once under losses."""
+        raise InvalidArgument(
+            "recv needs a source (src): with members that may be lost, nobody could say whose "
+            "message was taken. Begin an irecv for each member that may send, and take the first "
+            "that is done; the others stay for the next messages"
+        )
+
+    def _message(
+        self,
+        call: str,
+        x: Tensor,
+        other: int,
+        tag: int,
+        outputs: Tensors,
+        fill: Callable[[], None] | None,
+    ) -> PcclWork:
+        if not 0 <= tag < _TAGS:
+            raise InvalidArgument(f"the tag of a message must be from 0 to {_TAGS - 1}, not {tag}")
+        self.enter()
+        with self._lock:
+            place = self._place(other)
+            # Messages with one tag may be in flight together; those of pccl_py may not.
+            number = self._messages.get((call, other, tag), 0)
+            own = tag * _IN_FLIGHT + number % _IN_FLIGHT
+            work = self._start(call, (TORCH.memory(x), place), own, fill, None, {})
+            self._messages[call, other, tag] = number + 1
+            return self._keep(PcclWork(self.comm, work, outputs, other))
+
+    # ---- names of other releases of PyTorch
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def split_group(self, *_: Any, **__: Any) -> None:
+        """Raises InvalidUsage: dist.new_group makes groups of this backend."""
+        raise InvalidUsage("a group of pccl is not split: dist.new_group makes one of some ranks")
+
+
+class _Parts:
+    """Tensors that an operation fills one behind the other."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = [TORCH.array(tensor, adds=False) for tensor in tensors]
+        self.counts = [tensor.numel() for tensor in tensors]
+        joined = _adjoining(self._tensors)
+        self._is_apart = joined is None
+        if joined is None:
+            for tensor in self._tensors:
+                if not tensor.is_contiguous():
+                    check_written(tensor)
+            joined = torch.empty(sum(self.counts), dtype=tensors[0].dtype, device="cpu")
+        self.joined = joined
+
+    def fill(self) -> None:
+        """To where they are wanted, from where they came."""
+        if not self._is_apart:
+            TORCH.written(self.joined)
+            return
+        for tensor, part in zip(self._tensors, self.joined.split(self.counts), strict=True):
+            TORCH.write(tensor, part.view(tensor.shape))
+
+
+def _adjoining(tensors: Tensors) -> Tensor | None:
+    """One tensor that has the memory of all, if they lie one behind the other."""
+    first = tensors[0]
+    place, end = first.data_ptr(), first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        apart = tensor.data_ptr() != place or tensor.untyped_storage().data_ptr() != end
+        if apart or not tensor.is_contiguous() or tensor.dtype != first.dtype:
+            return None
+        place += tensor.numel() * tensor.element_size()
+    count = sum(tensor.numel() for tensor in tensors)
+    return first.as_strided((count,), (1,))
+
+
+def _joined(tensors: Tensors) -> Tensor:
+    """The elements of packed tensors, one behind the other; a copy, if they are apart."""
+    joined = _adjoining(tensors)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if joined is None else joined
+
+
+def _memory(tensors: Tensors) -> Any:
+    """As the core takes them: one, or a list."""
+    if len(tensors) == 1:
+        return TORCH.memory(tensors[0])
+    return [TORCH.memory(tensor) for tensor in tensors]
+
+
+def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
+    """Copies what an operation has filled to where it is wanted."""
+
+    def fill() -> None:
+        for target, source in zip(targets, used, strict=True):
+            if target.data_ptr() == source.data_ptr():
+                TORCH.written(target.detach())
+            else:
+                TORCH.write(target.detach(), source)
+
+    return fill
+
+
+def _timeout(opts: Any) -> timedelta | None:
+    return getattr(opts, "timeout", None)

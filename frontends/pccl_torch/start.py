@@ -1,0 +1,260 @@
+"""The run of this process: how `dist.init_process_group("pccl")` finds its coordinator and peers.
+
+    pccl run -n 3 -- python train.py        init_method="pccl://": ranks are those of the run
+    torchrun --nproc-per-node 2 train.py    rank 0 starts the coordinator, which goes with it
+
+With a PCCL_TOKEN in the environment the run is that of the token. Otherwise rank 0 of the default
+group starts a coordinator, and its token goes through the store. PyTorch calls `create` for each
+group; backend.py is what it gets. The safe point of all groups is in admit.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import pccl_py as pccl
+from pccl_py import Communicator, Coordinator, Group, InvalidArgument, InvalidUsage, PeerId
+from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.options import Options
+
+log = logging.getLogger("pccl.torch")
+
+# How long rank 0 keeps the coordinator for those that have not left yet.
+_LAST_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+_TOKEN = "pccl/token"
+
+
+@dataclass(eq=False)
+class Run:
+    """This process in a run: its connection, its groups in the order in which they were made."""
+
+    comm: Communicator
+    coordinator: Coordinator | None
+    store: dist.Store
+    rank: int
+    groups: list[ProcessGroupPccl] = field(default_factory=list)
+
+    @property
+    def world(self) -> ProcessGroupPccl:
+        """The group that was made first, with the ranks that others are named by."""
+        return self.groups[0]
+
+    def leave(self, group: ProcessGroupPccl) -> None:
+        """A group is over here. The connection goes with the last one."""
+        if group not in self.groups:
+            return
+        if group.comm is not self.comm:
+            self.groups.remove(group)
+            group.comm.close()
+        elif len(self.groups) == 1:
+            self.close()
+
+    def close(self) -> None:
+        """Leaves all groups; rank 0 waits for the others before it ends the coordinator."""
+        global _run
+        with _lock:
+            if _run is self:
+                _run = None
+        self.groups.clear()
+        self.comm.close()
+        if self.coordinator is not None:
+            _await_others(self.coordinator)
+            self.coordinator.close()
+
+
+_lock = threading.RLock()
+_run: Run | None = None
+# Entered by the rendezvous "pccl://", and taken by the default group that is made next.
+_met: Communicator | None = None
+
+
+def current() -> Run:
+    """The run of this process. Raises InvalidUsage before there is one."""
+    if _run is None:
+        raise InvalidUsage(
+            'this process is in no run of pccl: call dist.init_process_group("pccl") first'
+        )
+    return _run
+
+
+def peer_of(rank: int) -> PeerId:
+    """The id of a rank: ranks of pccl_py follow the ids of peers, so they are PyTorch's."""
+    return PeerId((1 + rank).to_bytes(16, "big"))
+
+
+def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
+    """A process group, for torch.distributed. Connects; the group is entered by its first call."""
+    global _run
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(
+            f"pg_options of pccl must be pccl_torch.Options, not {type(options).__name__}"
+        )
+    options = Options() if options is None else options
+    ranks = list(asked.global_ranks_in_group)
+    timeout: timedelta = asked.timeout
+    with _lock:
+        if _run is None:
+            _run = _begin(asked, ranks, timeout)
+            return _add(_run, _run.comm, asked, ranks, options)
+        name = f"{_run.comm.name}/{asked.group_id}"
+        seconds = timeout.total_seconds()
+        group = _run.comm.group(name, initial_world_size=asked.group_size, deadline=seconds)
+        return _add(_run, group, asked, ranks, options)
+
+
+def _add(
+    run: Run, group: Group, asked: Any, ranks: list[int], options: Options
+) -> ProcessGroupPccl:
+    made = ProcessGroupPccl(
+        group,
+        _peers(run, group, ranks, asked.group_size),
+        asked.group_rank,
+        asked.group_id,
+        options,
+        asked.store,
+        lambda: run.leave(made),
+    )
+    run.groups.append(made)
+    return made
+
+
+def _peers(run: Run, group: Group, ranks: list[int], size: int) -> list[PeerId]:
+    """The members that a group is made for, in PyTorch's order."""
+    if run.groups:
+        return [run.world.peers[rank] for rank in ranks]
+    if group.epoch != 0:
+        return list(group.members)
+    return [peer_of(rank) for rank in ranks or range(size)]
+
+
+def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
+    global _met
+    rank: int = ranks[asked.group_rank] if ranks else asked.group_rank
+    if _met is not None:
+        comm, _met = _met, None
+        return Run(comm, None, asked.store, comm.rank)
+    token = os.environ.get("PCCL_TOKEN", "").strip()
+    if ranks and not token:
+        raise InvalidUsage(
+            "a group of pccl needs a run: make the default group with "
+            'dist.init_process_group("pccl"), or start the program with `pccl run`'
+        )
+    coordinator = None
+    if not token:
+        coordinator, token = _share_token(asked.store, rank, asked.group_size)
+    try:
+        comm = pccl.connect(
+            token,
+            group=None if not ranks else f"torch/{asked.group_id}",
+            initial_world_size=asked.group_size,
+            deadline=timeout.total_seconds(),
+            peer_id=peer_of(rank),
+        )
+    except BaseException:
+        if coordinator is not None:
+            coordinator.close()
+        raise
+    return Run(comm, coordinator, asked.store, rank)
+
+
+def _share_token(store: dist.Store, rank: int, size: int) -> tuple[Coordinator | None, str]:
+    """Rank 0 starts the coordinator, and tells the others its token, or why there is none."""
+    if rank != 0:
+        told = store.get(_TOKEN).decode()
+        if told.startswith("!"):
+            raise pccl.CoordinatorUnreachable(f"rank 0 could not start a coordinator: {told[1:]}")
+        return None, told
+    try:
+        coordinator = Coordinator(**_address(store), initial_world_size=size)
+    except BaseException as error:
+        store.set(_TOKEN, f"!{error}")
+        raise
+    store.set(_TOKEN, coordinator.token)
+    return coordinator, coordinator.token
+
+
+def _address(store: dist.Store) -> dict[str, str]:
+    """Where the coordinator listens: where the store does, unless the environment says more."""
+    if os.environ.get("PCCL_COORDINATOR_BIND") or os.environ.get("PCCL_COORDINATOR_ADVERTISE"):
+        return {}
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = store.host if isinstance(store, dist.TCPStore) else os.environ.get("MASTER_ADDR", "")
+    if not host or host == "localhost" or _is_loopback(host):
+        return {}  # the default: 127.0.0.1
+    return {"bind": "0.0.0.0:0", "advertise": host}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _await_others(coordinator: Coordinator) -> None:
+    """Until all peers have left: one may still wait for the decision on its last call."""
+    until = time.monotonic() + _LAST_SECONDS
+    pause = threading.Event()
+    while (left := until - time.monotonic()) > 0:
+        status = pccl.run_status(coordinator.token, max(left, 1.0))
+        if not status["peers"]:
+            return
+        pause.wait(_LOOK_SECONDS)
+    log.warning(
+        "rank 0 ends the coordinator, and others have not left within %g s: what they call from "
+        "now on raises CoordinatorUnreachable",
+        _LAST_SECONDS,
+    )
+
+
+def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """The rendezvous "pccl://": the ranks are those of the run that PCCL_TOKEN names.
+
+    Enters the group, so it waits until the run begins, or until its members pass a safe point.
+    Without a token it is "env://". The store is one of this process alone.
+    """
+    global _met
+    if not os.environ.get("PCCL_TOKEN", "").strip():
+        yield from c10d.rendezvous("env://", timeout=timeout)
+        return
+    with _lock:
+        if _run is not None or _met is not None:
+            raise InvalidUsage("this process is in a run already: destroy_process_group() first")
+        comm = pccl.connect(deadline=timeout.total_seconds())
+        try:
+            comm.admit()
+        except BaseException:
+            comm.close()
+            raise
+        _met = comm
+    yield dist.HashStore(), comm.rank, comm.world_size
+
+
+def register() -> None:
+    """Makes "pccl" a backend of torch.distributed, for tensors of the CPU. Once is enough."""
+    if "pccl" in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend("pccl", create, extended_api=True, devices=["cpu"])
+    dist.register_rendezvous_handler("pccl", meet)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """A program that ends without destroy_process_group leaves as if it had called it."""
+    run = _run
+    if run is not None:
+        run.close()
