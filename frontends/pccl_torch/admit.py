@@ -7,12 +7,17 @@ Here newcomers enter and those that are lost go, and ranks and sizes change, now
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+import torch.distributed
+from torch.distributed import distributed_c10d
 
 from pccl_torch import start
 from pccl_torch.backend import ProcessGroupPccl
+
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
+c10d: Any = distributed_c10d
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
@@ -26,6 +26,9 @@ from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
+
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
 
 Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
@@ -54,7 +57,7 @@ _OPS_OF_BOOL = {
 }
 
 
-class ProcessGroupPccl(dist.ProcessGroup):
+class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
     Calls may come from any thread; all members must call the same in the same order. The group is
@@ -68,7 +71,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
         rank: int,
         name: str,
         options: Options,
-        store: dist.Store,
+        store: Any,
         leave: Callable[[], None],
     ) -> None:
         super().__init__(rank, len(peers))
@@ -94,7 +97,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
 
     # ---- what PyTorch asks of a group
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         """ "pccl"."""
         return "pccl"
 
@@ -146,7 +149,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
         """None: no group is bound to a device."""
         return
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Any:
         """The store that the group was made with."""
         return self._store
 
@@ -315,7 +318,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
     def _in_order(self, tensors: Tensors) -> list[Tensor]:
         return [tensors[rank] for rank in self._order()]
 
-    def _check_each(self, name: str, tensors: Tensors) -> None:
+    def _check_each(self, name: str, tensors: Sequence[object]) -> None:
         if len(tensors) != self.size():
             raise InvalidArgument(
                 f"{name} has {len(tensors)} tensors, and the group {self.size()} members: it needs "
@@ -358,7 +361,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
         self.enter()
         (output,), (parts,) = outputs, inputs
         self._check_each("the input list", parts)
-        return self._reduce_scatter([output], [[part for part in parts]], opts)
+        return self._reduce_scatter([output], [list(parts)], opts)
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
         """Reduces `x` over all members; each receives the part of its rank."""
@@ -599,12 +602,12 @@ class ProcessGroupPccl(dist.ProcessGroup):
     def _split(self, x: Tensor, splits: Splits) -> list[Tensor]:
         if not splits:
             return self._shares(x)
-        self._check_each("the list of splits", splits)  # type: ignore[arg-type]
+        self._check_each("the list of splits", splits)
         if sum(splits) != x.size(0):
             raise InvalidArgument(
                 f"the splits add up to {sum(splits)}, and the tensor has {x.size(0)} rows"
             )
-        return list(x.detach().split(list(splits)))
+        return list(torch.split(x.detach(), list(splits)))
 
     def _exchange(
         self,
@@ -634,7 +637,7 @@ class ProcessGroupPccl(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier whose error names who is missing. All members get it, whatever the second is."""
+        """A barrier whose error names who is missing, whatever the second argument is."""
         self._begin("barrier", outputs=[], deadline=timeout).wait()
 
     # ---- messages
@@ -711,7 +714,7 @@ class _Parts:
         if not self._is_apart:
             TORCH.written(self.joined)
             return
-        for tensor, part in zip(self._tensors, self.joined.split(self.counts), strict=True):
+        for tensor, part in zip(self._tensors, torch.split(self.joined, self.counts), strict=True):
             TORCH.write(tensor, part.view(tensor.shape))
 
 

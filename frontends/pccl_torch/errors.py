@@ -14,7 +14,7 @@ from torch.distributed import DistBackendError
 from pccl_py import Aborted, Group, PcclError
 
 
-class PeerLost(Aborted, DistBackendError):  # type: ignore[misc]  # both have a docstring alone
+class PeerLost(Aborted, DistBackendError):
     """A member of the group is lost, or has left, and the call needs all of them.
 
     Its inputs are as they were. All members get this, and so does every further call in the group,

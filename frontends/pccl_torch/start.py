@@ -21,13 +21,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+import torch.distributed
+from torch.distributed import distributed_c10d
 
 import pccl_py as pccl
-from pccl_py import Communicator, Coordinator, Group, InvalidArgument, InvalidUsage, PeerId
+from pccl_py import Communicator, Coordinator, Group, InvalidUsage, PeerId
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.options import Options
+
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
+c10d: Any = distributed_c10d
 
 log = logging.getLogger("pccl.torch")
 
@@ -43,7 +47,7 @@ class Run:
 
     comm: Communicator
     coordinator: Coordinator | None
-    store: dist.Store
+    store: Any
     rank: int
     groups: list[ProcessGroupPccl] = field(default_factory=list)
 
@@ -170,7 +174,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
     return Run(comm, coordinator, asked.store, rank)
 
 
-def _share_token(store: dist.Store, rank: int, size: int) -> tuple[Coordinator | None, str]:
+def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, str]:
     """Rank 0 starts the coordinator, and tells the others its token, or why there is none."""
     if rank != 0:
         told = store.get(_TOKEN).decode()
@@ -186,7 +190,7 @@ def _share_token(store: dist.Store, rank: int, size: int) -> tuple[Coordinator |
     return coordinator, coordinator.token
 
 
-def _address(store: dist.Store) -> dict[str, str]:
+def _address(store: Any) -> dict[str, Any]:
     """Where the coordinator listens: where the store does, unless the environment says more."""
     if os.environ.get("PCCL_COORDINATOR_BIND") or os.environ.get("PCCL_COORDINATOR_ADVERTISE"):
         return {}
@@ -221,7 +225,7 @@ def _await_others(coordinator: Coordinator) -> None:
     )
 
 
-def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """The rendezvous "pccl://": the ranks are those of the run that PCCL_TOKEN names.
 
     Enters the group, so it waits until the run begins, or until its members pass a safe point.

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 from torch.futures import Future
 
 from pccl_py import Group, PcclError, Work
 from pccl_torch.errors import torch_error
 
+# Its types are those of C++, which describe neither subclasses nor what they may override.
+dist: Any = torch.distributed
 
-class PcclWork(dist.Work):
+
+class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     """An operation that was begun. Any thread may use it.
 
     It goes on if the program drops it. `get_future()` has the outputs, or the error: what C++ (DDP)
@@ -57,7 +60,7 @@ class PcclWork(dist.Work):
         """Whether it is done, and has not failed."""
         return self._work.done() and self._work.exception() is None
 
-    def exception(self) -> PcclError | None:  # type: ignore[override]  # that of the stub is any
+    def exception(self) -> PcclError | None:
         """The error of an operation that is done and has failed, or None. Never blocks."""
         if not self._work.done():
             return None
