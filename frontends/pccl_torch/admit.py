@@ -1,7 +1,7 @@
 """admit: the safe point of all groups of torch.distributed in this process.
 
 Here newcomers enter and those that are lost go, and ranks and sizes change, nowhere else:
-`dist.get_rank()` and `dist.get_world_size()` follow. What a loss is before it: docs/TORCH.md.
+`dist.get_rank()` and `dist.get_world_size()` follow. docs/TORCH.md says what a loss is before it.
 """
 
 from __future__ import annotations
