@@ -55,6 +55,7 @@ build: $(VENV)/.installed
 # all cores busy, and what follows is measured. All that `check` compiles is compiled for the tests,
 # so only the rest of it is here.
 test:
+	$(MAKE) $(VENV)/.with-dev $(VENV)/.with-test
 	$(MAKE) -j2 style unit-test
 	$(MAKE) -j2 test-threads pccl-sim
 	$(MAKE) simulator
