@@ -175,18 +175,22 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
 
 
 def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, str]:
-    """Rank 0 starts the coordinator, and tells the others its token, or why there is none."""
+    """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
+
+    A store may live longer than a run: each call of a rank meets as many calls of rank 0.
+    """
+    key = f"{_TOKEN}/{store.add(f'{_TOKEN}s/{rank}', 1)}"
     if rank != 0:
-        told = store.get(_TOKEN).decode()
+        told = store.get(key).decode()
         if told.startswith("!"):
             raise pccl.CoordinatorUnreachable(f"rank 0 could not start a coordinator: {told[1:]}")
         return None, told
     try:
         coordinator = Coordinator(**_address(store), initial_world_size=size)
     except BaseException as error:
-        store.set(_TOKEN, f"!{error}")
+        store.set(key, f"!{error}")
         raise
-    store.set(_TOKEN, coordinator.token)
+    store.set(key, coordinator.token)
     return coordinator, coordinator.token
 
 
