@@ -82,6 +82,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._named = name
         self._described = "undefined"
         self._options = options
+        self._deadline = options.deadline
         self._store = store
         self._leave = leave
         self._lock = threading.RLock()
@@ -155,7 +156,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of later calls that name none."""
-        self.comm._deadline_ns = round(timeout.total_seconds() * 1e9)
+        self._deadline = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -180,7 +181,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             if entry is not None:
                 return entry
             try:
-                admission = self.comm.admit(deadline)
+                admission = self.comm.admit(self._deadline if deadline is None else deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
             if admission.changed:
@@ -243,7 +244,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any]:
-        seconds = self._options.deadline
+        seconds = self._deadline
         if deadline is not None and deadline.total_seconds() > 0:
             seconds = deadline.total_seconds()
 

@@ -57,6 +57,9 @@ def same(ours: object, theirs: object, dtype: torch.dtype) -> None:
     assert_close(ours, theirs, rtol=near, atol=near)
 
 
+# The deadline of one member aborts the call of the others.
+TOO_LATE = (pccl.DeadlineExceeded, pccl.InDoubt, pccl.Aborted)
+
 # ---- values, against gloo
 
 Make = Callable[[Rank, Any, torch.dtype], Any]
@@ -427,3 +430,364 @@ def many_messages(rank: Rank) -> None:
         work.wait()
     assert all(x.tolist() == [other, n] for x, other, n in into)
     assert works[-1].source_rank() == others[-1]
+
+
+# ---- what is refused
+
+
+def refusals(rank: Rank) -> None:
+    """Refused on one rank before anything is sent: its next call meets the others', who wait."""
+    if rank.rank == 1:
+        for call, error, text in _refused(rank.size):
+            with pytest.raises(error, match=text):
+                call()
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    dist.barrier()
+    assert x.tolist() == [3, 3, 3]
+    if rank.rank == 0:
+        dist.send(torch.tensor([7.0]), 1, tag=5)
+    elif rank.rank == 1:
+        got = torch.zeros(1)
+        dist.recv(got, 0, tag=5)
+        assert got.item() == 7
+
+
+def _refused(size: int) -> list[tuple[Callable[[], Any], type[Exception], str]]:
+    ones = torch.ones(3)
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.ones(3, device="meta")
+    quantized = torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)
+    narrow = torch.ones(1).expand(3)
+    lists = [torch.ones(3) for _ in range(size)]
+    premul = dist._make_nccl_premul_sum(2.0)
+    invalid, bits = pccl.InvalidArgument, torch.tensor([True])
+    world = dist.group.WORLD
+    return [
+        (lambda: dist.all_reduce(sparse), NotImplementedError, "sparse"),
+        (lambda: dist.broadcast(sparse, 0), NotImplementedError, "sparse"),
+        (lambda: dist.all_reduce(meta), RuntimeError, "meta"),
+        (lambda: dist.all_reduce(quantized), NotImplementedError, "quantized"),
+        (lambda: dist.all_reduce(narrow), RuntimeError, "single memory location"),
+        (lambda: dist.all_gather(lists, meta), RuntimeError, "meta"),
+        (lambda: dist.all_gather(lists[:2], ones), invalid, "one for each"),
+        (lambda: dist.scatter(ones, lists[:2], src=1), Exception, "2"),
+        (lambda: dist.reduce_scatter_single(ones, torch.ones(7)), Exception, "7"),
+        (lambda: dist.all_to_all_single(ones, torch.ones(7)), Exception, "7"),
+        (lambda: dist.all_to_all_single(ones, ones, [1, 1, 2], [1, 1, 1]), Exception, "4"),
+        (lambda: dist.all_reduce(ones, op=premul), invalid, "premul_sum"),
+        (lambda: dist.all_reduce(bits, op=Op.AVG), TypeError, "bool"),
+        (lambda: dist.all_reduce(torch.ones(2, dtype=torch.cfloat), op=Op.MAX), Exception, "MAX"),
+        (lambda: dist.all_reduce(ones, op=Op.BAND), Exception, "band|BAND"),
+        (lambda: dist.all_reduce(_float8(0)), TypeError, "float8"),
+        (lambda: dist.send(ones, 0, tag=-1), invalid, "tag"),
+        (lambda: dist.recv(ones, 0, tag=1 << 40), Exception, "tag|argument"),
+        (lambda: dist.recv(ones), invalid, "needs a source"),
+        (lambda: world.send([ones], size, 0), invalid, "not in the group"),
+        (lambda: world.recv_anysource([ones], 0), invalid, "needs a source"),
+        (lambda: dist.new_group(pg_options=dict(codec="int8")), TypeError, "pccl_torch.Options"),
+        (lambda: pccl_torch.Options(codec="int9"), ValueError, "int9"),  # type: ignore[arg-type]
+    ]
+
+
+# ---- groups
+
+
+def groups_of_some_ranks(rank: Rank) -> None:
+    """new_group: for those who are no members, in any order, made by its members alone, nested."""
+    pair = dist.new_group([0, 2])
+    if rank.rank == 1:
+        assert pair == dist.GroupMember.NON_GROUP_MEMBER and dist.get_rank(pair) == -1
+    else:
+        x = torch.tensor([1.0 + rank.rank])
+        dist.all_reduce(x, group=pair)
+        assert x.item() == 4 and dist.get_rank(pair) == rank.rank // 2
+        assert dist.get_process_group_ranks(pair) == [0, 2]
+    backwards = dist.new_group([2, 1, 0], sort_ranks=False)
+    assert dist.get_rank(backwards) == 2 - rank.rank
+    _values_in_order_of(backwards, [2, 1, 0], rank)
+    if rank.rank != 0:
+        alone = dist.new_group([1, 2], use_local_synchronization=True)
+        x = torch.tensor([1.0 * rank.rank])
+        dist.all_reduce(x, group=alone)
+        assert x.item() == 3
+    single = [dist.new_group([r]) for r in range(rank.size)][rank.rank]
+    x = torch.tensor([2.0])
+    dist.all_reduce(x, group=single)
+    assert x.item() == 2
+    for group in (pair, backwards, single):
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+    if rank.rank != 0:
+        dist.destroy_process_group(alone)
+    dist.barrier()
+
+
+def _values_in_order_of(group: Any, order: Sequence[int], rank: Rank) -> None:
+    size, own = len(order), dist.get_rank(group)
+    out = torch.empty(2 * size)
+    dist.all_gather_single(out, torch.full((2,), float(rank.rank)), group=group)
+    assert out.view(size, 2)[:, 0].tolist() == list(order)
+    parts = [torch.empty(r + 1) for r in range(size)]
+    dist.all_gather(parts, torch.full((own + 1,), float(rank.rank)), group=group)
+    assert [part[0].item() for part in parts] == list(order)
+    share = torch.empty(1)
+    dist.reduce_scatter_single(share, torch.arange(float(size)), group=group)
+    assert share.item() == 3 * own
+    dist.reduce_scatter(share, [torch.tensor([10.0 * r]) for r in range(size)], group=group)
+    assert share.item() == 30 * own
+    out = torch.empty(size)
+    dist.all_to_all_single(out, torch.arange(float(size)) + 10 * rank.rank, group=group)
+    assert out.tolist() == [10 * other + own for other in order]
+    into = [torch.empty(1) for _ in range(size)]
+    gives = [torch.tensor([10.0 * rank.rank + r]) for r in range(size)]
+    dist.all_to_all(into, gives, group=group)
+    assert [x.item() for x in into] == [10 * other + own for other in order]
+    x = torch.tensor([float(rank.rank)])
+    dist.broadcast(x, src=order[1], group=group)
+    assert x.item() == order[1]
+    table = [torch.empty(1) for _ in range(size)] if rank.rank == order[0] else None
+    dist.gather(torch.tensor([float(rank.rank)]), table, dst=order[0], group=group)
+    assert table is None or [x.item() for x in table] == list(order)
+    dealt = [torch.tensor([10.0 * r]) for r in range(size)] if rank.rank == order[2] else None
+    dist.scatter(x, dealt, src=order[2], group=group)
+    assert x.item() == 10 * own
+    dist.reduce(x, dst=order[0], group=group)
+    assert rank.rank != order[0] or x.item() == 30
+    right, left = order[(own + 1) % size], order[(own - 1) % size]
+    works = [dist.isend(torch.tensor([1.0 * rank.rank]), right, group=group)]
+    works.append(dist.irecv(x, left, group=group))
+    for work in works:
+        work.wait()
+    assert x.item() == left
+
+
+def options_of_a_group(rank: Rank) -> None:
+    """pg_options are those of their group alone: a codec, a recovery, a deadline, a plan."""
+    coded = dist.new_group(pg_options=pccl_torch.Options(codec="int8", plan="ring"))
+    x, y = data(rank.rank, torch.float32, 4096), data(rank.rank, torch.float32, 4096)
+    dist.all_reduce(x, group=coded)
+    dist.all_reduce(y)
+    assert not torch.equal(x, y)
+    assert_close(x, y, rtol=0, atol=0.1)
+    every = [torch.empty(4096) for _ in range(rank.size)]
+    dist.all_gather(every, x)
+    assert all(torch.equal(x, other) for other in every)
+    dist.destroy_process_group(coded)
+    hurried = dist.new_group(pg_options=pccl_torch.Options(deadline=0.2))
+    dist.barrier(group=hurried)
+    if rank.rank != 1:
+        with pytest.raises(TOO_LATE, match="rank 1"):
+            dist.barrier(group=hurried)
+    dist.barrier()
+    dist.destroy_process_group(hurried)
+
+
+def timeouts(rank: Rank) -> None:
+    """torch's timeouts are deadlines; the error names who is missing, and is one of torch's."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    dist.barrier(group=group)
+    group.set_timeout(timedelta(milliseconds=200))
+    if rank.rank != 1:
+        with pytest.raises(TOO_LATE, match="rank 1") as caught:
+            dist.all_reduce(torch.ones(3), group=group)
+        assert isinstance(caught.value, dist.DistBackendError)
+        assert pccl_torch.last_error() is caught.value
+    dist.barrier()
+    dist.destroy_process_group(group)
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    group.monitored_barrier()
+    if rank.rank == 0:
+        with pytest.raises(TOO_LATE, match="rank [12]"):
+            group.monitored_barrier(timedelta(milliseconds=200))
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def _resources() -> tuple[int, int, int]:
+    """Descriptors, threads, and resident memory in KiB."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), resident
+
+
+def sixty_four_groups(rank: Rank) -> list[int]:
+    """Made and dropped: descriptors, threads and memory stay as they were."""
+
+    def make_and_drop(times: int) -> None:
+        for n in range(times):
+            ranks = [[0, 1, 2], [0, 1], [2, 0], [1, 2]][n % 4]
+            group = dist.new_group(ranks)
+            if rank.rank in ranks:
+                x = torch.ones(2)
+                dist.all_reduce(x, group=group)
+                assert x[0].item() == len(ranks)
+                dist.destroy_process_group(group)
+        dist.barrier()
+
+    make_and_drop(16)
+    before = _resources()
+    make_and_drop(64)
+    after = _resources()
+    assert after[0] <= before[0] and after[1] <= before[1], (before, after)
+    assert after[2] - before[2] < 4096, (before, after)
+    return [late - early for late, early in zip(after, before, strict=True)]
+
+
+def ten_thousand_works(rank: Rank) -> list[int]:
+    """Waited for, dropped, and asked for their future: nothing of them stays."""
+
+    def call(times: int) -> None:
+        for n in range(times):
+            x = torch.ones(16)
+            work = dist.all_reduce(x, op=Op.MAX, async_op=True)
+            if n % 3 == 0:
+                work.wait()
+            elif n % 3 == 1:
+                work.get_future().wait()
+            del work
+        dist.barrier()
+
+    call(1000)
+    before = _resources()
+    call(10_000)
+    after = _resources()
+    assert after[0] <= before[0] and after[1] <= before[1] + 1, (before, after)
+    assert after[2] - before[2] < 4096, (before, after)
+    assert len(dist.group.WORLD._flying) < 8
+    return [late - early for late, early in zip(after, before, strict=True)]
+
+
+# ---- ends
+
+
+def destroyed_with_works_in_flight(rank: Rank) -> None:
+    """Works that others never call end with an error, their futures too; twice is once."""
+    dist.barrier()
+    world = dist.group.WORLD
+    works = []
+    if rank.rank != 1:
+        works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)]
+        works.append(dist.irecv(torch.ones(1), 1))
+    futures = [work.get_future() for work in works]
+    # Rank 0 has the coordinator with it: it stays until the others have left.
+    dist.destroy_process_group()
+    for work, future in zip(works, futures, strict=True):
+        with pytest.raises((pccl.PcclError, dist.DistBackendError)):
+            work.wait()
+        with pytest.raises(RuntimeError):
+            future.wait()
+    world.shutdown()
+    world.abort()
+    with pytest.raises(RuntimeError):
+        world.barrier()
+
+
+def aborted_twice(rank: Rank) -> None:
+    """abort and shutdown of a group, in any order, by some of its members first."""
+    group = dist.new_group()
+    dist.barrier(group=group)
+    if rank.rank == 1:
+        group.abort()
+        group.abort()
+        group.shutdown()
+    else:
+        with pytest.raises(pccl_torch.PeerLost, match="rank 1"):
+            dist.all_reduce(torch.ones(1), group=group)
+        group.shutdown()
+        group.abort()
+    with pytest.raises(pccl.PcclError):
+        dist.barrier(group=group)
+    dist.destroy_process_group(group)
+    dist.barrier()
+
+
+class _Squares(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index * index)])
+
+
+def workers_that_are_forked(rank: Rank) -> None:
+    """DataLoader's workers are forks of a process in a run: both go on, and the workers end."""
+    loader = torch.utils.data.DataLoader(
+        _Squares(), batch_size=3, num_workers=2, multiprocessing_context="fork"
+    )
+    pending = dist.all_reduce(torch.ones(4), async_op=True)
+    total = torch.zeros(1)
+    for batch in loader:
+        total += batch.sum()
+        dist.all_reduce(batch)
+    pending.wait()
+    dist.all_reduce(total)
+    assert total.item() == 3 * sum(n * n for n in range(12))
+
+
+def names(rank: Rank) -> None:
+    """What PyTorch asks a group for, in 2.13 and before."""
+    group = dist.new_group(group_desc="for names")
+    world = dist.group.WORLD
+    assert dist.get_backend() == "pccl" and dist.get_backend(group) == "pccl"
+    assert world.name() == world.getBackendName() == "pccl"
+    assert group.pg_name == group.group_name == c10d._get_process_group_name(group)
+    assert group.group_desc == "for names" and group.bound_device_id is None
+    assert c10d._resolve_process_group(group.group_name) is group
+    size, x = rank.size, torch.full((2,), float(rank.rank))
+    for name in ("_allgather_base", "all_gather_single"):
+        out = torch.empty(2 * size)
+        getattr(group, name)(out, x).wait()
+        assert out.tolist() == [0, 0, 1, 1, 2, 2], name
+    for name in ("_reduce_scatter_base", "reduce_scatter_single"):
+        out = torch.empty(1)
+        getattr(group, name)(out, torch.arange(float(size)), dist.ReduceScatterOptions()).wait()
+        assert out.item() == 3 * rank.rank, name
+    for name in ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"):
+        outs = [torch.empty(2 * size), torch.empty(2 * size)]
+        getattr(group, name)(outs, [x, x + 1]).wait()
+        assert outs[1].tolist() == [1, 1, 2, 2, 3, 3], name
+    for name in ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"):
+        outs = [torch.empty(1), torch.empty(2)]
+        xs = [torch.arange(float(size)), torch.ones(2 * size)]
+        getattr(group, name)(outs, xs, dist.ReduceScatterOptions()).wait()
+        assert outs[0].item() == 3 * rank.rank and outs[1].tolist() == [3, 3], name
+    for name in ("alltoall_base", "all_to_all_single"):
+        out = torch.empty(size)
+        getattr(group, name)(out, torch.arange(float(size)), [], []).wait()
+        assert out.tolist() == [rank.rank] * size, name
+    outs = [torch.empty(2 * size)]
+    with pytest.warns(FutureWarning):
+        dist.all_gather_into_tensor(outs[0], x, group=group)
+    with pytest.warns(FutureWarning):
+        dist.reduce_scatter_tensor(torch.empty(1), torch.ones(size), group=group)
+    dist.destroy_process_group(group)
+
+
+def nine_groups_at_once(rank: Rank) -> str:
+    """A peer is in eight groups at most: the ninth says so."""
+    made = [dist.new_group() for _ in range(7)]
+    for group in made:
+        dist.barrier(group=group)
+    with pytest.raises(pccl.PcclError) as caught:
+        dist.barrier(group=dist.new_group())
+    for group in made:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    return str(caught.value)
+
+
+def begins_again_with_the_same_store(rank: Rank) -> None:
+    """A run that is over has left its token in the store, which is not the next one's."""
+    world = {"rank": rank.rank, "world_size": rank.size}
+    port = int(os.environ["MASTER_PORT"])
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.PrefixStore("again", dist.TCPStore(os.environ["MASTER_ADDR"], port))
+    for _ in range(3):
+        dist.init_process_group("pccl", store=store, **world)
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        assert x.item() == 3
+        dist.destroy_process_group()

@@ -55,9 +55,14 @@ class Rank:
         if run == self._run and dist.is_initialized():
             return
         self.leave()
-
-        dist.init_process_group("pccl", timeout=timedelta(seconds=GROUP_SECONDS))
-        self.gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        seconds = timedelta(seconds=GROUP_SECONDS)
+        # Gloo has addresses of the last run in the store.
+        store = dist.PrefixStore(str(run), dist.TCPStore(address, port, timeout=seconds))
+        dist.init_process_group(
+            "pccl", store=store, rank=self.rank, world_size=self.size, timeout=seconds
+        )
+        self.gloo = dist.new_group(backend="gloo", timeout=seconds)
         self._run = run
 
     def leave(self) -> None:
