@@ -22,7 +22,7 @@ from torch import Tensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
-from pccl_torch.errors import torch_error
+from pccl_torch.errors import is_whole, torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
@@ -174,11 +174,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
 
-        The one at which this process has entered is answered once, if a call has passed it.
+        The one at which this process has entered is answered once, if a call has passed it; but
+        not after a loss, for which the program asks now.
         """
         with self._lock:
             entry, self._entry = self._entry, None
-            if entry is not None:
+            if entry is not None and is_whole(self.comm):
                 return entry
             try:
                 admission = self.comm.admit(self._deadline if deadline is None else deadline)
