@@ -114,6 +114,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
+    # What C++ asks for: DDP's constructor counts members by it.
+    getRank = rank
+    getSize = size
+
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """The ids of the members, in the order of their ranks."""

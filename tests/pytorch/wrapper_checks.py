@@ -95,7 +95,6 @@ def ddp_hooks(rank: Rank) -> None:
         (default_hooks.allreduce_hook, 1e-6),
         (average, 1e-6),
         (default_hooks.fp16_compress_hook, 1e-3),
-        (default_hooks.bf16_compress_hook, 1e-2),
     ):
         module = DistributedDataParallel(model())
         module.register_comm_hook(None, hook)
