@@ -22,7 +22,7 @@ from torch import Tensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
-from pccl_torch.errors import torch_error
+from pccl_torch.errors import is_whole, torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
@@ -82,6 +82,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._named = name
         self._described = "undefined"
         self._options = options
+        self._deadline = options.deadline
         self._store = store
         self._leave = leave
         self._lock = threading.RLock()
@@ -112,6 +113,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def size(self) -> int:
         """Members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
+
+    # What C++ asks for: DDP's constructor counts members by it.
+    getRank = rank
+    getSize = size
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
@@ -155,7 +160,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The deadline of later calls that name none."""
-        self.comm._deadline_ns = round(timeout.total_seconds() * 1e9)
+        self._deadline = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -173,14 +178,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
 
-        The one at which this process has entered is answered once, if a call has passed it.
+        The one at which this process has entered is answered once, if a call has passed it; but
+        not after a loss, for which the program asks now.
         """
         with self._lock:
             entry, self._entry = self._entry, None
-            if entry is not None:
+            if entry is not None and is_whole(self.comm):
                 return entry
             try:
-                admission = self.comm.admit(deadline)
+                admission = self.comm.admit(self._deadline if deadline is None else deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
             if admission.changed:
@@ -243,7 +249,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any]:
-        seconds = self._options.deadline
+        seconds = self._deadline
         if deadline is not None and deadline.total_seconds() > 0:
             seconds = deadline.total_seconds()
 

@@ -38,7 +38,7 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
     if isinstance(error, DistBackendError):
         return error
     made: PcclError
-    if kind is Aborted and _is_whole(group):
+    if kind is Aborted and is_whole(group):
         made = _class_of(Aborted, "Aborted")(*error.args)
     else:
         made = _both.get(kind, _class_of(kind, kind.__name__))(*error.args)
@@ -58,7 +58,8 @@ def last_error() -> PcclError | None:
     return _last
 
 
-def _is_whole(group: Group) -> bool:
+def is_whole(group: Group) -> bool:
+    """Whether nobody of the group's epoch is known to be lost or to have left."""
     if group.closed:
         return False
     now = group.info()

@@ -38,6 +38,7 @@ log = logging.getLogger("pccl.torch")
 # How long rank 0 keeps the coordinator for those that have not left yet.
 _LAST_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
+_TOKEN = "pccl/token"
 
 
 @dataclass(eq=False)
@@ -83,8 +84,6 @@ class Run:
 
 _lock = threading.RLock()
 _run: Run | None = None
-# Runs whose token went through a store.
-_shared = 0
 # Entered by the rendezvous "pccl://", and taken by the default group that is made next.
 _met: Communicator | None = None
 
@@ -181,10 +180,9 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
 def _share_token(store: Any, rank: int, size: int) -> tuple[Coordinator | None, str]:
     """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
 
-    A store may be that of an earlier run of the same processes, so the runs have numbers.
+    A store may live longer than a run: each call of a rank meets as many calls of rank 0.
     """
-    global _shared
-    key, _shared = f"pccl/token/{_shared}", _shared + 1
+    key = f"{_TOKEN}/{store.add(f'{_TOKEN}s/{rank}', 1)}"
     if rank != 0:
         told = store.get(key).decode()
         if told.startswith("!"):
