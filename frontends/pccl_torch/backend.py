@@ -19,9 +19,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
+from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, ReduceOp, Work
+from pccl_py.codec import parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
+from pccl_py.words import parse_plan, parse_recovery
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
@@ -33,15 +35,17 @@ dist: Any = torch.distributed
 Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
 
+# Parsed, as are the options of a group below: a call takes a fifth of a millisecond.
 _OPS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "avg",
-    dist.ReduceOp.PRODUCT: "prod",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BAND: ReduceOp.BAND,
+    dist.ReduceOp.BOR: ReduceOp.BOR,
+    dist.ReduceOp.BXOR: ReduceOp.BXOR,
+    # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
@@ -49,11 +53,10 @@ _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
 # Of truth values, as NCCL has it: a sum is true where any is.
 _OPS_OF_BOOL = {
-    "sum": "bor",
-    "max": "bor",
-    "prod": "band",
-    "min": "band",
-    **{op: op for op in ("band", "bor", "bxor")},
+    ReduceOp.SUM: ReduceOp.BOR,
+    ReduceOp.MAX: ReduceOp.BOR,
+    ReduceOp.PROD: ReduceOp.BAND,
+    ReduceOp.MIN: ReduceOp.BAND,
 }
 
 
@@ -81,7 +84,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._rank = rank
         self._named = name
         self._described = "undefined"
-        self._options = options
+        self._recovery = parse_recovery(options.recovery)
+        self._codec = parse_codec(options.codec)
+        self._plan = parse_plan(options.plan)
+        self._deadline = options.deadline
         self._store = store
         self._leave = leave
         self._lock = threading.RLock()
@@ -229,7 +235,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Begins an operation of all members, with the next tag."""
         self.enter()
         with self._lock:
-            options.setdefault("recovery", self._options.recovery)
+            options.setdefault("recovery", self._recovery)
             work = self._start(call, given, self._tag, fill, deadline, options)
             self._tag += 1
             return self._keep(PcclWork(self.comm, work, outputs))
@@ -243,7 +249,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any]:
-        seconds = self._options.deadline
+        seconds = self._deadline
         if deadline is not None and deadline.total_seconds() > 0:
             seconds = deadline.total_seconds()
 
@@ -279,11 +285,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = _OPS[getattr(asked, "op", asked)]
         kinds = {tensor.dtype for tensor in tensors}
-        if torch.bool in kinds and op in _OPS_OF_BOOL:
-            op = _OPS_OF_BOOL[op]
-        options: dict[str, Any] = {"op": op, "plan": self._options.plan}
-        if op in ("sum", "avg") and kinds == {torch.float32}:
-            options["codec"] = self._options.codec
+        if torch.bool in kinds:
+            op = _OPS_OF_BOOL.get(op, op)
+        options: dict[str, Any] = {"op": op, "plan": self._plan}
+        if op in (ReduceOp.SUM, ReduceOp.AVG) and kinds == {torch.float32}:
+            options["codec"] = self._codec
         return options
 
     # ---- tensors
@@ -505,7 +511,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
             **uneven,
         )
 
@@ -532,7 +538,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=[] if collected is None else list(outputs[0]),
             fill=None if collected is None else collected.fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def scatter(
@@ -555,7 +561,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=_writer(outputs, [target]),
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
