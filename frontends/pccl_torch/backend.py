@@ -94,6 +94,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
         self._messages: dict[tuple[str, int, int], int] = {}
+        # Never taken back: what has become of the group since, a call is told by the group.
+        self._is_entered = group.epoch != 0
         # At the safe point that a call has passed to enter, until the program asks for it.
         self._entry: Admission | None = None
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
@@ -172,9 +174,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def enter(self) -> None:
         """Enters the group, if this process has not yet. Waits for those who belong to it."""
+        if self._is_entered:
+            return
         with self._lock:
             if self.comm.epoch == 0:
                 self._entry = self.pass_safe_point(None)
+            self._is_entered = True
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
@@ -250,14 +255,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         options: dict[str, Any],
     ) -> Work[Any]:
         seconds = self._deadline
-        if deadline is not None and deadline.total_seconds() > 0:
-            seconds = deadline.total_seconds()
-
-        def finish(outcome: Any) -> Any:
-            if fill is not None:
-                fill()
-            return outcome
-
+        if deadline is not None and (asked := deadline.total_seconds()) > 0:
+            seconds = asked
+        finish = None if fill is None else _finisher(fill)
         begin: Any = getattr(self.comm, call)
         try:
             work: Work[Any] = begin(
@@ -268,8 +268,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return work
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        self._flying = [one for one in self._flying if not one.is_completed()]
-        self._flying.append(work)
+        flying = self._flying
+        if flying:
+            flying[:] = [one for one in flying if not one.is_completed()]
+        flying.append(work)
         return work
 
     def _place(self, rank: int) -> int:
@@ -750,13 +752,21 @@ def _memory(tensors: Tensors) -> Any:
     return [TORCH.memory(tensor) for tensor in tensors]
 
 
+def _finisher(fill: Callable[[], None]) -> Callable[[Any], Any]:
+    def finish(outcome: Any) -> Any:
+        fill()
+        return outcome
+
+    return finish
+
+
 def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
     """Copies what an operation has filled to where it is wanted."""
 
     def fill() -> None:
         for target, source in zip(targets, used, strict=True):
             if target.data_ptr() == source.data_ptr():
-                TORCH.written(target.detach())
+                TORCH.written(target)
             else:
                 TORCH.write(target.detach(), source)
 

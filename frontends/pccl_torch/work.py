@@ -22,6 +22,9 @@ from pccl_torch.errors import torch_error
 dist: Any = torch.distributed
 
 
+_NEVER = timedelta(0)
+
+
 class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     """An operation that was begun. Any thread may use it.
 
@@ -45,9 +48,8 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
 
         After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.
         """
-        seconds = timeout.total_seconds()
         try:
-            self._work.wait(seconds if seconds > 0 else None)
+            self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
         except PcclError as error:
             raise torch_error(error, self._group) from None
         return True
