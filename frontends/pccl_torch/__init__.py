@@ -55,7 +55,7 @@ from pccl_torch.functions import (
 )
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
-from pccl_torch.start import register
+from pccl_torch_entry import register
 
 __all__ = [
     "Admission",
