@@ -28,6 +28,8 @@ except ModuleNotFoundError as error:
         "pccl_torch needs PyTorch: pip install 'pccl-py[torch]', or torch alone", name=error.name
     ) from error
 
+from pccl_torch_entry import register
+
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
@@ -55,7 +57,6 @@ from pccl_torch.functions import (
 )
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
-from pccl_torch_entry import register
 
 __all__ = [
     "Admission",

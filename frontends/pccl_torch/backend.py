@@ -36,7 +36,7 @@ Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
 
 # Parsed, as are the options of a group below: a call takes a fifth of a millisecond.
-_OPS = {
+_OPS: dict[Any, Any] = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
     dist.ReduceOp.AVG: ReduceOp.AVG,
     dist.ReduceOp.PRODUCT: ReduceOp.PROD,
@@ -52,7 +52,7 @@ _OPS = {
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
 # Of truth values, as NCCL has it: a sum is true where any is.
-_OPS_OF_BOOL = {
+_OPS_OF_BOOL: dict[Any, Any] = {
     ReduceOp.SUM: ReduceOp.BOR,
     ReduceOp.MAX: ReduceOp.BOR,
     ReduceOp.PROD: ReduceOp.BAND,
