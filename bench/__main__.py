@@ -23,6 +23,7 @@ from bench import (
     recovery,
     state_hash,
     torch_plan,
+    torch_steps,
 )
 from pccl_py.measure_collectives import COLLECTIVES
 
@@ -243,11 +244,8 @@ def torch_command(
         known = ", ".join(torch_plan.CASES)
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {known}")
     pccl_py.exit_on_sigterm()
-    from bench import torch_steps  # with PyTorch, which takes seconds
-
-    torch_steps.run(
-        case or list(torch_plan.CASES), _sizes(size), quick=quick, as_json=as_json, out=out
-    )
+    cases = case or list(torch_plan.CASES)
+    torch_steps.run(cases, _sizes(size), quick=quick, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,7 @@ class Loss:
 
 def run(*, quick: bool) -> list[Row]:
     """The rows: ours beside torchrun with gloo."""
-    plan = Plan(
-        "pccl", "1M" if quick else "25M", kill_at=4 if quick else 8, steps=8 if quick else 14
-    )
+    plan = Plan("pccl", "1M", 4, 8) if quick else Plan("pccl", "25M", 8, 14)
     tries = 1 if quick else TRIES
     ours = [_loss(_alone(plan), plan) for _ in range(tries)]
     gloo = Plan("gloo", plan.size, plan.kill_at, plan.steps)
@@ -79,7 +77,7 @@ def _loss(told: list[dict[str, Any]], plan: Plan) -> Loss:
 
 
 def _alone(plan: Plan) -> list[dict[str, Any]]:
-    """The lines of three processes that this one starts. The killed one's status is not looked at."""
+    """The lines of three processes that this one starts. The status of the killed one is its own."""
     told: queue.Queue[str] = queue.Queue()
     command = [sys.executable, "-m", "bench.torch_kill_worker", plan.to_json()]
     with contextlib.ExitStack() as stack:

@@ -25,6 +25,7 @@ gloo's gradients as f32 and ours with int8 and error feedback. A loss, and what 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -119,7 +120,7 @@ def _busy_seconds() -> float:
     user, nice, system, _, _, irq, softirq = map(int, fields[:7])
     busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
     own = os.times()
-    return busy - sum(own[:4])
+    return float(busy - sum(own[:4]))
 
 
 def _tellings(case: Case, line: torch_link.Line | None) -> list[str]:
@@ -129,11 +130,10 @@ def _tellings(case: Case, line: torch_link.Line | None) -> list[str]:
         children = []
         for rank, environment in enumerate(environments(line)):
             command = [sys.executable, "-m", "bench.torch_worker", to_json([case])]
-            heard, ended = told[rank].put, told[rank].put
             child = Child(
                 [*(line.prefix(rank) if line else []), *command],
-                heard=heard,
-                ended=lambda _, ended=ended: ended(None),
+                heard=told[rank].put,
+                ended=functools.partial(_end, told[rank]),
                 environment=environment,
                 log=sys.stderr,
             )
@@ -143,6 +143,10 @@ def _tellings(case: Case, line: torch_link.Line | None) -> list[str]:
     if any(codes):
         raise RuntimeError(f"processes of {case.name} ended with status {codes}")
     return [said[-1] for said in lines]
+
+
+def _end(told: queue.Queue[str | None], _: int) -> None:
+    told.put(None)
 
 
 def _until_the_end(told: queue.Queue[str | None]) -> Iterator[str]:

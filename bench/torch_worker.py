@@ -113,7 +113,8 @@ class Worker:
 
     def _coded(self, size: str) -> tuple[Calls, Callable[[], None]]:
         ours = DistributedDataParallel(model_of(size), process_group=self.ours)
-        ours.register_comm_hook(self.ours, pccl_torch.average_hook("int8"))  # type: ignore[arg-type]
+        hook: Any = pccl_torch.average_hook("int8")
+        ours.register_comm_hook(self.ours, hook)
         theirs = DistributedDataParallel(model_of(size), process_group=self.gloo)
         wrapped = {"pccl": ours, "gloo": theirs}
         return {name: step_of(model) for name, model in wrapped.items()}, (
