@@ -31,6 +31,8 @@ except ModuleNotFoundError as error:
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.ddp import average_hook
+from pccl_torch.elastic import ElasticState
 from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
     all_gather,
@@ -59,6 +61,7 @@ from pccl_torch.start import register
 
 __all__ = [
     "Admission",
+    "ElasticState",
     "Options",
     "PeerLost",
     "ProcessGroupPccl",
@@ -71,6 +74,7 @@ __all__ = [
     "all_reduce_many",
     "all_reduce_many_",
     "all_to_all",
+    "average_hook",
     "barrier",
     "broadcast",
     "broadcast_",

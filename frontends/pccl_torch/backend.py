@@ -19,9 +19,22 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
+from pccl_py import (
+    Admission,
+    Codec,
+    CodecKind,
+    ErrorFeedback,
+    Group,
+    InvalidUsage,
+    PcclError,
+    PeerId,
+    Recovery,
+    Work,
+)
+from pccl_py.codec import CodecName
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
+from pccl_py.words import RecoveryName
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
@@ -340,6 +353,44 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         root = 0 if opts is None else opts.rootRank
         return self._reduce("reduce", tensors, opts, root=root)
 
+    def average(
+        self,
+        x: Tensor,
+        *,
+        codec: Codec | CodecKind | CodecName | None,
+        recovery: Recovery | RecoveryName,
+        form: int,
+        feedback: ErrorFeedback | None,
+        reword: Callable[[str], str],
+    ) -> PcclWork:
+        """Averages a tensor over the members that contribute, in place: for hooks (ddp.py).
+
+        `codec`: that of the group if None; only float32 has one. `form`: a hash of what `x` is.
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
+        used = self._places_of([x])
+        options: dict[str, Any] = {"op": "avg", "plan": self._options.plan, "recovery": recovery}
+        if x.dtype == torch.float32:
+            options["codec"] = self._options.codec if codec is None else codec
+        self.enter()
+        with self._lock:
+            # Found by the tag, which is another one in each call.
+            tag = self._tag
+            if feedback is not None:
+                self.comm._feedbacks[tag] = feedback
+            try:
+                return self._begin(
+                    "all_reduce",
+                    _memory(used),
+                    outputs=[x],
+                    fill=_writer([x], used),
+                    _form=form,
+                    _reword=reword,
+                    **options,
+                )
+            finally:
+                self.comm._feedbacks.pop(tag, None)
+
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
         used = self._places_of(tensors)
         options = self._reduction(opts, used)
@@ -508,6 +559,24 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             plan=self._options.plan,
             **uneven,
         )
+
+    def gather_whole(
+        self, x: Tensor, out: Tensor, counts: list[int] | None, deadline: float | None
+    ) -> None:
+        """Collects what each member has, by the ranks of pccl_py, or raises PeerLost.
+
+        It is for what members must know of all others (elastic.py), whatever the group's recovery.
+        """
+        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        self._begin(
+            "all_gather",
+            _memory([x]),
+            _memory([out]),
+            outputs=[out],
+            deadline=None if deadline is None else timedelta(seconds=deadline),
+            recovery="complete",
+            **uneven,
+        ).wait()
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
