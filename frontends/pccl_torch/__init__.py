@@ -33,6 +33,8 @@ from pccl_torch_entry import register
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
+from pccl_torch.ddp import average_hook
+from pccl_torch.elastic import ElasticState
 from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
     all_gather,
@@ -60,6 +62,7 @@ from pccl_torch.shared_state import SharedState, shared_state
 
 __all__ = [
     "Admission",
+    "ElasticState",
     "Options",
     "PeerLost",
     "ProcessGroupPccl",
@@ -72,6 +75,7 @@ __all__ = [
     "all_reduce_many",
     "all_reduce_many_",
     "all_to_all",
+    "average_hook",
     "barrier",
     "broadcast",
     "broadcast_",

@@ -2,7 +2,7 @@
 
 PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
 each checks and packs its tensors and begins one operation. How a group is made: start.py. Its safe
-point: admit.py. What is a tensor that can be sent: tensors.py. The Work that is returned: work.py.
+point: admit.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
 
 PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
 `_peers` has the ids in PyTorch's order.
@@ -19,11 +19,23 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, ReduceOp, Work
-from pccl_py.codec import parse_codec
+from pccl_py import (
+    Admission,
+    Codec,
+    CodecKind,
+    ErrorFeedback,
+    Group,
+    InvalidUsage,
+    PcclError,
+    PeerId,
+    Recovery,
+    ReduceOp,
+    Work,
+)
+from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
-from pccl_py.words import parse_plan, parse_recovery
+from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
@@ -51,7 +63,7 @@ _OPS: dict[Any, Any] = {
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
-# Of truth values, as NCCL has it: a sum is true where any is.
+# For truth values, as NCCL has it: a sum is true where any is.
 _OPS_OF_BOOL: dict[Any, Any] = {
     ReduceOp.SUM: ReduceOp.BOR,
     ReduceOp.MAX: ReduceOp.BOR,
@@ -96,8 +108,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._messages: dict[tuple[str, int, int], int] = {}
         # Never taken back: what has become of the group since, a call is told by the group.
         self._is_entered = group.epoch != 0
-        # At the safe point that a call has passed to enter, until the program asks for it.
-        self._entry: Admission | None = None
+        # The safe point that was passed to enter, until the program asks for its answer.
+        self._entry: Admission | None = group._admission
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
@@ -138,7 +150,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as whoever made it has said."""
+        """The purpose of the group, in the words of whoever made it."""
         return self._described
 
     def _set_group_name(self, name: str) -> None:
@@ -348,6 +360,44 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         root = 0 if opts is None else opts.rootRank
         return self._reduce("reduce", tensors, opts, root=root)
 
+    def average(
+        self,
+        x: Tensor,
+        *,
+        codec: Codec | CodecKind | CodecName | None,
+        recovery: Recovery | RecoveryName,
+        form: int,
+        feedback: ErrorFeedback | None,
+        reword: Callable[[str], str],
+    ) -> PcclWork:
+        """Averages a tensor over the members that contribute, in place: for hooks (ddp.py).
+
+        `codec`: that of the group if None; only float32 has one. `form`: a hash of what `x` is.
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
+        used = self._places_of([x])
+        options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
+        if x.dtype == torch.float32:
+            options["codec"] = self._codec if codec is None else codec
+        self.enter()
+        with self._lock:
+            # Found by the tag, which is another one in each call.
+            tag = self._tag
+            if feedback is not None:
+                self.comm._feedbacks[tag] = feedback
+            try:
+                return self._begin(
+                    "all_reduce",
+                    _memory(used),
+                    outputs=[x],
+                    fill=_writer([x], used),
+                    _form=form,
+                    _reword=reword,
+                    **options,
+                )
+            finally:
+                self.comm._feedbacks.pop(tag, None)
+
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
         used = self._places_of(tensors)
         options = self._reduction(opts, used)
@@ -395,7 +445,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._reduce_scatter(outputs, [self._shares(x) for x in inputs], opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
-        """Of lists of the parts of all ranks, in PyTorch's order."""
+        """Takes lists of the parts of all ranks, in PyTorch's order."""
         sources = [_joined([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
@@ -516,6 +566,24 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             plan=self._plan,
             **uneven,
         )
+
+    def gather_whole(
+        self, x: Tensor, out: Tensor, counts: list[int] | None, deadline: float | None
+    ) -> None:
+        """Collects what each member has, by the ranks of pccl_py, or raises PeerLost.
+
+        It is for what members must know of all others (elastic.py), whatever the group's recovery.
+        """
+        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        self._begin(
+            "all_gather",
+            _memory([x]),
+            _memory([out]),
+            outputs=[out],
+            deadline=None if deadline is None else timedelta(seconds=deadline),
+            recovery="complete",
+            **uneven,
+        ).wait()
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
