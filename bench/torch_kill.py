@@ -77,7 +77,7 @@ def _loss(told: list[dict[str, Any]], plan: Plan) -> Loss:
 
 
 def _alone(plan: Plan) -> list[dict[str, Any]]:
-    """The lines of three processes that this one starts. The status of the killed one is its own."""
+    """The lines of three processes that this one starts; the last is killed, the others are not."""
     told: queue.Queue[str] = queue.Queue()
     command = [sys.executable, "-m", "bench.torch_kill_worker", plan.to_json()]
     with contextlib.ExitStack() as stack:
