@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import statistics
 import sys
 from dataclasses import dataclass
@@ -96,14 +97,19 @@ def _alone(plan: Plan) -> list[dict[str, Any]]:
 def _under_torchrun(plan: Plan) -> list[dict[str, Any]]:
     """The lines of three processes that torchrun starts, twice."""
     told: queue.Queue[str] = queue.Queue()
-    environment = environments(world=WORLD)[0]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
-    command += ["--max-restarts", "1", "--master-port", environment["MASTER_PORT"]]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(WORLD), "--max-restarts", "1"]
     command += ["-m", "bench.torch_kill_worker", plan.to_json()]
-    inherited = {name: environment[name] for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
+    shared = environments(world=WORLD)[0]
+    inherited = {name: shared[name] for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
     errors: list[str] = []
     with Child(command, heard=told.put, environment=inherited) as child:
-        code = child.wait_until_heard(SECONDS_MAX)
+        try:
+            code = child.wait_until_heard(SECONDS_MAX)
+        finally:
+            # Killed, it would leave its workers behind.
+            if child.signal(signal.SIGTERM):
+                child.wait(SECONDS_MAX)
         errors.append(child.errors)
     if code != 0:
         raise RuntimeError(f"torchrun ended with status {code}: {errors[0][-2000:]}")

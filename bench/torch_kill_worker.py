@@ -46,13 +46,24 @@ def end_inside(model: torch.nn.Sequential) -> None:
     middle.register_hook(end)
 
 
+def join(backend: str, rank: int, world: int) -> None:
+    """The default group. The store of torchrun outlives an attempt, and gloo's addresses do not."""
+    timeout = timedelta(minutes=5)
+    if backend != "gloo":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world)
+    attempt = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=timeout)
+
+
 def main() -> None:
     """Trains as the plan says."""
     plan = Plan(**json.loads(sys.argv[1]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.sched_setaffinity(0, common.cores_of(rank, world))
     torch.set_num_threads(1)
-    dist.init_process_group(plan.backend, timeout=timedelta(minutes=5))
+    join(plan.backend, rank, world)
     model = model_of(plan.size)
     wrapped = DistributedDataParallel(model)
     if plan.backend == "pccl":

@@ -109,9 +109,10 @@ def _rows(name: str, times: dict[str, float]) -> list[Row]:
 def _seconds(of_all: list[list[tuple[float, float]]]) -> float:
     """The median of a sample, from the last that entered to the last that left."""
     together = zip(*of_all, strict=True)
-    return statistics.median(
+    taken: list[float] = [
         max(end for _, end in sample) - max(begin for begin, _ in sample) for sample in together
-    )
+    ]
+    return statistics.median(taken)
 
 
 def _busy_seconds() -> float:

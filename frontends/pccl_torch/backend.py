@@ -38,6 +38,7 @@ from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
+from pccl_torch.staging import Stager, staged
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
@@ -72,6 +73,7 @@ _OPS_OF_BOOL: dict[Any, Any] = {
 }
 
 
+@staged  # its collectives take tensors of CUDA as well
 class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
@@ -102,6 +104,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._deadline = options.deadline
         self._store = store
         self._leave = leave
+        self._stager = Stager(leave)
         self._lock = threading.RLock()
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
@@ -235,6 +238,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def shutdown(self) -> None:
         """Leaves the group. Operations in flight end with Cancelled. Idempotent."""
         self._leave()
+        self._stager.close()
 
     abort = shutdown
 
@@ -280,10 +284,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return work
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        flying = self._flying
-        if flying:
-            flying[:] = [one for one in flying if not one.is_completed()]
-        flying.append(work)
+        with self._lock:
+            flying = self._flying
+            if flying:
+                flying[:] = [one for one in flying if not one.is_completed()]
+            flying.append(work)
         return work
 
     def _place(self, rank: int) -> int:
@@ -574,7 +579,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         It is for what members must know of all others (elastic.py), whatever the group's recovery.
         """
-        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        uneven: dict[str, Any] = (
+            {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        )
         self._begin(
             "all_gather",
             _memory([x]),
