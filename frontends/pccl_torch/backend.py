@@ -36,6 +36,7 @@ from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
 from pccl_py.words import RecoveryName, parse_plan, parse_recovery
+from pccl_torch.beside import Beside
 from pccl_torch.errors import torch_error
 from pccl_torch.options import Options
 from pccl_torch.staging import Stager, staged
@@ -105,6 +106,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._store = store
         self._leave = leave
         self._stager = Stager(leave)
+        self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
@@ -579,9 +581,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
         It is for what members must know of all others (elastic.py), whatever the group's recovery.
         """
-        uneven: dict[str, Any] = (
-            {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
-        )
+        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
         self._begin(
             "all_gather",
             _memory([x]),

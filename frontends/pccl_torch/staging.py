@@ -309,6 +309,9 @@ def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
         stager: Stager = group._stager
         x = _first(arguments[: len(how)])
+        other = None if x is None else group._beside.of(x)
+        if other is not None:
+            return getattr(other, name)(*arguments, **options)
         if x is None or not is_accelerated(x):
             if stager.waiting:
                 stager.drain()

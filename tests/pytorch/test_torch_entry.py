@@ -100,3 +100,32 @@ except ValueError as error:  # that of "env://", which it is without a token
 """
     said = run(program, installed(tmp_path))
     assert "env:// rendezvous" in said and "RANK expected" in said
+
+
+def test_another_backend_beside_pccl_gets_the_tensors_of_its_device(tmp_path: Path) -> None:
+    """PyTorch drops the other backend of a group, so ours must hold one, until members change."""
+    program = """
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,cuda:pccl", store=dist.HashStore(), rank=0, world_size=1)
+group, x = dist.group.WORLD, torch.ones(3)
+dist.all_reduce(x)
+(held,) = group._beside._made.values()
+print(type(group).__name__, held.name(), x.tolist())
+ranks = dist.distributed_c10d._world.pg_group_ranks
+ranks[group] = {0: 0, 1: 1}
+try:
+    dist.all_reduce(x)
+except RuntimeError as error:
+    print(error)
+del ranks[group][1]
+dist.destroy_process_group()
+
+dist.init_process_group("cpu:pccl,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(x)
+print(dist.group.WORLD._beside._made)
+dist.destroy_process_group()
+"""
+    first, refused, second = run(program, installed(tmp_path)).splitlines()
+    assert first == "ProcessGroupPccl gloo [1.0, 1.0, 1.0]"
+    assert refused.startswith("the members of the group have changed, and those of its gloo cannot")
+    assert second == "{}"
