@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
-from pccl_torch import start
+from pccl_py import Admission as GroupAdmission
+from pccl_torch import ddp, start
 from pccl_torch.backend import ProcessGroupPccl
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -42,7 +43,7 @@ def admit(deadline: float | None = None) -> Admission:
     All members must call it equally often, between the same collectives; nothing may be in flight
     that others have not called. With nothing pending it costs no network round trip. The first call
     of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that.
+    answers for that. DistributedDataParallel over a group that has changed goes by its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
     InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
@@ -50,12 +51,14 @@ def admit(deadline: float | None = None) -> Admission:
     run = start.current()
     world = run.world
     before = {peer: rank for rank, peer in enumerate(world.peers)}
-    admission = world.pass_safe_point(deadline)
+    renewed: dict[ProcessGroupPccl, bool] = {}
+    admission = _pass(world, deadline, renewed)
     changed = admission.changed
     for group in run.groups[1:]:
-        changed |= group.pass_safe_point(deadline).changed
+        changed |= _pass(group, deadline, renewed).changed
     if changed:
         _tell_torch(run.groups)
+        ddp.renew(renewed)
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
     return Admission(
         joined=tuple(sorted(ranks[peer] for peer in admission.joined if peer in ranks)),
@@ -64,6 +67,17 @@ def admit(deadline: float | None = None) -> Admission:
         rank=world.rank(),
         world_size=world.size(),
     )
+
+
+def _pass(
+    group: ProcessGroupPccl, deadline: float | None, renewed: dict[ProcessGroupPccl, bool]
+) -> GroupAdmission:
+    """The safe point of one group; of one that this process was in, whether somebody is new."""
+    epoch = group.comm.epoch
+    admission = group.pass_safe_point(deadline)
+    if epoch not in (0, group.comm.epoch):
+        renewed[group] = bool(admission.joined)
+    return admission
 
 
 def _tell_torch(groups: list[ProcessGroupPccl]) -> None:

@@ -19,11 +19,27 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
+from pccl_py import (
+    Admission,
+    Codec,
+    CodecKind,
+    ErrorFeedback,
+    Group,
+    InvalidUsage,
+    PcclError,
+    PeerId,
+    Recovery,
+    ReduceOp,
+    Work,
+)
+from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
+from pccl_py.words import RecoveryName, parse_plan, parse_recovery
+from pccl_torch.beside import Beside
 from pccl_torch.errors import is_whole, torch_error
 from pccl_torch.options import Options
+from pccl_torch.staging import Stager, staged
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
@@ -33,30 +49,32 @@ dist: Any = torch.distributed
 Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
 
-_OPS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.AVG: "avg",
-    dist.ReduceOp.PRODUCT: "prod",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
+# Parsed, as are the options of a group below: a call takes a fifth of a millisecond.
+_OPS: dict[Any, Any] = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BAND: ReduceOp.BAND,
+    dist.ReduceOp.BOR: ReduceOp.BOR,
+    dist.ReduceOp.BXOR: ReduceOp.BXOR,
+    # Refused by pccl_py, with the reason.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
 # A tag of a message has its place among those with that tag behind it (pccl_py.messages.TAG_BITS).
 _IN_FLIGHT = 1 << 14
 _TAGS = 1 << (TAG_BITS - 14)
 # For truth values, as NCCL has it: a sum is true where any is.
-_OPS_OF_BOOL = {
-    "sum": "bor",
-    "max": "bor",
-    "prod": "band",
-    "min": "band",
-    **{op: op for op in ("band", "bor", "bxor")},
+_OPS_OF_BOOL: dict[Any, Any] = {
+    ReduceOp.SUM: ReduceOp.BOR,
+    ReduceOp.MAX: ReduceOp.BOR,
+    ReduceOp.PROD: ReduceOp.BAND,
+    ReduceOp.MIN: ReduceOp.BAND,
 }
 
 
+@staged  # its collectives take tensors of CUDA as well
 class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
@@ -81,14 +99,20 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._rank = rank
         self._named = name
         self._described = "undefined"
-        self._options = options
+        self._recovery = parse_recovery(options.recovery)
+        self._codec = parse_codec(options.codec)
+        self._plan = parse_plan(options.plan)
         self._deadline = options.deadline
         self._store = store
         self._leave = leave
+        self._stager = Stager(leave)
+        self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
         self._messages: dict[tuple[str, int, int], int] = {}
+        # Never taken back: what has become of the group since, a call is told by the group.
+        self._is_entered = group.epoch != 0
         # The safe point that was passed to enter, until the program asks for its answer.
         self._entry: Admission | None = group._admission
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
@@ -171,9 +195,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     def enter(self) -> None:
         """Enters the group, if this process has not yet. Waits for those who belong to it."""
+        if self._is_entered:
+            return
         with self._lock:
             if self.comm.epoch == 0:
                 self._entry = self.pass_safe_point(None)
+            self._is_entered = True
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
@@ -218,6 +245,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def shutdown(self) -> None:
         """Leaves the group. Operations in flight end with Cancelled. Idempotent."""
         self._leave()
+        self._stager.close()
 
     abort = shutdown
 
@@ -235,7 +263,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Begins an operation of all members, with the next tag."""
         self.enter()
         with self._lock:
-            options.setdefault("recovery", self._options.recovery)
+            options.setdefault("recovery", self._recovery)
             work = self._start(call, given, self._tag, fill, deadline, options)
             self._tag += 1
             return self._keep(PcclWork(self.comm, work, outputs))
@@ -250,14 +278,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         options: dict[str, Any],
     ) -> Work[Any]:
         seconds = self._deadline
-        if deadline is not None and deadline.total_seconds() > 0:
-            seconds = deadline.total_seconds()
-
-        def finish(outcome: Any) -> Any:
-            if fill is not None:
-                fill()
-            return outcome
-
+        if deadline is not None and (asked := deadline.total_seconds()) > 0:
+            seconds = asked
+        finish = None if fill is None else _finisher(fill)
         begin: Any = getattr(self.comm, call)
         try:
             work: Work[Any] = begin(
@@ -268,8 +291,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return work
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        self._flying = [one for one in self._flying if not one.is_completed()]
-        self._flying.append(work)
+        with self._lock:
+            flying = self._flying
+            if flying:
+                flying[:] = [one for one in flying if not one.is_completed()]
+            flying.append(work)
         return work
 
     def _place(self, rank: int) -> int:
@@ -285,11 +311,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = _OPS[getattr(asked, "op", asked)]
         kinds = {tensor.dtype for tensor in tensors}
-        if torch.bool in kinds and op in _OPS_OF_BOOL:
-            op = _OPS_OF_BOOL[op]
-        options: dict[str, Any] = {"op": op, "plan": self._options.plan}
-        if op in ("sum", "avg") and kinds == {torch.float32}:
-            options["codec"] = self._options.codec
+        if torch.bool in kinds:
+            op = _OPS_OF_BOOL.get(op, op)
+        options: dict[str, Any] = {"op": op, "plan": self._plan}
+        if op in (ReduceOp.SUM, ReduceOp.AVG) and kinds == {torch.float32}:
+            options["codec"] = self._codec
         return options
 
     # ---- tensors
@@ -345,6 +371,44 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """Reduces a tensor over all members, in place on the root."""
         root = 0 if opts is None else opts.rootRank
         return self._reduce("reduce", tensors, opts, root=root)
+
+    def average(
+        self,
+        x: Tensor,
+        *,
+        codec: Codec | CodecKind | CodecName | None,
+        recovery: Recovery | RecoveryName,
+        form: int,
+        feedback: ErrorFeedback | None,
+        reword: Callable[[str], str],
+    ) -> PcclWork:
+        """Averages a tensor over the members that contribute, in place: for hooks (ddp.py).
+
+        `codec`: that of the group if None; only float32 has one. `form`: a hash of what `x` is.
+        `feedback`: the losses of the codec in the call before, which go into this one.
+        """
+        used = self._places_of([x])
+        options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
+        if x.dtype == torch.float32:
+            options["codec"] = self._codec if codec is None else codec
+        self.enter()
+        with self._lock:
+            # Found by the tag, which is another one in each call.
+            tag = self._tag
+            if feedback is not None:
+                self.comm._feedbacks[tag] = feedback
+            try:
+                return self._begin(
+                    "all_reduce",
+                    _memory(used),
+                    outputs=[x],
+                    fill=_writer([x], used),
+                    _form=form,
+                    _reword=reword,
+                    **options,
+                )
+            finally:
+                self.comm._feedbacks.pop(tag, None)
 
     def _reduce(self, call: str, tensors: Tensors, opts: Any, root: int | None = None) -> PcclWork:
         used = self._places_of(tensors)
@@ -511,9 +575,27 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
             **uneven,
         )
+
+    def gather_whole(
+        self, x: Tensor, out: Tensor, counts: list[int] | None, deadline: float | None
+    ) -> None:
+        """Collects what each member has, by the ranks of pccl_py, or raises PeerLost.
+
+        It is for what members must know of all others (elastic.py), whatever the group's recovery.
+        """
+        uneven = {} if counts is None or len(set(counts)) == 1 else {"counts": counts}
+        self._begin(
+            "all_gather",
+            _memory([x]),
+            _memory([out]),
+            outputs=[out],
+            deadline=None if deadline is None else timedelta(seconds=deadline),
+            recovery="complete",
+            **uneven,
+        ).wait()
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, **_: Any
@@ -538,7 +620,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=[] if collected is None else list(outputs[0]),
             fill=None if collected is None else collected.fill,
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def scatter(
@@ -561,7 +643,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             outputs=outputs,
             fill=_writer(outputs, [target]),
             deadline=_timeout(opts),
-            plan=self._options.plan,
+            plan=self._plan,
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
@@ -750,13 +832,21 @@ def _memory(tensors: Tensors) -> Any:
     return [TORCH.memory(tensor) for tensor in tensors]
 
 
+def _finisher(fill: Callable[[], None]) -> Callable[[Any], Any]:
+    def finish(outcome: Any) -> Any:
+        fill()
+        return outcome
+
+    return finish
+
+
 def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
     """Copies what an operation has filled to where it is wanted."""
 
     def fill() -> None:
         for target, source in zip(targets, used, strict=True):
             if target.data_ptr() == source.data_ptr():
-                TORCH.written(target.detach())
+                TORCH.written(target)
             else:
                 TORCH.write(target.detach(), source)
 

@@ -49,13 +49,17 @@ def torch_error(error: PcclError, group: Group) -> PcclError:
     return made
 
 
-def last_error() -> PcclError | None:
+def last_error(of: BaseException | None = None) -> PcclError | None:
     """The last error of a call of torch.distributed in this process, or None.
 
     DistributedDataParallel turns errors of a backward into RuntimeErrors with their text alone;
-    here is what it was: its class, `work`, `operation` and `group`.
+    here is what it was: its class, `work`, `operation` and `group`. `of`: the error that was
+    caught; the answer is None unless it is the last one, or has its text.
     """
-    return _last
+    last = _last
+    if of is None or last is None or of is last or str(last) in str(of):
+        return last
+    return None
 
 
 def is_whole(group: Group) -> bool:

@@ -255,14 +255,6 @@ def meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int
     yield dist.HashStore(), comm.rank, comm.world_size
 
 
-def register() -> None:
-    """Makes "pccl" a backend of torch.distributed, for tensors of the CPU. Once is enough."""
-    if "pccl" in dist.Backend.backend_list:
-        return
-    dist.Backend.register_backend("pccl", create, extended_api=True, devices=["cpu"])
-    dist.register_rendezvous_handler("pccl", meet)
-
-
 @atexit.register
 def _at_exit() -> None:
     """A program that ends without destroy_process_group leaves as if it had called it."""

@@ -22,6 +22,9 @@ from pccl_torch.errors import torch_error
 dist: Any = torch.distributed
 
 
+_NEVER = timedelta(0)
+
+
 class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     """An operation that was begun. Any thread may use it.
 
@@ -45,9 +48,8 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
 
         After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.
         """
-        seconds = timeout.total_seconds()
         try:
-            self._work.wait(seconds if seconds > 0 else None)
+            self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
         except PcclError as error:
             raise torch_error(error, self._group) from None
         return True
@@ -60,12 +62,15 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         """Whether it is done, and has not failed."""
         return self._work.done() and self._work.exception() is None
 
-    def exception(self) -> PcclError | None:
-        """The error of an operation that is done and has failed, or None. Never blocks."""
+    def exception(self) -> Exception | None:
+        """The error of an operation that is done and has failed, or None. Never blocks.
+
+        It is a PcclError, unless a device has failed (staging.py).
+        """
         if not self._work.done():
             return None
-        error = self._work.exception()
-        return None if error is None else torch_error(error, self._group)
+        error: Exception | None = self._work.exception()
+        return torch_error(error, self._group) if isinstance(error, PcclError) else error
 
     def result(self) -> list[Tensor]:
         """The outputs of an operation that is done."""
