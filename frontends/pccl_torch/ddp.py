@@ -4,8 +4,8 @@
 
 The hook averages a bucket over the members that contribute, so a member that dies inside of
 `backward` costs no step. Without a hook DDP divides by the size of the group that it has read
-first; admit.py calls `renew` so that it reads it again. The state that a newcomer needs:
-elastic.py. The operation: `ProcessGroupPccl.average`.
+before a backward that has failed; admit.py calls `renew`, after which it reads it again. The state
+that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
     order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, unless
     its hook notices itself.
     """
+    wrapper: Any
     for wrapper in list(_wrappers):
         group = wrapper.__dict__.get("process_group")
         if not isinstance(group, ProcessGroupPccl) or group not in groups:

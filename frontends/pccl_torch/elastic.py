@@ -86,8 +86,8 @@ class ElasticState:
             raise TypeError(
                 f"optimizer must be a torch.optim.Optimizer or None, not {type(optimizer).__name__}"
             )
-        wrapped = isinstance(module, DistributedDataParallel)
-        self._module: nn.Module = module.module if wrapped else module
+        inner: Any = module.module if isinstance(module, DistributedDataParallel) else module
+        self._module: nn.Module = inner
         self._optimizer = optimizer
         self._group = group
         self._revision = 0
