@@ -10,6 +10,7 @@ that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ _REMEDY = (
     "DistributedDataParallel(model, init_sync=False)"
 )
 
+_lock = threading.Lock()
 # All that live. A weak set, as it is no reason for a model to stay.
 _wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 # Those whose buckets follow the order in which gradients came, which those of a new one do not.
@@ -110,8 +112,7 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
     order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, unless
     its hook notices itself.
     """
-    wrapper: Any
-    for wrapper in list(_wrappers):
+    for wrapper in _living():
         group = wrapper.__dict__.get("process_group")
         if not isinstance(group, ProcessGroupPccl) or group not in groups:
             continue
@@ -133,7 +134,13 @@ def _refuse(*_: object) -> None:
 
 def _notice(module: nn.Module, name: str, submodule: nn.Module) -> None:
     if isinstance(module, DistributedDataParallel):
-        _wrappers.add(module)
+        with _lock:
+            _wrappers.add(module)
+
+
+def _living() -> list[Any]:
+    with _lock:
+        return list(_wrappers)
 
 
 def _group(state: Any) -> ProcessGroupPccl:
@@ -202,7 +209,7 @@ def _form(bucket: Any, parameters: Iterable[Tensor]) -> int:
     """A hash of what is in a bucket, and where: equal on members whose buckets may be added."""
     names = {
         id(parameter): name
-        for wrapper in list(_wrappers)
+        for wrapper in _living()
         for name, parameter in wrapper.module.named_parameters()
     }
     listed = [

@@ -18,6 +18,7 @@ import pccl_torch
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.distributed.algorithms import Join
 from torch.nn.parallel import DistributedDataParallel
 
 dist: Any = torch.distributed
@@ -94,6 +95,13 @@ class Trainer:
         self.ddp(torch.tensor(self.weight)).backward()
         self.optimizer.step()
         self.state.step += 1
+        return self.told()
+
+    def join(self, steps: int) -> Any:
+        """Steps of which other members may make more or fewer."""
+        with Join([self.ddp]):
+            for _ in range(steps):
+                self.step()
         return self.told()
 
     def admit(self) -> Any:
