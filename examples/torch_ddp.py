@@ -7,6 +7,8 @@ But for the import and the name of the backend it is a program as for gloo. A lo
 does there; torch_elastic.py goes on.
 """
 
+from typing import Any
+
 import pccl_torch  # makes "pccl" a backend of torch.distributed
 import torch
 import torch.distributed as dist
@@ -26,7 +28,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 1))
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
-    loss = torch.zeros(())
+    loss: Any = None
     for _ in range(STEPS):
         inputs = torch.randn(BATCH, 32)  # each rank has its own
         loss = nn.functional.mse_loss(ddp(inputs), inputs.sum(1, keepdim=True))

@@ -31,7 +31,7 @@ def wrap(model: nn.Module) -> DistributedDataParallel:
 
 def step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
     inputs = torch.randn(64, 32)  # each process has its own
-    loss = nn.functional.mse_loss(ddp(inputs), inputs.sum(1, keepdim=True))
+    loss: Any = nn.functional.mse_loss(ddp(inputs), inputs.sum(1, keepdim=True))
     optimizer.zero_grad()
     loss.backward()  # the average over who contributes; a loss in here costs nothing
     optimizer.step()
@@ -73,7 +73,7 @@ def tell(text: str, state: Any) -> None:
 
 
 def die_in_backward(model: nn.Module) -> None:
-    parameter = next(model.parameters())
+    parameter: Any = next(model.parameters())
     parameter.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 from pccl_torch import nn, tree
 from pccl_torch.admit import Admission, admit
 from pccl_torch.backend import ProcessGroupPccl
-from pccl_torch.ddp import average_hook
+from pccl_torch.ddp import AverageHook, average_hook
 from pccl_torch.elastic import ElasticState
 from pccl_torch.errors import PeerLost, last_error
 from pccl_torch.functions import (
@@ -61,6 +61,7 @@ from pccl_torch.start import register
 
 __all__ = [
     "Admission",
+    "AverageHook",
     "ElasticState",
     "Options",
     "PeerLost",

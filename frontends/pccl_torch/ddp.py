@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.futures import Future
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Recovery
+from pccl_py import Codec, CodecKind, ErrorFeedback, InvalidUsage, Outcome, Recovery
 from pccl_py.codec import CodecName, parse_codec
 from pccl_py.errors import InvalidArgument
 from pccl_py.words import DIFFER_IN_FORM, RecoveryName, form_of, parse_recovery
@@ -32,8 +31,6 @@ from pccl_torch.work import PcclWork
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
-
-Hook: TypeAlias = Callable[[Any, Any], "Future[Tensor]"]
 
 _REMEDY = (
     "after an admit() at which somebody joined, all members wrap the model anew: "
@@ -46,8 +43,55 @@ _wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 # Those whose buckets follow the order in which gradients came, which those of a new one do not.
 _rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-# Hooks of average_hook, which notice for themselves that buckets differ.
-_hooks: weakref.WeakSet[Hook] = weakref.WeakSet()
+
+
+class AverageHook:
+    """Made by `average_hook`. One for each wrapper, or one for several."""
+
+    def __init__(
+        self,
+        codec: Codec | CodecKind | CodecName | None,
+        error_feedback: bool,
+        recovery: Recovery | RecoveryName,
+    ) -> None:
+        self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
+        self._codec = codec
+        self._feeds_back = error_feedback
+        self._recovery = recovery
+        self._buckets = _Buckets()
+        self._works: list[PcclWork] = []
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        """The average of a bucket, in place, as a Future of it."""
+        group = _group(state)
+        known = self._buckets.of(bucket)
+        work = group.average(
+            bucket.buffer(),
+            codec=self._codec,
+            recovery=self._recovery,
+            form=known.form,
+            feedback=known.next_feedback() if self._feeds_back else None,
+            reword=_reword,
+        )
+        known.work = work
+        if bucket.index() == 0:
+            self._works = []
+        self._works.append(work)
+        return work.get_future().then(_first)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Those of the buckets of the last backward, in their order: who is in which range.
+
+        Waits for them, and raises the error of the first that has failed.
+        """
+        return [work.outcome for work in self._works]
+
+
+# PyTorch checks these two, which must be objects.
+AverageHook.__call__.__annotations__.update(
+    {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+)
 
 
 def average_hook(
@@ -55,7 +99,7 @@ def average_hook(
     *,
     error_feedback: bool = True,
     recovery: Recovery | RecoveryName = "resume",
-) -> Hook:
+) -> AverageHook:
     """A communication hook for DDP: the average of each bucket over the members that contribute.
 
     For `ddp.register_comm_hook(state, hook)`; `state` is the process group of `ddp`, or None for
@@ -79,29 +123,7 @@ def average_hook(
     if recovery is None:
         raise InvalidArgument("recovery of a hook must be named, it cannot be None")
     parse_recovery(recovery)
-    buckets = _Buckets()
-
-    # PyTorch checks the second argument's name, and both annotations, as objects.
-    def average(state: Any, bucket: Any) -> Any:
-        group = _group(state)
-        known = buckets.of(bucket)
-        work = group.average(
-            bucket.buffer(),
-            codec=codec,
-            recovery=recovery,
-            form=known.form,
-            feedback=known.next_feedback() if error_feedback else None,
-            reword=_reword,
-        )
-        known.work = work
-        return work.get_future().then(_first)
-
-    average.__annotations__ = {
-        "bucket": dist.GradBucket,
-        "return": torch.futures.Future[torch.Tensor],
-    }
-    _hooks.add(average)
-    return average
+    return AverageHook(codec, error_feedback, recovery)
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
@@ -118,7 +140,7 @@ def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
             continue
         if wrapper._has_rebuilt_buckets:
             _rebuilt.add(wrapper)
-        notices = any(hook in _hooks for hook, _ in wrapper._comm_hooks)
+        notices = any(isinstance(hook, AverageHook) for hook, _ in wrapper._comm_hooks)
         if groups[group] and wrapper in _rebuilt and wrapper not in _refused and not notices:
             _refused.add(wrapper)
             wrapper.register_forward_pre_hook(_refuse)

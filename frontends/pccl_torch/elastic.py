@@ -9,9 +9,9 @@
         ...
         state.step += 1
 
-It decides which tensors of a module and an optimizer are shared, and under which names. Who wins
-when they differ, and what moves: pccl_py/shared_state.py. Examples of the loop, with losses:
-examples/torch_elastic.py.
+It decides which tensors of a module and an optimizer are shared, and under which names. The
+content that wins and the bytes that move are decided below pccl_py/shared_state.py. A loop that
+handles losses: examples/torch_elastic.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pccl_torch.tensors import DTYPES, OPAQUE, PAIRS, TORCH
 # Its types are those of C++, which describe neither subclasses nor what they may override.
 dist: Any = torch.distributed
 
-# What a member may say of its optimizer.
+# Bounds of a description that comes from another member.
 _PLAN_BYTES_MAX = 64 << 20
 _KEY_LETTERS_MAX = 200
 _AXES_MAX = 16

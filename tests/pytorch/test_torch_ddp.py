@@ -72,12 +72,15 @@ class Slope(nn.Module):
 def test_the_hook_gives_the_gradients_that_ddp_without_it_gives(three: pccl.LocalWorld) -> None:
     def run(comm: pccl.Communicator) -> list[list[Tensor]]:
         group, made = group_of(comm), []
-        for hook in (None, pccl_torch.average_hook()):
-            wrapper = wrapped(group, hook)
+        hook = pccl_torch.average_hook()
+        for used in (None, hook):
+            wrapper = wrapped(group, used)
             for step in range(3):  # DDP rebuilds its buckets before the second
                 wrapper.zero_grad()
                 wrapper(inputs_of(comm.rank, step)).square().sum().backward()
             made.append(gradients(wrapper))
+        (outcome,) = hook.outcomes
+        assert outcome.ranks == (0, 1, 2)
         return made
 
     for plain, hooked in three.run(run):
@@ -345,7 +348,7 @@ def test_what_cannot_be_shared_is_refused_by_name() -> None:
     module = model()
     with pytest.raises(TypeError, match="_extra_state"):
         pccl_torch.ElasticState(Extra()).digest()
-    optimizer = torch.optim.LBFGS(module.parameters())
+    optimizer: Any = torch.optim.LBFGS(module.parameters())
 
     def loss() -> float:
         value = module(inputs_of(0)).square().sum()

@@ -16,7 +16,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def lines_of(*command: str) -> list[str]:
-    """What it prints, without the number of the process that `pccl run` puts before a line."""
+    """Its output, without the number of the process that `pccl run` puts before a line."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
