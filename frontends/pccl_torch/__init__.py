@@ -53,12 +53,14 @@ from pccl_torch.functions import (
     scatter,
     send,
 )
+from pccl_torch.mesh import Hsdp
 from pccl_torch.options import Options
 from pccl_torch.shared_state import SharedState, shared_state
 from pccl_torch.start import register
 
 __all__ = [
     "Admission",
+    "Hsdp",
     "Options",
     "PeerLost",
     "ProcessGroupPccl",

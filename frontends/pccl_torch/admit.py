@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed
 from torch.distributed import distributed_c10d
 
-from pccl_torch import start
+from pccl_py import PeerId
+from pccl_torch import sharded, start
 from pccl_torch.backend import ProcessGroupPccl
 
 # Its types are those of C++, which describe neither subclasses nor what they may override.
@@ -49,20 +50,35 @@ def admit(deadline: float | None = None) -> Admission:
     """
     run = start.current()
     world = run.world
+    members = [(group, group.peers) for group in run.groups]
     before = {peer: rank for rank, peer in enumerate(world.peers)}
-    admission = world.pass_safe_point(deadline)
-    changed = admission.changed
+    if run.mesh is None:
+        admission, changed = world.pass_safe_point(deadline), False
+    else:
+        admission, changed = run.mesh.pass_safe_point(deadline)
+    changed |= admission.changed
     for group in run.groups[1:]:
-        changed |= group.pass_safe_point(deadline).changed
+        changed |= not group.of_mesh and group.pass_safe_point(deadline).changed
     if changed:
         _tell_torch(run.groups)
+        for group, peers in members:
+            if group.peers != peers and not group.of_mesh:
+                sharded.cut_off(group, peers, _why(group, peers))
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
     return Admission(
-        joined=tuple(sorted(ranks[peer] for peer in admission.joined if peer in ranks)),
-        left=tuple(sorted(before[peer] for peer in admission.left if peer in before)),
+        joined=tuple(sorted(ranks[p] for p in ranks if p not in before or p in admission.joined)),
+        left=tuple(sorted(before[peer] for peer in before if peer not in ranks)),
         changed=changed,
         rank=world.rank(),
         world_size=world.size(),
+    )
+
+
+def _why(group: ProcessGroupPccl, peers: tuple[PeerId, ...]) -> str:
+    return (
+        f"the shards of this model are on the {len(peers)} members that group {group.pg_name!r} "
+        f"had, and it has {group.size()} others now: make the model anew with fully_shard, and "
+        "load a checkpoint"
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from pccl_py import Admission, Group, InvalidUsage, PcclError, PeerId, Work
 from pccl_py.errors import InvalidArgument
 from pccl_py.messages import TAG_BITS
-from pccl_torch.errors import torch_error
+from pccl_torch.errors import PeerLost, remembered, torch_error
 from pccl_torch.options import Options
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
@@ -64,6 +64,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     entered by its first call, or by `pccl_torch.admit`, whichever is first.
     """
 
+    of_mesh = False
+    """Its members change with those of others (mesh.py)."""
+
     def __init__(
         self,
         group: Group,
@@ -94,6 +97,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._places: list[int] | None = None
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.
         self._flying: list[PcclWork] = []
+        # Why no call can be made in the group any more, or not yet.
+        self._barred: PcclError | None = None
 
     # ---- what PyTorch asks of a group
 
@@ -165,10 +170,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     # ---- beginning and ending
 
     def enter(self) -> None:
-        """Enters the group, if this process has not yet. Waits for those who belong to it."""
+        """Enters the group, if this process has not yet. Waits for those who belong to it.
+
+        Raises PeerLost in a group that cannot go on with the members that it has.
+        """
         with self._lock:
-            if self.comm.epoch == 0:
+            if self._barred is None and self.comm.epoch == 0:
                 self._entry = self.pass_safe_point(None)
+            if self._barred is not None:
+                raise remembered(type(self._barred)(*self._barred.args))
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
         """The safe point of this group alone: pccl_torch.admit passes those of all.
@@ -177,15 +187,41 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         """
         with self._lock:
             entry, self._entry = self._entry, None
-            if entry is not None:
-                return entry
+            return self._admit(deadline) if entry is None else entry
+
+    def _admit(self, deadline: float | None) -> Admission:
+        """The safe point, whatever `_entry` still has to answer."""
+        with self._lock:
             try:
                 admission = self.comm.admit(deadline)
             except PcclError as error:
                 raise torch_error(error, self.comm) from None
-            if admission.changed:
+            if admission.changed and self._options.whole:
+                self._bar_if_changed(self.comm.members)
+            if admission.changed and self._barred is None:
                 self._take_up(self.comm.members)
             return admission
+
+    def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
+        """Ranks and size stay: they are what buffers of the program are cut for."""
+        if set(members) != set(self._peers) and self._barred is None:
+            self._barred = PeerLost(
+                f"group {self._named!r} was made with {len(self._peers)} members that it cannot do "
+                f"without (Options(whole=True)), and {len(set(self._peers) & set(members))} of "
+                "them are left: make the group anew, and what is sharded over it from a checkpoint"
+            )
+
+    def past(self, peers: Sequence[PeerId], why: str) -> ProcessGroupPccl:
+        """This group as it was with these members, whose every call raises PeerLost."""
+        rank = list(peers).index(self.comm.peer_id)
+        made = ProcessGroupPccl(
+            self.comm, peers, rank, self._named, self._options, self._store, lambda: None
+        )
+        made._barred = PeerLost(why)
+        return made
+
+    def _failed(self, error: PcclError) -> None:
+        """A call in the group has failed. mesh.py has more to do then."""
 
     def _take_up(self, members: tuple[PeerId, ...]) -> None:
         """The members of an epoch: those from before in their order, and newcomers by their ids.
@@ -232,7 +268,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             options.setdefault("recovery", self._options.recovery)
             work = self._start(call, given, self._tag, fill, deadline, options)
             self._tag += 1
-            return self._keep(PcclWork(self.comm, work, outputs))
+            return self._keep(PcclWork(self.comm, work, outputs, failed=self._on_failure()))
 
     def _start(
         self,
@@ -258,8 +294,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
                 *given, tag=tag, deadline=seconds, async_op=True, _finish=finish, **options
             )
         except PcclError as error:
-            raise torch_error(error, self.comm) from None
+            made = torch_error(error, self.comm)
+            if not isinstance(made, InvalidArgument):
+                self._failed(made)
+            raise made from None
         return work
+
+    def _on_failure(self) -> Callable[[PcclError], None] | None:
+        """None where nobody has to know: then no callback is kept for each work."""
+        return None if type(self)._failed is ProcessGroupPccl._failed else self._failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
         self._flying = [one for one in self._flying if not one.is_completed()]
@@ -347,11 +390,15 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         writes = root is None or root == self._rank
         if root is not None:
             options["root"] = self._place(root)
+        fill = _writer(tensors, used) if writes else None
+        if self._options.planned and options["op"] == "sum" and _floating(used):
+            options["op"] = "avg"
+            fill = None if fill is None else _multiplied(used, self.size(), fill)
         return self._begin(
             call,
             _memory(used),
             outputs=tensors,
-            fill=_writer(tensors, used) if writes else None,
+            fill=fill,
             deadline=_timeout(opts),
             **options,
         )
@@ -753,6 +800,22 @@ def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
                 TORCH.written(target.detach())
             else:
                 TORCH.write(target.detach(), source)
+
+    return fill
+
+
+def _floating(tensors: Tensors) -> bool:
+    return all(tensor.is_floating_point() for tensor in tensors)
+
+
+def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callable[[], None]:
+    """Averages as sums of so many members."""
+
+    def fill() -> None:
+        with torch.no_grad():
+            for tensor in used:
+                tensor.detach().mul_(factor)
+        then()
 
     return fill
 

@@ -7,7 +7,7 @@ collectives take, and errors in words and classes of PyTorch (errors.py). backen
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -30,8 +30,14 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     """
 
     def __init__(
-        self, group: Group, work: Work[Any], outputs: Sequence[Tensor], source: int = -1
+        self,
+        group: Group,
+        work: Work[Any],
+        outputs: Sequence[Tensor],
+        source: int = -1,
+        failed: Callable[[PcclError], None] | None = None,
     ) -> None:
+        """`failed` is called with the error, before any `wait` raises it; perhaps repeatedly."""
         super().__init__()
         self._group = group
         self._work = work
@@ -39,6 +45,9 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         self._source = source
         self._lock = threading.Lock()
         self._future: Any = None
+        self._failed = failed
+        if failed is not None:
+            work.add_done_callback(lambda _: self.exception())
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the operation is done, and returns True, or raises its error.
@@ -49,7 +58,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         try:
             self._work.wait(seconds if seconds > 0 else None)
         except PcclError as error:
-            raise torch_error(error, self._group) from None
+            raise self._error(error) from None
         return True
 
     def is_completed(self) -> bool:
@@ -65,7 +74,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         if not self._work.done():
             return None
         error = self._work.exception()
-        return None if error is None else torch_error(error, self._group)
+        return None if error is None else self._error(error)
 
     def result(self) -> list[Tensor]:
         """The outputs of an operation that is done."""
@@ -96,3 +105,9 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     def _value(self, _: object) -> list[Tensor]:
         self.wait()
         return list(self._outputs)
+
+    def _error(self, error: PcclError) -> PcclError:
+        made = torch_error(error, self._group)
+        if self._failed is not None and self._work.done():
+            self._failed(made)
+        return made
