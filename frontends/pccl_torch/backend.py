@@ -91,8 +91,8 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._tag = 0
         # How many messages were begun, by whether they are sent, the other's rank, and their tag.
         self._messages: dict[tuple[str, int, int], int] = {}
-        # At the safe point that a call has passed to enter, until the program asks for it.
-        self._entry: Admission | None = None
+        # The safe point that was passed to enter, until the program asks for its answer.
+        self._entry: Admission | None = group._admission
         # Ranks of pccl_py by those of PyTorch; None where they are the same.
         self._places: list[int] | None = None
         # Operations in flight, whoever drops their Works: C++ may hold only a half of one.

@@ -35,7 +35,8 @@ def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], why: str) -> None:
                 continue
             if past is None:
                 past = group.past(peers, why)
-                c10d._world.pg_map[past] = c10d._world.pg_map[group]  # else it is none to PyTorch
+                for table in (c10d._world.pg_map, c10d._world.pg_group_ranks):
+                    table[past] = table[group]  # else it is no group to PyTorch
             setattr(info, name, past)
 
 

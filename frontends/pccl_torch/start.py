@@ -143,8 +143,6 @@ def _add(
         asked.store,
         lambda: run.leave(made),
     )
-    if group.epoch != 0:  # by the rendezvous: the first safe point answers for that
-        made._entry = group._admission
     run.groups.append(made)
     return made
 
